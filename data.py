@@ -1,0 +1,322 @@
+"""Text to tokens, and the order in which a run reads them.
+
+A corpus is a folder: train.bin and val.bin (token ids, nothing else, read through memory maps) and
+meta.json (tokenizer, counts, fingerprint). Without any download there is always one: the Python
+source that came with torch and with Python itself.
+
+Read `prepare` for how text becomes tokens, and `shuffled` for the data order, which every
+comparison of this project rests on: sequence number g of a run depends on the seed and g alone,
+never on the batch size, the micro-batch or the number of processes.
+
+    python data.py                                    prepares the embedded corpus
+    python data.py --source ~/notes --out data/notes  prepares a corpus from plain text files
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+from tqdm import tqdm
+
+# ---------------------------------------------------------------------------------------------
+# Tokenizers: always a tiktoken.Encoding, so that the rest of the project knows one type
+
+# How GPT-2 cuts text into words before it merges bytes; a .tiktoken file does not contain it.
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def load_tokenizer(name: str) -> tiktoken.Encoding:
+    """'bytes', the path of a .tiktoken file, or a name that tiktoken knows (it may download).
+
+    Raises FileNotFoundError or ValueError where there is no such tokenizer.
+    """
+    if name == "bytes":
+        # Ids are the bytes themselves. 255 never occurs in UTF-8, so it can be end-of-text.
+        return tiktoken.Encoding(
+            "bytes", explicit_n_vocab=256, pat_str=r"[\s\S]",
+            mergeable_ranks={bytes([i]): i for i in range(255)}, special_tokens={"<|endoftext|>": 255},
+        )  # fmt: skip
+    if name.endswith(".tiktoken"):
+        from tiktoken.load import load_tiktoken_bpe
+
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"--tokenizer {name}: no such file")
+        ranks = load_tiktoken_bpe(name)
+        if not all(bytes([i]) in ranks for i in range(256)):
+            raise ValueError(f"--tokenizer {name}: not a byte-level vocabulary, some of the 256 bytes are missing")
+        special = {"<|endoftext|>": max(ranks.values()) + 1}
+        return tiktoken.Encoding(Path(name).stem, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    if name not in tiktoken.list_encoding_names():
+        known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
+        raise ValueError(f"--tokenizer {name}: not one of {known}, nor a path to a .tiktoken file")
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:
+        raise ValueError(f"--tokenizer {name}: tiktoken has no copy of it and cannot download one ({error})") from None
+
+
+def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
+    """Length in bytes of every token id, [n_vocab] int64; special tokens stand for no text: 0."""
+    lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
+    special = set(tokenizer._special_tokens.values())
+    for token in range(tokenizer.n_vocab):
+        if token not in special:
+            try:
+                lengths[token] = len(tokenizer.decode_single_token_bytes(token))
+            except KeyError:  # some vocabularies have unused ids
+                pass
+    return lengths
+
+
+# ---------------------------------------------------------------------------------------------
+# Documents
+
+
+def embedded_files() -> list[Path]:
+    """Python files that every user of this project has: torch's and the standard library's."""
+    torch_folder = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "idlelib"}
+    of_library = (p for p in library.rglob("*.py") if not skip & set(p.relative_to(library).parts))
+    return sorted(torch_folder.rglob("*.py")) + sorted(of_library)
+
+
+def source_files(sources: list[str]) -> list[Path]:
+    """The files named by --source, folders searched to the bottom; hidden files are left alone.
+
+    Raises FileNotFoundError for a path that does not exist.
+    """
+    files: list[Path] = []
+    for source in map(Path, sources):
+        if source.is_dir():
+            inside = (p for p in sorted(source.rglob("*")) if p.is_file())
+            files += [p for p in inside if not any(part.startswith(".") for part in p.relative_to(source).parts)]
+        elif source.exists():
+            files.append(source)
+        else:
+            raise FileNotFoundError(f"--source {source}: no such file or folder")
+    return files
+
+
+def read_documents(files: Iterable[Path], counts: dict[str, int]) -> Iterator[str]:
+    """One document per text file. Empty and binary files are skipped, and counted in `counts`."""
+    for file in files:
+        raw = file.read_bytes()
+        if b"\0" in raw[:8192]:  # git's test for "not text"
+            counts["binary files skipped"] += 1
+            continue
+        text = raw.decode("utf-8", errors="replace")
+        counts["files with invalid UTF-8"] += text.encode() != raw
+        if text:
+            yield text
+        else:
+            counts["empty files skipped"] += 1
+
+
+# ---------------------------------------------------------------------------------------------
+# Text to token files
+
+HELD_OUT_BYTES = 32 * 1024  # what is kept of a held-out document, so that no one file rules the score
+
+
+def is_held_out(text: str, val_fraction: float) -> bool:
+    """Decided by the content alone: the same document always lands on the same side."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
+
+
+def prepare(documents: Iterable[str], tokenizer: tiktoken.Encoding, out: Path, val_fraction: float = 0.02) -> dict:
+    """Encode documents into the new folder `out` and return what its meta.json says.
+
+    Every document is followed by end-of-text. The folder appears at the very end, by rename: it is
+    there and whole, or it is not there.
+    Raises FileExistsError if `out` exists, ValueError if the documents hold no text.
+    """
+    if out.exists():
+        raise FileExistsError(f"--out {out}: exists already, name another folder or remove it")
+    dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
+    building = out.with_name(f".{out.name}.{os.getpid()}")
+    building.mkdir(parents=True)
+    try:
+        n_documents = {"train": 0, "val": 0}
+        with open(building / "train.bin", "wb") as train, open(building / "val.bin", "wb") as val:
+            for text in documents:
+                split = "val" if is_held_out(text, val_fraction) else "train"
+                if split == "val":
+                    text = text.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
+                ids = [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
+                (val if split == "val" else train).write(np.array(ids, dtype=dtype).tobytes())
+                n_documents[split] += 1
+        if not any(n_documents.values()):
+            raise ValueError("--source: no text found")
+        if not all(n_documents.values()):
+            # Too few documents for the hash to divide: the end of the text is held out instead.
+            whole = np.concatenate([np.fromfile(building / f"{s}.bin", dtype=dtype) for s in ("train", "val")])
+            cut = int(len(whole) * (1 - val_fraction))
+            whole[:cut].tofile(building / "train.bin")
+            whole[cut:].tofile(building / "val.bin")
+
+        lengths = bytes_per_token(tokenizer)
+        meta = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, "dtype": np.dtype(dtype).name}
+        fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
+        for split in ("train", "val"):
+            ids = np.memmap(building / f"{split}.bin", dtype=dtype, mode="r")
+            fingerprint.update(ids)
+            meta[f"{split}_documents"] = n_documents[split]
+            meta[f"{split}_tokens"] = len(ids)
+            meta[f"{split}_bytes"] = int(np.bincount(ids, minlength=len(lengths)) @ lengths)
+        meta["fingerprint"] = fingerprint.hexdigest()[:16]
+        (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+        os.rename(building, out)
+        return meta
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+@dataclass(frozen=True)
+class Corpus:
+    path: Path
+    meta: dict
+    tokenizer: tiktoken.Encoding
+    train: np.ndarray  # token ids on disk, [train_tokens]
+    val: np.ndarray
+
+
+def open_corpus(path: Path) -> Corpus:
+    """Map a prepared folder into memory. Raises FileNotFoundError or ValueError if it is not one."""
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        dtype, parts = np.dtype(meta["dtype"]), []
+        for split in ("train", "val"):
+            file = path / f"{split}.bin"
+            if file.stat().st_size != meta[f"{split}_tokens"] * dtype.itemsize:
+                raise ValueError(f"--data {path}: {file.name} is not the file that meta.json describes, prepare it again")
+            parts.append(np.memmap(file, dtype=dtype, mode="r"))
+        return Corpus(path, meta, load_tokenizer(meta["tokenizer"]), *parts)
+    except (FileNotFoundError, NotADirectoryError) as missing:
+        raise FileNotFoundError(f"--data {path}: no prepared corpus there ({missing.filename} is missing), make one with data.py") from None
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"--data {path}: meta.json is damaged, prepare it again") from None
+
+
+def embedded_corpus(tokenizer: str = "bytes", quiet: bool = False) -> Corpus:
+    """The default corpus, prepared the first time. Its folder names the versions that its text has."""
+    python, torch = platform.python_version(), importlib.metadata.version("torch")
+    path = Path("data") / f"python{python}-torch{torch}-{Path(tokenizer).stem}"
+    if not path.exists():
+        files = embedded_files()
+        counts = dict.fromkeys(COUNTS, 0)
+        progress = tqdm(files, desc="preparing the embedded corpus", unit=" files", disable=quiet)
+        try:
+            prepare(read_documents(progress, counts), load_tokenizer(tokenizer), path)
+        except OSError:
+            if not path.exists():  # else another process was faster, and made the same
+                raise
+    return open_corpus(path)
+
+
+COUNTS = ("binary files skipped", "empty files skipped", "files with invalid UTF-8")
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Scramble 64-bit integers (the finalizer of SplitMix64): every input bit moves every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Which of a corpus's n sequences is number g (0, 1, 2, ...) of a run with this data seed.
+
+    Each epoch g // n is a bijection of 0 ... n-1 of its own, computed and never stored: a Feistel
+    network permutes a power of four >= n, and what falls outside n goes round again until it is
+    inside. So there is no loader to save and restore, and any g can be asked for at any time.
+    """
+    g = np.asarray(g, dtype=np.uint64)
+    epoch, x = g // np.uint64(n), g % np.uint64(n)
+    half = np.uint64((max(n - 1, 1).bit_length() + 1) // 2)
+    low_bits = (np.uint64(1) << half) - np.uint64(1)
+    key = mix(mix(np.full_like(g, seed)) + epoch + np.uint64(1))
+
+    def permute(x, key):
+        left, right = x >> half, x & low_bits
+        for i in range(4):
+            left, right = right, left ^ (mix(right + mix(key + np.uint64(i))) & low_bits)
+        return left << half | right
+
+    x = permute(x, key)
+    while (outside := x >= n).any():
+        x[outside] = permute(x[outside], key[outside])
+    return x.astype(np.int64)
+
+
+def n_sequences(tokens: np.ndarray, seq_len: int) -> int:
+    """Whole sequences in a token file; each needs one token more, as the last one's target."""
+    return (len(tokens) - 1) // seq_len
+
+
+def read_sequences(tokens: np.ndarray, index: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences number `index` [B] of a token file -> (inputs, targets), [B, seq_len] int64 each.
+
+    Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents begin and end: as in
+    the paper's kind of pre-training, attention looks across document borders.
+    """
+    rows = tokens[np.asarray(index)[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
+    return rows[:, :-1], rows[:, 1:]
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="data.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--source", nargs="+", metavar="PATH", help="text files or folders (default: the embedded corpus)")
+    parser.add_argument("--tokenizer", default="bytes", help="bytes, a name known to tiktoken, or a .tiktoken file (default: bytes)")
+    parser.add_argument("--out", type=Path, help="the corpus's folder, with --source")
+    parser.add_argument("--val_fraction", type=float, default=0.02, help="share of documents held out (default: 0.02)")
+    args = parser.parse_args(argv)
+    try:
+        if not args.source:
+            corpus = embedded_corpus(args.tokenizer)
+            path, meta, counts = corpus.path, corpus.meta, {}
+        else:
+            if args.out is None:
+                raise ValueError("--source needs --out, the folder that the corpus goes to")
+            if not 0 < args.val_fraction < 1:
+                raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
+            path, counts = args.out, dict.fromkeys(COUNTS, 0)
+            files = tqdm(source_files(args.source), desc="encoding", unit=" files")
+            meta = prepare(read_documents(files, counts), load_tokenizer(args.tokenizer), path, args.val_fraction)
+    except (ValueError, OSError) as mistake:
+        print(f"data.py: {mistake}", file=sys.stderr)
+        return 2
+    for split in ("train", "val"):
+        print(f"{split:<6}{meta[f'{split}_documents']:>8,} documents {meta[f'{split}_bytes']:>12,} bytes {meta[f'{split}_tokens']:>12,} tokens")
+    for what, count in counts.items():
+        if count:
+            print(f"{count:,} {what}")
+    print(f"corpus {path}, fingerprint {meta['fingerprint']}: train.py --data {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""How good is a model? Held-out loss, bits per byte, and a look at what it writes.
+
+Read `held_out_loss`.
+
+    python eval.py --model runs/laptop-power-1                      held-out loss of a run
+    python eval.py --model runs/laptop-power-1 --prompt "def "      lets it continue a text
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import data
+from model import GPT, load_model
+
+# ---------------------------------------------------------------------------------------------
+# Held-out loss
+
+
+@torch.no_grad()
+def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict[str, float]:
+    """Mean cross-entropy on the held-out tokens, in whole sequences of the model's seq_len.
+
+    Returns val_loss, in nats per token, and val_bpb, bits per byte: the nats of all targets over
+    ln 2 times the bytes that these targets stand for (end-of-text stands for none). Bits per byte
+    can be compared between tokenizers, nats per token cannot.
+    max_tokens: evaluate about so many, the same sequences, spread over all documents, every time.
+    """
+    seq_len, device = model.cfg.seq_len, next(model.parameters()).device
+    n = data.n_sequences(corpus.val, seq_len)
+    use = n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
+    index = data.shuffled(np.arange(use), n, seed=0)
+    lengths = data.bytes_per_token(corpus.tokenizer)
+    nats, n_bytes, per_forward = 0.0, 0, max(1, 2**14 // seq_len)
+    was_training = model.training
+    model.eval()
+    for part in np.array_split(index, math.ceil(use / per_forward)):
+        inputs, targets = data.read_sequences(corpus.val, part, seq_len)
+        loss = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        nats += loss.item() * targets.size
+        n_bytes += int(lengths[targets].sum())
+    model.train(was_training)
+    return {"val_loss": nats / (use * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
+
+
+# ---------------------------------------------------------------------------------------------
+# Sampling
+
+
+def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, temperature: float = 0.8, top_k: int | None = 50) -> str:
+    """The prompt and what the model writes behind it, up to the end of the document.
+
+    An empty prompt starts a new document. torch.manual_seed makes it repeatable.
+    """
+    ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # documents begin after end-of-text
+    idx = torch.tensor([ids], device=next(model.parameters()).device)
+    new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
+    if tokenizer.eot_token in new:
+        new = new[: new.index(tokenizer.eot_token)]
+    return prompt + tokenizer.decode(new)
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def trained_on(model: Path) -> Path:
+    """The corpus of the run that this folder, or checkpoint in a run's folder, belongs to."""
+    run = model if model.is_dir() else model.parent.parent
+    return Path(json.loads((run / "config.json").read_text())["data"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="eval.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--model", type=Path, required=True, help="folder of a run, or a checkpoint")
+    parser.add_argument("--data", type=Path, help="corpus to evaluate on (default: the one that the run was trained on)")
+    parser.add_argument("--prompt", help="continue this text instead of evaluating")
+    parser.add_argument("--max_new_tokens", type=int, default=400, help="length of the sample (default: 400)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default: 0.8)")
+    parser.add_argument("--top_k", type=int, default=50, help="sample among so many likeliest tokens (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    args = parser.parse_args(argv)
+    try:
+        model = load_model(args.model, args.device)
+        corpus = data.open_corpus(args.data or trained_on(args.model))
+    except (ValueError, OSError) as mistake:
+        print(f"eval.py: {mistake}", file=sys.stderr)
+        return 2
+    if args.prompt is not None:
+        torch.manual_seed(args.seed)
+        print(sample(model, corpus.tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))
+    else:
+        result = held_out_loss(model, corpus)
+        print(f"{args.model} on {corpus.path}: {result['val_loss']:.4f} nats per token, {result['val_bpb']:.4f} bits per byte")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

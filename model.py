@@ -1,0 +1,342 @@
+"""A GPT under muP: the paper's dense models, from the laptop's 0.5 million parameters to 3.5 billion.
+
+The block is Llama's (RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases); what
+the paper adds is four multipliers, each marked "muP" where it is applied. The sizes of all models
+stand in PRESETS, in the order of the paper's tables.
+
+Read `GPTConfig`, then `GPT.forward` downwards from `Attention`.
+
+    python model.py        the model table with counted parameters beside the paper's
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mup
+
+# ---------------------------------------------------------------------------------------------
+# Configuration
+
+
+def option(default=dataclasses.MISSING, help="", **limits):
+    """A config field that is also a command-line flag: its help and limits travel with it.
+
+    Limits: above, at_least, at_most, below (numbers), choices (a sequence).
+    """
+    return field(default=default, metadata={"help": help, **limits})
+
+
+def check_limits(cfg) -> None:
+    """Raise ValueError, naming flag, value and limit, for the first field outside its limits."""
+    for f in dataclasses.fields(cfg):
+        value, rule = getattr(cfg, f.name), f.metadata
+        if value is None:
+            continue
+        wrong = (
+            (isinstance(value, float) and not math.isfinite(value) and "a finite number")
+            or ("choices" in rule and value not in rule["choices"] and "one of " + ", ".join(rule["choices"]))
+            or ("above" in rule and not value > rule["above"] and f"above {rule['above']}")
+            or ("at_least" in rule and not value >= rule["at_least"] and f"at least {rule['at_least']}")
+            or ("at_most" in rule and not value <= rule["at_most"] and f"at most {rule['at_most']}")
+            or ("below" in rule and not value < rule["below"] and f"below {rule['below']}")
+        )
+        if wrong:
+            raise ValueError(f"--{f.name} {value}: must be {wrong}")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a model. A None is replaced by the value that its help names."""
+
+    n_layer: int = option(help="transformer blocks", above=0)
+    n_embd: int = option(help="width of the residual stream", above=0)
+    n_head: int = option(help="attention heads", above=0)
+    seq_len: int = option(help="tokens per sequence", above=0)
+    vocab_size: int = option(help="rows of the embedding", above=1)
+    n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
+    n_ffn: int | None = option(None, "hidden width of the MLP (default: 2.5 * n_embd, as in the paper's sweeps)", above=0)
+
+    # muP (the paper's Table 1)
+    base_width: int = option(256, "width at which m_width is 1", above=0)
+    m_width: float | None = option(None, "width multiplier (default: n_embd / base_width)", above=0)
+    m_emb: float = option(1.0, "multiplies the embedding's output", above=0)
+    m_res: float = option(1.0, "multiplies each branch before it is added to the residual stream", above=0)
+    init_std: float = option(0.02, "standard deviation of the initial weights, at m_width 1", above=0)
+    depth_init: bool = option(False, "also divide the initial output matrices by sqrt(2 * n_layer), as IBM's code does")
+    attention_multiplier: float | None = option(None, "factor of the attention logits (default: 1 / d_head)", above=0)
+    logits_scaling: float | None = option(None, "divides the output logits (default: m_width)", above=0)
+
+    norm_eps: float = option(1e-5, "added inside RMSNorm's square root", above=0)
+    rope_theta: float = option(10000.0, "base of the rotary frequencies", above=0)
+    tie_embeddings: bool = option(True, "one matrix reads tokens in and writes them out")
+
+    def __post_init__(self):
+        check_limits(self)
+        resolve = lambda name, value: getattr(self, name) is None and object.__setattr__(self, name, value)
+        if self.n_embd % self.n_head:
+            raise ValueError(f"--n_head {self.n_head}: must divide n_embd {self.n_embd}")
+        if self.d_head % 2:
+            raise ValueError(f"--n_head {self.n_head}: n_embd / n_head is {self.d_head}, rotary positions need it even")
+        resolve("n_kv_head", self.n_head)
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"--n_kv_head {self.n_kv_head}: must divide n_head {self.n_head}")
+        resolve("n_ffn", round(2.5 * self.n_embd))
+        resolve("m_width", self.n_embd / self.base_width)
+        resolve("attention_multiplier", 1 / self.d_head)
+        resolve("logits_scaling", self.m_width)
+
+    @property
+    def d_head(self) -> int:
+        return self.n_embd // self.n_head
+
+
+# The paper's models: Table 2 (WSD search), Table 3 (Power search), Table 4 (1B and 3B). Their
+# vocabulary is StarCoder's. `laptop` is ours: bytes instead, and one CPU core's patience.
+_bytes = dict(vocab_size=256, base_width=64)
+_paper = dict(vocab_size=49152, seq_len=4096)
+_power = dict(init_std=0.1, m_emb=12)  # from Table 3 on
+PRESETS = {
+    "laptop":     dict(n_layer=4,  n_embd=64,   n_head=4,  seq_len=256, **_bytes),
+    "12M":        dict(n_layer=32, n_embd=128,  n_head=2,  n_ffn=320,  **_paper),
+    "36M":        dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  **_paper),
+    "121M":       dict(n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280, **_paper),
+    "36M-power":  dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26, **_power, **_paper),
+    "1B":         dict(n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22, **_power, **_paper),
+    # 2304 / 256 is 9, but the paper's table says 8 for this model; the table is what they ran.
+    "PowerLM-3B": dict(n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22, m_width=8.0, **_power, **_paper),
+}  # fmt: skip
+PAPER_COUNTS = {"12M": "12M", "36M": "36M", "121M": "121M", "36M-power": "36M", "1B": "1.2B", "PowerLM-3B": "3.5B"}
+
+
+# ---------------------------------------------------------------------------------------------
+# The model. B sequences, T tokens each, C = n_embd, H heads (of queries), G of keys and values,
+# D = d_head
+
+
+def rope_table(cfg: GPTConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of every position's rotation angles, [seq_len, 1, D] each.
+
+    Entry i of a head turns together with entry i + D/2 (the half-rotation layout): the pair's
+    angle at position t is t * theta^(-2i/D).
+    """
+    frequency = cfg.rope_theta ** (-torch.arange(0, cfg.d_head, 2, dtype=torch.float64) / cfg.d_head)
+    angle = torch.outer(torch.arange(cfg.seq_len, dtype=torch.float64), frequency)  # [seq_len, D/2]
+    cos = torch.cat((angle.cos(), angle.cos()), dim=-1)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=-1)
+    return cos.float()[:, None], sin.float()[:, None]
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding of x [B, T, heads, D]."""
+    cos, sin = rope
+    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); rolling by D/2 swaps the halves
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.q = nn.Linear(cfg.n_embd, cfg.n_head * cfg.d_head, bias=False)
+        self.k = nn.Linear(cfg.n_embd, cfg.n_kv_head * cfg.d_head, bias=False)
+        self.v = nn.Linear(cfg.n_embd, cfg.n_kv_head * cfg.d_head, bias=False)
+        self.out = nn.Linear(cfg.n_head * cfg.d_head, cfg.n_embd, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: dict | None = None) -> Tensor:
+        B, T, C = x.shape
+        cfg = self.cfg
+        q = rotate(self.q(x).view(B, T, cfg.n_head, cfg.d_head), rope).transpose(1, 2)     # [B, H, T, D]
+        k = rotate(self.k(x).view(B, T, cfg.n_kv_head, cfg.d_head), rope).transpose(1, 2)  # [B, G, T, D]
+        v = self.v(x).view(B, T, cfg.n_kv_head, cfg.d_head).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
+        if cache is not None:  # generation: put the new keys and values behind the ones so far
+            if cache:
+                k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
+            cache["k"], cache["v"] = k, v
+        S = k.shape[2]  # T new tokens look back on S
+        # `is_causal` means a square lower triangle: right when T == S. One new token sees all.
+        mask = None if T in (1, S) else torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=T == S,
+            scale=cfg.attention_multiplier,  # muP: 1 / d_head where others have 1 / sqrt(d_head)
+            enable_gqa=cfg.n_kv_head < cfg.n_head,
+        )  # fmt: skip
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """SwiGLU: one half of the hidden layer decides how much of the other passes."""
+
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.gate = nn.Linear(cfg.n_embd, cfg.n_ffn, bias=False)
+        self.up = nn.Linear(cfg.n_embd, cfg.n_ffn, bias=False)
+        self.down = nn.Linear(cfg.n_ffn, cfg.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.m_res = cfg.m_res
+        self.attn_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        self.attn = Attention(cfg)
+        self.mlp_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        self.mlp = MLP(cfg)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: dict | None = None) -> Tensor:
+        # muP: x + m_res * branch (`alpha` is the factor, without a pass over memory of its own)
+        x = torch.add(x, self.attn(self.attn_norm(x), rope, cache), alpha=self.m_res)
+        return torch.add(x, self.mlp(self.mlp_norm(x)), alpha=self.m_res)
+
+
+class GPT(nn.Module):
+    """A decoder-only language model, initialized by muP's rules.
+
+    gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T]
+    gpt(idx, targets) -> mean cross-entropy in nats per token, a scalar
+    """
+
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.embed = nn.Embedding(cfg.vocab_size, cfg.n_embd)
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
+        self.norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        if not cfg.tie_embeddings:
+            self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
+        cos, sin = rope_table(cfg)
+        self.register_buffer("cos", cos, persistent=False)  # computed, so not part of a checkpoint
+        self.register_buffer("sin", sin, persistent=False)
+        mup.init_weights(self, mup.rules(cfg))
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None) -> Tensor:
+        cfg = self.cfg
+        start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
+        rope = self.cos[start : start + idx.shape[1]], self.sin[start : start + idx.shape[1]]
+        x = self.embed(idx) * cfg.m_emb  # [B, T, C]  muP
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, cache[i] if cache is not None else None)
+        x = self.norm(x) / cfg.logits_scaling  # muP: logits / m_width, cheaper done before the head
+        logits = F.linear(x, self.embed.weight if cfg.tie_embeddings else self.head.weight)  # [B, T, V]
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    # -- counting ------------------------------------------------------------------------------
+
+    def n_params(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def n_active_params(self) -> int:
+        """Parameters that one token passes through; a tied embedding counts, as the output head."""
+        return self.n_params() - (0 if self.cfg.tie_embeddings else self.embed.weight.numel())
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one token's forward and backward pass at full seq_len.
+
+        Backward costs twice the forward, a multiply-add counts 2: 6 per weight of a matrix. Of the
+        attention matrix only the causal half is counted (counting all of it flatters by 17 % at
+        1B and sequence 4096).
+        """
+        cfg = self.cfg
+        matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
+        return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generate(
+        self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, use_cache: bool = True
+    ) -> Tensor:
+        """Continue the tokens idx [B, T], T >= 1 -> [B, T + max_new_tokens].
+
+        temperature 0 takes the most likely token. The model has never seen positions beyond
+        seq_len: when the window is full, its older half is forgotten and the rest read again.
+        """
+        window, cache = idx[:, -self.cfg.seq_len :], None
+        for _ in range(max_new_tokens):
+            if window.shape[1] > self.cfg.seq_len:
+                window, cache = window[:, -(self.cfg.seq_len // 2 + 1) :], None
+            if use_cache and cache is not None:
+                logits = self(window[:, -1:], cache=cache)[:, -1]  # [B, V]: only the newest token
+            else:
+                cache = [{} for _ in self.blocks] if use_cache else None
+                logits = self(window, cache=cache)[:, -1]
+            if temperature == 0:
+                new = logits.argmax(-1, keepdim=True)
+            else:
+                logits = logits.float() / temperature
+                if top_k is not None:
+                    worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits = logits.masked_fill(logits < worst, -math.inf)
+                new = torch.multinomial(logits.softmax(-1), 1)  # [B, 1]
+            idx, window = torch.cat((idx, new), dim=1), torch.cat((window, new), dim=1)
+        return idx
+
+
+# ---------------------------------------------------------------------------------------------
+# Loading
+
+
+def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
+    """The GPT of a run's folder (its newest checkpoint) or of one checkpoint file, in eval mode.
+
+    Raises FileNotFoundError where there is no checkpoint.
+    """
+    path = Path(path)
+    if path.is_dir():
+        checkpoints = sorted((path / "ckpt").glob("*.pt"))
+        if not checkpoints:
+            raise FileNotFoundError(f"{path}: no checkpoint in {path / 'ckpt'}, is it the folder of a run?")
+        path = checkpoints[-1]
+    elif not path.exists():
+        raise FileNotFoundError(f"{path}: no such run or checkpoint")
+    saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
+    fields = {f.name for f in dataclasses.fields(GPTConfig)}
+    cfg = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields})
+    with torch.device("meta"):  # no memory, no random numbers: the weights come from the file
+        model = GPT(cfg)
+    model.load_state_dict(saved["model"], assign=True)
+    model.cos, model.sin = (table.to(device) for table in rope_table(cfg))
+    return model.to(dtype=dtype).eval()
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="model.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.parse_args(argv)
+    print(
+        f"{'preset':<11}{'layers':>7}{'width':>6}{'heads (kv)':>11}{'ffn':>6}{'m_width':>8}{'m_emb':>6}{'m_res':>6}"
+        f"{'init':>6}{'parameters':>15}{'paper':>6}{'GFLOP/token':>12}"
+    )
+    for name, shape in PRESETS.items():
+        cfg = GPTConfig(**shape)
+        with torch.device("meta"):  # shapes only: PowerLM-3B costs no memory here
+            model = GPT(cfg)
+        heads = f"{cfg.n_head} ({cfg.n_kv_head})"
+        print(
+            f"{name:<11}{cfg.n_layer:7d}{cfg.n_embd:6d}{heads:>11}{cfg.n_ffn:6d}{cfg.m_width:8g}{cfg.m_emb:6g}"
+            f"{cfg.m_res:6g}{cfg.init_std:6g}{model.n_params():15,d}{PAPER_COUNTS.get(name, '-'):>6}"
+            f"{model.flops_per_token() / 1e9:12.3g}"
+        )
+    print("\nGFLOP/token: forward and backward at the full sequence length, causal attention counted once")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Learning-rate schedules: cosine, WSD and Power.
+
+A schedule here is a function: tokens seen so far -> learning rate. No state, no steps, no
+scheduler objects. The paper's two schedules are one line each and differ in one word:
+
+    WSD   = decay(warmup(constant(lr), ...), ...)
+    Power = decay(warmup(power_law(a, b, beta, lr_max), ...), ...)
+
+Read `power_law`, `warmup`, `decay` and `make_schedule`; the rest draws them.
+
+    python schedules.py        prints the curves and draws the paper's Figure 1
+
+Units, everywhere in this project: n and all lengths are *tokens*; beta is the batch size in
+*sequences of 4096 tokens*. With them a = 4.6, b = -0.51 gives the paper's 0.0011 for 10T tokens
+at batch size 1024; with tokens or steps in place of either it gives nonsense.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
+
+PAPER_SEQ_LEN = 4096  # the paper counts batches in sequences of this length
+
+
+def beta(batch_tokens: float) -> float:
+    """Batch size in the paper's unit: sequences of 4096 tokens, whatever our own length is."""
+    return batch_tokens / PAPER_SEQ_LEN
+
+
+# ---------------------------------------------------------------------------------------------
+# What the learning rate does for most of the run
+
+
+def constant(lr: float) -> Schedule:
+    """Hold `lr`: the stable phase of WSD (equation 2 of the paper)."""
+    return lambda n: lr
+
+
+def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
+    """min(lr_max, beta * a * n^b), the paper's power learning rate (section 4).
+
+    The fitted law says that a WSD run of T tokens wants beta * a * T^b. Power puts n in T's
+    place: run at every moment at about the rate that would be right if you stopped soon.
+    """
+    # b < 0, so the law is infinite at n = 0: the ceiling is what it starts from.
+    return lambda n: min(lr_max, beta * a * n**b) if n > 0 else lr_max
+
+
+def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
+    """Half a cosine from `lr` at the end of warm-up to `min_lr_ratio * lr` at `total_tokens`.
+
+    The end is inside the formula: a cosine cannot be drawn before one knows where it stops.
+    The paper does not give its final value; a tenth of the peak is the usual choice.
+    """
+
+    def schedule(n: float) -> float:
+        x = (n - warmup_tokens) / (total_tokens - warmup_tokens)  # share of the way down
+        x = min(max(x, 0.0), 1.0)
+        return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * x)))
+
+    return schedule
+
+
+# ---------------------------------------------------------------------------------------------
+# What it does at the beginning and at the end
+
+
+def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
+    """Rise linearly from 0 to the schedule's value *at* `warmup_tokens`, then follow it.
+
+    Not to lr_max: with a small batch the power law has left its ceiling by then.
+    """
+    if warmup_tokens == 0:
+        return schedule
+    target = schedule(warmup_tokens)
+    return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
+
+
+# x: share of the decay phase that is over, 0 ... 1 -> share of the learning rate that is left.
+# The paper says "exponentially to 0" and no more; `exp` is what IBM's training code does.
+DECAY_SHAPES = {
+    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),
+    "linear": lambda x: 1 - x,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+}
+
+
+def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str) -> Schedule:
+    """Follow the schedule, then fall from its last value to 0 over the last `decay_tokens`.
+
+    The value is frozen where the decay begins: from there on only the shape falls, the power
+    law underneath does not go on falling (equations 2 and 5 of the paper).
+    """
+    if decay_tokens == 0:
+        return schedule
+    start = total_tokens - decay_tokens
+    last = schedule(start)
+    f = DECAY_SHAPES[shape]
+    # min: past the end the rate stays 0; unclamped, `exp` would turn negative.
+    return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
+
+
+# ---------------------------------------------------------------------------------------------
+# The four schedules of a training run
+
+SCHEDULES = ("power", "wsd", "cosine", "constant")
+
+
+def make_schedule(cfg) -> Schedule:
+    """The schedule that a TrainConfig asks for: tokens -> learning rate.
+
+    Raises ValueError where warm-up and decay do not fit into the run.
+    The learning rate of a step is the schedule at the *middle* of the tokens that the step
+    consumes, `make_schedule(cfg)(n0 + batch_tokens / 2)`. So neither the first nor the last
+    step is wasted at rate 0, and the curve does not shift with the batch size.
+    """
+    total, warm, tail = cfg.total_tokens, cfg.warmup_tokens, cfg.decay_tokens
+    if cfg.schedule in ("cosine", "constant"):
+        tail = 0  # the cosine is its own decay; constant has none
+    if warm + tail > total:
+        raise ValueError(
+            f"warmup_tokens {warm:,} + decay_tokens {tail:,} is more than "
+            f"total_tokens {total:,}: shorten one of the phases or train longer"
+        )
+    if cfg.schedule == "cosine":
+        if warm == total:
+            raise ValueError(f"warmup_tokens {warm:,} leaves no token of total_tokens {total:,} for the cosine")
+        return warmup(cosine(cfg.lr, warm, total, cfg.min_lr_ratio), warm)
+    if cfg.schedule == "power":
+        stable = power_law(cfg.power_a, cfg.power_b, beta(cfg.batch_size * cfg.seq_len), cfg.lr_max)
+    else:
+        stable = constant(cfg.lr)
+    return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
+
+
+# ---------------------------------------------------------------------------------------------
+# The picture
+
+STYLE = Path(__file__).with_name("figures.mplstyle")
+COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700"}
+
+
+def draw(path: Path, T: float, batch: int) -> None:
+    """Figure 1 of the paper, and below it what the two words of its title mean."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    def power(total, batch=batch):
+        return decay(warmup(power_law(4, -0.51, batch, 0.02), 1e9), total, total / 10, "exp")
+
+    def cos(total):
+        return warmup(cosine(best_lr(total, batch), 1e9, total, 0.1), 1e9)
+
+    wsd = decay(warmup(constant(best_lr(T, batch)), 1e9), T, T / 10, "exp")
+    crossing = (4.6 / 4) ** (1 / -0.51)  # share of T where 4 n^-0.51 has come down to 4.6 T^-0.51
+
+    with matplotlib.rc_context(fname=STYLE):
+        fig = Figure(figsize=(5, 6.2))
+        top, bottom = fig.subplots(2, 1, sharex=True, sharey=True)
+
+        def plot(ax, schedule, total, color, **style):
+            n = [total * i / 2000 for i in range(2001)]
+            ax.plot([x / 1e9 for x in n], [schedule(x) for x in n], color=color, **style)
+
+        plot(top, cos(T), T, COLORS["cosine"], linestyle="--")
+        plot(top, wsd, T, COLORS["wsd"])
+        plot(top, power(T), T, COLORS["power"], linewidth=2.4)
+        top.set_title("WSD holds its rate, Power lets it fall with n")
+        top.text(2.2, 0.0112, "Power", color=COLORS["power"])
+        top.text(11, 0.0031, "WSD", color=COLORS["wsd"])
+        top.text(24.2, 0.0003, "cosine", color=COLORS["cosine"])
+        at = crossing * T / 1e9
+        top.annotate(
+            f"below WSD's best rate\nafter {crossing:.0%} of the run",
+            (at, best_lr(T, batch)), (at, 0.0073), ha="center", arrowprops={"arrowstyle": "-", "linewidth": 0.8},
+        )  # fmt: skip
+
+        for share in (0.25, 0.5, 1):
+            plot(bottom, cos(share * T), share * T, COLORS["cosine"], linestyle="--", linewidth=1.2)
+            plot(bottom, power(share * T), share * T, COLORS["power"], linewidth=2.4)
+        for other in (batch // 2, batch * 2):
+            plot(bottom, power(T, other), T, COLORS["power"], linewidth=0.8)
+        bottom.set_title("Power is one curve for all budgets, cosine is not")
+        bottom.text(15.2, 0.0122, f"thin: batch {batch // 2} and {batch * 2},\nhalf and twice the rate", color=COLORS["power"])
+        bottom.annotate(
+            f"budgets {T / 4e9:.0f}B, {T / 2e9:.0f}B, {T / 1e9:.0f}B:\none curve, three tails",
+            (T / 2e9 * 0.93, power(T / 2)(T / 2 * 0.93)), (15.2, 0.0077),
+            color=COLORS["power"], arrowprops={"arrowstyle": "-", "linewidth": 0.8, "color": COLORS["power"]},
+        )  # fmt: skip
+        bottom.set_xlabel("tokens seen (billions)")
+        for ax in (top, bottom):
+            ax.set_ylabel("learning rate")
+            ax.set_xlim(0, T / 1e9 * 1.02)
+            ax.set_ylim(0, 0.0212)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path)
+
+
+def best_lr(total_tokens: float, batch: float) -> float:
+    """The paper's law for the best constant rate of WSD: 4.6 * beta * T^-0.51 (equation 4)."""
+    return 4.6 * batch * total_tokens**-0.51
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="schedules.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("assets/schedules.png"), help="where the picture goes")
+    args = parser.parse_args(argv)
+
+    T, batch = 32e9, 128  # one cell of the paper's Table 2
+    lr = best_lr(T, batch)
+    curves = {
+        "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
+        "wsd": decay(warmup(constant(lr), 1e9), T, T / 10, "exp"),
+        "power": decay(warmup(power_law(4, -0.51, batch, 0.02), 1e9), T, T / 10, "exp"),
+    }
+    print(f"T = {T / 1e9:.0f}B tokens, batch {batch} x 4096 tokens, 1B of warm-up, the last 10 % decay")
+    print(f"WSD and cosine at the law's best rate for this T and batch, {lr:.5f}; Power knows neither\n")
+    print(f"{'tokens':>8}" + "".join(f"{name:>10}" for name in curves))
+    for share in (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 0.9, 0.95, 0.99, 1):
+        print(f"{share * T / 1e9:7.2f}B" + "".join(f"{f(share * T):10.6f}" for f in curves.values()))
+    try:
+        draw(args.out, T, batch)
+    except OSError as error:
+        print(f"schedules.py: cannot write --out {args.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(f"\npicture: {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,459 @@
+"""Train a GPT under a learning-rate schedule, on one device.
+
+    python train.py --schedule power                     a laptop-sized model in a few minutes
+    python train.py --schedule wsd --total_tokens 8e6    any field of TrainConfig is a flag
+    python train.py --preset 36M --data data/mine        the paper's sizes
+    python train.py --benchmark                          a few steps: tokens per second, memory
+
+Read `optimizer_step`, which takes one batch from the file to the weight update, then `train`, the
+loop around it. Everything that a run leaves behind is in its folder, runs/NAME: config.json,
+metrics.jsonl, checkpoint, curve.png, sample.txt and, last of all, record.json.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import data
+import mup
+from eval import held_out_loss, sample
+from model import GPT, PRESETS, GPTConfig, option
+from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
+
+# ---------------------------------------------------------------------------------------------
+# Configuration: a field is a flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(GPTConfig):
+    """Everything that determines a run. Lengths are tokens; batch_size is sequences per update."""
+
+    preset: str = option("laptop", "row of model.PRESETS and train.RECIPES to start from", choices=tuple(PRESETS))
+    schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
+    total_tokens: int = option(help="tokens to train on", above=0)
+    batch_size: int = option(help="sequences per optimizer step", above=0)
+    micro_batch_size: int | None = option(None, "sequences per forward pass, what fits in memory (default: batch_size)", above=0)
+
+    lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
+    lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
+    power_a: float = option(4.0, "a of the power schedule, beta * a * n^b", above=0)
+    power_b: float = option(-0.51, "b of the power schedule", at_most=0)
+    warmup_tokens: int = option(10**9, "tokens of linear warm-up", at_least=0)
+    decay_tokens: int | None = option(None, "tokens of the final decay (default: 10 %% of total_tokens)", at_least=0)
+    decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
+    min_lr_ratio: float = option(0.1, "final learning rate of the cosine, as a share of lr", at_least=0, at_most=1)
+
+    weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
+    beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
+    beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
+    adam_eps: float = option(1e-10, "AdamW's epsilon", at_least=0)
+    grad_clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", at_least=0)
+
+    seed: int = option(0, "of the initial weights", at_least=0)
+    data_seed: int = option(0, "of the order of the training sequences", at_least=0)
+    data: str | None = option(None, "folder of a prepared corpus (default: the embedded one)")
+    tokenizer: str = option("bytes", "of the embedded corpus; a prepared one has its own")
+    out: str | None = option(None, "folder of the run (default: a new numbered one under runs/)")
+
+    device: str = option("auto", "auto: cuda, else mps, else cpu")
+    dtype: str = option("auto", "auto: bfloat16 on GPUs that have it, else float32", choices=("auto", "float32", "bfloat16"))
+    compile: bool | None = option(None, "torch.compile the blocks (default: on cuda only)")
+
+    log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
+    eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
+    eval_tokens: int = option(2**22, "held-out tokens of these evaluations; the final one takes all", above=0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.decay_tokens is None:
+            object.__setattr__(self, "decay_tokens", self.total_tokens // 10)
+        if self.micro_batch_size is None:
+            object.__setattr__(self, "micro_batch_size", self.batch_size)
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size {self.batch_size}")
+        if self.total_tokens < self.batch_tokens:
+            raise ValueError(f"--total_tokens {self.total_tokens:,}: less than one batch of {self.batch_tokens:,} tokens")
+        make_schedule(self)  # raises if warm-up and decay do not fit
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.batch_size * self.seq_len
+
+    @property
+    def n_steps(self) -> int:
+        return self.total_tokens // self.batch_tokens  # rounded down: no step has its middle past the end
+
+
+# How each preset is trained; what a row does not name is TrainConfig's default.
+_search = dict(batch_size=128, total_tokens=32 * 10**9, lr=0.0026)  # one cell of Table 2, lr by the fitted law
+RECIPES = {
+    "laptop": dict(
+        batch_size=16, total_tokens=8_000_000, warmup_tokens=100_000, lr=0.01,
+        power_a=40.0, lr_max=0.06, log_every=2**18, eval_every=2**20, eval_tokens=2**16,
+    ),
+    "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
+    "1B": dict(batch_size=1024, total_tokens=10**12),
+    "PowerLM-3B": dict(batch_size=1024, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
+}  # fmt: skip
+
+
+def make_config(**typed) -> TrainConfig:
+    """default < preset < typed. Raises ValueError, naming the flag, where a value is impossible."""
+    preset = typed.get("preset", "laptop")
+    if preset not in PRESETS:
+        raise ValueError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
+    return TrainConfig(**{**PRESETS[preset], **RECIPES[preset], **typed})
+
+
+def whole_number(text: str) -> int:
+    """'2e9' and '2000000000' are the same number of tokens."""
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdigit() else int(number)
+
+
+def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
+    """Command line -> (the typed config fields, the actions). Exits with status 2 on a wrong flag."""
+    parser = argparse.ArgumentParser(
+        prog="train.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    whole_number.__name__ = "whole number"  # what argparse calls it in "invalid whole number value: 'x'"
+    for f in dataclasses.fields(TrainConfig):
+        kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
+        default = "" if f.default in (None, dataclasses.MISSING) else f" (default: {f.default})"
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {
+            "type": whole_number if kind is int else kind, "choices": f.metadata.get("choices"), "metavar": kind.__name__.upper(),
+        }  # fmt: skip
+        parser.add_argument(f"--{f.name}", help=f.metadata["help"] + default, **how)
+    parser.add_argument("--overwrite", action="store_true", default=False, help="replace what is in --out")
+    parser.add_argument("--benchmark", action="store_true", default=False, help="time a few steps and stop")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [o for action in parser._actions for o in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+        parser.error(f"unknown argument {unknown[0]}" + (f", did you mean {near[0]}?" if near else ", see --help"))
+    typed = vars(args)
+    actions = argparse.Namespace(overwrite=typed.pop("overwrite"), benchmark=typed.pop("benchmark"))
+    return typed, actions
+
+
+# ---------------------------------------------------------------------------------------------
+# Device
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}  # bf16, dense, datasheets
+
+
+def resolve_device(cfg: TrainConfig) -> TrainConfig:
+    """Replace every "auto" by what it means on this machine; the record says what was used.
+
+    Raises ValueError for a device that is not there or a dtype that it lacks.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    device = next(d for d, there in available.items() if there) if cfg.device == "auto" else cfg.device
+    kind = device.split(":")[0]
+    if not available.get(kind) or (kind == "cuda" and torch.device(device).index not in (None, *range(torch.cuda.device_count()))):
+        raise ValueError(f"--device {cfg.device}: not on this machine, it has {', '.join(d for d, there in available.items() if there)}")
+    has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = ("bfloat16" if has_bf16 else "float32") if cfg.dtype == "auto" else cfg.dtype
+    # On a CPU the compiler costs half a minute and then gives some 5 %: not worth it for short runs.
+    compile = kind == "cuda" if cfg.compile is None else cfg.compile
+    return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
+
+
+def autocast(cfg: TrainConfig):
+    """Matrix products in bfloat16 where the run asks for it; parameters stay in float32."""
+    return torch.autocast(cfg.device.split(":")[0], torch.bfloat16, enabled=cfg.dtype == "bfloat16")
+
+
+# ---------------------------------------------------------------------------------------------
+# One step
+
+
+def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus, tokens: int, lr: float) -> tuple:
+    """One update, with the batch that begins at token position `tokens` of the run.
+
+    Returns the batch's mean loss in nats per token and the gradient's norm before clipping, as
+    tensors: reading their values would make a GPU wait.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]  # muP's share, see mup.rules
+
+    g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # global numbers of the batch's sequences
+    index = data.shuffled(g, data.n_sequences(corpus.train, cfg.seq_len), cfg.data_seed)
+    n_micro = cfg.batch_size // cfg.micro_batch_size
+    batch_loss = 0.0
+    for part in np.split(index, n_micro):
+        inputs, targets = data.read_sequences(corpus.train, part, cfg.seq_len)  # [micro_batch_size, seq_len]
+        inputs, targets = torch.from_numpy(inputs).to(cfg.device), torch.from_numpy(targets).to(cfg.device)
+        with autocast(cfg):
+            loss = model(inputs, targets) / n_micro  # micro-batches are equal: the mean of their means
+        loss.backward()  # adds to the gradients of the micro-batches before
+        batch_loss += loss.detach()
+
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch_loss, grad_norm
+
+
+def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
+    """The model with its first weights, the same on every device, and its optimizer."""
+    torch.manual_seed(cfg.seed)
+    model = GPT(cfg).to(cfg.device)
+    groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
+    optimizer = torch.optim.AdamW(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
+    if cfg.compile:
+        for block in model.blocks:
+            block.compile()  # block by block: one short compilation serves them all
+    return model, optimizer
+
+
+# ---------------------------------------------------------------------------------------------
+# The run
+
+
+def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
+    """Train, write the run's folder, return its record.
+
+    A loss that stops being finite, or that ends above ln(vocab_size), is a result and not an error:
+    the record then says diverged, and its val_loss is None.
+    """
+    started = time.perf_counter()
+    model, optimizer = build(cfg)
+    schedule = make_schedule(cfg)
+    flops = model.flops_per_token()
+    peak = peak_flops(cfg)
+    provenance = describe_origin(cfg, corpus)
+    write_json(out / "config.json", dataclasses.asdict(cfg) | provenance)
+    metrics = open(out / "metrics.jsonl", "w", buffering=1)  # line by line: readable while it grows
+    log = lambda **line: metrics.write(json.dumps(line) + "\n")
+
+    tokens, training_seconds, diverged = 0, 0.0, False
+    window_start, window_tokens = time.perf_counter(), 0  # since the last line of progress
+    for step in range(cfg.n_steps):
+        lr = schedule(tokens + cfg.batch_tokens / 2)
+        loss, grad_norm = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
+        before, tokens = tokens, tokens + cfg.batch_tokens
+        due = lambda every: tokens // every > before // every or step == cfg.n_steps - 1
+
+        if due(cfg.log_every):
+            loss = loss.item()  # waits for the device: the clock is right only behind it
+            seconds = time.perf_counter() - window_start
+            training_seconds += seconds
+            speed = (tokens - window_tokens) / seconds
+            log(step=step + 1, tokens=tokens, loss=loss, lr=lr, grad_norm=grad_norm.item(),
+                tokens_per_second=round(speed), seconds=round(time.perf_counter() - started, 2))  # fmt: skip
+            left = (cfg.n_steps * cfg.batch_tokens - tokens) / speed
+            mfu = f"   MFU {flops * speed / peak:.1%}" if peak else ""
+            print(f"{tokens:>14,} tokens   loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s{mfu}   {clock(left)} left")
+            if not math.isfinite(loss):
+                diverged = True
+                break
+            window_start, window_tokens = time.perf_counter(), tokens
+        if due(cfg.eval_every) and step < cfg.n_steps - 1:
+            evaluating = time.perf_counter()
+            with autocast(cfg):
+                held_out = held_out_loss(model, corpus, cfg.eval_tokens)
+            log(tokens=tokens, **held_out)
+            print(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}")
+            window_start += time.perf_counter() - evaluating
+
+    with autocast(cfg):
+        held_out = held_out_loss(model, corpus)
+    log(tokens=tokens, **held_out)
+    metrics.close()
+    diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
+    if diverged:
+        held_out = {"val_loss": None, "val_bpb": None}
+    save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, model, optimizer, tokens)
+    torch.manual_seed(cfg.seed)
+    text = sample(model, corpus.tokenizer)
+    (out / "sample.txt").write_text(text)
+    record = dataclasses.asdict(cfg) | provenance | held_out | {
+        "tokens": tokens, "diverged": diverged, "parent": None, "seconds": round(time.perf_counter() - started, 1),
+        "tokens_per_second": round(tokens / training_seconds), "n_params": model.n_params(),
+        "n_active_params": model.n_active_params(),
+    }  # fmt: skip
+    draw_curve(out, record)
+    write_json(out / "record.json", record)  # last, by rename: where it exists, the run is finished
+    return record
+
+
+def save_checkpoint(path: Path, cfg: TrainConfig, model: GPT, optimizer, tokens: int) -> None:
+    """Everything that the run is, in one file that appears whole or not at all."""
+    state = {"config": dataclasses.asdict(cfg), "tokens": tokens, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def describe_origin(cfg: TrainConfig, corpus: data.Corpus) -> dict:
+    """What one would need to know to repeat this run somewhere else."""
+
+    def git(*words):
+        here = Path(__file__).parent
+        try:
+            return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):  # no git, or not a clone
+            return None
+
+    status = git("status", "--porcelain")
+    return {
+        "command": " ".join(["python", *sys.argv]), "git_commit": git("rev-parse", "HEAD"), "git_dirty": status if status is None else bool(status),
+        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "platform": platform.platform(),
+        "device_name": torch.cuda.get_device_name() if cfg.device.startswith("cuda") else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(), "fingerprint": corpus.meta["fingerprint"],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }  # fmt: skip
+
+
+def peak_flops(cfg: TrainConfig) -> float | None:
+    """The GPU's bf16 peak by its datasheet, None where we do not know it."""
+    if not cfg.device.startswith("cuda"):
+        return None
+    name = torch.cuda.get_device_name(cfg.device)
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def draw_curve(out: Path, record: dict) -> None:
+    """curve.png: the loss, and below it the learning rate that made it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
+    training = [line for line in lines if "loss" in line]
+    held_out = [line for line in lines if "val_loss" in line]
+    color = COLORS[record["schedule"]]
+    with matplotlib.rc_context(fname=STYLE):
+        fig = Figure(figsize=(5, 4.6))
+        top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        millions = lambda some: [line["tokens"] / 1e6 for line in some]
+        top.plot(millions(training), [line["loss"] for line in training], color=color, linewidth=0.8, alpha=0.6)
+        top.plot(millions(held_out), [line["val_loss"] for line in held_out], color="black", marker="o", markersize=4)
+        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats per token on held-out text"
+        top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
+        top.set_ylabel("loss (nats per token)")
+        bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
+        bottom.set_ylabel("learning rate")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlabel("tokens seen (millions)")
+        fig.savefig(out / "curve.png")
+
+
+def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
+    """Time the training step on real batches."""
+    model, optimizer = build(cfg)
+    wait = torch.cuda.synchronize if cfg.device.startswith("cuda") else lambda: None
+    times = []
+    for step in range(3 + 20):  # the first ones compile and warm caches
+        wait()
+        started = time.perf_counter()
+        optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=1e-6)
+        wait()
+        times.append(time.perf_counter() - started)
+    speed = cfg.batch_tokens / sorted(times[3:])[10]  # at the median
+    if cfg.device.startswith("cuda"):
+        memory = torch.cuda.max_memory_allocated(cfg.device)
+    else:  # kilobytes on Linux, bytes on a Mac
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = peak_flops(cfg)
+    mfu = f", MFU {model.flops_per_token() * speed / peak:.1%} of {peak / 1e12:.0f} TFLOP/s" if peak else ""
+    print(f"{cfg.preset} on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads: "
+          f"{speed:,.0f} tokens/s, peak memory {memory / 2**30:.2f} GiB{mfu}")  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def run_folder(cfg: TrainConfig, overwrite: bool) -> Path:
+    """The folder that --out names, or the next free runs/PRESET-SCHEDULE-NUMBER; made and empty.
+
+    Raises FileExistsError where something is in the way.
+    """
+    if cfg.out is None:
+        number = 1
+        while (out := Path("runs") / f"{cfg.preset}-{cfg.schedule}-{number}").exists():
+            number += 1
+    else:
+        out = Path(cfg.out)
+        if out.exists() and overwrite:
+            shutil.rmtree(out)
+        elif out.exists() and any(out.iterdir()):
+            raise FileExistsError(f"--out {out}: holds a run already, add --overwrite to replace it or name another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def main(argv: list[str] | None = None) -> int:
+    typed, actions = parse(argv)
+    try:
+        cfg = resolve_device(make_config(**typed))
+        if cfg.data and "tokenizer" in typed:
+            raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} has a tokenizer of its own, leave one of them out")
+        corpus = data.open_corpus(Path(cfg.data)) if cfg.data else data.embedded_corpus(cfg.tokenizer)
+        check_corpus(cfg, corpus)
+        cfg = dataclasses.replace(cfg, data=str(corpus.path), tokenizer=corpus.tokenizer.name)
+        if actions.benchmark:
+            benchmark(cfg, corpus)
+            return 0
+        out = run_folder(cfg, actions.overwrite)
+        cfg = dataclasses.replace(cfg, out=str(out))
+    except (ValueError, OSError) as mistake:
+        print(f"train.py: {mistake}", file=sys.stderr)
+        return 2
+
+    epochs = cfg.total_tokens / len(corpus.train)
+    print(f"{out}: {cfg.preset} under {cfg.schedule}, {cfg.n_steps:,} steps of {cfg.batch_tokens:,} tokens, {epochs:.2f} epochs of {corpus.path}")
+    print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads")
+    record = train(cfg, corpus, out)
+    print(f"\na sample:\n\n{(out / 'sample.txt').read_text()}\n")
+    end = "diverged" if record["diverged"] else f"held-out loss {record['val_loss']:.4f} nats per token, {record['val_bpb']:.4f} bits per byte"
+    print(f"{end}, after {clock(record['seconds'])}; record and curve.png in {out}")
+    return 0
+
+
+def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
+    """Raise ValueError where model and corpus do not fit together."""
+    if corpus.meta["vocab_size"] > cfg.vocab_size:
+        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus has token ids up to {corpus.meta['vocab_size'] - 1}, "
+                         f"add --vocab_size {corpus.meta['vocab_size']}")  # fmt: skip
+    for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
+        if data.n_sequences(ids, cfg.seq_len) < 1:
+            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only {len(ids):,} {split} tokens")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
