@@ -107,12 +107,14 @@ def source_files(sources: list[str]) -> list[Path]:
             files.append(source)
         else:
             raise FileNotFoundError(f"--source {source}: no such file or folder")
+    if not files:
+        raise ValueError(f"--source {' '.join(sources)}: no text found, there is no file in it")
     return files
 
 
-def read_documents(files: Iterable[Path], counts: dict[str, int]) -> Iterator[str]:
+def read_documents(files: list[Path], counts: dict[str, int]) -> Iterator[str]:
     """One document per text file. Empty and binary files are skipped, and counted in `counts`."""
-    for file in files:
+    for file in tqdm(files, desc="encoding", unit=" files"):
         raw = file.read_bytes()
         if b"\0" in raw[:8192]:  # git's test for "not text"
             counts["binary files skipped"] += 1
@@ -137,18 +139,23 @@ def is_held_out(text: str, val_fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
 
 
-def prepare(documents: Iterable[str], tokenizer: tiktoken.Encoding, out: Path, val_fraction: float = 0.02) -> dict:
+def prepare(documents: Iterable[str], tokenizer_name: str, out: Path, val_fraction: float = 0.02) -> dict:
     """Encode documents into the new folder `out` and return what its meta.json says.
 
     Every document is followed by end-of-text. The folder appears at the very end, by rename: it is
     there and whole, or it is not there.
-    Raises FileExistsError if `out` exists, ValueError if the documents hold no text.
+    Raises FileExistsError if `out` exists, ValueError if the documents hold no text or there is no
+    such tokenizer.
     """
     if out.exists():
         raise FileExistsError(f"--out {out}: exists already, name another folder or remove it")
+    tokenizer = load_tokenizer(tokenizer_name)
     dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
     building = out.with_name(f".{out.name}.{os.getpid()}")
-    building.mkdir(parents=True)
+    try:
+        building.mkdir(parents=True)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
     try:
         n_documents = {"train": 0, "val": 0}
         with open(building / "train.bin", "wb") as train, open(building / "val.bin", "wb") as val:
@@ -169,7 +176,9 @@ def prepare(documents: Iterable[str], tokenizer: tiktoken.Encoding, out: Path, v
             whole[cut:].tofile(building / "val.bin")
 
         lengths = bytes_per_token(tokenizer)
-        meta = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, "dtype": np.dtype(dtype).name}
+        if Path(tokenizer_name).is_file():  # a corpus can be read without the file it was made with
+            shutil.copy(tokenizer_name, building)
+        meta = {"tokenizer": Path(tokenizer_name).name, "vocab_size": tokenizer.n_vocab, "dtype": np.dtype(dtype).name}
         fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
         for split in ("train", "val"):
             ids = np.memmap(building / f"{split}.bin", dtype=dtype, mode="r")
@@ -208,23 +217,22 @@ def open_corpus(path: Path) -> Corpus:
             if file.stat().st_size != meta[f"{split}_tokens"] * dtype.itemsize:
                 raise ValueError(f"--data {path}: {file.name} is not the file that meta.json describes, prepare it again")
             parts.append(np.memmap(file, dtype=dtype, mode="r"))
-        return Corpus(path, meta, load_tokenizer(meta["tokenizer"]), *parts)
+        own = path / meta["tokenizer"]
+        return Corpus(path, meta, load_tokenizer(str(own) if own.is_file() else meta["tokenizer"]), *parts)
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise FileNotFoundError(f"--data {path}: no prepared corpus there ({missing.filename} is missing), make one with data.py") from None
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"--data {path}: meta.json is damaged, prepare it again") from None
 
 
-def embedded_corpus(tokenizer: str = "bytes", quiet: bool = False) -> Corpus:
+def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared the first time. Its folder names the versions that its text has."""
     python, torch = platform.python_version(), importlib.metadata.version("torch")
     path = Path("data") / f"python{python}-torch{torch}-{Path(tokenizer).stem}"
     if not path.exists():
-        files = embedded_files()
-        counts = dict.fromkeys(COUNTS, 0)
-        progress = tqdm(files, desc="preparing the embedded corpus", unit=" files", disable=quiet)
+        print(f"preparing the embedded corpus, once: {path}")
         try:
-            prepare(read_documents(progress, counts), load_tokenizer(tokenizer), path)
+            prepare(read_documents(embedded_files(), dict.fromkeys(COUNTS, 0)), tokenizer, path)
         except OSError:
             if not path.exists():  # else another process was faster, and made the same
                 raise
@@ -304,8 +312,7 @@ def main(argv: list[str] | None = None) -> int:
             if not 0 < args.val_fraction < 1:
                 raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
             path, counts = args.out, dict.fromkeys(COUNTS, 0)
-            files = tqdm(source_files(args.source), desc="encoding", unit=" files")
-            meta = prepare(read_documents(files, counts), load_tokenizer(args.tokenizer), path, args.val_fraction)
+            meta = prepare(read_documents(source_files(args.source), counts), args.tokenizer, path, args.val_fraction)
     except (ValueError, OSError) as mistake:
         print(f"data.py: {mistake}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import data
-from model import GPT, load_model
+from model import GPT, load_model, pick_device
 
 # ---------------------------------------------------------------------------------------------
 # Held-out loss
@@ -86,10 +86,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default: 0.8)")
     parser.add_argument("--top_k", type=int, default=50, help="sample among so many likeliest tokens (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+    parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
     args = parser.parse_args(argv)
     try:
-        model = load_model(args.model, args.device)
+        for name, least in (("max_new_tokens", 0), ("temperature", 0), ("top_k", 1)):
+            if not getattr(args, name) >= least:
+                raise ValueError(f"--{name} {getattr(args, name)}: must be at least {least}")
+        model = load_model(args.model, pick_device(args.device))
         corpus = data.open_corpus(args.data or trained_on(args.model))
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)

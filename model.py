@@ -12,6 +12,7 @@ Read `GPTConfig`, then `GPT.forward` downwards from `Attention`.
 import argparse
 import dataclasses
 import math
+import pickle
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,8 @@ def check_limits(cfg) -> None:
         if value is None:
             continue
         wrong = (
-            (isinstance(value, float) and not math.isfinite(value) and "a finite number")
+            (value == "" and "something")
+            or (isinstance(value, float) and not math.isfinite(value) and "a finite number")
             or ("choices" in rule and value not in rule["choices"] and "one of " + ", ".join(rule["choices"]))
             or ("above" in rule and not value > rule["above"] and f"above {rule['above']}")
             or ("at_least" in rule and not value >= rule["at_least"] and f"at least {rule['at_least']}")
@@ -230,7 +232,8 @@ class GPT(nn.Module):
         logits = F.linear(x, self.embed.weight if cfg.tie_embeddings else self.head.weight)  # [B, T, V]
         if targets is None:
             return logits
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 is too coarse for the softmax
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     # -- counting ------------------------------------------------------------------------------
 
@@ -288,10 +291,21 @@ class GPT(nn.Module):
 # Loading
 
 
+def pick_device(name: str = "auto") -> str:
+    """"auto" is cuda where there is one, else mps, else cpu. Raises ValueError for a device that is not there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(kind for kind in there if there[kind])
+    kind, _, number = name.partition(":")
+    if not there.get(kind) or (number and not (kind == "cuda" and number.isdigit() and int(number) < torch.cuda.device_count())):
+        raise ValueError(f"--device {name}: not on this machine, it has {', '.join(k for k in there if there[k])}")
+    return name
+
+
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run's folder (its newest checkpoint) or of one checkpoint file, in eval mode.
 
-    Raises FileNotFoundError where there is no checkpoint.
+    Raises FileNotFoundError where there is no checkpoint, ValueError where it cannot be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -301,7 +315,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         path = checkpoints[-1]
     elif not path.exists():
         raise FileNotFoundError(f"{path}: no such run or checkpoint")
-    saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
     fields = {f.name for f in dataclasses.fields(GPTConfig)}
     cfg = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields})
     with torch.device("meta"):  # no memory, no random numbers: the weights come from the file

@@ -172,8 +172,8 @@ def draw(path: Path, T: float, batch: int) -> None:
         plot(top, power(T), T, COLORS["power"], linewidth=2.4)
         top.set_title("WSD holds its rate, Power lets it fall with n")
         top.text(2.2, 0.0112, "Power", color=COLORS["power"])
-        top.text(11, 0.0031, "WSD", color=COLORS["wsd"])
-        top.text(24.2, 0.0003, "cosine", color=COLORS["cosine"])
+        top.text(3.0, 0.0030, "WSD", color=COLORS["wsd"])
+        top.text(12.2, 0.0005, "cosine", color=COLORS["cosine"])
         at = crossing * T / 1e9
         top.annotate(
             f"below WSD's best rate\nafter {crossing:.0%} of the run",

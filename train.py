@@ -32,7 +32,7 @@ import torch
 import data
 import mup
 from eval import held_out_loss, sample
-from model import GPT, PRESETS, GPTConfig, option
+from model import GPT, PRESETS, GPTConfig, option, pick_device
 from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
 
 # ---------------------------------------------------------------------------------------------
@@ -64,8 +64,8 @@ class TrainConfig(GPTConfig):
     adam_eps: float = option(1e-10, "AdamW's epsilon", at_least=0)
     grad_clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", at_least=0)
 
-    seed: int = option(0, "of the initial weights", at_least=0)
-    data_seed: int = option(0, "of the order of the training sequences", at_least=0)
+    seed: int = option(0, "of the initial weights", at_least=0, at_most=2**63 - 1)
+    data_seed: int = option(0, "of the order of the training sequences", at_least=0, at_most=2**63 - 1)
     data: str | None = option(None, "folder of a prepared corpus (default: the embedded one)")
     tokenizer: str = option("bytes", "of the embedded corpus; a prepared one has its own")
     out: str | None = option(None, "folder of the run (default: a new numbered one under runs/)")
@@ -76,7 +76,7 @@ class TrainConfig(GPTConfig):
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
-    eval_tokens: int = option(2**22, "held-out tokens of these evaluations; the final one takes all", above=0)
+    eval_tokens: int | None = option(None, "held-out tokens of an evaluation, spread over all of them (default: all)", above=0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -165,11 +165,8 @@ def resolve_device(cfg: TrainConfig) -> TrainConfig:
 
     Raises ValueError for a device that is not there or a dtype that it lacks.
     """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    device = next(d for d, there in available.items() if there) if cfg.device == "auto" else cfg.device
+    device = pick_device(cfg.device)
     kind = device.split(":")[0]
-    if not available.get(kind) or (kind == "cuda" and torch.device(device).index not in (None, *range(torch.cuda.device_count()))):
-        raise ValueError(f"--device {cfg.device}: not on this machine, it has {', '.join(d for d, there in available.items() if there)}")
     has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = ("bfloat16" if has_bf16 else "float32") if cfg.dtype == "auto" else cfg.dtype
     # On a CPU the compiler costs half a minute and then gives some 5 %: not worth it for short runs.
@@ -276,7 +273,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
             window_start += time.perf_counter() - evaluating
 
     with autocast(cfg):
-        held_out = held_out_loss(model, corpus)
+        held_out = held_out_loss(model, corpus, cfg.eval_tokens)
     log(tokens=tokens, **held_out)
     metrics.close()
     diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
@@ -284,8 +281,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
         held_out = {"val_loss": None, "val_bpb": None}
     save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, model, optimizer, tokens)
     torch.manual_seed(cfg.seed)
-    text = sample(model, corpus.tokenizer)
-    (out / "sample.txt").write_text(text)
+    (out / "sample.txt").write_text("" if diverged else sample(model, corpus.tokenizer))
     record = dataclasses.asdict(cfg) | provenance | held_out | {
         "tokens": tokens, "diverged": diverged, "parent": None, "seconds": round(time.perf_counter() - started, 1),
         "tokens_per_second": round(tokens / training_seconds), "n_params": model.n_params(),
@@ -409,12 +405,27 @@ def run_folder(cfg: TrainConfig, overwrite: bool) -> Path:
             number += 1
     else:
         out = Path(cfg.out)
-        if out.exists() and overwrite:
+        if out.is_dir() and any(out.iterdir()):
+            if not (out / "config.json").exists():  # --overwrite deletes runs and nothing else
+                raise FileExistsError(f"--out {out}: is a folder with other things in it, name another one")
+            if not overwrite:
+                raise FileExistsError(f"--out {out}: holds a run already, add --overwrite to replace it or name another folder")
             shutil.rmtree(out)
-        elif out.exists() and any(out.iterdir()):
-            raise FileExistsError(f"--out {out}: holds a run already, add --overwrite to replace it or name another folder")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
     return out
+
+
+def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
+    """Raise ValueError where model and corpus do not fit together."""
+    if corpus.meta["vocab_size"] > cfg.vocab_size:
+        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus has token ids up to {corpus.meta['vocab_size'] - 1}, "
+                         f"add --vocab_size {corpus.meta['vocab_size']}")  # fmt: skip
+    for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
+        if data.n_sequences(ids, cfg.seq_len) < 1:
+            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only {len(ids):,} {split} tokens")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -426,33 +437,24 @@ def main(argv: list[str] | None = None) -> int:
         corpus = data.open_corpus(Path(cfg.data)) if cfg.data else data.embedded_corpus(cfg.tokenizer)
         check_corpus(cfg, corpus)
         cfg = dataclasses.replace(cfg, data=str(corpus.path), tokenizer=corpus.tokenizer.name)
-        if actions.benchmark:
-            benchmark(cfg, corpus)
-            return 0
-        out = run_folder(cfg, actions.overwrite)
-        cfg = dataclasses.replace(cfg, out=str(out))
+        out = None if actions.benchmark else run_folder(cfg, actions.overwrite)
     except (ValueError, OSError) as mistake:
         print(f"train.py: {mistake}", file=sys.stderr)
         return 2
+    if actions.benchmark:
+        benchmark(cfg, corpus)
+        return 0
 
+    cfg = dataclasses.replace(cfg, out=str(out))
     epochs = cfg.total_tokens / len(corpus.train)
     print(f"{out}: {cfg.preset} under {cfg.schedule}, {cfg.n_steps:,} steps of {cfg.batch_tokens:,} tokens, {epochs:.2f} epochs of {corpus.path}")
     print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads")
     record = train(cfg, corpus, out)
-    print(f"\na sample:\n\n{(out / 'sample.txt').read_text()}\n")
+    if not record["diverged"]:
+        print(f"\na sample:\n\n{(out / 'sample.txt').read_text()}\n")
     end = "diverged" if record["diverged"] else f"held-out loss {record['val_loss']:.4f} nats per token, {record['val_bpb']:.4f} bits per byte"
     print(f"{end}, after {clock(record['seconds'])}; record and curve.png in {out}")
     return 0
-
-
-def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
-    """Raise ValueError where model and corpus do not fit together."""
-    if corpus.meta["vocab_size"] > cfg.vocab_size:
-        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus has token ids up to {corpus.meta['vocab_size'] - 1}, "
-                         f"add --vocab_size {corpus.meta['vocab_size']}")  # fmt: skip
-    for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
-        if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only {len(ids):,} {split} tokens")
 
 
 if __name__ == "__main__":

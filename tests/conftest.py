@@ -1,0 +1,37 @@
+import random
+
+import pytest
+import torch
+
+import data
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
+    """Small documents with a little structure: a model can learn from them in seconds."""
+    rng = random.Random(0)
+    names = ["alpha", "beta", "gamma", "delta", "épsilon", "ζ"]
+    return [
+        "".join(f"def {rng.choice(names)}({rng.choice(names)}):\n    return {rng.randrange(10)}\n" for _ in range(rng.randrange(1, 40)))
+        for _ in range(300)
+    ]
+
+
+@pytest.fixture(scope="session")
+def corpus_path(documents, tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "small"
+    data.prepare(documents, "bytes", path)
+    return path
+
+
+@pytest.fixture
+def corpus(corpus_path) -> data.Corpus:
+    return data.open_corpus(corpus_path)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    """No test leaves anything in the repository."""
+    monkeypatch.chdir(tmp_path)

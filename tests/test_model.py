@@ -1,0 +1,204 @@
+"""The model against transformers' Granite, the paper's counts, and itself without shortcuts."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import model as model_file
+from model import GPT, PRESETS, GPTConfig
+
+TINY = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16)
+
+
+def tiny(**changed) -> GPT:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | changed))
+    for p in model.parameters():  # far from the first weights, so that no term is negligible
+        p.data.add_(torch.randn_like(p) / p.shape[-1] ** 0.5)
+    return model.eval()
+
+
+# -- an independent oracle -----------------------------------------------------------------------
+
+
+def granite_twin(model: GPT):
+    """transformers' Granite with the same weights."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    cfg = model.cfg
+    config = GraniteConfig(
+        hidden_size=cfg.n_embd, intermediate_size=cfg.n_ffn, num_hidden_layers=cfg.n_layer, num_attention_heads=cfg.n_head,
+        num_key_value_heads=cfg.n_kv_head, vocab_size=cfg.vocab_size, max_position_embeddings=cfg.seq_len,
+        rms_norm_eps=cfg.norm_eps, rope_parameters={"rope_theta": cfg.rope_theta, "rope_type": "default"},
+        tie_word_embeddings=cfg.tie_embeddings, embedding_multiplier=cfg.m_emb, residual_multiplier=cfg.m_res,
+        attention_multiplier=cfg.attention_multiplier, logits_scaling=cfg.logits_scaling,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    theirs = {
+        "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "attn_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+        "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+    }  # fmt: skip
+    state = {}
+    for name, p in model.state_dict().items():
+        *where, part, weight = name.split(".")
+        layer = f"model.layers.{where[1]}." if where else ""
+        state[f"{layer}{theirs[part]}.{weight}"] = p
+    twin = GraniteForCausalLM(config).eval()
+    missing, unexpected = twin.load_state_dict(state, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    twin.tie_weights()
+    return twin
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_logits_equal_transformers_granite(case):
+    rng = random.Random(case)
+    d_head, kv = rng.choice([8, 16, 64]), rng.choice([1, 2, 3])
+    heads = kv * rng.choice([1, 2, 4])
+    model = tiny(
+        n_layer=rng.randint(1, 3), n_head=heads, n_kv_head=kv, n_embd=heads * d_head, n_ffn=rng.randrange(16, 200, 2),
+        seq_len=40, vocab_size=rng.randint(20, 300), m_emb=rng.uniform(0.5, 12), m_res=rng.uniform(0.1, 1.3),
+        base_width=rng.choice([16, 48, 100]), attention_multiplier=rng.uniform(0.01, 0.3) if case % 2 else None,
+        logits_scaling=rng.uniform(0.5, 9) if case % 3 else None, norm_eps=rng.choice([1e-5, 1e-6]),
+        rope_theta=rng.choice([10000.0, 500.0]), tie_embeddings=case % 4 > 0,
+    )  # fmt: skip
+    idx = torch.randint(model.cfg.vocab_size, (3, 40))
+    with torch.no_grad():
+        ours, theirs = model(idx), granite_twin(model)(idx).logits
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+# -- the paper's sizes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "preset, millions",
+    [("12M", 12.3), ("36M", 36.7), ("121M", 121.7), ("36M-power", 36.7), ("1B", 1208.1), ("PowerLM-3B", 3510.8)],
+)
+def test_parameter_counts(preset, millions):
+    cfg = GPTConfig(**PRESETS[preset])
+    with torch.device("meta"):
+        model = GPT(cfg)
+    assert round(model.n_params() / 1e6, 1) == millions
+    per_layer = 4 * cfg.n_embd**2 + 3 * cfg.n_embd * cfg.n_ffn + 2 * cfg.n_embd
+    assert model.n_params() == cfg.vocab_size * cfg.n_embd + cfg.n_layer * per_layer + cfg.n_embd
+    assert model.n_active_params() == model.n_params()
+
+
+def test_exact_count_and_flops():
+    with torch.device("meta"):
+        one, three = GPT(GPTConfig(**PRESETS["1B"])), GPT(GPTConfig(**PRESETS["PowerLM-3B"]))
+        untied = GPT(GPTConfig(**PRESETS["1B"], tie_embeddings=False))
+    assert three.n_params() == 3_510_819_072
+    assert one.flops_per_token() == pytest.approx(8.76e9, rel=1e-3)
+    assert three.flops_per_token() == pytest.approx(23.3e9, rel=2e-3)
+    assert untied.n_active_params() == one.n_params() and untied.flops_per_token() == one.flops_per_token()
+
+
+def test_presets_are_the_papers_tables():
+    widths = {name: GPTConfig(**shape).m_width for name, shape in PRESETS.items()}
+    assert widths == {"laptop": widths["laptop"], "12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "PowerLM-3B": 8}
+    for name in set(PRESETS) - {"laptop"}:
+        cfg = GPTConfig(**PRESETS[name])
+        assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
+        assert cfg.attention_multiplier == 1 / 64 and cfg.logits_scaling == cfg.m_width
+
+
+# -- the model against itself ------------------------------------------------------------------------
+
+
+def test_loss_is_the_cross_entropy_of_the_logits():
+    model = tiny()
+    idx = torch.randint(50, (3, 17))
+    logits = model(idx[:, :-1])
+    assert logits.shape == (3, 16, 50)
+    by_hand = -logits.log_softmax(-1).gather(-1, idx[:, 1:, None]).mean()
+    assert model(idx[:, :-1], idx[:, 1:]).item() == pytest.approx(by_hand.item(), rel=1e-6)
+
+
+def test_no_position_sees_the_future():
+    model = tiny()
+    idx = torch.randint(50, (1, 16))
+    changed = idx.clone()
+    changed[0, 9] = (idx[0, 9] + 1) % 50
+    with torch.no_grad():
+        before, after = model(idx), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
+
+
+def test_standard_parametrization_at_base_width():
+    """m_width 1 and 1 / sqrt(d_head) are all that it takes."""
+    cfg = GPTConfig(**TINY | {"base_width": 32}, attention_multiplier=8**-0.5)
+    assert cfg.m_width == cfg.logits_scaling == 1
+    model = tiny(base_width=32, attention_multiplier=8**-0.5)
+    attn = model.blocks[0].attn
+    x, rope = torch.randn(2, 16, 32), (model.cos, model.sin)
+    q = model_file.rotate(attn.q(x).view(2, 16, 4, 8), rope).transpose(1, 2)
+    k = model_file.rotate(attn.k(x).view(2, 16, 2, 8), rope).transpose(1, 2).repeat_interleave(2, dim=1)
+    v = attn.v(x).view(2, 16, 2, 8).transpose(1, 2).repeat_interleave(2, dim=1)
+    y = attn.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 16, 32))
+    assert torch.allclose(attn(x, rope), y, atol=1e-5)
+
+
+def test_chunks_behind_a_cache_equal_the_whole():
+    model = tiny()
+    idx = torch.randint(50, (2, 16))
+    with torch.no_grad():
+        whole, cache = model(idx), [{} for _ in model.blocks]
+        parts = [model(part, cache=cache) for part in idx.split([5, 1, 7, 3], dim=1)]
+    assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [dict(temperature=0), dict(temperature=1.0), dict(temperature=0.7, top_k=5)])
+def test_generation_with_and_without_cache(how):
+    model = tiny()
+    prompt = torch.randint(50, (3, 4))
+    outputs = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        outputs.append(model.generate(prompt, 40, use_cache=use_cache, **how))  # twice past the window of 16
+    assert outputs[0].shape == (3, 44) and torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0][:, :4], prompt)
+
+
+def test_greedy_generation_is_the_dumb_loop():
+    model = tiny()
+    idx = torch.randint(50, (1, 3))
+    expected = idx
+    with torch.no_grad():
+        for _ in range(13):
+            expected = torch.cat((expected, model(expected)[:, -1].argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(model.generate(idx, 13, temperature=0), expected)
+
+
+def test_top_k_samples_only_the_likeliest():
+    model = tiny()
+    idx = torch.randint(50, (1, 8))
+    with torch.no_grad():
+        likeliest = set(model(idx)[0, -1].topk(3).indices.tolist())
+    torch.manual_seed(0)
+    drawn = {model.generate(idx, 1, temperature=3.0, top_k=3)[0, -1].item() for _ in range(100)}
+    assert drawn == likeliest
+
+
+@pytest.mark.parametrize(
+    "wrong, names",
+    [
+        (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"), (dict(n_layer=0), "--n_layer 0"),
+        (dict(n_embd=-64), "--n_embd -64"), (dict(n_embd=12, n_head=4), "--n_head 4"), (dict(init_std=float("nan")), "--init_std nan"),
+        (dict(m_emb=float("inf")), "--m_emb inf"), (dict(vocab_size=1), "--vocab_size 1"),
+    ],
+)  # fmt: skip
+def test_impossible_shapes_are_refused(wrong, names):
+    with pytest.raises(ValueError, match=names):
+        GPTConfig(**TINY | wrong)
+
+
+def test_main_prints_the_table(capsys):
+    assert model_file.main([]) == 0
+    out = capsys.readouterr().out
+    assert "3,510,819,072" in out and all(preset in out for preset in PRESETS)
