@@ -359,7 +359,7 @@ def draw_curve(out: Path, record: dict) -> None:
         millions = lambda some: [line["tokens"] / 1e6 for line in some]
         top.plot(millions(training), [line["loss"] for line in training], color=color, linewidth=0.8, alpha=0.6)
         top.plot(millions(held_out), [line["val_loss"] for line in held_out], color="black", marker="o", markersize=4)
-        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats per token on held-out text"
+        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
         top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
         top.set_ylabel("loss (nats per token)")
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
