@@ -113,7 +113,7 @@ _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 RECIPES = {
     "laptop": dict(
-        batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.002, power_a=12.0, lr_max=0.02,
+        batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.003, power_a=12.0, lr_max=0.02,
         log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
     ),
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
