@@ -51,9 +51,9 @@ def nanogpt_step(model, optimizer, x, y):
     return loss
 
 
-def compare_speed(nanogpt, compiled: bool, pairs: int) -> None:
+def compare_speed(nanogpt, compiled: bool, pairs: int, widths: list[int]) -> None:
     """Forward, backward and update; the batches are drawn beforehand for both."""
-    for width in (64, 128):
+    for width in widths:
         for seq_len in (128, 256):
             torch.manual_seed(0)
             theirs, their_optimizer = build_nanogpt(nanogpt, block_size=seq_len, n_layer=4, n_head=4, n_embd=width)
@@ -63,6 +63,7 @@ def compare_speed(nanogpt, compiled: bool, pairs: int) -> None:
             ours, our_optimizer = train.build(cfg)
             sizes = ours.n_params(), sum(p.numel() for p in theirs.parameters())
             if compiled:
+                torch.compiler.reset()  # else it would compile for varying shapes from the second one on
                 theirs = torch.compile(theirs)  # as nanoGPT's train.py does
             x, y = torch.randint(256, (2, 16, seq_len))
 
@@ -93,7 +94,7 @@ def loss_on_held_out(model, corpus, seq_len) -> float:
     index = np.arange(data.n_sequences(corpus.val, seq_len))
     total = 0.0
     for part in np.array_split(index, math.ceil(len(index) * seq_len / 2**14)):
-        x, y = (torch.from_numpy(rows) for rows in data.read_sequences(corpus.val, part, seq_len))
+        x, y = (torch.from_numpy(rows).contiguous() for rows in data.read_sequences(corpus.val, part, seq_len))
         total += model(x, y)[1].item() * y.numel()
     return total / (len(index) * seq_len)
 
@@ -111,7 +112,7 @@ def compare_quality(nanogpt, corpus: data.Corpus, total_tokens: int) -> None:
             group["lr"] = lr
         rows = corpus.train[torch.randint(len(corpus.train) - block - 1, (batch, 1)).numpy() + np.arange(block + 1)]
         rows = torch.from_numpy(rows.astype(np.int64))
-        nanogpt_step(model, optimizer, rows[:, :-1], rows[:, 1:])
+        nanogpt_step(model, optimizer, rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
     their_seconds = time.perf_counter() - started
     their_loss = loss_on_held_out(model.eval(), corpus, block)
     print(f"nanoGPT: {their_loss:.4f} nats per byte after {their_seconds:.1f} s", flush=True)
@@ -135,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     parser.add_argument("--compile", action="store_true", help="compile both models")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128], help="of the models (default: 64 128)")
     parser.add_argument("--pairs", type=int, default=40, help="timed steps of each (default: 40)")
     parser.add_argument("--quality", action="store_true", help="compare the time to nanoGPT's final loss instead")
     parser.add_argument("--total_tokens", type=float, default=500_000, help="budget of our run (default: 5e5)")
@@ -143,7 +145,7 @@ def main() -> None:
     if args.quality:
         compare_quality(nanogpt, data.embedded_corpus(), int(args.total_tokens))
     else:
-        compare_speed(nanogpt, args.compile, args.pairs)
+        compare_speed(nanogpt, args.compile, args.pairs, args.widths)
 
 
 if __name__ == "__main__":
