@@ -58,6 +58,7 @@ class TrainConfig(GPTConfig):
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
     min_lr_ratio: float = option(0.1, "final learning rate of the cosine, as a share of lr", at_least=0, at_most=1)
 
+    router_aux_weight: float = option(0.01, "weight in the training loss of a mixture's auxiliary loss, which evens out its experts' load", at_least=0)
     weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
@@ -101,14 +102,17 @@ class TrainConfig(GPTConfig):
 
 # How each preset is trained; what a row does not name is TrainConfig's default.
 _search = dict(batch_size=128, total_tokens=32 * 10**9, lr=0.0026)  # one cell of Table 2, lr by the fitted law
+_laptop = dict(
+    batch_size=16, total_tokens=8_000_000, warmup_tokens=100_000, lr=0.01,
+    power_a=40.0, lr_max=0.06, log_every=2**18, eval_every=2**20, eval_tokens=2**16,
+)  # fmt: skip
 RECIPES = {
-    "laptop": dict(
-        batch_size=16, total_tokens=8_000_000, warmup_tokens=100_000, lr=0.01,
-        power_a=40.0, lr_max=0.06, log_every=2**18, eval_every=2**20, eval_tokens=2**16,
-    ),
+    "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
     "1B": dict(batch_size=1024, total_tokens=10**12),
+    "1B-moe": dict(batch_size=1024, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
     "PowerLM-3B": dict(batch_size=1024, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
+    "PowerMoE-3B": dict(batch_size=1024, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
 
 
@@ -187,7 +191,7 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
     """One update, with the batch that begins at token position `tokens` of the run.
 
     Returns the batch's mean loss in nats per token and the gradient's norm before clipping, as
-    tensors: reading their values would make a GPU wait.
+    tensors (reading their values would make a GPU wait), and the last micro-batch's Routing.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's share, see mup.rules
@@ -200,14 +204,17 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
         inputs, targets = data.read_sequences(corpus.train, part, cfg.seq_len)  # [micro_batch_size, seq_len]
         inputs, targets = torch.from_numpy(inputs).to(cfg.device), torch.from_numpy(targets).to(cfg.device)
         with autocast(cfg):
-            loss = model(inputs, targets) / n_micro  # micro-batches are equal: the mean of their means
-        loss.backward()  # adds to the gradients of the micro-batches before
-        batch_loss += loss.detach()
+            loss, routing = model(inputs, targets)
+            aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
+        # Micro-batches are equal: the mean of their means. Their gradients add up. The auxiliary
+        # loss is trained on, but not reported.
+        ((loss + aux_loss) / n_micro).backward()
+        batch_loss += loss.detach() / n_micro
 
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
-    return batch_loss, grad_norm
+    return batch_loss, grad_norm, routing
 
 
 def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
@@ -246,7 +253,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
     window_start, window_tokens = time.perf_counter(), 0  # since the last line of progress
     for step in range(cfg.n_steps):
         lr = schedule(tokens + cfg.batch_tokens / 2)
-        loss, grad_norm = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
+        loss, grad_norm, routing = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
         before, tokens = tokens, tokens + cfg.batch_tokens
         due = lambda every: tokens // every > before // every or step == cfg.n_steps - 1
 
@@ -256,7 +263,8 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
             training_seconds += seconds
             speed = (tokens - window_tokens) / seconds
             log(step=step + 1, tokens=tokens, loss=loss, lr=lr, grad_norm=grad_norm.item(),
-                tokens_per_second=round(speed), seconds=round(time.perf_counter() - started, 2))  # fmt: skip
+                tokens_per_second=round(speed), seconds=round(time.perf_counter() - started, 2),
+                **(routing.metrics() if routing else {}))  # fmt: skip
             left = (cfg.n_steps * cfg.batch_tokens - tokens) / speed
             mfu = f"   MFU {flops * speed / peak:.1%}" if peak else ""
             print(f"{tokens:>14,} tokens   loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s{mfu}   {clock(left)} left")
@@ -345,17 +353,18 @@ def clock(seconds: float) -> str:
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png: the loss, and below it the learning rate that made it."""
+    """curve.png: the loss, and below it the learning rate that made it; of a mixture also how even its experts' load is."""
     import matplotlib
     from matplotlib.figure import Figure
 
     lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
     training = [line for line in lines if "loss" in line]
     held_out = [line for line in lines if "val_loss" in line]
+    mixture = "max_load" in training[-1]
     color = COLORS[record["schedule"]]
     with matplotlib.rc_context(fname=STYLE):
-        fig = Figure(figsize=(5, 4.6))
-        top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
+        top, bottom, *third = fig.subplots(2 + mixture, 1, sharex=True, height_ratios=(2, 1, 1)[: 2 + mixture])
         millions = lambda some: [line["tokens"] / 1e6 for line in some]
         top.plot(millions(training), [line["loss"] for line in training], color=color, linewidth=0.8, alpha=0.6)
         top.plot(millions(held_out), [line["val_loss"] for line in held_out], color="black", marker="o", markersize=4)
@@ -365,7 +374,17 @@ def draw_curve(out: Path, record: dict) -> None:
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
         bottom.set_ylabel("learning rate")
         bottom.set_ylim(bottom=0)
-        bottom.set_xlabel("tokens seen (millions)")
+        for panel in third:  # all three are 1 where every expert is used equally
+            shown = {
+                "max load / mean": ("#0072B2", [line["max_load"] for line in training]),  # a line for each layer
+                "aux. loss per layer": ("#B34700", [line["aux_loss"] / len(line["max_load"]) for line in training]),
+                "entropy / max.": ("#00735A", [line["router_entropy"] / math.log(record["n_expert"]) for line in training]),
+            }
+            for i, (label, (hue, values)) in enumerate(shown.items()):
+                panel.plot(millions(training), values, color=hue, linewidth=0.8)
+                panel.text(0.34 * i, 1.04, label, color=hue, transform=panel.transAxes)
+            panel.set_ylabel("experts")
+        fig.axes[-1].set_xlabel("tokens seen (millions)")
         fig.savefig(out / "curve.png")
 
 

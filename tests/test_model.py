@@ -116,7 +116,7 @@ def test_loss_is_the_cross_entropy_of_the_logits():
     logits = model(idx[:, :-1])
     assert logits.shape == (3, 16, 50)
     by_hand = -logits.log_softmax(-1).gather(-1, idx[:, 1:, None]).mean()
-    assert model(idx[:, :-1], idx[:, 1:]).item() == pytest.approx(by_hand.item(), rel=1e-6)
+    assert model(idx[:, :-1], idx[:, 1:])[0].item() == pytest.approx(by_hand.item(), rel=1e-6)
 
 
 def test_no_position_sees_the_future():

@@ -40,7 +40,7 @@ def final_loss(width: int, lr: float, seed: int, use_mup: bool, text: torch.Tens
     for _ in range(STEPS):
         start = torch.randint(len(text) - SEQ_LEN - 1, (BATCH, 1), generator=batches)
         rows = text[start + torch.arange(SEQ_LEN + 1)]
-        loss = model(rows[:, :-1], rows[:, 1:])
+        loss, _ = model(rows[:, :-1], rows[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
