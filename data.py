@@ -239,6 +239,11 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     return open_corpus(path)
 
 
+def load_corpus(path: str | None, tokenizer: str = "bytes") -> Corpus:
+    """The prepared corpus in this folder; None is the embedded one, in this tokenizer's tokens."""
+    return embedded_corpus(tokenizer) if path is None else open_corpus(Path(path))
+
+
 COUNTS = ("binary files skipped", "empty files skipped", "files with invalid UTF-8")
 
 

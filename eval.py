@@ -68,10 +68,14 @@ def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, t
 # ---------------------------------------------------------------------------------------------
 
 
-def trained_on(model: Path) -> Path:
+def trained_on(model: Path) -> data.Corpus:
     """The corpus of the run that this folder, or checkpoint in a run's folder, belongs to."""
     run = model if model.is_dir() else model.parent.parent
-    return Path(json.loads((run / "config.json").read_text())["data"])
+    try:
+        config = json.loads((run / "config.json").read_text())
+    except OSError:
+        raise FileNotFoundError(f"{model}: not in the folder of a run, name its corpus with --data") from None
+    return data.load_corpus(config["data"], config["tokenizer"])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             if not getattr(args, name) >= least:
                 raise ValueError(f"--{name} {getattr(args, name)}: must be at least {least}")
         model = load_model(args.model, pick_device(args.device))
-        corpus = data.open_corpus(args.data or trained_on(args.model))
+        corpus = data.open_corpus(args.data) if args.data else trained_on(args.model)
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2

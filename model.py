@@ -14,6 +14,7 @@ import dataclasses
 import math
 import pickle
 import sys
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -323,23 +324,55 @@ def pick_device(name: str = "auto") -> str:
     return name
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run's folder, oldest first; their names are the tokens seen."""
+    return sorted((run / "ckpt").glob("*.pt"))
+
+
+def read_checkpoint(path: Path, device: str = "cpu") -> dict:
+    """What train.save_checkpoint wrote. Raises FileNotFoundError, or ValueError for a damaged file.
+
+    weights_only: a pickle that would run code is refused. The checksums are compared first, since
+    torch.load itself would take a flipped bit for a weight.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such run or checkpoint")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"wrong checksum in {damaged}")
+        saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        if not {"config", "tokens", "model", "optimizer"} <= set(saved):
+            raise KeyError("it lacks config, tokens, model or optimizer")
+        return saved
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
+
+
+def newest_checkpoint(run: Path, device: str = "cpu") -> dict:
+    """The newest checkpoint of a run's folder that can be read; damaged ones are reported.
+
+    Raises FileNotFoundError where there is none, ValueError where none can be read.
+    """
+    paths = checkpoints(run)
+    if not paths:
+        raise FileNotFoundError(f"{run}: no checkpoint in {run / 'ckpt'}, is it the folder of a run?")
+    for path in reversed(paths):
+        try:
+            return read_checkpoint(path, device)
+        except ValueError as damage:
+            print(f"{damage}, trying the one before it", file=sys.stderr)
+    raise ValueError(f"{run}: none of its checkpoints can be read")
+
+
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run's folder (its newest checkpoint) or of one checkpoint file, in eval mode.
 
     Raises FileNotFoundError where there is no checkpoint, ValueError where it cannot be read.
     """
     path = Path(path)
-    if path.is_dir():
-        checkpoints = sorted((path / "ckpt").glob("*.pt"))
-        if not checkpoints:
-            raise FileNotFoundError(f"{path}: no checkpoint in {path / 'ckpt'}, is it the folder of a run?")
-        path = checkpoints[-1]
-    elif not path.exists():
-        raise FileNotFoundError(f"{path}: no such run or checkpoint")
-    try:
-        saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
+    saved = newest_checkpoint(path, device) if path.is_dir() else read_checkpoint(path, device)
     fields = {f.name for f in dataclasses.fields(GPTConfig)}
     cfg = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields})
     with torch.device("meta"):  # no memory, no random numbers: the weights come from the file

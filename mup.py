@@ -212,10 +212,11 @@ def draw(path: Path, changes: dict[str, dict[str, list[float]]]) -> None:
             ax.set_yscale("log", base=2)
             ax.set_xticks(WIDTHS, [str(w) for w in WIDTHS])
             ax.set_xlim(WIDTHS[0] * 0.9, WIDTHS[-1] * 2.6)
+            ax.set_ylim(bottom=min(map(min, change.values())) / 2)
             ax.set_ylabel("mean change in 4 steps")
         panels[0].set_title("Standard: wider models move further")
         panels[1].set_title("μP: they move the same at any width")
-        panels[1].set_xlabel("width (numbers: slopes)")
+        panels[1].set_xlabel("width (numbers: slope of the log change)")
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path)
 
@@ -223,9 +224,9 @@ def draw(path: Path, changes: dict[str, dict[str, list[float]]]) -> None:
 def spread(ends: dict[str, float], factor: float = 1.9) -> dict[str, float]:
     """Heights for labels on a log axis: each near its line's end, no two closer than `factor`."""
     placed: dict[str, float] = {}
-    floor = 0.0
-    for name, y in sorted(ends.items(), key=lambda item: item[1]):
-        placed[name] = floor = max(y, floor * factor)
+    ceiling = math.inf
+    for name, y in sorted(ends.items(), key=lambda item: -item[1]):
+        placed[name] = ceiling = min(y, ceiling / factor)
     return placed
 
 

@@ -186,6 +186,7 @@ def draw(path: Path, T: float, batch: int) -> None:
         for other in (batch // 2, batch * 2):
             plot(bottom, power(T, other), T, COLORS["power"], linewidth=0.8)
         bottom.set_title("Power is one curve for all budgets, cosine is not")
+        bottom.text(15.2, 0.0168, "dashed: cosines, another\ncurve for every budget", color=COLORS["cosine"])
         bottom.text(15.2, 0.0122, f"thin: batch {batch // 2} and {batch * 2},\nhalf and twice the rate", color=COLORS["power"])
         bottom.annotate(
             f"budgets {T / 4e9:.0f}B, {T / 2e9:.0f}B, {T / 1e9:.0f}B:\none curve, three tails",

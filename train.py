@@ -4,6 +4,8 @@
     python train.py --schedule wsd --total_tokens 8e6    any field of TrainConfig is a flag
     python train.py --preset 36M --data data/mine        the paper's sizes
     python train.py --benchmark                          a few steps: tokens per second, memory
+    python train.py --out runs/a --resume                continues a run that was stopped
+    python train.py --branch runs/a --decay_tokens 3e5   cools a run down from where it is
 
 Read `optimizer_step`, which takes one batch from the file to the weight update, then `train`, the
 loop around it. Everything that a run leaves behind is in its folder, runs/NAME: config.json,
@@ -11,14 +13,17 @@ metrics.jsonl, checkpoint, curve.png, sample.txt and, last of all, record.json.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
+import itertools
 import json
 import math
 import os
 import platform
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +37,7 @@ import torch
 import data
 import mup
 from eval import held_out_loss, sample
-from model import GPT, PRESETS, GPTConfig, option, pick_device
+from model import GPT, PRESETS, GPTConfig, checkpoints, newest_checkpoint, option, pick_device, read_checkpoint
 from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
 
 # ---------------------------------------------------------------------------------------------
@@ -78,6 +83,8 @@ class TrainConfig(GPTConfig):
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
     eval_tokens: int | None = option(None, "held-out tokens of an evaluation, spread over all of them (default: all)", above=0)
+    save_every: int = option(10**10, "tokens between checkpoints; there is one more where the decay begins", above=0)
+    keep_checkpoints: int = option(3, "newest checkpoints that stay; the one where the decay begins stays too", above=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -110,7 +117,7 @@ RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
     "1B": dict(batch_size=1024, total_tokens=10**12),
-    "1B-moe": dict(batch_size=1024, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
+    "1B-moe": dict(batch_size=1024, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # as the table has it; the text says 1T
     "PowerLM-3B": dict(batch_size=1024, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(batch_size=1024, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
@@ -146,16 +153,19 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
             "type": whole_number if kind is int else kind, "choices": f.metadata.get("choices"), "metavar": kind.__name__.upper(),
         }  # fmt: skip
         parser.add_argument(f"--{f.name}", help=f.metadata["help"] + default, **how)
-    parser.add_argument("--overwrite", action="store_true", default=False, help="replace what is in --out")
-    parser.add_argument("--benchmark", action="store_true", default=False, help="time a few steps and stop")
+    actions = parser.add_argument_group("what to do")
+    actions.add_argument("--resume", action="store_true", default=False, help="go on with the run in --out, or begin it")
+    actions.add_argument("--branch", type=Path, default=None, help="begin at a checkpoint of another run (or at its folder: the last one before its decay)")
+    actions.add_argument("--time_limit", type=float, default=None, metavar="SECONDS", help="save and stop after so long, with exit status 3")
+    actions.add_argument("--overwrite", action="store_true", default=False, help="replace the run in --out")
+    actions.add_argument("--benchmark", action="store_true", default=False, help="time a few steps and stop")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [o for action in parser._actions for o in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
         parser.error(f"unknown argument {unknown[0]}" + (f", did you mean {near[0]}?" if near else ", see --help"))
-    typed = vars(args)
-    actions = argparse.Namespace(overwrite=typed.pop("overwrite"), benchmark=typed.pop("benchmark"))
-    return typed, actions
+    fields = {f.name for f in dataclasses.fields(TrainConfig)}
+    return {k: v for k, v in vars(args).items() if k in fields}, args
 
 
 # ---------------------------------------------------------------------------------------------
@@ -233,52 +243,69 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
 # The run
 
 
-def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
-    """Train, write the run's folder, return its record.
+def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None = None, must_stop=lambda: False) -> dict | None:
+    """Train, write the run's folder, return its record; or save, and return None, once must_stop().
 
+    start: a checkpoint to go on from, this run's own or, for a branch, its parent's. A run that is
+    stopped and resumed on a CPU is, bit by bit, the run that was not.
     A loss that stops being finite, or that ends above ln(vocab_size), is a result and not an error:
     the record then says diverged, and its val_loss is None.
     """
-    started = time.perf_counter()
+    began = time.perf_counter()
     model, optimizer = build(cfg)
+    progress = restore(start, model, optimizer) if start else NOTHING_DONE
+    tokens, step, parent = progress["tokens"], progress["step"], progress["parent"]
     schedule = make_schedule(cfg)
-    flops = model.flops_per_token()
-    peak = peak_flops(cfg)
-    provenance = describe_origin(cfg, corpus)
+    decay_start = cfg.total_tokens - cfg.decay_tokens
+    flops, peak = model.flops_per_token(), peak_flops(cfg)
+    provenance = describe_origin(cfg, corpus) | {"parent": parent}
     write_json(out / "config.json", dataclasses.asdict(cfg) | provenance)
-    metrics = open(out / "metrics.jsonl", "w", buffering=1)  # line by line: readable while it grows
+    metrics = continue_metrics(out / "metrics.jsonl", tokens)
     log = lambda **line: metrics.write(json.dumps(line) + "\n")
 
-    tokens, training_seconds, diverged = 0, 0.0, False
-    window_start, window_tokens = time.perf_counter(), 0  # since the last line of progress
-    for step in range(cfg.n_steps):
+    # Seconds of this run's own work, over all its sessions: in all, and in the steps of the loop
+    seconds = lambda: progress["seconds"] + time.perf_counter() - began
+    training_seconds, trained_tokens = progress["training_seconds"], progress["trained_tokens"]
+    window_start, window_tokens = time.perf_counter(), tokens  # since the last line of progress
+    diverged = False
+
+    def save():
+        done = {"tokens": tokens, "step": step, "parent": parent, "seconds": seconds(),
+                "training_seconds": training_seconds, "trained_tokens": trained_tokens}  # fmt: skip
+        save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, model, optimizer, done)
+        prune_checkpoints(out, cfg.keep_checkpoints, decay_start)
+
+    while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:
         lr = schedule(tokens + cfg.batch_tokens / 2)
         loss, grad_norm, routing = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
-        before, tokens = tokens, tokens + cfg.batch_tokens
-        due = lambda every: tokens // every > before // every or step == cfg.n_steps - 1
+        before, tokens, step = tokens, tokens + cfg.batch_tokens, step + 1
+        last = tokens + cfg.batch_tokens > cfg.total_tokens
+        due = lambda every: tokens // every > before // every
 
-        if due(cfg.log_every):
+        if due(cfg.log_every) or last:
             loss = loss.item()  # waits for the device: the clock is right only behind it
-            seconds = time.perf_counter() - window_start
-            training_seconds += seconds
-            speed = (tokens - window_tokens) / seconds
-            log(step=step + 1, tokens=tokens, loss=loss, lr=lr, grad_norm=grad_norm.item(),
-                tokens_per_second=round(speed), seconds=round(time.perf_counter() - started, 2),
-                **(routing.metrics() if routing else {}))  # fmt: skip
-            left = (cfg.n_steps * cfg.batch_tokens - tokens) / speed
+            window = time.perf_counter() - window_start
+            training_seconds, trained_tokens = training_seconds + window, trained_tokens + tokens - window_tokens
+            speed = (tokens - window_tokens) / window
+            log(step=step, tokens=tokens, loss=loss, lr=lr, grad_norm=grad_norm.item(),
+                tokens_per_second=round(speed), seconds=round(seconds(), 2), **(routing.metrics() if routing else {}))  # fmt: skip
             mfu = f"   MFU {flops * speed / peak:.1%}" if peak else ""
-            print(f"{tokens:>14,} tokens   loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s{mfu}   {clock(left)} left")
-            if not math.isfinite(loss):
-                diverged = True
-                break
+            left = clock((cfg.total_tokens - tokens) / speed)
+            print(f"{tokens:>14,} tokens   loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s{mfu}   {left} left", flush=True)
+            diverged = not math.isfinite(loss)
             window_start, window_tokens = time.perf_counter(), tokens
-        if due(cfg.eval_every) and step < cfg.n_steps - 1:
-            evaluating = time.perf_counter()
+        pause = time.perf_counter()  # what follows is not training time
+        if due(cfg.eval_every) and not last:
             with autocast(cfg):
                 held_out = held_out_loss(model, corpus, cfg.eval_tokens)
             log(tokens=tokens, **held_out)
-            print(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}")
-            window_start += time.perf_counter() - evaluating
+            print(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", flush=True)
+        stopping = must_stop() and not last
+        if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens:
+            save()
+        if stopping:
+            return None
+        window_start += time.perf_counter() - pause
 
     with autocast(cfg):
         held_out = held_out_loss(model, corpus, cfg.eval_tokens)
@@ -287,12 +314,12 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
     diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
     if diverged:
         held_out = {"val_loss": None, "val_bpb": None}
-    save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, model, optimizer, tokens)
+    save()
     torch.manual_seed(cfg.seed)
     (out / "sample.txt").write_text("" if diverged else sample(model, corpus.tokenizer))
     record = dataclasses.asdict(cfg) | provenance | held_out | {
-        "tokens": tokens, "diverged": diverged, "parent": None, "seconds": round(time.perf_counter() - started, 1),
-        "tokens_per_second": round(tokens / training_seconds), "n_params": model.n_params(),
+        "tokens": tokens, "diverged": diverged, "seconds": round(seconds(), 1),
+        "tokens_per_second": round(trained_tokens / training_seconds), "n_params": model.n_params(),
         "n_active_params": model.n_active_params(),
     }  # fmt: skip
     draw_curve(out, record)
@@ -300,16 +327,156 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path) -> dict:
     return record
 
 
-def save_checkpoint(path: Path, cfg: TrainConfig, model: GPT, optimizer, tokens: int) -> None:
-    """Everything that the run is, in one file that appears whole or not at all."""
-    state = {"config": dataclasses.asdict(cfg), "tokens": tokens, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+# ---------------------------------------------------------------------------------------------
+# Checkpoints: stop at any time, go on from any of them
+
+NOTHING_DONE = {"tokens": 0, "step": 0, "parent": None, "seconds": 0.0, "training_seconds": 0.0, "trained_tokens": 0}
+
+
+def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GPT, optimizer, progress: dict) -> None:
+    """Everything that the run is, in one file that appears whole or not at all.
+
+    The schedule and the data order have no state of their own: they follow from the tokens seen.
+    """
+    state = progress | {
+        "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"], "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(), "random_state": torch.get_rng_state(),
+    }  # fmt: skip
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or 'is the disk full?'})") from None
+
+
+def restore(saved: dict, model: GPT, optimizer) -> dict:
+    """Put a checkpoint's state into model and optimizer; return how far it had come."""
+    model.load_state_dict(saved["model"])
+    ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved["optimizer"])
+    for group, settings in zip(optimizer.param_groups, ours):
+        group.update(settings)  # a branch may have another weight decay than its parent
+    torch.set_rng_state(saved["random_state"].cpu())
+    return {key: saved[key] for key in NOTHING_DONE}
+
+
+def prune_checkpoints(out: Path, keep: int, decay_start: int) -> None:
+    """Delete all but the newest, and the last one before the decay: runs go on from there."""
+    paths = checkpoints(out)
+    stable = [path for path in paths if int(path.stem) <= decay_start][-1:]
+    for path in paths[:-keep]:
+        if path not in stable:
+            path.unlink()
+
+
+def continue_metrics(path: Path, tokens: int):
+    """Open metrics.jsonl behind its last line at or before `tokens`; later and torn lines go."""
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            if json.loads(line)["tokens"] <= tokens:
+                kept.append(line + "\n")
+        except (json.JSONDecodeError, KeyError):
+            pass  # the process was killed while it wrote this line
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept))
     os.replace(temporary, path)
+    return open(path, "a", buffering=1)  # line by line: readable while it grows
+
+
+# Flags that may differ when a run is resumed: they say how it is computed, not what
+HOW = {"device", "compile", "micro_batch_size", "save_every", "keep_checkpoints"}
+
+
+def resumed_config(out: Path, typed: dict) -> TrainConfig:
+    """The configuration that the run in `out` began with. Raises ValueError where a flag disagrees."""
+    try:
+        saved = json.loads((out / "config.json").read_text())
+    except json.JSONDecodeError:
+        raise ValueError(f"--out {out}: its config.json is damaged, --overwrite starts the run again") from None
+    saved = {f.name: saved[f.name] for f in dataclasses.fields(TrainConfig) if f.name in saved}
+    for name, value in typed.items():
+        if name not in HOW | {"out"} and value not in (saved[name], "auto"):
+            raise ValueError(f"--{name} {value}: the run in {out} has {saved[name]}; leave the flag out, or use --branch for a new run")
+    return TrainConfig(**saved | {name: typed[name] for name in HOW & set(typed)} | {"out": str(out)})
+
+
+def branch_point(path: Path) -> Path:
+    """The checkpoint that a branch begins at; of a run's folder the newest one before its decay."""
+    if not path.is_dir():
+        return path
+    paths = checkpoints(path)
+    if not paths:
+        raise FileNotFoundError(f"--branch {path}: no checkpoint in {path / 'ckpt'}, is it the folder of a run?")
+    cfg = read_checkpoint(paths[-1])["config"]
+    before_decay = [p for p in paths if int(p.stem) <= cfg["total_tokens"] - cfg["decay_tokens"]]
+    return (before_decay or paths)[-1]
+
+
+def branch_config(saved: dict, typed: dict) -> TrainConfig:
+    """The parent's configuration with the typed fields changed. Raises ValueError where that makes no sense.
+
+    --decay_tokens without --total_tokens lets the decay begin right here.
+    """
+    tokens, parent = saved["tokens"], saved["config"]
+    for f in dataclasses.fields(GPTConfig):
+        if f.name in typed and typed[f.name] != parent[f.name]:
+            raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
+    # what depends on other fields is resolved anew
+    fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
+    if "decay_tokens" in typed and "total_tokens" not in typed:
+        fields["total_tokens"] = tokens + typed["decay_tokens"]
+    cfg = TrainConfig(**fields | {"preset": parent["preset"]} | typed)
+    if cfg.total_tokens < tokens + cfg.batch_tokens:
+        raise ValueError(f"--total_tokens {cfg.total_tokens:,}: the checkpoint has seen {tokens:,} already")
+    if cfg.schedule == parent["schedule"] == "cosine" and cfg.total_tokens != parent["total_tokens"]:
+        raise ValueError(f"--total_tokens {cfg.total_tokens:,}: this cosine was drawn for {parent['total_tokens']:,} from its first step on, "
+                         "train a new one or branch with --schedule wsd")  # fmt: skip
+    decay_start = cfg.total_tokens - cfg.decay_tokens
+    if cfg.schedule in ("power", "wsd") and decay_start < tokens:
+        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: the decay to {cfg.total_tokens:,} would have begun at {decay_start:,}, "
+                         f"and the checkpoint is at {tokens:,}")  # fmt: skip
+    return cfg
+
+
+def lock(out: Path):
+    """Keep other processes out of a run's folder until this one ends, however it ends.
+
+    Raises BlockingIOError if another process is there.
+    """
+    file = open(out / ".lock", "w")
+    try:
+        import fcntl  # not on Windows: there, nobody guards the folder
+    except ImportError:
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(f"--out {out}: another process is training there") from None
+    return file
+
+
+@contextlib.contextmanager
+def stop_request(time_limit: float | None):
+    """Yields a function: must we save and stop? After Ctrl-C, SIGTERM or time_limit seconds, yes."""
+    began, signals = time.perf_counter(), []
+
+    def note(number, _frame):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(signals) or (time_limit is not None and time.perf_counter() - began > time_limit)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -368,7 +535,7 @@ def draw_curve(out: Path, record: dict) -> None:
         millions = lambda some: [line["tokens"] / 1e6 for line in some]
         top.plot(millions(training), [line["loss"] for line in training], color=color, linewidth=0.8, alpha=0.6)
         top.plot(millions(held_out), [line["val_loss"] for line in held_out], color="black", marker="o", markersize=4)
-        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats per token on held-out text"
+        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
         top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
         top.set_ylabel("loss (nats per token)")
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
@@ -383,6 +550,7 @@ def draw_curve(out: Path, record: dict) -> None:
             for i, (label, (hue, values)) in enumerate(shown.items()):
                 panel.plot(millions(training), values, color=hue, linewidth=0.8)
                 panel.text(0.34 * i, 1.04, label, color=hue, transform=panel.transAxes)
+            panel.set_ylim(bottom=0)
             panel.set_ylabel("experts")
         fig.axes[-1].set_xlabel("tokens seen (millions)")
         fig.savefig(out / "curve.png")
@@ -413,28 +581,60 @@ def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def run_folder(cfg: TrainConfig, overwrite: bool) -> Path:
-    """The folder that --out names, or the next free runs/PRESET-SCHEDULE-NUMBER; made and empty.
+def run_folder(cfg: TrainConfig, resume: bool, overwrite: bool):
+    """Make the folder that --out names, or the next free runs/PRESET-SCHEDULE-NUMBER -> (folder, its lock).
 
-    Raises FileExistsError where something is in the way.
+    Raises OSError where it cannot be made, or something is in the way.
     """
     if cfg.out is None:
-        number = 1
-        while (out := Path("runs") / f"{cfg.preset}-{cfg.schedule}-{number}").exists():
-            number += 1
-    else:
-        out = Path(cfg.out)
-        if out.is_dir() and any(out.iterdir()):
-            if not (out / "config.json").exists():  # --overwrite deletes runs and nothing else
-                raise FileExistsError(f"--out {out}: is a folder with other things in it, name another one")
-            if not overwrite:
-                raise FileExistsError(f"--out {out}: holds a run already, add --overwrite to replace it or name another folder")
-            shutil.rmtree(out)
+        for number in itertools.count(1):
+            out = Path("runs") / f"{cfg.preset}-{cfg.schedule}-{number}"
+            with contextlib.suppress(FileExistsError):  # also one that another process takes just now
+                out.mkdir(parents=True)
+                return out, lock(out)
+    out = Path(cfg.out)
+    has_run = (out / "config.json").exists()
+    if out.is_dir() and not has_run and set(os.listdir(out)) - {".lock"}:
+        raise FileExistsError(f"--out {out}: is a folder with other things in it, name another one")
+    if has_run and not (resume or overwrite):
+        raise FileExistsError(f"--out {out}: holds a run already; --resume continues it, --overwrite replaces it, or name another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
+        held = lock(out)
+        if has_run and not resume:
+            for entry in out.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        return out, held
+    except BlockingIOError:
+        raise
     except OSError as error:
-        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
-    return out
+        raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | None]:
+    """What to train and the checkpoint to start from, None for a new run.
+
+    Raises ValueError or OSError where flags, run and checkpoint do not fit together.
+    """
+    if actions.resume and "out" not in typed:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    out = Path(typed.get("out", ""))
+    if actions.resume and (out / "config.json").exists():
+        cfg = resumed_config(out, typed)
+        if checkpoints(out):
+            return cfg, newest_checkpoint(out)
+        parent = json.loads((out / "config.json").read_text()).get("parent")  # stopped before its first checkpoint
+        return cfg, branched(Path(parent)) if parent else None
+    if actions.branch is not None:
+        start = branched(branch_point(actions.branch))
+        return branch_config(start, typed), start
+    return make_config(**typed), None
+
+
+def branched(path: Path) -> dict:
+    """A parent's checkpoint as the beginning of a new run: its state and place, none of its work."""
+    saved = read_checkpoint(path)
+    return saved | NOTHING_DONE | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
 
 
 def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
@@ -450,13 +650,25 @@ def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
 def main(argv: list[str] | None = None) -> int:
     typed, actions = parse(argv)
     try:
-        cfg = resolve_device(make_config(**typed))
+        if actions.time_limit is not None and not actions.time_limit > 0:
+            raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
+        cfg, start = plan(typed, actions)
+        cfg = resolve_device(cfg)
         if cfg.data and "tokenizer" in typed:
             raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} has a tokenizer of its own, leave one of them out")
-        corpus = data.open_corpus(Path(cfg.data)) if cfg.data else data.embedded_corpus(cfg.tokenizer)
+        corpus = data.load_corpus(cfg.data, cfg.tokenizer)
         check_corpus(cfg, corpus)
-        cfg = dataclasses.replace(cfg, data=str(corpus.path), tokenizer=corpus.tokenizer.name)
-        out = None if actions.benchmark else run_folder(cfg, actions.overwrite)
+        new_data = "data" in typed and actions.branch
+        if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
+            raise ValueError(f"--data {corpus.path}: fingerprint {corpus.meta['fingerprint']}, but the checkpoint was trained on {start['fingerprint']}")
+        if actions.benchmark:
+            out = None
+        elif cfg.out and actions.resume and (Path(cfg.out) / "record.json").exists():
+            print(f"{cfg.out} is finished already")
+            return 0
+        else:
+            out, held = run_folder(cfg, actions.resume, actions.overwrite)  # `held`: the lock, until we end
+            cfg = dataclasses.replace(cfg, out=str(out))
     except (ValueError, OSError) as mistake:
         print(f"train.py: {mistake}", file=sys.stderr)
         return 2
@@ -464,11 +676,19 @@ def main(argv: list[str] | None = None) -> int:
         benchmark(cfg, corpus)
         return 0
 
-    cfg = dataclasses.replace(cfg, out=str(out))
     epochs = cfg.total_tokens / len(corpus.train)
-    print(f"{out}: {cfg.preset} under {cfg.schedule}, {cfg.n_steps:,} steps of {cfg.batch_tokens:,} tokens, {epochs:.2f} epochs of {corpus.path}")
+    begin = f"from {start['tokens']:,} " if start else ""
+    print(f"{out}: {cfg.preset} under {cfg.schedule}, {begin}to {cfg.total_tokens:,} tokens, {cfg.batch_tokens:,} a step, {epochs:.2f} epochs of {corpus.path}")
     print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads")
-    record = train(cfg, corpus, out)
+    try:
+        with stop_request(actions.time_limit) as must_stop:
+            record = train(cfg, corpus, out, start, must_stop)
+    except OSError as error:  # a full disk, a folder that went away: checkpoints are whole or not there
+        print(f"train.py: {error}; the checkpoints in {out} are whole, --resume goes on from the newest", file=sys.stderr)
+        return 2
+    if record is None:
+        print(f"stopped and saved; go on with: python train.py --out {out} --resume")
+        return 3
     if not record["diverged"]:
         print(f"\na sample:\n\n{(out / 'sample.txt').read_text()}\n")
     end = "diverged" if record["diverged"] else f"held-out loss {record['val_loss']:.4f} nats per token, {record['val_bpb']:.4f} bits per byte"
