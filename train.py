@@ -527,7 +527,7 @@ def draw_curve(out: Path, record: dict) -> None:
     lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
     training = [line for line in lines if "loss" in line]
     held_out = [line for line in lines if "val_loss" in line]
-    mixture = "max_load" in training[-1]
+    mixture = record["n_expert"] > 0
     color = COLORS[record["schedule"]]
     with matplotlib.rc_context(fname=STYLE):
         fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
@@ -541,11 +541,11 @@ def draw_curve(out: Path, record: dict) -> None:
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
         bottom.set_ylabel("learning rate")
         bottom.set_ylim(bottom=0)
-        for panel in third:  # all three are 1 where every expert is used equally
+        for panel in third:  # at 1: all loads are equal; every probability is 1 / n_expert
             shown = {
                 "max load / mean": ("#0072B2", [line["max_load"] for line in training]),  # a line for each layer
                 "aux. loss per layer": ("#B34700", [line["aux_loss"] / len(line["max_load"]) for line in training]),
-                "entropy / max.": ("#00735A", [line["router_entropy"] / math.log(record["n_expert"]) for line in training]),
+                "entropy / max.": ("#00735A", [line["router_entropy"] / (math.log(record["n_expert"]) or 1) for line in training]),
             }
             for i, (label, (hue, values)) in enumerate(shown.items()):
                 panel.plot(millions(training), values, color=hue, linewidth=0.8)
