@@ -65,9 +65,9 @@ class MoE(nn.Module):
 
         # Sort. Pair i is of token i // k. The GPU is never waited for: every shape here is known beforehand.
         expert, order = expert.flatten().sort(stable=True)  # [N*k]: place j has pair order[j]
-        places = torch.arange(len(order), device=x.device)
-        back = torch.empty_like(order).scatter_(0, order, places)  # [N*k]: pair i is in place back[i]
-        ends = torch.searchsorted(expert, places[: scores.shape[1]], right=True, out_int32=True)  # [E]: where each group ends
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))  # [N*k]: pair i is in place back[i]
+        each = torch.arange(scores.shape[1], device=x.device)
+        ends = torch.searchsorted(expert, each, right=True, out_int32=True)  # [E]: where each expert's group ends
 
         # Group, multiply, put back. The weight goes in between the two products: behind them would be
         # the same mathematics, but with more to keep for the backward pass.
