@@ -13,6 +13,8 @@ never on the batch size, the micro-batch or the number of processes.
 """
 
 import argparse
+import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -22,6 +24,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +52,18 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
             mergeable_ranks={bytes([i]): i for i in range(255)}, special_tokens={"<|endoftext|>": 255},
         )  # fmt: skip
     if name.endswith(".tiktoken"):
-        from tiktoken.load import load_tiktoken_bpe
-
         if not Path(name).is_file():
             raise FileNotFoundError(f"--tokenizer {name}: no such file")
-        ranks = load_tiktoken_bpe(name)
+        try:  # a line is a token in base64 and its rank, which is also its id
+            lines = [line.split() for line in Path(name).read_bytes().splitlines() if line]
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        except ValueError:
+            raise ValueError(f"--tokenizer {name}: not a .tiktoken file, a line of it is not a token and its rank") from None
         if not all(bytes([i]) in ranks for i in range(256)):
             raise ValueError(f"--tokenizer {name}: not a byte-level vocabulary, some of the 256 bytes are missing")
-        special = {"<|endoftext|>": max(ranks.values()) + 1}
+        if sorted(ranks.values()) != list(range(len(ranks))):
+            raise ValueError(f"--tokenizer {name}: its ranks are not 0, 1, 2, ... without gap or repetition")
+        special = {"<|endoftext|>": len(ranks)}
         return tiktoken.Encoding(Path(name).stem, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
@@ -70,13 +77,10 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
     """Length in bytes of every token id, [n_vocab] int64; special tokens stand for no text: 0."""
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
-    special = set(tokenizer._special_tokens.values())
-    for token in range(tokenizer.n_vocab):
-        if token not in special:
-            try:
-                lengths[token] = len(tokenizer.decode_single_token_bytes(token))
-            except KeyError:  # some vocabularies have unused ids
-                pass
+    special = {tokenizer.encode_single_token(token) for token in tokenizer.special_tokens_set}
+    for token in set(range(tokenizer.n_vocab)) - special:
+        with contextlib.suppress(KeyError):  # some vocabularies have unused ids
+            lengths[token] = len(tokenizer.decode_single_token_bytes(token))
     return lengths
 
 
@@ -108,13 +112,13 @@ def source_files(sources: list[str]) -> list[Path]:
         else:
             raise FileNotFoundError(f"--source {source}: no such file or folder")
     if not files:
-        raise ValueError(f"--source {' '.join(sources)}: no text found, there is no file in it")
+        raise ValueError(f"--source {' '.join(sources)}: there is no file in it")
     return files
 
 
-def read_documents(files: list[Path], counts: dict[str, int]) -> Iterator[str]:
+def read_documents(files: list[Path], counts: Counter) -> Iterator[str]:
     """One document per text file. Empty and binary files are skipped, and counted in `counts`."""
-    for file in tqdm(files, desc="encoding", unit=" files"):
+    for file in tqdm(files, desc="encoding", unit=" files", leave=False, disable=None):  # None: only on a terminal
         raw = file.read_bytes()
         if b"\0" in raw[:8192]:  # git's test for "not text"
             counts["binary files skipped"] += 1
@@ -144,8 +148,8 @@ def prepare(documents: Iterable[str], tokenizer_name: str, out: Path, val_fracti
 
     Every document is followed by end-of-text. The folder appears at the very end, by rename: it is
     there and whole, or it is not there.
-    Raises FileExistsError if `out` exists, ValueError if the documents hold no text or there is no
-    such tokenizer.
+    Raises FileExistsError if `out` exists, ValueError if there is too little text to train on and to
+    hold out, or no such tokenizer.
     """
     if out.exists():
         raise FileExistsError(f"--out {out}: exists already, name another folder or remove it")
@@ -160,20 +164,21 @@ def prepare(documents: Iterable[str], tokenizer_name: str, out: Path, val_fracti
         n_documents = {"train": 0, "val": 0}
         with open(building / "train.bin", "wb") as train, open(building / "val.bin", "wb") as val:
             for text in documents:
-                split = "val" if is_held_out(text, val_fraction) else "train"
+                # (the first document is for training in any case: there is always something to read)
+                split = "val" if n_documents["train"] and is_held_out(text, val_fraction) else "train"
                 if split == "val":
                     text = text.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
                 ids = [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
                 (val if split == "val" else train).write(np.array(ids, dtype=dtype).tobytes())
                 n_documents[split] += 1
-        if not any(n_documents.values()):
-            raise ValueError("--source: no text found")
-        if not all(n_documents.values()):
-            # Too few documents for the hash to divide: the end of the text is held out instead.
-            whole = np.concatenate([np.fromfile(building / f"{s}.bin", dtype=dtype) for s in ("train", "val")])
+        if n_documents["train"] and not n_documents["val"]:
+            # Too few documents for the hash to divide them: the end of the text is held out instead.
+            whole = np.memmap(building / "train.bin", dtype=dtype, mode="r")
             cut = int(len(whole) * (1 - val_fraction))
-            whole[:cut].tofile(building / "train.bin")
             whole[cut:].tofile(building / "val.bin")
+            os.truncate(building / "train.bin", cut * dtype().itemsize)
+        if not all((building / f"{split}.bin").stat().st_size for split in ("train", "val")):
+            raise ValueError("--source: too little text to train on one part and hold out another")
 
         lengths = bytes_per_token(tokenizer)
         if Path(tokenizer_name).is_file():  # a corpus can be read without the file it was made with
@@ -221,18 +226,21 @@ def open_corpus(path: Path) -> Corpus:
         return Corpus(path, meta, load_tokenizer(str(own) if own.is_file() else meta["tokenizer"]), *parts)
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise FileNotFoundError(f"--data {path}: no prepared corpus there ({missing.filename} is missing), make one with data.py") from None
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise ValueError(f"--data {path}: meta.json is damaged, prepare it again") from None
 
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared the first time. Its folder names the versions that its text has."""
     python, torch = platform.python_version(), importlib.metadata.version("torch")
-    path = Path("data") / f"python{python}-torch{torch}-{Path(tokenizer).stem}"
+    kind = tokenizer
+    if Path(tokenizer).is_file():  # two files of one name are two tokenizers
+        kind = f"{Path(tokenizer).stem}-{hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()[:8]}"
+    path = Path(__file__).parent / "data" / f"python{python}-torch{torch}-{kind}".replace("/", "-")
     if not path.exists():
         print(f"preparing the embedded corpus, once: {path}")
         try:
-            prepare(read_documents(embedded_files(), dict.fromkeys(COUNTS, 0)), tokenizer, path)
+            prepare(read_documents(embedded_files(), Counter()), tokenizer, path)
         except OSError:
             if not path.exists():  # else another process was faster, and made the same
                 raise
@@ -244,7 +252,8 @@ def load_corpus(path: str | None, tokenizer: str = "bytes") -> Corpus:
     return embedded_corpus(tokenizer) if path is None else open_corpus(Path(path))
 
 
-COUNTS = ("binary files skipped", "empty files skipped", "files with invalid UTF-8")
+# ---------------------------------------------------------------------------------------------
+# The order in which a run reads
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -259,7 +268,7 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
 
     Each epoch g // n is a bijection of 0 ... n-1 of its own, computed and never stored: a Feistel
     network permutes a power of four >= n, and what falls outside n goes round again until it is
-    inside. So there is no loader to save and restore, and any g can be asked for at any time.
+    inside (cycle walking). So there is no loader to save and restore, and any g can be asked for at any time.
     """
     g = np.asarray(g, dtype=np.uint64)
     epoch, x = g // np.uint64(n), g % np.uint64(n)
@@ -305,19 +314,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--source", nargs="+", metavar="PATH", help="text files or folders (default: the embedded corpus)")
     parser.add_argument("--tokenizer", default="bytes", help="bytes, a name known to tiktoken, or a .tiktoken file (default: bytes)")
     parser.add_argument("--out", type=Path, help="the corpus's folder, with --source")
-    parser.add_argument("--val_fraction", type=float, default=0.02, help="share of documents held out (default: 0.02)")
+    parser.add_argument("--val_fraction", type=float, help="share of the documents that is held out (default: 0.02)")
     args = parser.parse_args(argv)
     try:
         if not args.source:
+            if args.out or args.val_fraction is not None:
+                raise ValueError("--out and --val_fraction go with --source; the embedded corpus has a place and a share of its own")
             corpus = embedded_corpus(args.tokenizer)
-            path, meta, counts = corpus.path, corpus.meta, {}
+            path, meta, counts = corpus.path, corpus.meta, Counter()
         else:
             if args.out is None:
                 raise ValueError("--source needs --out, the folder that the corpus goes to")
-            if not 0 < args.val_fraction < 1:
-                raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
-            path, counts = args.out, dict.fromkeys(COUNTS, 0)
-            meta = prepare(read_documents(source_files(args.source), counts), args.tokenizer, path, args.val_fraction)
+            val_fraction = 0.02 if args.val_fraction is None else args.val_fraction
+            if not 0 < val_fraction < 1:
+                raise ValueError(f"--val_fraction {val_fraction}: must be between 0 and 1")
+            path, counts = args.out, Counter()
+            meta = prepare(read_documents(source_files(args.source), counts), args.tokenizer, path, val_fraction)
     except (ValueError, OSError) as mistake:
         print(f"data.py: {mistake}", file=sys.stderr)
         return 2

@@ -2,7 +2,7 @@
 
 Read `held_out_loss`.
 
-    python eval.py --model runs/laptop-power-1                      held-out loss of a run
+    python eval.py --model runs/laptop-power-1                      loss on all held-out text
     python eval.py --model runs/laptop-power-1 --prompt "def "      lets it continue a text
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import data
-from model import GPT, load_model, pick_device
+from model import GPT, GPTConfig, load_model, pick_device
 
 # ---------------------------------------------------------------------------------------------
 # Held-out loss
@@ -36,7 +36,7 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     use = n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
     index = data.shuffled(np.arange(use), n, seed=0)
     lengths = data.bytes_per_token(corpus.tokenizer)
-    nats, n_bytes, per_forward = 0.0, 0, max(1, 2**14 // seq_len)
+    nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
     was_training = model.training
     model.eval()
     for part in np.array_split(index, math.ceil(use / per_forward)):
@@ -48,6 +48,18 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     return {"val_loss": nats / (use * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
 
+def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
+    """Raise ValueError where model and corpus do not fit together."""
+    if corpus.meta["vocab_size"] > cfg.vocab_size:
+        raise ValueError(
+            f"--vocab_size {cfg.vocab_size}: the corpus {corpus.path} needs {corpus.meta['vocab_size']}, "
+            f"train with --vocab_size {corpus.meta['vocab_size']}"
+        )
+    for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
+        if data.n_sequences(ids, cfg.seq_len) < 1:
+            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only {len(ids):,} {split} tokens")
+
+
 # ---------------------------------------------------------------------------------------------
 # Sampling
 
@@ -57,12 +69,14 @@ def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, t
 
     An empty prompt starts a new document. torch.manual_seed makes it repeatable.
     """
+    known = data.bytes_per_token(tokenizer) > 0
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # documents begin after end-of-text
     idx = torch.tensor([ids], device=next(model.parameters()).device)
     new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
-    return prompt + tokenizer.decode(new)
+    # a model may have more rows than its tokenizer has tokens, and likes none of the others at first
+    return prompt + tokenizer.decode([t for t in new if t < len(known) and known[t]])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -93,11 +107,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
     args = parser.parse_args(argv)
     try:
-        for name, least in (("max_new_tokens", 0), ("temperature", 0), ("top_k", 1)):
-            if not getattr(args, name) >= least:
-                raise ValueError(f"--{name} {getattr(args, name)}: must be at least {least}")
+        for name, least, most in (("max_new_tokens", 0, 10**9), ("top_k", 1, 10**9), ("temperature", 0, 1000), ("seed", 0, 2**63 - 1)):
+            if not least <= getattr(args, name) <= most:
+                raise ValueError(f"--{name} {getattr(args, name)}: must be between {least} and {most}")
+        if 0 < args.temperature < 0.01:
+            raise ValueError(f"--temperature {args.temperature}: must be 0 or at least 0.01")
         model = load_model(args.model, pick_device(args.device))
         corpus = data.open_corpus(args.data) if args.data else trained_on(args.model)
+        check_corpus(model.cfg, corpus)
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2

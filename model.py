@@ -1,4 +1,4 @@
-"""A GPT under muP: the paper's models, dense and mixtures, from a laptop's 0.2 million parameters to 3.5 billion.
+"""A GPT under muP: the paper's models, dense and mixtures of experts, from a laptop's to 3.5 billion parameters.
 
 The block is Llama's (RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases); what
 the paper adds is four multipliers, each marked "muP" where it is applied. The sizes of all models
@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import math
 import pickle
+import re
 import sys
 import zipfile
 from dataclasses import dataclass, field
@@ -40,20 +41,39 @@ def option(default=dataclasses.MISSING, help="", **limits):
 def check_limits(cfg) -> None:
     """Raise ValueError, naming flag, value and limit, for the first field outside its limits."""
     for f in dataclasses.fields(cfg):
-        value, rule = getattr(cfg, f.name), f.metadata
+        value, limits = getattr(cfg, f.name), f.metadata
+
+        def demand(holds: bool, what: str) -> None:
+            if not holds:
+                raise ValueError(f"--{f.name} {value}: must be {what}")
+
         if value is None:
             continue
-        wrong = (
-            (value == "" and "something")
-            or (isinstance(value, float) and not math.isfinite(value) and "a finite number")
-            or ("choices" in rule and value not in rule["choices"] and "one of " + ", ".join(rule["choices"]))
-            or ("above" in rule and not value > rule["above"] and f"above {rule['above']}")
-            or ("at_least" in rule and not value >= rule["at_least"] and f"at least {rule['at_least']}")
-            or ("at_most" in rule and not value <= rule["at_most"] and f"at most {rule['at_most']}")
-            or ("below" in rule and not value < rule["below"] and f"below {rule['below']}")
-        )
-        if wrong:
-            raise ValueError(f"--{f.name} {value}: must be {wrong}")
+        if isinstance(value, str):
+            demand(value != "", "something")
+        if isinstance(value, float):
+            demand(math.isfinite(value), "a finite number")
+        if "choices" in limits:
+            demand(value in limits["choices"], "one of " + ", ".join(limits["choices"]))
+        if "above" in limits:
+            demand(value > limits["above"], f"above {limits['above']}")
+        if "at_least" in limits:
+            demand(value >= limits["at_least"], f"at least {limits['at_least']}")
+        if "at_most" in limits:
+            demand(value <= limits["at_most"], f"at most {limits['at_most']}")
+        if "below" in limits:
+            demand(value < limits["below"], f"below {limits['below']}")
+
+
+def fill_in(cfg, **values) -> None:
+    """Replace each None among these fields. Only for __post_init__: a config is frozen after it.
+
+    So a config always says what is used. To derive another one, build it again from what was typed
+    (train.make_config); dataclasses.replace would keep values that followed from the old width.
+    """
+    for name, value in values.items():
+        if getattr(cfg, name) is None:
+            object.__setattr__(cfg, name, value)
 
 
 @dataclass(frozen=True)
@@ -87,15 +107,14 @@ class GPTConfig:
 
     def __post_init__(self):
         check_limits(self)
-        resolve = lambda name, value: getattr(self, name) is None and object.__setattr__(self, name, value)
         if self.n_embd % self.n_head:
             raise ValueError(f"--n_head {self.n_head}: must divide n_embd {self.n_embd}")
         if self.d_head % 2:
             raise ValueError(f"--n_head {self.n_head}: n_embd / n_head is {self.d_head}, rotary positions need it even")
-        resolve("n_kv_head", self.n_head)
+        fill_in(self, n_kv_head=self.n_head, n_ffn=round(2.5 * self.n_embd), m_width=self.n_embd / self.base_width)
+        fill_in(self, attention_multiplier=1 / self.d_head, logits_scaling=self.m_width)
         if self.n_head % self.n_kv_head:
             raise ValueError(f"--n_kv_head {self.n_kv_head}: must divide n_head {self.n_head}")
-        resolve("n_ffn", round(2.5 * self.n_embd))
         if self.n_expert_active > self.n_expert:
             raise ValueError(f"--n_expert_active {self.n_expert_active}: must be at most n_expert {self.n_expert}")
         if self.n_expert and not self.n_expert_active:
@@ -103,9 +122,6 @@ class GPTConfig:
         for name in ("n_embd", "n_ffn") if self.n_expert else ():
             if getattr(self, name) % 8:  # grouped_mm wants rows of whole 16 bytes
                 raise ValueError(f"--{name} {getattr(self, name)}: must be a multiple of 8 in a mixture of experts")
-        resolve("m_width", self.n_embd / self.base_width)
-        resolve("attention_multiplier", 1 / self.d_head)
-        resolve("logits_scaling", self.m_width)
 
     @property
     def d_head(self) -> int:
@@ -114,12 +130,12 @@ class GPTConfig:
 
 # The paper's models: Table 2 (WSD search), Table 3 (Power search), Table 4 (1B and 3B). Their
 # vocabulary is StarCoder's. The laptop's are ours: bytes instead, and one CPU core's patience.
-_bytes = dict(vocab_size=256, base_width=64)
+_bytes = dict(vocab_size=256, seq_len=128, base_width=64)
 _paper = dict(vocab_size=49152, seq_len=4096)
 _power = dict(init_std=0.1, m_emb=12)  # from Table 3 on
 PRESETS = {
-    "laptop":      dict(n_layer=4,  n_embd=64,   n_head=4,  seq_len=256, **_bytes),
-    "laptop-moe":  dict(n_layer=4,  n_embd=64,   n_head=4,  n_ffn=80, n_expert=8, n_expert_active=2, seq_len=256, **_bytes),
+    "laptop":      dict(n_layer=3,  n_embd=128,  n_head=4,  init_std=0.1, m_emb=10, **_bytes),
+    "laptop-moe":  dict(n_layer=3,  n_embd=128,  n_head=4,  n_ffn=160, n_expert=8, n_expert_active=2, init_std=0.1, m_emb=10, **_bytes),
     "12M":         dict(n_layer=32, n_embd=128,  n_head=2,  n_ffn=320,  **_paper),
     "36M":         dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  **_paper),
     "121M":        dict(n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280, **_paper),
@@ -140,10 +156,10 @@ PAPER_COUNTS = {
 
 
 def rope_table(cfg: GPTConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of every position's rotation angles, [seq_len, 1, D] each.
+    """Rotary position embedding (RoFormer): cosines and signed sines of the angles, [seq_len, 1, D] each.
 
-    Entry i of a head turns together with entry i + D/2 (the half-rotation layout): the pair's
-    angle at position t is t * theta^(-2i/D).
+    Entry i of a head turns together with entry i + D/2 (the half-rotation layout of GPT-NeoX and
+    Llama): the pair's angle at position t is t * theta^(-2i/D).
     """
     frequency = cfg.rope_theta ** (-torch.arange(0, cfg.d_head, 2, dtype=torch.float64) / cfg.d_head)
     angle = torch.outer(torch.arange(cfg.seq_len, dtype=torch.float64), frequency)  # [seq_len, D/2]
@@ -156,7 +172,7 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary position embedding of x [B, T, heads, D]."""
     cos, sin = rope
     # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); rolling by D/2 swaps the halves
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).type_as(x)  # the angles stay float32
 
 
 class Attention(nn.Module):
@@ -190,7 +206,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: one half of the hidden layer decides how much of the other passes. Answers as MoE does."""
+    """SwiGLU: one hidden layer, the gate, decides how much of the other one passes. Answers as MoE does."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -241,6 +257,8 @@ class GPT(nn.Module):
     def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         cfg = self.cfg
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
+        if start + idx.shape[1] > cfg.seq_len:
+            raise ValueError(f"{start + idx.shape[1]} tokens are more than the model's seq_len {cfg.seq_len}")
         rope = self.cos[start : start + idx.shape[1]], self.sin[start : start + idx.shape[1]]
         x = self.embed(idx) * cfg.m_emb  # [B, T, C]  muP
         routings = []
@@ -318,8 +336,8 @@ def pick_device(name: str = "auto") -> str:
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return next(kind for kind in there if there[kind])
-    kind, _, number = name.partition(":")
-    if not there.get(kind) or (number and not (kind == "cuda" and number.isdigit() and int(number) < torch.cuda.device_count())):
+    form = re.fullmatch(r"(cpu|mps|cuda)(?::(\d+))?", name)
+    if form is None or not there[form[1]] or (form[2] and int(form[2]) >= (torch.cuda.device_count() if form[1] == "cuda" else 1)):
         raise ValueError(f"--device {name}: not on this machine, it has {', '.join(k for k in there if there[k])}")
     return name
 
@@ -329,7 +347,7 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((run / "ckpt").glob("*.pt"))
 
 
-def read_checkpoint(path: Path, device: str = "cpu") -> dict:
+def read_checkpoint(path: Path) -> dict:
     """What train.save_checkpoint wrote. Raises FileNotFoundError, or ValueError for a damaged file.
 
     weights_only: a pickle that would run code is refused. The checksums are compared first, since
@@ -341,7 +359,7 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"wrong checksum in {damaged}")
-        saved = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not {"config", "tokens", "model", "optimizer"} <= set(saved):
             raise KeyError("it lacks config, tokens, model or optimizer")
         return saved
@@ -350,7 +368,7 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict:
         raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
 
 
-def newest_checkpoint(run: Path, device: str = "cpu") -> dict:
+def newest_checkpoint(run: Path) -> dict:
     """The newest checkpoint of a run's folder that can be read; damaged ones are reported.
 
     Raises FileNotFoundError where there is none, ValueError where none can be read.
@@ -360,7 +378,7 @@ def newest_checkpoint(run: Path, device: str = "cpu") -> dict:
         raise FileNotFoundError(f"{run}: no checkpoint in {run / 'ckpt'}, is it the folder of a run?")
     for path in reversed(paths):
         try:
-            return read_checkpoint(path, device)
+            return read_checkpoint(path)
         except ValueError as damage:
             print(f"{damage}, trying the one before it", file=sys.stderr)
     raise ValueError(f"{run}: none of its checkpoints can be read")
@@ -372,14 +390,15 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     Raises FileNotFoundError where there is no checkpoint, ValueError where it cannot be read.
     """
     path = Path(path)
-    saved = newest_checkpoint(path, device) if path.is_dir() else read_checkpoint(path, device)
+    saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
     fields = {f.name for f in dataclasses.fields(GPTConfig)}
     cfg = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields})
     with torch.device("meta"):  # no memory, no random numbers: the weights come from the file
         model = GPT(cfg)
     model.load_state_dict(saved["model"], assign=True)
-    model.cos, model.sin = (table.to(device) for table in rope_table(cfg))
-    return model.to(dtype=dtype).eval()
+    model.to(dtype=dtype)
+    model.cos, model.sin = rope_table(cfg)  # these stay float32
+    return model.to(device).eval()
 
 
 # ---------------------------------------------------------------------------------------------

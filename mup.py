@@ -1,9 +1,10 @@
 """Maximal update parametrization (muP): one table that makes a learning rate outlive the width.
 
-The paper's Table 1 changes six things when the model becomes m_width times wider. Three of them
-are here, as one row per kind of parameter: how it is initialized, which share of the learning
-rate it gets, whether it decays. The other three are multiplications in `model.py`: embedding
-and residual multipliers, attention logits / d_head, output logits / m_width.
+The paper's Table 1 lists five changes for a model that is m_width times wider. Two of them, initial
+values and learning rates, are one table here, with a row per kind of parameter (and a column for
+weight decay). The other three are multiplications in `model.py`: of the embedding, of the residual
+branches, of the attention logits. A fourth one there, output logits / m_width, is not in the
+paper's table but in IBM's code and in every model that they released.
 
 Standard parametrization is the same table at m_width = 1: there is no "if mup" anywhere.
 
@@ -25,16 +26,16 @@ from torch import nn
 
 class Rule(NamedTuple):
     init_std: float | None  # standard deviation at the start; None: a gain, it starts at 1
-    lr_scale: float         # share of the schedule's learning rate  # fmt: skip
-    decay: float            # share of weight_decay  # fmt: skip
+    lr_scale: float  # share of the schedule's learning rate
+    decay: float  # share of weight_decay
 
 
 def rules(cfg) -> dict[str, Rule]:
     """The table: role of a parameter -> its rule. Table 1 of the paper, for a GPTConfig.
 
-    AdamW moves every weight by about its learning rate, whatever the gradient. A row of a matrix
-    that sums over m_width times more inputs therefore moves m_width times as far: hidden
-    matrices get lr / m_width. Their initial values are random, so they add up like a random
+    AdamW moves every weight by about its learning rate, whatever the gradient. What a hidden matrix
+    puts out is a sum over m_width times more inputs, so a step would change it m_width times as
+    much: these matrices get lr / m_width. Their initial values are random and add up like a random
     walk: std / sqrt(m_width). The embedding's input is one-hot at any width: nothing to divide.
     """
     m = cfg.m_width
@@ -154,7 +155,7 @@ def train_a_little(cfg, seed: int, table: dict[str, Rule], lr: float = 2**-7, st
 
     torch.manual_seed(seed)
     model = GPT(cfg)
-    init_weights(model, table)
+    init_weights(model, table)  # again, from a table that may be broken on purpose
     idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
     groups = param_groups(model, table, weight_decay=0.0)
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10)

@@ -26,8 +26,8 @@ Schedule = Callable[[float], float]  # tokens seen -> learning rate of a paramet
 PAPER_SEQ_LEN = 4096  # the paper counts batches in sequences of this length
 
 
-def beta(batch_tokens: float) -> float:
-    """Batch size in the paper's unit: sequences of 4096 tokens, whatever our own length is."""
+def paper_batch_size(batch_tokens: float) -> float:
+    """beta: the batch size in sequences of 4096 tokens, whatever our own sequences' length is."""
     return batch_tokens / PAPER_SEQ_LEN
 
 
@@ -41,7 +41,7 @@ def constant(lr: float) -> Schedule:
 
 
 def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
-    """min(lr_max, beta * a * n^b), the paper's power learning rate (section 4).
+    """min(lr_max, beta * a * n^b), the paper's power learning rate (equation 7).
 
     The fitted law says that a WSD run of T tokens wants beta * a * T^b. Power puts n in T's
     place: run at every moment at about the rate that would be right if you stopped soon.
@@ -94,7 +94,7 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     """Follow the schedule, then fall from its last value to 0 over the last `decay_tokens`.
 
     The value is frozen where the decay begins: from there on only the shape falls, the power
-    law underneath does not go on falling (equations 2 and 5 of the paper).
+    law underneath does not go on falling (equations 2 and 8 of the paper).
     """
     if decay_tokens == 0:
         return schedule
@@ -132,7 +132,7 @@ def make_schedule(cfg) -> Schedule:
             raise ValueError(f"warmup_tokens {warm:,} leaves no token of total_tokens {total:,} for the cosine")
         return warmup(cosine(cfg.lr, warm, total, cfg.min_lr_ratio), warm)
     if cfg.schedule == "power":
-        stable = power_law(cfg.power_a, cfg.power_b, beta(cfg.batch_size * cfg.seq_len), cfg.lr_max)
+        stable = power_law(cfg.power_a, cfg.power_b, paper_batch_size(cfg.batch_size * cfg.seq_len), cfg.lr_max)
     else:
         stable = constant(cfg.lr)
     return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
@@ -145,31 +145,46 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700"}
 
 
+def best_lr(total_tokens: float, batch: float) -> float:
+    """The paper's law for the best constant rate of WSD: 4.6 * beta * T^-0.51 (equations 5 and 6)."""
+    return 4.6 * batch * total_tokens**-0.51
+
+
+def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
+    """The three schedules as in the paper's sweeps: 1B tokens of warm-up, the last 10 % decay.
+
+    Cosine and WSD get the law's best rate for this T and batch; Power is told nothing.
+    """
+    lr, warm = best_lr(T, batch), 1e9
+    return {
+        "cosine": warmup(cosine(lr, warm, T, 0.1), warm),
+        "wsd": decay(warmup(constant(lr), warm), T, T / 10, "exp"),
+        "power": decay(warmup(power_law(4, -0.51, batch, 0.02), warm), T, T / 10, "exp"),
+    }
+
+
 def draw(path: Path, T: float, batch: int) -> None:
     """Figure 1 of the paper, and below it what the two words of its title mean."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    def power(total, batch=batch):
-        return decay(warmup(power_law(4, -0.51, batch, 0.02), 1e9), total, total / 10, "exp")
-
-    def cos(total):
-        return warmup(cosine(best_lr(total, batch), 1e9, total, 0.1), 1e9)
-
-    wsd = decay(warmup(constant(best_lr(T, batch)), 1e9), T, T / 10, "exp")
     crossing = (4.6 / 4) ** (1 / -0.51)  # share of T where 4 n^-0.51 has come down to 4.6 T^-0.51
+    look = {
+        "cosine": dict(color=COLORS["cosine"], linestyle="--"),
+        "wsd": dict(color=COLORS["wsd"]),
+        "power": dict(color=COLORS["power"], linewidth=2.4),
+    }
 
     with matplotlib.rc_context(fname=STYLE):
         fig = Figure(figsize=(5, 6.2))
         top, bottom = fig.subplots(2, 1, sharex=True, sharey=True)
 
-        def plot(ax, schedule, total, color, **style):
+        def plot(ax, schedule, total, **style):
             n = [total * i / 2000 for i in range(2001)]
-            ax.plot([x / 1e9 for x in n], [schedule(x) for x in n], color=color, **style)
+            ax.plot([x / 1e9 for x in n], [schedule(x) for x in n], **style)
 
-        plot(top, cos(T), T, COLORS["cosine"], linestyle="--")
-        plot(top, wsd, T, COLORS["wsd"])
-        plot(top, power(T), T, COLORS["power"], linewidth=2.4)
+        for name, schedule in paper_curves(T, batch).items():
+            plot(top, schedule, T, **look[name])
         top.set_title("WSD holds its rate, Power lets it fall with n")
         top.text(2.2, 0.0112, "Power", color=COLORS["power"])
         top.text(3.0, 0.0030, "WSD", color=COLORS["wsd"])
@@ -180,17 +195,18 @@ def draw(path: Path, T: float, batch: int) -> None:
             (at, best_lr(T, batch)), (at, 0.0073), ha="center", arrowprops={"arrowstyle": "-", "linewidth": 0.8},
         )  # fmt: skip
 
-        for share in (0.25, 0.5, 1):
-            plot(bottom, cos(share * T), share * T, COLORS["cosine"], linestyle="--", linewidth=1.2)
-            plot(bottom, power(share * T), share * T, COLORS["power"], linewidth=2.4)
+        for total in (T / 4, T / 2, T):
+            for name in ("cosine", "power"):
+                plot(bottom, paper_curves(total, batch)[name], total, **look[name])
         for other in (batch // 2, batch * 2):
-            plot(bottom, power(T, other), T, COLORS["power"], linewidth=0.8)
+            plot(bottom, paper_curves(T, other)["power"], T, color=COLORS["power"], linewidth=0.8)
         bottom.set_title("Power is one curve for all budgets, cosine is not")
         bottom.text(15.2, 0.0168, "dashed: cosines, another\ncurve for every budget", color=COLORS["cosine"])
         bottom.text(15.2, 0.0122, f"thin: batch {batch // 2} and {batch * 2},\nhalf and twice the rate", color=COLORS["power"])
+        tail = 0.93 * T / 2  # a place on the middle tail to point at
         bottom.annotate(
             f"budgets {T / 4e9:.0f}B, {T / 2e9:.0f}B, {T / 1e9:.0f}B:\none curve, three tails",
-            (T / 2e9 * 0.93, power(T / 2)(T / 2 * 0.93)), (15.2, 0.0077),
+            (tail / 1e9, paper_curves(T / 2, batch)["power"](tail)), (15.2, 0.0077),
             color=COLORS["power"], arrowprops={"arrowstyle": "-", "linewidth": 0.8, "color": COLORS["power"]},
         )  # fmt: skip
         bottom.set_xlabel("tokens seen (billions)")
@@ -202,11 +218,6 @@ def draw(path: Path, T: float, batch: int) -> None:
         fig.savefig(path)
 
 
-def best_lr(total_tokens: float, batch: float) -> float:
-    """The paper's law for the best constant rate of WSD: 4.6 * beta * T^-0.51 (equation 4)."""
-    return 4.6 * batch * total_tokens**-0.51
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="schedules.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
@@ -216,14 +227,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     T, batch = 32e9, 128  # one cell of the paper's Table 2
-    lr = best_lr(T, batch)
-    curves = {
-        "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
-        "wsd": decay(warmup(constant(lr), 1e9), T, T / 10, "exp"),
-        "power": decay(warmup(power_law(4, -0.51, batch, 0.02), 1e9), T, T / 10, "exp"),
-    }
+    curves = paper_curves(T, batch)
     print(f"T = {T / 1e9:.0f}B tokens, batch {batch} x 4096 tokens, 1B of warm-up, the last 10 % decay")
-    print(f"WSD and cosine at the law's best rate for this T and batch, {lr:.5f}; Power knows neither\n")
+    print(f"cosine (to a tenth of its peak) and WSD at the law's best rate for this T and batch, {best_lr(T, batch):.5f}; Power knows neither\n")
     print(f"{'tokens':>8}" + "".join(f"{name:>10}" for name in curves))
     for share in (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 0.9, 0.95, 0.99, 1):
         print(f"{share * T / 1e9:7.2f}B" + "".join(f"{f(share * T):10.6f}" for f in curves.values()))

@@ -21,7 +21,9 @@ import json
 import math
 import os
 import platform
+import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -36,8 +38,8 @@ import torch
 
 import data
 import mup
-from eval import held_out_loss, sample
-from model import GPT, PRESETS, GPTConfig, checkpoints, newest_checkpoint, option, pick_device, read_checkpoint
+from eval import check_corpus, held_out_loss, sample
+from model import GPT, PRESETS, GPTConfig, checkpoints, fill_in, newest_checkpoint, option, pick_device, read_checkpoint
 from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
 
 # ---------------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ class TrainConfig(GPTConfig):
 
     device: str = option("auto", "auto: cuda, else mps, else cpu")
     dtype: str = option("auto", "auto: bfloat16 on GPUs that have it, else float32", choices=("auto", "float32", "bfloat16"))
-    compile: bool | None = option(None, "torch.compile the blocks (default: on cuda only)")
+    compile: bool | None = option(None, "torch.compile the blocks (default: on cuda, from width 256 on)")
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
@@ -88,10 +90,9 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.decay_tokens is None:
-            object.__setattr__(self, "decay_tokens", self.total_tokens // 10)
-        if self.micro_batch_size is None:
-            object.__setattr__(self, "micro_batch_size", self.batch_size)
+        if self.schedule in ("cosine", "constant"):
+            object.__setattr__(self, "decay_tokens", 0)  # the cosine is its own decay; constant has none
+        fill_in(self, decay_tokens=self.total_tokens // 10, micro_batch_size=self.batch_size)
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size {self.batch_size}")
         if self.total_tokens < self.batch_tokens:
@@ -107,19 +108,21 @@ class TrainConfig(GPTConfig):
         return self.total_tokens // self.batch_tokens  # rounded down: no step has its middle past the end
 
 
-# How each preset is trained; what a row does not name is TrainConfig's default.
-_search = dict(batch_size=128, total_tokens=32 * 10**9, lr=0.0026)  # one cell of Table 2, lr by the fitted law
+# How each preset is trained; what a row does not name is TrainConfig's default. A micro-batch here
+# fits into 80 GiB: it is the logits, seq_len * vocab_size of them per sequence, that take the room.
+_search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # a cell of Table 2, lr by the law
+_large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
-    batch_size=16, total_tokens=8_000_000, warmup_tokens=100_000, lr=0.01,
-    power_a=40.0, lr_max=0.06, log_every=2**18, eval_every=2**20, eval_tokens=2**16,
+    batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.002, power_a=12.0, lr_max=0.02,
+    log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
 )  # fmt: skip
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(batch_size=1024, total_tokens=10**12),
-    "1B-moe": dict(batch_size=1024, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # as the table has it; the text says 1T
-    "PowerLM-3B": dict(batch_size=1024, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
-    "PowerMoE-3B": dict(batch_size=1024, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
+    "1B": dict(**_large, total_tokens=10**12),
+    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # as its table says; the text says 1T
+    "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
+    "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
 
 
@@ -128,15 +131,20 @@ def make_config(**typed) -> TrainConfig:
     preset = typed.get("preset", "laptop")
     if preset not in PRESETS:
         raise ValueError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
-    return TrainConfig(**{**PRESETS[preset], **RECIPES[preset], **typed})
+    fields = {**PRESETS[preset], **RECIPES[preset], **typed}
+    if "micro_batch_size" in fields and "micro_batch_size" not in typed:  # a typed batch may be smaller than the row's part
+        fields["micro_batch_size"] = math.gcd(fields["micro_batch_size"], max(1, fields["batch_size"]))
+    return TrainConfig(**fields)
 
 
 def whole_number(text: str) -> int:
     """'2e9' and '2000000000' are the same number of tokens."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(text) if text.lstrip("+-").isdigit() else int(number)
+    if text.lstrip("+-").isdigit():
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():
+            return int(float(text))
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
 
 
 def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
@@ -145,10 +153,11 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
         prog="train.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    whole_number.__name__ = "whole number"  # what argparse calls it in "invalid whole number value: 'x'"
     for f in dataclasses.fields(TrainConfig):
         kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
-        default = "" if f.default in (None, dataclasses.MISSING) else f" (default: {f.default})"
+        row = (PRESETS["laptop"] | RECIPES["laptop"]).get(f.name)
+        defaults = [str(f.default)] * (f.default not in (None, dataclasses.MISSING)) + [f"laptop: {row}"] * (row is not None)
+        default = f" ({', '.join(defaults)})" if defaults else ""
         how = {"action": argparse.BooleanOptionalAction} if kind is bool else {
             "type": whole_number if kind is int else kind, "choices": f.metadata.get("choices"), "metavar": kind.__name__.upper(),
         }  # fmt: skip
@@ -157,9 +166,13 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
     actions.add_argument("--resume", action="store_true", default=False, help="go on with the run in --out, or begin it")
     actions.add_argument("--branch", type=Path, default=None, help="begin at a checkpoint of another run (or at its folder: the last one before its decay)")
     actions.add_argument("--time_limit", type=float, default=None, metavar="SECONDS", help="save and stop after so long, with exit status 3")
-    actions.add_argument("--overwrite", action="store_true", default=False, help="replace the run in --out")
+    actions.add_argument("--overwrite", action="store_true", default=False, help="replace the run that is in --out")
     actions.add_argument("--benchmark", action="store_true", default=False, help="time a few steps and stop")
-    args, unknown = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    for i in range(len(words) - 1, 0, -1):  # argparse takes the value in "--power_b -5e-1" for a flag
+        if re.match(r"-[\d.]", words[i]) and words[i - 1].startswith("--"):
+            words[i - 1 : i + 1] = [f"{words[i - 1]}={words[i]}"]
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         flags = [o for action in parser._actions for o in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
@@ -177,20 +190,28 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
     """Replace every "auto" by what it means on this machine; the record says what was used.
 
-    Raises ValueError for a device that is not there or a dtype that it lacks.
+    Raises ValueError for a device that is not there.
     """
     device = pick_device(cfg.device)
     kind = device.split(":")[0]
+    if kind == "cuda":
+        torch.cuda.set_device(device)
     has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = ("bfloat16" if has_bf16 else "float32") if cfg.dtype == "auto" else cfg.dtype
-    # On a CPU the compiler costs half a minute and then gives some 5 %: not worth it for short runs.
-    compile = kind == "cuda" if cfg.compile is None else cfg.compile
+    # The compiler takes half a minute. A CPU gains some 5 % by it, and a small model on a GPU is done by then.
+    compile = (kind == "cuda" and cfg.n_embd >= 256) if cfg.compile is None else cfg.compile
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
 
 
 def autocast(cfg: TrainConfig):
     """Matrix products in bfloat16 where the run asks for it; parameters stay in float32."""
     return torch.autocast(cfg.device.split(":")[0], torch.bfloat16, enabled=cfg.dtype == "bfloat16")
+
+
+def to_device(array: np.ndarray, device: str) -> torch.Tensor:
+    """Copy to the device; from pinned memory to a GPU, so that the program need not wait for it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else tensor.to(device)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -212,7 +233,7 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
     batch_loss = 0.0
     for part in np.split(index, n_micro):
         inputs, targets = data.read_sequences(corpus.train, part, cfg.seq_len)  # [micro_batch_size, seq_len]
-        inputs, targets = torch.from_numpy(inputs).to(cfg.device), torch.from_numpy(targets).to(cfg.device)
+        inputs, targets = to_device(inputs, cfg.device), to_device(targets, cfg.device)
         with autocast(cfg):
             loss, routing = model(inputs, targets)
             aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
@@ -261,7 +282,9 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
     provenance = describe_origin(cfg, corpus) | {"parent": parent}
     write_json(out / "config.json", dataclasses.asdict(cfg) | provenance)
     metrics = continue_metrics(out / "metrics.jsonl", tokens)
-    log = lambda **line: metrics.write(json.dumps(line) + "\n")
+    # JSON has no NaN: what a diverged run has to say is null
+    finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
+    log = lambda **line: metrics.write(json.dumps({key: finite(value) for key, value in line.items()}) + "\n")
 
     # Seconds of this run's own work, over all its sessions: in all, and in the steps of the loop
     seconds = lambda: progress["seconds"] + time.perf_counter() - began
@@ -316,7 +339,9 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
         held_out = {"val_loss": None, "val_bpb": None}
     save()
     torch.manual_seed(cfg.seed)
-    (out / "sample.txt").write_text("" if diverged else sample(model, corpus.tokenizer))
+    with torch.compiler.set_stance("force_eager"):  # its growing shapes would compile again and again
+        text = "" if diverged else sample(model, corpus.tokenizer)
+    (out / "sample.txt").write_text(text, encoding="utf-8")
     record = dataclasses.asdict(cfg) | provenance | held_out | {
         "tokens": tokens, "diverged": diverged, "seconds": round(seconds(), 1),
         "tokens_per_second": round(trained_tokens / training_seconds), "n_params": model.n_params(),
@@ -497,7 +522,7 @@ def describe_origin(cfg: TrainConfig, corpus: data.Corpus) -> dict:
 
     status = git("status", "--porcelain")
     return {
-        "command": " ".join(["python", *sys.argv]), "git_commit": git("rev-parse", "HEAD"), "git_dirty": status if status is None else bool(status),
+        "command": shlex.join(["python", *sys.argv]), "git_commit": git("rev-parse", "HEAD"), "git_dirty": status if status is None else bool(status),
         "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "platform": platform.platform(),
         "device_name": torch.cuda.get_device_name() if cfg.device.startswith("cuda") else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(), "fingerprint": corpus.meta["fingerprint"],
@@ -533,23 +558,23 @@ def draw_curve(out: Path, record: dict) -> None:
         fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
         top, bottom, *third = fig.subplots(2 + mixture, 1, sharex=True, height_ratios=(2, 1, 1)[: 2 + mixture])
         millions = lambda some: [line["tokens"] / 1e6 for line in some]
-        top.plot(millions(training), [line["loss"] for line in training], color=color, linewidth=0.8, alpha=0.6)
-        top.plot(millions(held_out), [line["val_loss"] for line in held_out], color="black", marker="o", markersize=4)
+        values = lambda some, key: [math.nan if line[key] is None else line[key] for line in some]
+        top.plot(millions(training), values(training, "loss"), color=color, linewidth=0.8, alpha=0.6)
+        top.plot(millions(held_out), values(held_out, "val_loss"), color="black", marker="o", markersize=4)
         end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
         top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
         top.set_ylabel("loss (nats per token)")
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
         bottom.set_ylabel("learning rate")
         bottom.set_ylim(bottom=0)
-        for panel in third:  # at 1: all loads are equal; every probability is 1 / n_expert
-            shown = {
-                "max load / mean": ("#0072B2", [line["max_load"] for line in training]),  # a line for each layer
-                "aux. loss per layer": ("#B34700", [line["aux_loss"] / len(line["max_load"]) for line in training]),
-                "entropy / max.": ("#00735A", [line["router_entropy"] / (math.log(record["n_expert"]) or 1) for line in training]),
-            }
-            for i, (label, (hue, values)) in enumerate(shown.items()):
-                panel.plot(millions(training), values, color=hue, linewidth=0.8)
-                panel.text(0.34 * i, 1.04, label, color=hue, transform=panel.transAxes)
+        for panel in third:
+            for x, key, label, hue in (
+                (0.0, "max_load", "max load / mean", "#0072B2"),  # a line for each layer
+                (0.37, "aux_loss", "auxiliary loss", "#B34700"),
+                (0.68, "router_entropy", "entropy (nats)", "#00735A"),
+            ):
+                panel.plot(millions(training), values(training, key), color=hue, linewidth=0.8)
+                panel.text(x, 1.04, label, color=hue, transform=panel.transAxes)
             panel.set_ylim(bottom=0)
             panel.set_ylabel("experts")
         fig.axes[-1].set_xlabel("tokens seen (millions)")
@@ -559,13 +584,11 @@ def draw_curve(out: Path, record: dict) -> None:
 def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
     """Time the training step on real batches."""
     model, optimizer = build(cfg)
-    wait = torch.cuda.synchronize if cfg.device.startswith("cuda") else lambda: None
     times = []
     for step in range(3 + 20):  # the first ones compile and warm caches
-        wait()
         started = time.perf_counter()
-        optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=1e-6)
-        wait()
+        loss, *_ = optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=1e-6)
+        loss.item()  # waits for the device
         times.append(time.perf_counter() - started)
     speed = cfg.batch_tokens / sorted(times[3:])[10]  # at the median
     if cfg.device.startswith("cuda"):
@@ -581,6 +604,12 @@ def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
+def is_run(out: Path) -> bool:
+    """Is this the folder of a run? Other programs, too, call a file config.json; --overwrite spares theirs."""
+    config = out / "config.json"
+    return config.exists() and '"total_tokens"' in config.read_text(encoding="utf-8", errors="replace")
+
+
 def run_folder(cfg: TrainConfig, resume: bool, overwrite: bool):
     """Make the folder that --out names, or the next free runs/PRESET-SCHEDULE-NUMBER -> (folder, its lock).
 
@@ -593,7 +622,7 @@ def run_folder(cfg: TrainConfig, resume: bool, overwrite: bool):
                 out.mkdir(parents=True)
                 return out, lock(out)
     out = Path(cfg.out)
-    has_run = (out / "config.json").exists()
+    has_run = is_run(out)
     if out.is_dir() and not has_run and set(os.listdir(out)) - {".lock"}:
         raise FileExistsError(f"--out {out}: is a folder with other things in it, name another one")
     if has_run and not (resume or overwrite):
@@ -619,7 +648,7 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
     if actions.resume and "out" not in typed:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
     out = Path(typed.get("out", ""))
-    if actions.resume and (out / "config.json").exists():
+    if actions.resume and is_run(out):
         cfg = resumed_config(out, typed)
         if checkpoints(out):
             return cfg, newest_checkpoint(out)
@@ -637,16 +666,6 @@ def branched(path: Path) -> dict:
     return saved | NOTHING_DONE | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
 
 
-def check_corpus(cfg: TrainConfig, corpus: data.Corpus) -> None:
-    """Raise ValueError where model and corpus do not fit together."""
-    if corpus.meta["vocab_size"] > cfg.vocab_size:
-        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus has token ids up to {corpus.meta['vocab_size'] - 1}, "
-                         f"add --vocab_size {corpus.meta['vocab_size']}")  # fmt: skip
-    for split, ids in (("training", corpus.train), ("held-out", corpus.val)):
-        if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only {len(ids):,} {split} tokens")
-
-
 def main(argv: list[str] | None = None) -> int:
     typed, actions = parse(argv)
     try:
@@ -657,6 +676,8 @@ def main(argv: list[str] | None = None) -> int:
         if cfg.data and "tokenizer" in typed:
             raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} has a tokenizer of its own, leave one of them out")
         corpus = data.load_corpus(cfg.data, cfg.tokenizer)
+        if cfg.data:
+            cfg = dataclasses.replace(cfg, data=str(corpus.path.resolve()), tokenizer=corpus.meta["tokenizer"])
         check_corpus(cfg, corpus)
         new_data = "data" in typed and actions.branch
         if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
@@ -679,7 +700,8 @@ def main(argv: list[str] | None = None) -> int:
     epochs = cfg.total_tokens / len(corpus.train)
     begin = f"from {start['tokens']:,} " if start else ""
     print(f"{out}: {cfg.preset} under {cfg.schedule}, {begin}to {cfg.total_tokens:,} tokens, {cfg.batch_tokens:,} a step, {epochs:.2f} epochs of {corpus.path}")
-    print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads")
+    end = f", falling to {cfg.min_lr_ratio:g} of its peak" if cfg.schedule == "cosine" else ""
+    print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads{end}")
     try:
         with stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)
@@ -690,7 +712,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"stopped and saved; go on with: python train.py --out {out} --resume")
         return 3
     if not record["diverged"]:
-        print(f"\na sample:\n\n{(out / 'sample.txt').read_text()}\n")
+        print(f"\na sample:\n\n{(out / 'sample.txt').read_text(encoding='utf-8')}\n")
     end = "diverged" if record["diverged"] else f"held-out loss {record['val_loss']:.4f} nats per token, {record['val_bpb']:.4f} bits per byte"
     print(f"{end}, after {clock(record['seconds'])}; record and curve.png in {out}")
     return 0

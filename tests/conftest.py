@@ -5,8 +5,7 @@ import torch
 
 import data
 
-torch.set_num_threads(2)
-
+torch.set_num_threads(1)  # these models are so small that a second thread only waits
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:

@@ -13,7 +13,7 @@ import train
 
 SMALL = dict(
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, total_tokens=40 * 256, warmup_tokens=4 * 256,
-    device="cpu", log_every=256, eval_every=10 * 256, power_a=5.0, lr=0.01,
+    device="cpu", log_every=256, eval_every=10 * 256, power_a=5.0, lr=0.01, init_std=0.02, m_emb=1.0,
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_a_run_from_the_command_line(schedule, corpus_path, tmp_path, capsys):
 
     assert set(config) < set(record) and all(record[key] == config[key] for key in config)
     assert {f.name for f in dataclasses.fields(train.TrainConfig)} <= set(config)
-    assert record["decay_tokens"] == 1024 and record["device"] == "cpu" and record["dtype"] == "float32" and record["compile"] is False
+    assert record["decay_tokens"] == (1024 if schedule in ("power", "wsd") else 0) and record["device"] == "cpu" and record["dtype"] == "float32" and record["compile"] is False
     assert record["tokens"] == 10240 and record["diverged"] is False and record["parent"] is None
     assert record["n_params"] == record["n_active_params"] == sum(w.numel() for w in weights(run).values())
     assert {"command", "git_commit", "git_dirty", "torch", "python", "threads", "fingerprint", "seconds", "tokens_per_second"} <= set(record)
@@ -193,6 +193,7 @@ def test_help_explains_every_flag(capsys):
         (["--schedule", "exp"], ("--schedule", "'exp'", "wsd")),
         (["--preset", "2B"], ("--preset", "'2B'", "laptop")),
         (["--total_tokens", "many"], ("--total_tokens", "'many'", "whole number")),
+        (["--lr", "-1e-3"], ("--lr -0.001", "above 0")),
         (["--total_tokens", "1.5"], ("--total_tokens", "'1.5'")),
         (["--total_tokens", "inf"], ("--total_tokens", "'inf'")),
         (["--total_tokens", "nan"], ("--total_tokens", "'nan'")),
@@ -205,7 +206,7 @@ def test_help_explains_every_flag(capsys):
         (["--lr", ""], ("--lr",)),
         (["--power_b", "0.5"], ("--power_b 0.5", "at most 0")),
         (["--beta1", "1"], ("--beta1 1", "below 1")),
-        (["--n_head", "3"], ("--n_head 3", "n_embd 64")),
+        (["--n_head", "3"], ("--n_head 3", "n_embd 128")),
         (["--warmup_tokens", "1e9"], ("1,000,000,000", "total_tokens")),
         (["--decay_tokens", "1e9"], ("1,000,000,000", "total_tokens")),
         (["--device", "cuda:99"], ("--device cuda:99",)),
@@ -217,6 +218,12 @@ def test_help_explains_every_flag(capsys):
         (["--tokenizer", "bytes"], ("--tokenizer bytes", "--data")),
         (["--out", "file"], ("--out file",)),
         (["--out", "file/run"], ("--out file/run",)),
+        (["--out", ".", "--overwrite"], ("--out .", "other things")),
+        (["--resume"], ("--resume", "--out")),
+        (["--branch", "nowhere"], ("nowhere",)),
+        (["--branch", "file"], ("file", "not a checkpoint")),
+        (["--branch", "."], ("--branch .", "no checkpoint")),
+        (["--time_limit", "0"], ("--time_limit 0",)),
     ],
 )
 def test_mistakes_are_one_line(argv, says, corpus_path, tmp_path, capsys):
@@ -243,11 +250,11 @@ def test_benchmark(corpus_path, tmp_path, capsys):
 def test_evaluate_and_sample(corpus_path, tmp_path, capsys):
     assert train.main(flags(corpus_path, out="run")) == 0
     capsys.readouterr()
-    assert evaluation.main(["--model", "run"]) == 0
+    assert evaluation.main(["--model", "run", "--device", "cpu"]) == 0
     assert f"{read(tmp_path / 'run' / 'record.json')['val_loss']:.4f}" in capsys.readouterr().out
     texts = []
     for seed in (0, 0, 1):
-        assert evaluation.main(["--model", "run", "--prompt", "def ", "--seed", str(seed), "--max_new_tokens", "50"]) == 0
+        assert evaluation.main(["--model", "run", "--device", "cpu", "--prompt", "def ", "--seed", str(seed), "--max_new_tokens", "50"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0].startswith("def ") and texts[0] == texts[1] != texts[2]
 
@@ -258,12 +265,16 @@ def test_evaluate_and_sample(corpus_path, tmp_path, capsys):
         (["--model", "nowhere"], "nowhere"), (["--model", "."], "no checkpoint"), (["--model", "run", "--data", "nowhere"], "--data nowhere"),
         (["--model", "run", "--device", "tpu"], "--device tpu"), (["--model", "run", "--prompt", "x", "--temperature", "-1"], "--temperature -1"),
         (["--model", "run", "--prompt", "x", "--top_k", "0"], "--top_k 0"), (["--model", "run", "--prompt", "x", "--max_new_tokens", "-1"], "--max_new_tokens -1"),
-        (["--model", "broken.pt"], "broken.pt"), (["--model", "missing.pt"], "missing.pt"),
+        (["--model", "broken.pt"], "broken.pt"), (["--model", "missing.pt"], "missing.pt"), (["--model", "foreign.pt"], "foreign.pt"),
+        (["--model", "run", "--seed", "-1"], "--seed -1"), (["--model", "run", "--prompt", "x", "--temperature", "1e-45"], "--temperature 1e-45"),
+        (["--model", "run", "--device", "cpu:"], "--device cpu:"), (["--model", "run", "--data", "tiny"], "--seq_len 32"),
     ],
 )  # fmt: skip
 def test_evaluation_mistakes_are_one_line(argv, says, corpus_path, tmp_path, capsys):
     assert train.main(flags(corpus_path, total_tokens=512, warmup_tokens=0, out="run")) == 0
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
+    evaluation.data.prepare(["too short for a sequence"], "bytes", tmp_path / "tiny", val_fraction=0.2)
     capsys.readouterr()
     assert evaluation.main(argv) == 2
     error = capsys.readouterr().err
