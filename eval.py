@@ -41,7 +41,7 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     model.eval()
     for part in np.array_split(index, math.ceil(use / per_forward)):
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)
-        loss = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
+        loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
     model.train(was_training)

@@ -1,4 +1,4 @@
-"""A GPT under muP: the paper's dense models, from a laptop's to 3.5 billion parameters.
+"""A GPT under muP: the paper's models, dense and mixtures of experts, from a laptop's to 3.5 billion parameters.
 
 The block is Llama's (RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases); what
 the paper adds is four multipliers, each marked "muP" where it is applied. The sizes of all models
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mup
+from moe import MoE, Routing
 
 # ---------------------------------------------------------------------------------------------
 # Configuration
@@ -85,7 +86,9 @@ class GPTConfig:
     seq_len: int = option(help="tokens per sequence", above=0)
     vocab_size: int = option(help="rows of the embedding", above=1)
     n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
-    n_ffn: int | None = option(None, "hidden width of the MLP (default: 2.5 * n_embd, as in the paper's sweeps)", above=0)
+    n_ffn: int | None = option(None, "hidden width of the MLP, or of each expert (default: 2.5 * n_embd, as in the paper's sweeps)", above=0)
+    n_expert: int = option(0, "MLPs to choose from in each block; 0: one for all tokens, a dense model", at_least=0)
+    n_expert_active: int = option(0, "experts that each token goes through", at_least=0)
 
     # muP (the paper's Table 1)
     base_width: int = option(256, "width at which m_width is 1", above=0)
@@ -93,6 +96,7 @@ class GPTConfig:
     m_emb: float = option(1.0, "multiplies the embedding's output", above=0)
     m_res: float = option(1.0, "multiplies each branch before it is added to the residual stream", above=0)
     init_std: float = option(0.02, "standard deviation of the initial weights, at m_width 1", above=0)
+    router_mup: bool = option(True, "initialize and train the router as muP's hidden matrices; off: as the embedding")
     depth_init: bool = option(False, "also divide the initial output matrices by sqrt(2 * n_layer), as IBM's code does")
     attention_multiplier: float | None = option(None, "factor of the attention logits (default: 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the output logits (default: m_width)", above=0)
@@ -111,6 +115,13 @@ class GPTConfig:
         fill_in(self, attention_multiplier=1 / self.d_head, logits_scaling=self.m_width)
         if self.n_head % self.n_kv_head:
             raise ValueError(f"--n_kv_head {self.n_kv_head}: must divide n_head {self.n_head}")
+        if self.n_expert_active > self.n_expert:
+            raise ValueError(f"--n_expert_active {self.n_expert_active}: must be at most n_expert {self.n_expert}")
+        if self.n_expert and not self.n_expert_active:
+            raise ValueError(f"--n_expert {self.n_expert}: needs n_expert_active too, how many of them each token goes through")
+        for name in ("n_embd", "n_ffn") if self.n_expert else ():
+            if getattr(self, name) % 8:  # grouped_mm wants rows of whole 16 bytes
+                raise ValueError(f"--{name} {getattr(self, name)}: must be a multiple of 8 in a mixture of experts")
 
     @property
     def d_head(self) -> int:
@@ -118,22 +129,26 @@ class GPTConfig:
 
 
 # The paper's models: Table 2 (WSD search), Table 3 (Power search), Table 4 (1B and 3B). Their
-# vocabulary is StarCoder's. `laptop` is ours: bytes instead, and one CPU core's patience.
+# vocabulary is StarCoder's. The laptop's are ours: bytes instead, and one CPU core's patience.
 _bytes = dict(vocab_size=256, seq_len=128, base_width=64)
 _paper = dict(vocab_size=49152, seq_len=4096)
 _power = dict(init_std=0.1, m_emb=12)  # from Table 3 on
 PRESETS = {
-    "laptop":     dict(n_layer=3,  n_embd=128,  n_head=4,  init_std=0.1, m_emb=10, **_bytes),
-    "12M":        dict(n_layer=32, n_embd=128,  n_head=2,  n_ffn=320,  **_paper),
-    "36M":        dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  **_paper),
-    "121M":       dict(n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280, **_paper),
-    "36M-power":  dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26, **_power, **_paper),
-    "1B":         dict(n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22, **_power, **_paper),
+    "laptop":      dict(n_layer=3,  n_embd=128,  n_head=4,  init_std=0.1, m_emb=10, **_bytes),
+    "laptop-moe":  dict(n_layer=3,  n_embd=128,  n_head=4,  n_ffn=160, n_expert=8, n_expert_active=2, init_std=0.1, m_emb=10, **_bytes),
+    "12M":         dict(n_layer=32, n_embd=128,  n_head=2,  n_ffn=320,  **_paper),
+    "36M":         dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  **_paper),
+    "121M":        dict(n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280, **_paper),
+    "36M-power":   dict(n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26, **_power, **_paper),
+    "1B":          dict(n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22, **_power, **_paper),
+    "1B-moe":      dict(n_layer=24, n_embd=1024, n_head=16, n_kv_head=8, n_ffn=512, n_expert=32, n_expert_active=8, m_res=0.28, **_power, **_paper),
     # 2304 / 256 is 9, but the paper's table says 8 for this model; the table is what they ran.
-    "PowerLM-3B": dict(n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22, m_width=8.0, **_power, **_paper),
+    "PowerLM-3B":  dict(n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22, m_width=8.0, **_power, **_paper),
+    "PowerMoE-3B": dict(n_layer=32, n_embd=1536, n_head=24, n_kv_head=8, n_ffn=512, n_expert=40, n_expert_active=8, m_res=0.22, **_power, **_paper),
 }  # fmt: skip
-PAPER_COUNTS = {"12M": "12M", "36M": "36M", "121M": "121M", "36M-power": "36M", "1B": "1.2B", "PowerLM-3B": "3.5B"}
-
+PAPER_COUNTS = {
+    "12M": "12M", "36M": "36M", "121M": "121M", "36M-power": "36M", "1B": "1.2B", "1B-moe": "1.3B", "PowerLM-3B": "3.5B", "PowerMoE-3B": "3.3B",
+}  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
 # The model. B sequences, T tokens each, C = n_embd, H heads (of queries), G of keys and values,
@@ -191,7 +206,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: one hidden layer, the gate, decides how much of the other one passes."""
+    """SwiGLU: one hidden layer, the gate, decides how much of the other one passes. Answers as MoE does."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -199,8 +214,8 @@ class MLP(nn.Module):
         self.up = nn.Linear(cfg.n_embd, cfg.n_ffn, bias=False)
         self.down = nn.Linear(cfg.n_ffn, cfg.n_embd, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.down(F.silu(self.gate(x)) * self.up(x)), None  # nothing was routed
 
 
 class Block(nn.Module):
@@ -210,19 +225,20 @@ class Block(nn.Module):
         self.attn_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         self.attn = Attention(cfg)
         self.mlp_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
-        self.mlp = MLP(cfg)
+        self.mlp = MoE(cfg) if cfg.n_expert else MLP(cfg)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: dict | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: dict | None = None) -> tuple[Tensor, Routing | None]:
         # muP: x + m_res * branch (`alpha` is the factor, without a pass over memory of its own)
         x = torch.add(x, self.attn(self.attn_norm(x), rope, cache), alpha=self.m_res)
-        return torch.add(x, self.mlp(self.mlp_norm(x)), alpha=self.m_res)
+        y, routing = self.mlp(self.mlp_norm(x))
+        return torch.add(x, y, alpha=self.m_res), routing
 
 
 class GPT(nn.Module):
     """A decoder-only language model, initialized by muP's rules.
 
     gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T]
-    gpt(idx, targets) -> mean cross-entropy in nats per token, a scalar
+    gpt(idx, targets) -> (mean cross-entropy in nats per token, a scalar; Routing of a mixture, else None)
     """
 
     def __init__(self, cfg: GPTConfig):
@@ -238,21 +254,24 @@ class GPT(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         mup.init_weights(self, mup.rules(cfg))
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None) -> Tensor:
+    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         cfg = self.cfg
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
         if start + idx.shape[1] > cfg.seq_len:
             raise ValueError(f"{start + idx.shape[1]} tokens are more than the model's seq_len {cfg.seq_len}")
         rope = self.cos[start : start + idx.shape[1]], self.sin[start : start + idx.shape[1]]
         x = self.embed(idx) * cfg.m_emb  # [B, T, C]  muP
+        routings = []
         for i, block in enumerate(self.blocks):
-            x = block(x, rope, cache[i] if cache is not None else None)
+            x, routing = block(x, rope, cache[i] if cache is not None else None)
+            routings.append(routing)
         x = self.norm(x) / cfg.logits_scaling  # muP: logits / m_width, cheaper done before the head
         logits = F.linear(x, self.embed.weight if cfg.tie_embeddings else self.head.weight)  # [B, T, V]
         if targets is None:
             return logits
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 is too coarse for the softmax
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        routing = Routing(*map(torch.stack, zip(*routings))) if cfg.n_expert else None  # [n_layer], [n_layer, E], [n_layer]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routing
 
     # -- counting ------------------------------------------------------------------------------
 
@@ -261,7 +280,9 @@ class GPT(nn.Module):
 
     def n_active_params(self) -> int:
         """Parameters that one token passes through; a tied embedding counts, as the output head."""
-        return self.n_params() - (0 if self.cfg.tie_embeddings else self.embed.weight.numel())
+        cfg = self.cfg
+        idle = cfg.n_layer * (cfg.n_expert - cfg.n_expert_active) * 3 * cfg.n_embd * cfg.n_ffn  # experts not chosen
+        return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
 
     def flops_per_token(self) -> float:
         """Floating-point operations of one token's forward and backward pass at full seq_len.
@@ -390,20 +411,23 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.parse_args(argv)
     print(
-        f"{'preset':<11}{'layers':>7}{'width':>6}{'heads (kv)':>11}{'ffn':>6}{'m_width':>8}{'m_emb':>6}{'m_res':>6}"
-        f"{'init':>6}{'parameters':>15}{'paper':>6}{'GFLOP/token':>12}"
+        f"{'preset':<12}{'layers':>6}{'width':>6}{'heads (kv)':>11}{'ffn':>6}{'experts':>9}{'m_width':>8}{'m_emb':>6}{'m_res':>6}"
+        f"{'init':>6}{'parameters':>15}{'paper':>6}{'active':>15}{'GFLOP/token':>12}"
     )
     for name, shape in PRESETS.items():
         cfg = GPTConfig(**shape)
         with torch.device("meta"):  # shapes only: PowerLM-3B costs no memory here
             model = GPT(cfg)
         heads = f"{cfg.n_head} ({cfg.n_kv_head})"
+        experts = f"{cfg.n_expert_active} of {cfg.n_expert}" if cfg.n_expert else "-"
+        active = model.n_active_params() - model.embed.weight.numel()
         print(
-            f"{name:<11}{cfg.n_layer:7d}{cfg.n_embd:6d}{heads:>11}{cfg.n_ffn:6d}{cfg.m_width:8g}{cfg.m_emb:6g}"
-            f"{cfg.m_res:6g}{cfg.init_std:6g}{model.n_params():15,d}{PAPER_COUNTS.get(name, '-'):>6}"
+            f"{name:<12}{cfg.n_layer:6d}{cfg.n_embd:6d}{heads:>11}{cfg.n_ffn:6d}{experts:>9}{cfg.m_width:8g}{cfg.m_emb:6g}"
+            f"{cfg.m_res:6g}{cfg.init_std:6g}{model.n_params():15,d}{PAPER_COUNTS.get(name, '-'):>6}{active:15,d}"
             f"{model.flops_per_token() / 1e9:12.3g}"
         )
-    print("\nGFLOP/token: forward and backward at the full sequence length, causal attention counted once")
+    print("\nactive: what a token passes through, without the embedding (the paper: 377M for 1B-moe, 800M for PowerMoE-3B)")
+    print("GFLOP/token: forward and backward at the full sequence length, causal attention counted once")
     return 0
 
 

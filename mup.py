@@ -14,6 +14,7 @@ Read `rules`, `init_weights` and `param_groups`; the rest is the coordinate chec
 """
 
 import argparse
+import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -40,12 +41,15 @@ def rules(cfg) -> dict[str, Rule]:
     m = cfg.m_width
     hidden_std = cfg.init_std / math.sqrt(m)
     # Not in the paper's table, but in IBM's code: smaller branches for deeper models (a switch).
+    # How the paper's router was treated is not known, and IBM's code changed later (a switch, too).
+    router = Rule(hidden_std, 1.0 / m, 1.0) if cfg.router_mup else Rule(cfg.init_std, 1.0, 1.0)
     output_std = hidden_std / math.sqrt(2 * cfg.n_layer) if cfg.depth_init else hidden_std
     return {
         #                  init std      lr_scale  decay
         "embedding": Rule(cfg.init_std, 1.0,      1.0),
         "hidden":    Rule(hidden_std,   1.0 / m,  1.0),
         "output":    Rule(output_std,   1.0 / m,  1.0),
+        "router":    router,
         "gain":      Rule(None,         1.0,      0.0),
     }  # fmt: skip
 
@@ -56,6 +60,7 @@ ROLES = {
     "embed": "embedding", "head": "embedding",
     "q": "hidden", "k": "hidden", "v": "hidden", "gate": "hidden", "up": "hidden",
     "out": "output", "down": "output",
+    "router": "router", "experts_in": "hidden", "experts_out": "output",
     "attn_norm": "gain", "mlp_norm": "gain", "norm": "gain",
 }  # fmt: skip
 
@@ -129,10 +134,13 @@ def check_config(width: int, mup: bool):
 def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
     """What each of HOOKS puts out for the tokens idx [B, T], all blocks of a kind together."""
     seen: dict[str, list] = {name: [] for name in HOOKS}
-    spots = [(b.attn, "attention") for b in model.blocks] + [(b.mlp, "MLP") for b in model.blocks]
+    spots = [(b.attn, "attention") for b in model.blocks] + [(b.mlp, "MLP") for b in model.blocks] + [(model.norm, "final norm")]
+    if model.cfg.n_expert:
+        seen["router"] = []
+        spots += [(b.mlp.router, "router") for b in model.blocks]
     handles = [
-        module.register_forward_hook(lambda _m, _in, out, name=name: seen[name].append(out))
-        for module, name in [*spots, (model.norm, "final norm")]
+        module.register_forward_hook(lambda _m, _in, out, name=name: seen[name].append(out[0] if name == "MLP" else out))
+        for module, name in spots
     ]
     with torch.no_grad():
         seen["logits"].append(model(idx))
@@ -155,7 +163,8 @@ def train_a_little(cfg, seed: int, table: dict[str, Rule], lr: float = 2**-7, st
         group["lr"] = lr * group["lr_scale"]
     before = activations(model, idx[:, :-1])
     for _ in range(steps):
-        model(idx[:, :-1], idx[:, 1:]).backward()
+        loss, _ = model(idx[:, :-1], idx[:, 1:])
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return before, activations(model, idx[:, :-1])
@@ -167,14 +176,14 @@ def coordinate_check(config_at, rules_at=rules, widths=WIDTHS, seeds=(0, 1, 2)):
     config_at: width -> GPTConfig. rules_at: GPTConfig -> table of rules (to break one).
     Both results: {hook: [mean |h| at each width, averaged over the seeds]}.
     """
-    start = {name: [] for name in HOOKS}
-    change = {name: [] for name in HOOKS}
+    start: dict[str, list[float]] = {}
+    change: dict[str, list[float]] = {}
     for width in widths:
         cfg = config_at(width)
         runs = [train_a_little(cfg, seed, rules_at(cfg)) for seed in seeds]
-        for name in HOOKS:
-            start[name].append(sum(h0[name].abs().mean().item() for h0, _ in runs) / len(runs))
-            change[name].append(sum((h1[name] - h0[name]).abs().mean().item() for h0, h1 in runs) / len(runs))
+        for name in runs[0][0]:
+            start.setdefault(name, []).append(sum(h0[name].abs().mean().item() for h0, _ in runs) / len(runs))
+            change.setdefault(name, []).append(sum((h1[name] - h0[name]).abs().mean().item() for h0, h1 in runs) / len(runs))
     return start, change
 
 
@@ -237,17 +246,25 @@ def main(argv: list[str] | None = None) -> int:
     print(describe(cfg, param_groups(GPT(cfg), rules(cfg), weight_decay=0.1)), "\n")
 
     start, mup_change = coordinate_check(lambda width: check_config(width, mup=True))
+    mixture = lambda width: dataclasses.replace(check_config(width, mup=True), n_expert=8, n_expert_active=2)
+    mixture_start, mixture_change = coordinate_check(mixture)
     _, standard_change = coordinate_check(lambda width: check_config(width, mup=False))
     print(f"slope of log2 |activation| against log2 width, {WIDTHS[0]} ... {WIDTHS[-1]}, 3 seeds, 4 steps of AdamW")
-    print(f"{'':<12}{'muP, change':>14}{'muP, at start':>15}{'standard, change':>18}")
-    for name in HOOKS:
-        print(f"{name:<12}{slope(mup_change[name]):+14.2f}{slope(start[name]):+15.2f}{slope(standard_change[name]):+18.2f}")
+    columns = {
+        "muP, change": mup_change, "muP, at start": start, "standard, change": standard_change,
+        "mixture, change": mixture_change, "mixture, at start": mixture_start,
+    }  # fmt: skip
+    print(" " * 10, *(f"{column:>17}" for column in columns))
+    for name in mixture_change:  # the router is only there
+        print(f"{name:<10}", *(f"{slope(sizes[name]):+17.2f}" if name in sizes else " " * 17 for sizes in columns.values()))
 
     verdicts = {
         "muP: every change is flat (within 0.25)": all(abs(slope(mup_change[h])) <= 0.25 for h in HOOKS),
         "muP: attention and MLP start flat (within 0.15)": all(abs(slope(start[h])) <= 0.15 for h in HOOKS[:2]),
         # 1/m of a sum of m terms that are random at first: m^-0.5, and the loss starts at ln(vocab)
         "muP: logits start smaller when wider (-0.7 to -0.2)": -0.7 <= slope(start["logits"]) <= -0.2,
+        "mixture: the same is flat, the router's scores too": all(abs(slope(sizes)) <= 0.25 for sizes in mixture_change.values())
+        and all(abs(slope(mixture_start[h])) <= 0.15 for h in ("attention", "MLP", "router")),
         "standard: changes grow with width (by 0.8 or more)": max(slope(standard_change[h]) for h in HOOKS) >= 0.8,
     }
     print()

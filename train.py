@@ -65,6 +65,7 @@ class TrainConfig(GPTConfig):
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
     min_lr_ratio: float = option(0.1, "final learning rate of the cosine, as a share of lr", at_least=0, at_most=1)
 
+    router_aux_weight: float = option(0.01, "weight in the training loss of a mixture's auxiliary loss, which evens out its experts' load", at_least=0)
     weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
@@ -111,14 +112,17 @@ class TrainConfig(GPTConfig):
 # fits into 80 GiB: it is the logits, seq_len * vocab_size of them per sequence, that take the room.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # a cell of Table 2, lr by the law
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
+_laptop = dict(
+    batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.004, power_a=12.0, lr_max=0.02,
+    log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
+)  # fmt: skip
 RECIPES = {
-    "laptop": dict(
-        batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.003, power_a=12.0, lr_max=0.02,
-        log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
-    ),
+    "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
     "1B": dict(**_large, total_tokens=10**12),
+    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # as its table says; the text says 1T
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
+    "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
 
 
@@ -218,7 +222,7 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
     """One update, with the batch that begins at token position `tokens` of the run.
 
     Returns the batch's mean loss in nats per token and the gradient's norm before clipping, as
-    tensors: reading their values would make a GPU wait.
+    tensors (reading their values would make a GPU wait), and the last micro-batch's Routing.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's share, see mup.rules
@@ -231,14 +235,17 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
         inputs, targets = data.read_sequences(corpus.train, part, cfg.seq_len)  # [micro_batch_size, seq_len]
         inputs, targets = to_device(inputs, cfg.device), to_device(targets, cfg.device)
         with autocast(cfg):
-            loss = model(inputs, targets) / n_micro  # micro-batches are equal: the mean of their means
-        loss.backward()  # adds to the gradients of the micro-batches before
-        batch_loss += loss.detach()
+            loss, routing = model(inputs, targets)
+            aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
+        # Micro-batches are equal: the mean of their means. Their gradients add up. The auxiliary
+        # loss is trained on, but not reported.
+        ((loss + aux_loss) / n_micro).backward()
+        batch_loss += loss.detach() / n_micro
 
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
-    return batch_loss, grad_norm
+    return batch_loss, grad_norm, routing
 
 
 def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
@@ -294,7 +301,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
 
     while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:
         lr = schedule(tokens + cfg.batch_tokens / 2)
-        loss, grad_norm = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
+        loss, grad_norm, routing = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
         before, tokens, step = tokens, tokens + cfg.batch_tokens, step + 1
         last = tokens + cfg.batch_tokens > cfg.total_tokens
         due = lambda every: tokens // every > before // every
@@ -305,7 +312,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
             training_seconds, trained_tokens = training_seconds + window, trained_tokens + tokens - window_tokens
             speed = (tokens - window_tokens) / window
             log(step=step, tokens=tokens, loss=loss, lr=lr, grad_norm=grad_norm.item(),
-                tokens_per_second=round(speed), seconds=round(seconds(), 2))  # fmt: skip
+                tokens_per_second=round(speed), seconds=round(seconds(), 2), **(routing.metrics() if routing else {}))  # fmt: skip
             mfu = f"   MFU {flops * speed / peak:.1%}" if peak else ""
             left = clock((cfg.total_tokens - tokens) / speed)
             print(f"{tokens:>14,} tokens   loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s{mfu}   {left} left", flush=True)
@@ -539,17 +546,18 @@ def clock(seconds: float) -> str:
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png: the loss, and below it the learning rate that made it."""
+    """curve.png: the loss, and below it the learning rate that made it; of a mixture also how even its experts' load is."""
     import matplotlib
     from matplotlib.figure import Figure
 
     lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
     training = [line for line in lines if "loss" in line]
     held_out = [line for line in lines if "val_loss" in line]
+    mixture = record["n_expert"] > 0
     color = COLORS[record["schedule"]]
     with matplotlib.rc_context(fname=STYLE):
-        fig = Figure(figsize=(5, 4.6))
-        top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
+        top, bottom, *third = fig.subplots(2 + mixture, 1, sharex=True, height_ratios=(2, 1, 1)[: 2 + mixture])
         millions = lambda some: [line["tokens"] / 1e6 for line in some]
         values = lambda some, key: [math.nan if line[key] is None else line[key] for line in some]
         top.plot(millions(training), values(training, "loss"), color=color, linewidth=0.8, alpha=0.6)
@@ -560,7 +568,17 @@ def draw_curve(out: Path, record: dict) -> None:
         bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
         bottom.set_ylabel("learning rate")
         bottom.set_ylim(bottom=0)
-        bottom.set_xlabel("tokens seen (millions)")
+        for panel in third:
+            for x, key, label, hue in (
+                (0.0, "max_load", "max load / mean", "#0072B2"),  # a line for each layer
+                (0.37, "aux_loss", "auxiliary loss", "#B34700"),
+                (0.68, "router_entropy", "entropy (nats)", "#00735A"),
+            ):
+                panel.plot(millions(training), values(training, key), color=hue, linewidth=0.8)
+                panel.text(x, 1.04, label, color=hue, transform=panel.transAxes)
+            panel.set_ylim(bottom=0)
+            panel.set_ylabel("experts")
+        fig.axes[-1].set_xlabel("tokens seen (millions)")
         fig.savefig(out / "curve.png")
 
 
@@ -570,7 +588,7 @@ def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
     times = []
     for step in range(3 + 20):  # the first ones compile and warm caches
         started = time.perf_counter()
-        loss, _ = optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=1e-6)
+        loss, *_ = optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=1e-6)
         loss.item()  # waits for the device
         times.append(time.perf_counter() - started)
     speed = cfg.batch_tokens / sorted(times[3:])[10]  # at the median

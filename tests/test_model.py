@@ -24,29 +24,32 @@ def tiny(**changed) -> GPT:
 
 
 def granite_twin(model: GPT):
-    """transformers' Granite with the same weights."""
-    from transformers import GraniteConfig, GraniteForCausalLM
+    """transformers' Granite, or GraniteMoe, with the same weights."""
+    from transformers import GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM
 
     cfg = model.cfg
-    config = GraniteConfig(
+    mixture = dict(num_local_experts=cfg.n_expert, num_experts_per_tok=cfg.n_expert_active) if cfg.n_expert else {}
+    config = (GraniteMoeConfig if mixture else GraniteConfig)(
         hidden_size=cfg.n_embd, intermediate_size=cfg.n_ffn, num_hidden_layers=cfg.n_layer, num_attention_heads=cfg.n_head,
         num_key_value_heads=cfg.n_kv_head, vocab_size=cfg.vocab_size, max_position_embeddings=cfg.seq_len,
         rms_norm_eps=cfg.norm_eps, rope_parameters={"rope_theta": cfg.rope_theta, "rope_type": "default"},
         tie_word_embeddings=cfg.tie_embeddings, embedding_multiplier=cfg.m_emb, residual_multiplier=cfg.m_res,
         attention_multiplier=cfg.attention_multiplier, logits_scaling=cfg.logits_scaling,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0, **mixture,
     )  # fmt: skip
     theirs = {
         "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "attn_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
-        "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+        "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "router": "block_sparse_moe.router",
+        "experts_in": "block_sparse_moe.experts.gate_up_proj", "experts_out": "block_sparse_moe.experts.down_proj",
     }  # fmt: skip
     state = {}
     for name, p in model.state_dict().items():
-        *where, part, weight = name.split(".")
+        weight = ".weight" * name.endswith(".weight")
+        *where, part = name.removesuffix(weight).split(".")
         layer = f"model.layers.{where[1]}." if where else ""
-        state[f"{layer}{theirs[part]}.{weight}"] = p
-    twin = GraniteForCausalLM(config).eval()
+        state[f"{layer}{theirs[part]}{weight}"] = p
+    twin = (GraniteMoeForCausalLM if mixture else GraniteForCausalLM)(config).eval()
     missing, unexpected = twin.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     twin.tie_weights()
@@ -100,8 +103,10 @@ def test_exact_count_and_flops():
 
 def test_presets_are_the_papers_tables():
     widths = {name: GPTConfig(**shape).m_width for name, shape in PRESETS.items()}
-    assert widths == {"laptop": widths["laptop"], "12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "PowerLM-3B": 8}
-    for name in set(PRESETS) - {"laptop"}:
+    assert {name: m for name, m in widths.items() if "laptop" not in name} == {
+        "12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "1B-moe": 4, "PowerLM-3B": 8, "PowerMoE-3B": 6,
+    }  # fmt: skip
+    for name in set(PRESETS) - {"laptop", "laptop-moe"}:
         cfg = GPTConfig(**PRESETS[name])
         assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
         assert cfg.attention_multiplier == 1 / 64 and cfg.logits_scaling == cfg.m_width
@@ -116,7 +121,7 @@ def test_loss_is_the_cross_entropy_of_the_logits():
     logits = model(idx[:, :-1])
     assert logits.shape == (3, 16, 50)
     by_hand = -logits.log_softmax(-1).gather(-1, idx[:, 1:, None]).mean()
-    assert model(idx[:, :-1], idx[:, 1:]).item() == pytest.approx(by_hand.item(), rel=1e-6)
+    assert model(idx[:, :-1], idx[:, 1:])[0].item() == pytest.approx(by_hand.item(), rel=1e-6)
 
 
 def test_no_position_sees_the_future():

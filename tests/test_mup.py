@@ -136,7 +136,7 @@ def test_attention_logits_are_divided_by_the_head_size():
 def test_main_passes_and_draws(tmp_path, capsys, monkeypatch):
     assert mup.main(["--out", str(tmp_path / "c.png")]) == 0
     out = capsys.readouterr().out
-    assert out.count("pass  ") == 4 and "FAIL" not in out and (tmp_path / "c.png").stat().st_size > 10_000
+    assert out.count("pass  ") == 5 and "FAIL" not in out and (tmp_path / "c.png").stat().st_size > 10_000
     monkeypatch.setattr(mup, "check_config", lambda width, mup: check_config(width, False))  # muP switched off
     assert mup.main(["--out", str(tmp_path / "c.png")]) == 1
     assert "FAIL" in capsys.readouterr().out

@@ -129,7 +129,7 @@ def test_accumulated_gradients_are_the_full_batchs(corpus):
         model.double()
         sgd = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
         before = [p.detach().clone() for p in model.parameters()]
-        loss, norm = train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)
+        loss, norm, _ = train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)
         after.append(([b - p.detach() for b, p in zip(before, model.parameters())], loss.item(), norm.item()))
     for gradients, loss, norm in after[1:]:
         assert all(torch.allclose(g, full, rtol=1e-6, atol=1e-12) for g, full in zip(gradients, after[0][0]))
@@ -153,7 +153,7 @@ def test_gradients_are_clipped(corpus):
         model, _ = train.build(cfg)
         sgd = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
-        _, norm = train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)
+        _, norm, _ = train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)
         moved[clip] = (before - torch.cat([p.detach().flatten() for p in model.parameters()])).norm().item()
     assert moved[1e-3] == pytest.approx(1e-3, rel=1e-2) and moved[0] == pytest.approx(norm.item(), rel=1e-3)
 

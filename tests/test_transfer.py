@@ -37,12 +37,13 @@ def final_loss(width: int, lr: float, use_mup: bool) -> float:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"] * (1 - step / STEPS)
             batch = batches[step % 2]
-            model(batch[:, :-1], batch[:, 1:]).backward()
+            loss, _ = model(batch[:, :-1], batch[:, 1:])
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            losses += [model(batch[:, :-1], batch[:, 1:]).item() for batch in batches]
+            losses += [model(batch[:, :-1], batch[:, 1:])[0].item() for batch in batches]
     return sum(losses) / len(losses)
 
 
