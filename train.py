@@ -113,7 +113,7 @@ class TrainConfig(GPTConfig):
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # a cell of Table 2, lr by the law
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
-    batch_size=8, total_tokens=4_600_000, warmup_tokens=100_000, lr=0.004, power_a=12.0, lr_max=0.02,
+    batch_size=8, total_tokens=4_200_000, warmup_tokens=100_000, lr=0.004, power_a=16.0, lr_max=0.02,
     log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
 )  # fmt: skip
 RECIPES = {
