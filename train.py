@@ -114,7 +114,7 @@ _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
     batch_size=8, total_tokens=4_200_000, warmup_tokens=100_000, lr=0.004, power_a=16.0, lr_max=0.02,
-    log_every=10**5, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
+    log_every=5 * 10**4, eval_every=10**6, eval_tokens=2**17, save_every=10**6,
 )  # fmt: skip
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
@@ -562,6 +562,8 @@ def draw_curve(out: Path, record: dict) -> None:
         values = lambda some, key: [math.nan if line[key] is None else line[key] for line in some]
         top.plot(millions(training), values(training, "loss"), color=color, linewidth=0.8, alpha=0.6)
         top.plot(millions(held_out), values(held_out, "val_loss"), color="black", marker="o", markersize=4)
+        for y, label, hue in ((0.93, "held-out text", "black"), (0.84, "training batches", color)):
+            top.text(0.98, y, label, color=hue, ha="right", va="top", transform=top.transAxes)  # losses fall: this corner is free
         end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
         top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
         top.set_ylabel("loss (nats per token)")
