@@ -1,0 +1,67 @@
+"""What the README shows is what is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import data
+import eval as evaluation
+import mup
+import schedules
+import train
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+
+
+def test_code_is_quoted_from_the_source():
+    source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
+    quoted = [line for kind, block in BLOCKS if kind == "python" for line in block.splitlines() if line.strip()]
+    assert len(quoted) > 5
+    for line in quoted:
+        assert line.strip() in source, line
+
+
+def test_pictures_and_files_exist():
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for name in re.findall(r"`(\w+\.(?:py|txt|md|mplstyle))`", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_commands_are_understood():
+    """Every `python FILE ...` line, as far as its flags go; the two one-line commands are run by .ci/run."""
+    commands = [line.split("#")[0] for kind, block in BLOCKS if kind == "sh" for line in block.splitlines() if line.startswith("python ")]
+    commands += re.findall(r"\*\*Run it:\*\* `([^`]+)`", README)
+    assert len(commands) > 12
+    for command in commands:
+        _, file, *argv = shlex.split(command)
+        assert (ROOT / file).exists(), command
+        if file == "train.py":
+            typed, actions = train.parse(argv)
+            if not (actions.branch or actions.resume):
+                train.make_config(**typed)
+        else:
+            main = {"data.py": data, "eval.py": evaluation, "mup.py": mup, "schedules.py": schedules}.get(file)
+            known = (ROOT / file).read_text(encoding="utf-8")
+            assert all(f'"{word}"' in known for word in argv if word.startswith("--")), command
+            assert main or not argv, command
+
+
+def test_the_two_commands_are_single_lines():
+    section = README.split("## Two commands")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("python3 -m venv")]
+    assert len(lines) == 2 and lines[0].endswith("train.py --schedule power") and lines[1].endswith("-m pytest")
+
+
+def test_numbers_of_the_default_run():
+    """The README's claims about the default run are the committed record's."""
+    import json
+
+    records = {r["schedule"]: r for r in map(json.loads, (ROOT / "results" / "laptop" / "records.jsonl").read_text().splitlines())}
+    table = dict(re.findall(r"^\| (power|wsd|cosine) \|.*\| ([\d.]+) \|$", README, re.M))
+    assert {name: f"{r['val_loss']:.3f}" for name, r in records.items()} == table
+    assert f"**{records['power']['val_loss']:.2f} nats per byte**" in README
+    cfg = train.make_config()
+    assert all(r[name] == getattr(cfg, name) for r in records.values() for name in ("total_tokens", "n_embd", "n_layer", "power_a", "lr", "batch_size"))
