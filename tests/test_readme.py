@@ -26,7 +26,7 @@ def test_code_is_quoted_from_the_source():
 def test_pictures_and_files_exist():
     for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (ROOT / target).exists(), target
-    for name in re.findall(r"`(\w+\.(?:py|txt|md|mplstyle))`", README):
+    for name in re.findall(r"`(\w+\.py)`", README):
         assert (ROOT / name).exists(), name
 
 
