@@ -282,7 +282,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
     flops, peak = model.flops_per_token(), peak_flops(cfg)
     provenance = describe_origin(cfg, corpus) | {"parent": parent}
     write_json(out / "config.json", dataclasses.asdict(cfg) | provenance)
-    metrics = continue_metrics(out / "metrics.jsonl", tokens)
+    metrics = continue_metrics(out / "metrics.jsonl", tokens, at_the_end=tokens + cfg.batch_tokens > cfg.total_tokens)
     # JSON has no NaN: what a diverged run has to say is null
     finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
     log = lambda **line: metrics.write(json.dumps({key: finite(value) for key, value in line.items()}) + "\n")
@@ -401,12 +401,16 @@ def prune_checkpoints(out: Path, keep: int, decay_start: int) -> None:
             path.unlink()
 
 
-def continue_metrics(path: Path, tokens: int):
-    """Open metrics.jsonl behind its last line at or before `tokens`; later and torn lines go."""
+def continue_metrics(path: Path, tokens: int, at_the_end: bool):
+    """Open metrics.jsonl behind its last line at or before `tokens`; later and torn lines go.
+
+    at_the_end: all steps are done, the last evaluation comes next; it may be there already.
+    """
     kept = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            if json.loads(line)["tokens"] <= tokens:
+            entry = json.loads(line)
+            if entry["tokens"] < tokens or (entry["tokens"] == tokens and not (at_the_end and "val_loss" in entry)):
                 kept.append(line + "\n")
         except (json.JSONDecodeError, KeyError):
             pass  # the process was killed while it wrote this line

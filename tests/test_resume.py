@@ -330,6 +330,15 @@ def test_torn_last_line(undisturbed, corpus_path, monkeypatch):
     assert_same(everything(run), undisturbed)
 
 
+@pytest.mark.parametrize("missing", [["record.json"], ["record.json", "curve.png", "sample.txt"]])
+def test_killed_between_the_last_step_and_the_record(missing, undisturbed, corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    for name in missing:
+        (tmp_path / "run" / name).unlink()
+    assert train.main(["--out", "run", "--resume"]) == 0
+    assert_same(everything(tmp_path / "run"), undisturbed)
+
+
 def test_a_finished_run_stays(corpus_path, tmp_path, capsys):
     assert train.main(flags(corpus_path, out="run")) == 0
     before = (tmp_path / "run" / "record.json").read_bytes()
