@@ -169,8 +169,8 @@ def rope_table(cfg: GPTConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding of x [B, T, heads, D]."""
-    cos, sin = rope
+    """Rotary position embedding of x [B, T, heads, D]; rope: two tables [T, 1 or n_head, D]."""
+    cos, sin = (table[:, : x.shape[2]] for table in rope)  # keys may have fewer heads than queries
     # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); rolling by D/2 swaps the halves
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).type_as(x)  # the angles stay float32
 
@@ -259,7 +259,9 @@ class GPT(nn.Module):
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
         if start + idx.shape[1] > cfg.seq_len:
             raise ValueError(f"{start + idx.shape[1]} tokens are more than the model's seq_len {cfg.seq_len}")
-        rope = self.cos[start : start + idx.shape[1]], self.sin[start : start + idx.shape[1]]
+        rope = self.cos[start : start + idx.shape[1]], self.sin[start : start + idx.shape[1]]  # [T, 1, D] each
+        if idx.device.type == "cpu":  # one copy per head: without broadcasting, heads of 16 rotate 1.5 times as fast
+            rope = [table.repeat(1, cfg.n_head, 1) for table in rope]
         x = self.embed(idx) * cfg.m_emb  # [B, T, C]  muP
         routings = []
         for i, block in enumerate(self.blocks):
