@@ -103,10 +103,6 @@ class TrainConfig(GPTConfig):
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
 
-    @property
-    def n_steps(self) -> int:
-        return self.total_tokens // self.batch_tokens  # rounded down: no step has its middle past the end
-
 
 # How each preset is trained; what a row does not name is TrainConfig's default. A micro-batch here
 # fits into 80 GiB: it is the logits, seq_len * vocab_size of them per sequence, that take the room.
@@ -299,7 +295,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
         save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, model, optimizer, done)
         prune_checkpoints(out, cfg.keep_checkpoints, decay_start)
 
-    while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:
+    while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:  # whole batches: no step reaches past the end
         lr = schedule(tokens + cfg.batch_tokens / 2)
         loss, grad_norm, routing = optimizer_step(cfg, model, optimizer, corpus, tokens, lr)
         before, tokens, step = tokens, tokens + cfg.batch_tokens, step + 1

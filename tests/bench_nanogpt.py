@@ -121,7 +121,7 @@ def compare_quality(nanogpt, corpus: data.Corpus, total_tokens: int) -> None:
     model, optimizer = train.build(cfg)
     schedule = train.make_schedule(cfg)
     started = time.perf_counter()
-    for step in range(cfg.n_steps):
+    for step in range(cfg.total_tokens // cfg.batch_tokens):
         tokens = step * cfg.batch_tokens
         train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
     our_seconds = time.perf_counter() - started

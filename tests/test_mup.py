@@ -1,6 +1,5 @@
 """muP: every parameter has its rule, and each rule is needed."""
 
-import copy
 import math
 
 import pytest

@@ -155,7 +155,7 @@ def test_killed_fifty_times_while_saving(corpus_path, tmp_path):
     argv, caught = [*flags(corpus_path, out="run", **size), "--resume"], []
 
     def while_saving(process):
-        end, seen = time.monotonic() + 60, 0
+        end = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < end:
             if any((tmp_path / "run").glob("ckpt/*.tmp")):
                 caught.append(True)
