@@ -104,8 +104,8 @@ class TrainConfig(GPTConfig):
         return self.batch_size * self.seq_len
 
 
-# How each preset is trained; what a row does not name is TrainConfig's default. A micro-batch here
-# fits into 80 GiB: it is the logits, seq_len * vocab_size of them per sequence, that take the room.
+# How each preset is trained; what a row does not name is TrainConfig's default. The paper's micro-batches
+# are small for the logits' sake, 0.8 GB per sequence in float32; they have not been tried on a GPU yet.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # a cell of Table 2, lr by the law
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
