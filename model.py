@@ -96,7 +96,7 @@ class GPTConfig:
     m_emb: float = option(1.0, "multiplies the embedding's output", above=0)
     m_res: float = option(1.0, "multiplies each branch before it is added to the residual stream", above=0)
     init_std: float = option(0.02, "standard deviation of the initial weights, at m_width 1", above=0)
-    router_mup: bool = option(True, "initialize and train the router as muP's hidden matrices; off: as the embedding")
+    router_rule: str = option("hidden", "how muP treats the router, see mup.rules", choices=("hidden", "readout", "embedding"))
     depth_init: bool = option(False, "also divide the initial output matrices by sqrt(2 * n_layer), as IBM's code does")
     attention_multiplier: float | None = option(None, "factor of the attention logits (default: 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the output logits (default: m_width)", above=0)
