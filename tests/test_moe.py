@@ -98,7 +98,7 @@ def test_the_router_keeps_float32_where_the_rest_is_bfloat16():
         assert torch.equal(layer.router(x), scores)
         for way in (moe.grouped, moe.loop):
             y, routing = layer(x, way)
-            assert y.dtype == torch.bfloat16 and routing.aux_loss.dtype == torch.float32
+            assert y.dtype == torch.float32 == routing.aux_loss.dtype
             assert (y - expected).abs().max() <= 0.02 * expected.abs().max()
     half = layer.bfloat16()
     assert half.router(x.bfloat16()).dtype == torch.float32 and half(x.bfloat16())[0].dtype == torch.bfloat16
