@@ -705,40 +705,37 @@ def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
     on_cpu, size = cfg.device == "cpu", 2 if cfg.dtype == "bfloat16" else 4
     n_params, tokens = model.n_params(), cfg.micro_batch_size * cfg.seq_len
     heads = 2 * cfg.n_embd + 2 * cfg.n_kv_head * cfg.d_head  # queries, attention's output, keys, values
-    hidden = (3 if cfg.compile else 4) * cfg.n_ffn
-    if cfg.n_expert:  # the pairs' inputs; the router's own copy of its input, and its scores
-        mlp = size * cfg.n_expert_active * (cfg.n_embd + hidden) + 4 * (cfg.n_embd + 4 * cfg.n_expert)
+    if cfg.n_expert:  # the pairs' inputs and hidden vectors; the router's input in float32, and its scores
+        pair = cfg.n_embd + (3 if cfg.compile and not on_cpu else 5) * cfg.n_ffn
+        mlp = (4 if on_cpu else size) * cfg.n_expert_active * pair + 4 * (cfg.n_embd + 4 * cfg.n_expert)
     else:
-        mlp = size * hidden
+        mlp = size * (3 if cfg.compile else 4) * cfg.n_ffn
     block = 8 * cfg.n_embd + size * 2 * cfg.n_embd + (4 if on_cpu else size) * heads + mlp
     if on_cpu and not cfg.compile:
         block += 8 * cfg.n_embd  # RMSNorm in several steps
     blocks = cfg.n_layer * 4 * cfg.n_embd + block if cfg.recompute else cfg.n_layer * block
     return {
         "parameters": 4 * n_params, "AdamW": 8 * n_params, "gradients": 4 * n_params if n_micro > 1 else 0,
-        "bfloat16 copies": 2 * n_params if size == 2 else 0, "blocks": tokens * blocks,
+        "bfloat16 copies": 2 * n_params if size == 2 and not (on_cpu and cfg.n_expert) else 0, "blocks": tokens * blocks,
         "logits": tokens * cfg.vocab_size * (size + 4 + 4),  # themselves, their softmax, and its gradient
     }  # fmt: skip
 
 
-def dry_run(cfg: TrainConfig) -> None:
+def dry_run(cfg: TrainConfig, n_devices: int) -> None:
     """What the run would take, from arithmetic alone."""
-    _, world = rank_and_world()
     with torch.device("meta"):
         model = GPT(cfg)
-    steps, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // world // cfg.micro_batch_size
+    steps, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // n_devices // cfg.micro_batch_size
     flops = model.flops_per_token() * steps * cfg.batch_tokens
     need = memory(cfg, n_micro)
     gib = lambda n: f"{n / 2**30:.3g} GiB"
+    hours = lambda gpu: f"{flops / (0.4 * PEAK_FLOPS[gpu]) / 3600 / n_devices:,.3g} hours on {gpu}s"
     print(f"{cfg.preset} under {cfg.schedule}: {steps * cfg.batch_tokens:,} tokens in {steps:,} steps of {cfg.batch_tokens:,}")
-    print(f"a step: {world} process{'es' * (world > 1)}, {n_micro} micro-batch{'es' * (n_micro > 1)} of {cfg.micro_batch_size} sequences of {cfg.seq_len} each")
-    print(f"FLOPs: {flops:.3g} ({model.flops_per_token() / 1e9:.3g} GFLOP per token: forward and backward, causal attention counted once)")
-    print(f"memory of each process: {gib(sum(need.values()))} = " + " + ".join(f"{name} {gib(n)}" for name, n in need.items() if n))
-    print(f"        ({cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {'' if cfg.recompute else 'no '}recompute; by shapes, allocators add to it)")
-    for name, mfu in (("H200", 0.4), ("A100", 0.4)):
-        seconds = flops / (mfu * PEAK_FLOPS[name])
-        print(f"time: {seconds / 3600:,.3g} hours of one {name} at an assumed MFU of {mfu:.0%} of {PEAK_FLOPS[name] / 1e12:.0f} TFLOP/s in bfloat16")
-    print("      of the machine at hand: --benchmark")
+    print(f"devices: {n_devices}, each {n_micro} micro-batch{'es' * (n_micro > 1)} of {cfg.micro_batch_size} sequences in a step")
+    print(f"FLOPs:   {flops:.3g}, {model.flops_per_token() / 1e9:.3g}e9 per token (forward and backward, causal attention counted once)")
+    print(f"memory:  {gib(sum(need.values()))} per device: " + ", ".join(f"{name} {gib(n)}" for name, n in need.items() if n))
+    print(f"         ({cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {'recompute' if cfg.recompute else 'no recompute'}; from shapes, an allocator adds to it)")
+    print(f"time:    {hours('H200')}, {hours('A100')}, if they reach 40 % of their data sheet's bfloat16; --benchmark measures the machine at hand")
 
 
 def a_few_steps(cfg: TrainConfig, corpus: data.Corpus, n: int):
@@ -860,13 +857,14 @@ def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
     if actions.time_limit is not None and not actions.time_limit > 0:
         raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
     cfg, start = plan(typed, actions)
+    if actions.dry_run:  # for a GPU, which need not be here
+        on_gpu = dict(device="cuda", dtype="bfloat16", compile=cfg.n_embd >= 256) if cfg.device == "auto" else {}
+        return dataclasses.replace(cfg, **on_gpu), None, None, None, None
     cfg = resolve_device(cfg)
     if cfg.data and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} has a tokenizer of its own, leave one of them out")
     if actions.profile and not actions.profile.parent.is_dir():
         raise ValueError(f"--profile {actions.profile}: there is no folder {actions.profile.parent}")
-    if actions.dry_run:
-        return cfg, start, None, None, None
     corpus = data.load_corpus(cfg.data, cfg.tokenizer)
     if cfg.data:
         cfg = dataclasses.replace(cfg, data=str(corpus.path.resolve()), tokenizer=corpus.meta["tokenizer"])
@@ -905,7 +903,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"train.py: rank {rank} begins at {place:,} tokens, another one elsewhere: do all machines share the disk of --out?", file=sys.stderr)
         return 2
     if actions.dry_run:
-        return dry_run(cfg) or 0
+        return dry_run(cfg, world) or 0
     if actions.benchmark:
         return benchmark(cfg, corpus) or 0
     if actions.profile:
