@@ -1,11 +1,10 @@
 """From text to batches: nothing lost, nothing leaked, and always in the same order."""
 
 import base64
+import hashlib
 import json
 import math
 import sysconfig
-import types
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +103,8 @@ def test_no_held_out_file_of_the_embedded_corpus_is_trained_on(tmp_path):
     ours = [f.relative_to(library).parts for f in files if f.is_relative_to(library) and "site-packages" not in f.parts]
     assert len(files) > 1500 and len(ours) > 400 and ("argparse.py",) in ours
     assert not any({"test", "tests", "encodings", "idlelib"} & set(parts) for parts in ours)
-    texts = list(data.read_documents(files[::8], Counter()))
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files[::8]]
+    texts = [text for text in texts if text]
     meta = data.prepare(texts, "bytes", tmp_path / "c", val_fraction=0.05)
     corpus = data.open_corpus(tmp_path / "c")
     held_out = split_at_end_of_text(corpus.val, corpus.tokenizer)
@@ -116,11 +116,11 @@ def test_no_held_out_file_of_the_embedded_corpus_is_trained_on(tmp_path):
     assert sorted(split_at_end_of_text(data.open_corpus(tmp_path / "again").val, corpus.tokenizer)) == sorted(held_out)
 
 
-def test_held_out_documents_are_cut_between_characters(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "is_held_out", lambda text, fraction: text[0] == "x")
-    data.prepare(["short", "x" + "é" * 20_000], "bytes", tmp_path / "c")
+def test_held_out_documents_are_cut_between_characters(tmp_path):
+    letter = next(x for x in "abcdefghijklmnopqrstuvwxyz" if data.is_held_out(hashlib.sha256((x + "é" * 20_000).encode()).digest(), 0.5))
+    data.prepare(["short", letter + "é" * 20_000], "bytes", tmp_path / "c", val_fraction=0.5)
     texts = split_at_end_of_text(np.fromfile(tmp_path / "c" / "val.bin", np.uint16), data.load_tokenizer("bytes"))
-    assert texts[0] == "x" + "é" * 16_383  # 32767 bytes: half a character does not fit any more
+    assert texts[0] == letter + "é" * 16_383  # 32767 bytes: half a character does not fit any more
 
 
 def test_one_long_text_is_divided_too(tmp_path):
@@ -192,15 +192,13 @@ def test_two_tokenizer_files_of_one_name_are_two_tokenizers(word_tokenizer, tmp_
     assert sizes == [262, 261]
 
 
-def test_large_vocabularies_get_more_bits(monkeypatch, tmp_path):
-    wide = types.SimpleNamespace(
-        n_vocab=70_000, eot_token=69_999, encode_ordinary=lambda text: [65_536 + ord(c) for c in text],
-        special_tokens_set=set(), decode_single_token_bytes=lambda t: b"x",
-    )  # fmt: skip
-    monkeypatch.setattr(data, "load_tokenizer", lambda name: wide)
-    data.prepare(["abc"] * 40, "wide", tmp_path / "c")
+def test_large_vocabularies_get_more_bits(tmp_path):
+    tokens = [bytes([i]) for i in range(256)] + [b"%05d" % i for i in range(65_536)]
+    (tmp_path / "wide.tiktoken").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)))
+    data.prepare(["a65535"] * 40, "wide.tiktoken", tmp_path / "c")
     ids = np.fromfile(tmp_path / "c" / "train.bin", np.uint32)
-    assert ids[:4].tolist() == [65_633, 65_634, 65_635, 69_999]
+    assert ids[:2].tolist() == [97, 256 + 65_535] or data.load_tokenizer("wide.tiktoken").decode(ids[:-1].tolist()).startswith("a65535")
+    assert ids.max() == 65_536 + 256 and json.loads((tmp_path / "c" / "meta.json").read_text())["dtype"] == "uint32"
 
 
 def test_command_line_prepares_a_folder(tmp_path, capsys):
@@ -213,7 +211,8 @@ def test_command_line_prepares_a_folder(tmp_path, capsys):
     (notes / "picture").write_bytes(b"\x89PNG\0\0")
     assert data.main(["--source", str(notes), "--out", "corpus"]) == 0
     out = capsys.readouterr().out
-    assert "1 binary files skipped" in out and "1 empty files skipped" in out and "1 files with invalid UTF-8" in out
+    assert "1 binary files skipped" in out and "1 empty documents skipped" in out and "10 sequences of invalid UTF-8 replaced" in out
+    assert f"(the first: {notes}/picture)" in out and "bytes per token" in out
     corpus = data.open_corpus(tmp_path / "corpus")
     text = corpus.tokenizer.decode([t for part in (corpus.train, corpus.val) for t in part.tolist() if t != 255])
     assert "hello" in text and "caf\ufffd" in text and "never" not in text
