@@ -173,8 +173,8 @@ def read_blocks(files: list[Path | str], field: str = "text") -> Iterator[Block]
             read = {"text": read_text, "lines": read_lines, "rows": read_rows}[layout(file)]
             try:
                 yield from read(file, field)
-            except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:  # of a decompressor, or the disk
-                raise ValueError(f"--source {file}: damaged or cut off, nothing of it can be trusted ({error})") from None
+            except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:  # ours, or a damaged file's
+                raise ValueError(f"--source {file}: {' '.join(str(error).split())}") from None
 
 
 def layout(file: Path | str) -> str:
@@ -192,6 +192,8 @@ def layout(file: Path | str) -> str:
 def opened(file: Path):
     """Yields a file's decompressed bytes, and a function: how many more bytes on the disk has that taken?"""
     with open(file, "rb") as raw:
+        if file.suffix in COMPRESSED and not file.stat().st_size:
+            raise EOFError("it is empty, not even an archive")
         match file.suffix:
             case ".gz":
                 stream = gzip.open(raw)
@@ -200,7 +202,7 @@ def opened(file: Path):
             case ".xz":
                 stream = lzma.open(raw)
             case ".zst":
-                stream = io.BufferedReader(optional("pyarrow", file).CompressedInputStream(raw, "zstd"))
+                stream = io.BufferedReader(optional("pyarrow").CompressedInputStream(raw, "zstd"))
             case _:
                 stream = raw
         positions = [0]
@@ -212,12 +214,12 @@ def opened(file: Path):
         yield stream, advance
 
 
-def optional(library: str, source: Path | str):
+def optional(library: str):
     """Import a library that only some formats need; raises ValueError where it is missing."""
     try:
         return importlib.import_module(library)
     except ImportError:
-        raise ValueError(f"--source {source}: reading it takes a library that is not installed: pip install datasets") from None
+        raise ValueError("reading it takes a library that is not installed: pip install datasets") from None
 
 
 def read_lines(file: Path, field: str) -> Iterator[Block]:
@@ -232,14 +234,14 @@ def read_rows(file: Path | str, field: str) -> Iterator[Block]:
     """The text column of a Parquet file, or of a data set on the hub (hf:NAME or hf:NAME:CONFIG)."""
     if isinstance(file, str):
         name, _, config = file.removeprefix("hf:").partition(":")
-        rows = optional("datasets", file).load_dataset(name, config or None, split="train", streaming=True)
+        rows = optional("datasets").load_dataset(name, config or None, split="train", streaming=True)
         texts, total, columns = (row.get(field) for row in rows), 0, rows.column_names or [field]
     else:
-        table, total = optional("pyarrow.parquet", file).ParquetFile(file), file.stat().st_size
+        table, total = optional("pyarrow.parquet").ParquetFile(file), file.stat().st_size
         columns = table.schema_arrow.names
         texts = (text for batch in table.iter_batches(256, columns=[field]) for text in batch.column(0).to_pylist())
     if field not in columns:
-        raise ValueError(f"--source {file}: no column {field!r}, but {', '.join(columns)}; name one with --text_field")
+        raise ValueError(f"no column {field!r}, but {', '.join(columns)}; name one with --text_field")
     block, length, number = [], 0, 0
     for text in texts:
         block.append(text)
@@ -256,20 +258,26 @@ def read_text(file: Path, _field: str) -> Iterator[Block]:
         rest, part, digest = b"", 0, None
         while chunk := stream.read(LONG):
             rest += chunk
-            while len(rest) > LONG and (cut := word_end(rest, LONG)):
+            if part == 0 and is_binary(rest):
+                break
+            if len(rest) > LONG and (cut := word_end(rest)):
                 digest = digest or hashlib.sha256(rest[:cut].decode(errors="replace").encode()).digest()
                 yield Block("part", [rest[:cut]], str(file), size=advance(), part=part, ends=False, digest=digest)
                 rest, part = rest[cut:], part + 1
         yield Block("part", [rest], str(file), size=advance(), part=part, digest=digest)
 
 
-def word_end(raw: bytes, end: int) -> int:
-    """Where raw[:end] can be cut last: behind a letter, before a space and a letter; 0 for nowhere.
+def is_binary(raw: bytes) -> bool:
+    return b"\0" in raw[:8192]  # git's test
+
+
+def word_end(raw: bytes) -> int:
+    """The last place to cut a text: behind a letter, before a space and a letter; 0 if there is none.
 
     However a byte-level tokenizer takes text apart, a word ends there and the next one begins with
     its space. No such place lies within a character of UTF-8.
     """
-    at = raw.rfind(b" ", 1, end)
+    at = raw.rfind(b" ", 1, -1)
     while at > 0 and not (raw[at - 1 : at].isalpha() and raw[at + 1 : at + 2].isalpha()):
         at = raw.rfind(b" ", 1, at)
     return max(at, 0)
@@ -310,7 +318,7 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
             text = text.read_bytes()
         if isinstance(text, bytes):
             raw = text
-            if block.kind != "lines" and block.part == 0 and b"\0" in raw[:8192]:  # git's test for "not text"
+            if block.kind != "lines" and block.part == 0 and is_binary(raw):
                 note(BINARY, i)
                 continue
             text = raw.decode(errors="replace")
@@ -400,125 +408,147 @@ def encode_blocks(blocks: Iterator[tuple[int, Block]], tokenizer_name: str, val_
 # ---------------------------------------------------------------------------------------------
 # Tokens to a corpus
 
-def lock(folder: Path, out: Path) -> int | None:
-    """Keep other processes out of a folder until this one ends, however it ends. Raises OSError."""
-    try:
-        import fcntl  # not on Windows: there, nobody guards the folder
-    except ImportError:
-        return None
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OSError("another process is preparing it") from None
-    return held
-
-
-def report(notes: dict[str, tuple[int, str]]) -> list[str]:
-    return [f"{count:,} {what} (the first: {first})" for what, (count, first) in notes.items()]
-
-
-SAVE_EVERY = 5.0  # seconds between two notes of how far the preparation has come
+SAVE_EVERY = 5.0  # seconds between two notes of how far a preparation has come
 
 
 def prepare(
     documents: Iterable[str] | Iterable[Block], tokenizer_name: str, out: Path, val_fraction: float = 0.02, workers: int = 0, identity=None, size=None
 ) -> dict:
-    """Encode documents into the new folder `out` and return what its meta.json says, and "notes".
+    """Encode documents into the new folder `out`; returns what its meta.json says, with "notes" and "seconds".
 
     Every document is followed by end-of-text. The folder appears at the very end, by rename: it is
-    there and whole, or it is not there. With an `identity`, anything that stands for the input and is the
-    same if and only if that is, an interrupted preparation goes on where it was: it skips the blocks
-    that are done. The result is the same, byte for byte, however often that happens.
+    there and whole, or it is not there.
     workers: processes to encode with, 0 for this one alone. size: bytes of input, for the progress bar.
+    identity: a list that is the same if and only if the input is. With it, a preparation that was
+    interrupted, even by SIGKILL, goes on behind the blocks that are done, and ends with the same bytes.
     Raises FileExistsError if `out` exists, ValueError if there is too little text to train on and to
     hold out, or no such tokenizer.
     """
-    tokenizer = load_tokenizer(tokenizer_name)
-    dtype = token_type(tokenizer)
+    tokenizer, file = load_tokenizer(tokenizer_name), Path(tokenizer_name)
     if out.exists():
         raise FileExistsError(f"--out {out}: exists already, name another folder or remove it")
-    building = out.with_name(f".{out.name}.{os.getpid() if identity is None else 'partial'}")
+    building = out.with_name(f".{out.name}.{'partial' if identity else os.getpid()}")
     try:
         building.mkdir(parents=True, exist_ok=True)
-        held = lock(building, out)  # until we end
     except OSError as error:
-        raise OSError(f"--out {out}: cannot be made ({error.strerror or error})") from None
+        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
+    with locked(building):
+        try:
+            key = repr((identity, val_fraction, tokenizer_name, file.is_file() and file.read_bytes()))
+            blocks = (d if isinstance(d, Block) else Block("texts", [d]) for d in documents)
+            encoded = lambda done: encode_blocks(itertools.islice(enumerate(blocks), done, None), tokenizer_name, val_fraction, workers)
+            done = write_tokens(building, hashlib.sha256(key.encode()).hexdigest(), encoded, size)
+            if not done["val"]:  # too few documents for the hash to divide them
+                hold_out_the_end(building, done, val_fraction, token_type(tokenizer)().itemsize)
+            if not (done["train"] and done["val"]):
+                raise ValueError("; ".join(["--source: too little text to train on one part and hold out another", *report(done["notes"])]))
+            if file.is_file():  # a corpus can be read without the file it was made with
+                shutil.copy(file, building)
+            meta = {"tokenizer": file.name, "vocab_size": tokenizer.n_vocab, "dtype": token_type(tokenizer).__name__}
+            meta |= count(building, tokenizer, done["documents"], hashlib.sha256(repr(sorted(meta.items())).encode()))
+            (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+            (building / "progress.json").unlink()
+            os.rename(building, out)
+            return meta | {"notes": done["notes"], "seconds": done["seconds"]}
+        except BaseException as error:
+            if not identity or isinstance(error, ValueError):  # else the next one goes on with it
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path):
+    """Keep other processes out of a folder. Raises OSError if there is one."""
     try:
-        own_tokenizer = Path(tokenizer_name).read_bytes() if Path(tokenizer_name).is_file() else b""
-        key = hashlib.sha256(repr((identity, tokenizer_name, own_tokenizer, val_fraction)).encode()).hexdigest()
-        done = {"key": key, "blocks": 0, "train": 0, "val": 0, "documents": {"train": 0, "val": 0}, "notes": {}, "size": 0, "seconds": 0.0}
-        with contextlib.suppress(FileNotFoundError):
-            saved = json.loads((building / "progress.json").read_text())
-            done = saved if saved["key"] == key else done  # else the input is another one: from the start
-        began = saved_at = time.perf_counter() - done["seconds"]
-        with open(building / "train.bin", "ab") as train, open(building / "val.bin", "ab") as val:
+        import fcntl
+    except ImportError:  # Windows: there, nobody guards the folder
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise OSError(f"{folder}: another process is at work there") from None
+    try:
+        yield
+    finally:
+        os.close(held)
 
-            def save():
-                nonlocal saved_at
-                for file in (train, val):
-                    file.flush()
-                    os.fsync(file.fileno())
-                saved_at = time.perf_counter()
-                (building / "progress.tmp").write_text(json.dumps(done | {"seconds": saved_at - began}))
-                os.replace(building / "progress.tmp", building / "progress.json")
 
-            train.truncate(done["train"])  # what came after the last note comes again
-            val.truncate(done["val"])
-            bar = tqdm(desc="encoding", total=size, initial=done["size"], unit="B", unit_scale=True, leave=False, disable=None)  # None: only on a terminal
-            blocks = enumerate(d if isinstance(d, Block) else Block("texts", [d]) for d in documents)
-            for block, result in encode_blocks(itertools.islice(blocks, done["blocks"], None), tokenizer_name, val_fraction, workers):
-                train.write(result["train"])
-                val.write(result["val"])
-                for split in ("train", "val"):
+def write_tokens(folder: Path, key: str, encoded, size: int | None) -> dict:
+    """Write the blocks of encoded(number of blocks done already) to train.bin and val.bin.
+
+    Every few seconds progress.json notes how far that has come: it holds the lengths of both files, so that
+    what was written after the last note can be cut off, and written again. Returns the last note.
+    """
+    done = {"key": key, "blocks": 0, "train": 0, "val": 0, "documents": {"train": 0, "val": 0}, "notes": {}, "size": 0, "seconds": 0.0}
+    with contextlib.suppress(FileNotFoundError):
+        earlier = json.loads((folder / "progress.json").read_text())
+        done = earlier if earlier["key"] == key else done  # with another input, from the start
+    saved_at = time.perf_counter()
+    with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val:
+        train.truncate(done["train"])
+        val.truncate(done["val"])
+        bar = tqdm(desc="encoding", total=size, initial=done["size"], unit="B", unit_scale=True, leave=False, disable=None)  # None: only on a terminal
+        for block, result in itertools.chain(encoded(done["blocks"]), [(None, None)]):
+            if block:
+                for split, file in (("train", train), ("val", val)):
+                    file.write(result[split])
                     done[split] += len(result[split])
                     done["documents"][split] += result["documents"][split]
-                for what, (count, first) in result["notes"].items():
-                    before, earlier = done["notes"].get(what, (0, first))
-                    done["notes"][what] = (before + count, earlier)
+                for what, (times, first) in result["notes"].items():
+                    before, first = done["notes"].get(what, (0, first))
+                    done["notes"][what] = (before + times, first)
                 done["blocks"] += 1
                 done["size"] += block.size
                 bar.update(block.size)
-                if time.perf_counter() - saved_at > SAVE_EVERY:
-                    save()
-            bar.close()
-            if done["train"] and not done["val"]:
-                # Too few documents for the hash to divide them: the end of the text is held out instead.
-                width = dtype().itemsize
-                cut = int(done["train"] // width * (1 - val_fraction)) * width
+            if not block or time.perf_counter() - saved_at > SAVE_EVERY:
                 train.flush()
-                with open(building / "train.bin", "rb") as whole:
-                    whole.seek(cut)
-                    shutil.copyfileobj(whole, val)
-                done["train"], done["val"] = cut, done["train"] - cut
-                save()
-                train.truncate(cut)
-        if not (done["train"] and done["val"]):
-            raise ValueError("--source: too little text to train on one part and hold out another" + "".join(f"; {line}" for line in report(done["notes"])))
+                val.flush()
+                now = time.perf_counter()
+                done["seconds"], saved_at = done["seconds"] + now - saved_at, now
+                save_progress(folder, done)
+        bar.close()
+    return done
 
-        if own_tokenizer:  # a corpus can be read without the file it was made with
-            shutil.copy(tokenizer_name, building)
-        lengths = bytes_per_token(tokenizer)
-        meta = {"tokenizer": Path(tokenizer_name).name, "vocab_size": tokenizer.n_vocab, "dtype": np.dtype(dtype).name}
-        fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
-        for split in ("train", "val"):
-            n_tokens = n_bytes = 0
-            with open(building / f"{split}.bin", "rb") as file:
-                while chunk := file.read(2**22):
-                    fingerprint.update(chunk)
-                    ids = np.frombuffer(chunk, dtype)
-                    n_tokens += len(ids)
-                    n_bytes += int(np.bincount(ids, minlength=len(lengths)) @ lengths)
-            meta |= {f"{split}_documents": done["documents"][split], f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
-        meta["fingerprint"] = fingerprint.hexdigest()[:16]
-        (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-        (building / "progress.json").unlink(missing_ok=True)
-        os.rename(building, out)
-        return meta | {"notes": done["notes"], "seconds": time.perf_counter() - began}
-    except BaseException as error:
-        if identity is None or isinstance(error, ValueError):
-            shutil.rmtree(building, ignore_errors=True)
-        raise
+
+def save_progress(folder: Path, done: dict) -> None:
+    for split in ("train", "val"):  # on the disk before the note that counts on it
+        with open(folder / f"{split}.bin", "rb") as file:
+            os.fsync(file.fileno())
+    (folder / "progress.tmp").write_text(json.dumps(done))
+    os.replace(folder / "progress.tmp", folder / "progress.json")
+
+
+def hold_out_the_end(folder: Path, done: dict, val_fraction: float, width: int) -> None:
+    """Move the last tokens, of `width` bytes each, from train.bin to val.bin."""
+    cut = int(done["train"] // width * (1 - val_fraction)) * width
+    with open(folder / "train.bin", "rb") as train, open(folder / "val.bin", "wb") as val:
+        train.seek(cut)
+        shutil.copyfileobj(train, val)
+    done |= {"train": cut, "val": done["train"] - cut}
+    save_progress(folder, done)
+    os.truncate(folder / "train.bin", cut)
+
+
+def count(folder: Path, tokenizer: tiktoken.Encoding, documents: dict[str, int], fingerprint) -> dict:
+    """Documents, tokens and bytes of text in both files, and the hash of it all, for meta.json."""
+    lengths, meta = bytes_per_token(tokenizer), {}
+    for split in ("train", "val"):
+        n_tokens = n_bytes = 0
+        with open(folder / f"{split}.bin", "rb") as file:
+            while chunk := file.read(2**22):
+                fingerprint.update(chunk)
+                ids = np.frombuffer(chunk, token_type(tokenizer))
+                n_tokens += len(ids)
+                n_bytes += int(np.bincount(ids, minlength=len(lengths)) @ lengths)
+        meta |= {f"{split}_documents": documents[split], f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
+    return meta | {"fingerprint": fingerprint.hexdigest()[:16]}
+
+
+def report(notes: dict[str, tuple[int, str]]) -> list[str]:
+    return [f"{times:,} {what} (the first: {first})" for what, (times, first) in notes.items()]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -601,7 +631,7 @@ def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
             folder, weight = part, 1.0 if "," not in text else math.nan
         if not folder or not 0 <= weight <= 1:
             raise ValueError(f"{flag} {text}: {part!r} must be a folder and its share, as in web:0.8,code:0.2")
-        folder = folder if folder == "embedded" else str(Path(folder).resolve())
+        folder = folder if folder == "embedded" else os.path.abspath(folder)
         if Path(folder).name in {Path(other).name for other in weights}:
             raise ValueError(f"{flag} {text}: two sources have the name {Path(folder).name}")
         weights[folder] = weight
@@ -685,14 +715,17 @@ def mixed(g: np.ndarray, shares: tuple[float, ...], seed: int) -> tuple[np.ndarr
 
     The smallest source takes one sequence out of every 1 / share, at a random place among these, so
     that it has no favourite place in a batch. The sequences that it leaves are numbered anew, and the
-    next larger source does the same with them; the last one takes the rest. So all of this follows
-    from g alone, and after any number of sequences each source has had its share, give or take two.
+    next larger source does the same with them. So all of this follows from g and the seed alone, and after any number of sequences each source has had its share, give or take two.
     """
     rest = np.array(g, dtype=np.int64)
     source, before = np.full(rest.shape, -1), np.zeros((len(rest), len(shares)), dtype=np.int64)
     order = sorted((share, j) for j, share in enumerate(shares) if share > 0)
     for i, (share, j) in enumerate(order):
-        share /= sum(other for other, _ in order[i:])  # of what the smaller ones have left; <= 1/2 but for the last
+        share /= sum(other for other, _ in order[i:])  # of what the smaller ones have left
+        if share == 1:  # the last one takes the rest
+            before[:, j] = rest
+            source[source < 0] = j
+            break
         turn = np.floor(rest * share).astype(np.int64)  # the turn of this source that each one falls in
         begin, end = first_of_turn(turn, share), first_of_turn(turn + 1, share)
         key = mix(mix(np.full(rest.shape, seed, dtype=np.uint64)) + np.uint64(j)) + turn.astype(np.uint64)
@@ -755,7 +788,14 @@ def read_sequences(tokens: np.ndarray, index: np.ndarray, seq_len: int) -> tuple
     Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents begin and end: as in
     the paper's kind of pre-training, attention looks across document borders.
     """
-    rows = tokens[np.asarray(index)[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
+    rows, width = np.empty((len(index), seq_len + 1), dtype=np.int64), tokens.itemsize
+    if isinstance(tokens, np.memmap) and hasattr(os, "pread"):
+        with open(tokens.filename, "rb", buffering=0) as file:
+            for row, i in zip(rows, index.tolist()):
+                row[:] = np.frombuffer(os.pread(file.fileno(), (seq_len + 1) * width, i * seq_len * width), tokens.dtype)
+    else:
+        for row, i in zip(rows, index.tolist()):
+            row[:] = tokens[i * seq_len : (i + 1) * seq_len + 1]
     return rows[:, :-1], rows[:, 1:]
 
 

@@ -692,8 +692,8 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
         cfg = resumed_config(out, typed)
         if checkpoints(out):
             return cfg, newest_checkpoint(out)
-        parent = json.loads((out / "config.json").read_text()).get("parent")  # stopped before its first checkpoint
-        return cfg, branched(Path(parent)) if parent else None
+        begun = json.loads((out / "config.json").read_text())  # stopped before its first checkpoint
+        return cfg, branched(Path(begun["parent"])) | {"fingerprint": begun["fingerprint"]} if begun.get("parent") else None
     if actions.branch is not None:
         start = branched(branch_point(actions.branch))
         return branch_config(start, typed), start
