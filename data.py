@@ -25,6 +25,7 @@ import importlib.util
 import io
 import itertools
 import json
+import logging
 import lzma
 import math
 import multiprocessing
@@ -234,6 +235,7 @@ def read_rows(file: Path | str, field: str) -> Iterator[Block]:
     """The text column of a Parquet file, or of a data set on the hub (hf:NAME or hf:NAME:CONFIG)."""
     if isinstance(file, str):
         name, _, config = file.removeprefix("hf:").partition(":")
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
         rows = optional("datasets").load_dataset(name, config or None, split="train", streaming=True)
         texts, total, columns = (row.get(field) for row in rows), 0, rows.column_names or [field]
     else:
@@ -242,14 +244,14 @@ def read_rows(file: Path | str, field: str) -> Iterator[Block]:
         texts = (text for batch in table.iter_batches(256, columns=[field]) for text in batch.column(0).to_pylist())
     if field not in columns:
         raise ValueError(f"no column {field!r}, but {', '.join(columns)}; name one with --text_field")
-    block, length, number = [], 0, 0
+    block, length, first = [], 0, 1
     for text in texts:
         block.append(text)
-        length, number = length + len(text or ""), number + 1
+        length += len(text) if isinstance(text, str) else 1
         if length >= BLOCK:
-            yield Block("texts", block, str(file), number + 1 - len(block))
-            block, length = [], 0
-    yield Block("texts", block, str(file), number + 1 - len(block), size=total)
+            yield Block("texts", block, str(file), first)
+            block, length, first = [], 0, first + len(block)
+    yield Block("texts", block, str(file), first, size=total)
 
 
 def read_text(file: Path, _field: str) -> Iterator[Block]:
@@ -294,63 +296,68 @@ def is_held_out(digest: bytes, val_fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
 
 
-# What a note says, for the summary
-EMPTY, BINARY, INVALID = "empty documents skipped", "binary files skipped", "sequences of invalid UTF-8 replaced"
-NOT_JSON, NO_TEXT = "lines that are not JSON skipped", "documents without a text skipped"
-
-
-def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fraction: float) -> dict:
-    """Block number 0, 1, 2, ... -> what goes to train.bin and val.bin, and what there is to report.
+def texts_of(block: Block, note) -> Iterator[str]:
+    """The documents of a block; note(what, record, times=1) is told of all that is not as it should be.
 
     Raises ValueError where the beginning of a file shows that it is not what its name says.
     """
-    dtype = token_type(tokenizer)
-    end_of_text = np.array([tokenizer.eot_token], dtype).tobytes()
-    tokens, documents, notes, complaint = {"train": [], "val": []}, Counter(), {}, None
-
-    def note(what: str, record: int, times: int = 1) -> None:
-        where = block.records[record] if block.kind == "paths" else f"{block.where}, {block.line + record}"
-        count, first = notes.get(what, (0, str(where)))
-        notes[what] = (count + times, first)
-
+    good, complaint = 0, None
     for i, text in enumerate(block.records):
         if block.kind == "paths":
             text = text.read_bytes()
         if isinstance(text, bytes):
             raw = text
             if block.kind != "lines" and block.part == 0 and is_binary(raw):
-                note(BINARY, i)
+                note("binary files skipped", i)
                 continue
             text = raw.decode(errors="replace")
-            if "\ufffd" in text and (invalid := text.count("\ufffd") - raw.count("\ufffd".encode())):
-                note(INVALID, i, invalid)
+            if "\ufffd" in text and (times := text.count("\ufffd") - raw.count("\ufffd".encode())):
+                note("sequences of invalid UTF-8 replaced", i, times)
         if block.kind == "lines":
             if not text.strip():
                 continue
             try:
                 row = json.loads(text.removeprefix("\ufeff"))
-                text = row.get(block.field) if isinstance(row, dict) else None
-                if text is None:
-                    has = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
-                    complaint = complaint or f"line {block.line + i} has no text in {block.field!r}, but {has}; name its field with --text_field"
             except (ValueError, RecursionError) as error:
                 complaint = complaint or f"line {block.line + i} is not JSON ({error})"
-                note(NOT_JSON, i)
+                note("lines that are not JSON skipped", i)
                 continue
+            row = row if isinstance(row, dict) else {}
+            text = row.get(block.field)
+            if not isinstance(text, str):
+                complaint = complaint or f"line {block.line + i} has no text in {block.field!r}, but {', '.join(row) or 'nothing'}; see --text_field"
         if not isinstance(text, str):
-            note(NO_TEXT, i)
+            note("documents without a text skipped", i)
             continue
+        good += 1
         if not text:
-            note(EMPTY, i)
+            note("empty documents skipped", i)
             continue
         try:
-            raw = text.encode()
+            text.encode()
         except UnicodeEncodeError:  # JSON can write half of a surrogate pair
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            raw = text.encode()
-            note(INVALID, i)
+            note("sequences of invalid UTF-8 replaced", i)
+        yield text
+    if complaint and block.line == 1 and not good:
+        raise ValueError(f"--source {block.where}: {complaint}")
+
+
+def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fraction: float) -> dict:
+    """Block number 0, 1, 2, ... -> what goes to train.bin and val.bin, and what there is to report."""
+    dtype = token_type(tokenizer)
+    end_of_text = np.array([tokenizer.eot_token], dtype).tobytes()
+    tokens, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, {}
+
+    def note(what: str, record: int, times: int = 1) -> None:
+        where = block.records[record] if block.kind == "paths" else f"{block.where}:{block.line + record}"
+        before, first = notes.get(what, (0, str(where)))
+        notes[what] = (before + times, first)
+
+    for text in texts_of(block, note):
+        raw = text.encode()
         # (the first document is for training in any case: there is always something to read)
-        first = number == block.part and not documents
+        first = number == block.part and not documents["train"]
         split = "val" if not first and is_held_out(block.digest or hashlib.sha256(raw).digest(), val_fraction) else "train"
         documents[split] += block.part == 0
         ends = block.ends
@@ -360,8 +367,6 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
             text, ends = raw[:HELD_OUT_BYTES].decode(errors="ignore"), True
         ids = tokenizer.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, without a list of int
         tokens[split] += [ids.astype(dtype).tobytes(), end_of_text if ends else b""]
-    if complaint and block.line == 1 and not documents and EMPTY not in notes:
-        raise ValueError(f"--source {block.where}: {complaint}")
     return {"train": b"".join(tokens["train"]), "val": b"".join(tokens["val"]), "documents": documents, "notes": notes}
 
 
@@ -828,7 +833,8 @@ def main(argv: list[str] | None = None) -> int:
             path, files = args.out, source_files(args.source)
             known = [(f.stat().st_size, f.stat().st_mtime_ns) if isinstance(f, Path) else None for f in files]
             size = sum(k[0] for k in known) if all(known) else None
-            workers = 0 if size is not None and size < 8 * BLOCK else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            workers = 0 if size is not None and size < 8 * BLOCK else cores  # starting them takes a second
             identity = [*zip(map(str, files), known), args.text_field]
             meta = prepare(read_blocks(files, args.text_field), args.tokenizer, path, val_fraction, workers, identity, size)
     except (ValueError, OSError) as mistake:

@@ -358,7 +358,7 @@ def test_long_texts_among_others(tmp_path, monkeypatch):
         assert meta["val_documents"] == len(held_out) and all(
             b.startswith(a) for a, b in zip(split_at_end_of_text(corpus.val, corpus.tokenizer), held_out)
         )
-        assert meta["notes"] == {data.BINARY: (1, f"{tmp_path}/s/z.txt, 1"), data.INVALID: (500, f"{tmp_path}/s/y.txt, 1")}
+        assert meta["notes"] == {"binary files skipped": (1, f"{tmp_path}/s/z.txt:1"), "sequences of invalid UTF-8 replaced": (500, f"{tmp_path}/s/y.txt:1")}
 
 
 MESS = [
@@ -373,14 +373,14 @@ def test_nothing_is_lost_without_a_word(tmp_path, capsys):
     assert data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]) == 2  # too little to hold out: and yet it says all
     error = capsys.readouterr().err
     for line in (
-        "1 empty documents skipped (the first: mess.jsonl, 5)", "1 lines that are not JSON skipped (the first: mess.jsonl, 6)",
-        "4 documents without a text skipped (the first: mess.jsonl, 7)", "2 sequences of invalid UTF-8 replaced (the first: mess.jsonl, 11)",
+        "1 empty documents skipped (the first: mess.jsonl:5)", "1 lines that are not JSON skipped (the first: mess.jsonl:6)",
+        "4 documents without a text skipped (the first: mess.jsonl:7)", "2 sequences of invalid UTF-8 replaced (the first: mess.jsonl:11)",
     ):  # fmt: skip
         assert line in error
     assert len(error.splitlines()) == 1
     (tmp_path / "more.jsonl").write_text('{"text": "more"}\n' * 99)
     assert data.main(["--source", "mess.jsonl", "more.jsonl", "--out", "c"]) == 0
-    assert "1 empty documents skipped (the first: mess.jsonl, 5)\n" in capsys.readouterr().out
+    assert "1 empty documents skipped (the first: mess.jsonl:5)\n" in capsys.readouterr().out
     corpus = data.open_corpus(tmp_path / "c")
     good = ["byte order mark", "windows", "bad \ufffd byte", "half \ufffd pair", "whole \U0001f600 pair", "<|endoftext|>", "nul \0", "last"]
     read = split_at_end_of_text(np.r_[corpus.train, corpus.val], corpus.tokenizer)
