@@ -1,15 +1,16 @@
 """Text to tokens, and the order in which a run reads them.
 
-A corpus is a folder: train.bin and val.bin (token ids, nothing else, read through memory maps) and
-meta.json (tokenizer, counts, fingerprint). Without any download there is always one: the Python
-source that came with torch and with Python itself.
+A corpus is a folder: train.bin and val.bin (token ids, nothing else, read from the disk as they are
+needed) and meta.json (tokenizer, counts, fingerprint). Without any download there is always one: the
+Python source that came with torch and with Python itself.
 
-Read `prepare` for how text becomes tokens, and `shuffled` for the data order, which every
-comparison of this project rests on: sequence number g of a run depends on the seed and g alone,
-never on the batch size, the micro-batch or the number of processes.
+Read `encode_block` and `prepare` for how text becomes tokens, then `shuffled` and `mixed` for the data
+order, which every comparison of this project rests on: sequence number g of a run depends on the seed
+and g alone, never on the batch size, the micro-batch or the number of processes.
 
-    python data.py                                    prepares the embedded corpus
-    python data.py --source ~/notes --out data/notes  prepares a corpus from plain text files
+    python data.py                                              prepares the embedded corpus
+    python data.py --source ~/notes --out data/notes            prepares a corpus from text files
+    python data.py --source 'web/*.jsonl.gz' --out data/web     from a document per line, .parquet, hf:NAME
 """
 
 import argparse

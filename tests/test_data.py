@@ -688,3 +688,69 @@ def test_meta_is_what_a_reader_expects(corpus_path):
     assert set(meta) == {
         "tokenizer", "vocab_size", "dtype", "fingerprint", "train_documents", "train_tokens", "train_bytes", "val_documents", "val_tokens", "val_bytes",
     }  # fmt: skip
+
+
+# -- speed (slow) ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real_vocabulary(tmp_path_factory) -> str:
+    """A .tiktoken file of ordinary size, learned from the embedded corpus; none can be downloaded here."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learner.train([str(f) for f in data.embedded_files()], trainers.BpeTrainer(vocab_size=32_000, initial_alphabet=alphabet, show_progress=False))
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's letters for the 256 bytes
+    letters = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(sorted(set(range(256)) - set(plain)))}
+    tokens = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    file = tmp_path_factory.mktemp("vocabulary") / "python.tiktoken"
+    file.write_bytes(b"".join(base64.b64encode(bytes(letters[c] for c in token)) + b" %d\n" % i for token, i in tokens))
+    return str(file)
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and its children hold, what they share counted once."""
+    total = 0
+    for one in (pid, *children(pid)):
+        try:
+            total += int(next(line for line in open(f"/proc/{one}/smaps_rollup") if line.startswith("Pss:")).split()[1]) * 1024
+        except (OSError, StopIteration):
+            pass
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["txt", "jsonl"])
+def test_speed_and_memory_of_a_large_input(layout, real_vocabulary, tmp_path):
+    """0.9 x cores x what one core does with encode_ordinary, and less than 1 GiB for 2 GB. The machine must be idle."""
+    size, cores = int(float(os.environ.get("INPUT_BYTES", 2e9))), len(os.sched_getaffinity(0))
+    texts = [text for text in (file.read_text(encoding="utf-8", errors="replace") for file in data.embedded_files()) if text]
+    tokenizer, n = data.load_tokenizer(real_vocabulary), 0
+    started, cpu = time.perf_counter(), time.process_time()
+    for text in texts[::3]:
+        tokenizer.encode_ordinary(text)
+        n += len(text.encode())
+    one_core, one_cpu = n / (time.perf_counter() - started), n / (time.process_time() - cpu)
+    source, written = tmp_path / f"large.{layout}", 0
+    with open(source, "wb") as file:
+        while written < size:
+            for text in texts:
+                written += file.write(json.dumps({"text": text}).encode() + b"\n" if layout == "jsonl" else text.encode())
+    argv = [sys.executable, str(ROOT / "data.py"), "--source", str(source), "--tokenizer", real_vocabulary, "--out", str(tmp_path / "c")]
+    before, started, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0
+    process = subprocess.Popen(argv)
+    while process.poll() is None:
+        peak = max(peak, memory_of(process.pid))
+        time.sleep(0.2)
+    assert process.returncode == 0
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    meta = json.loads((tmp_path / "c" / "meta.json").read_text())
+    text_bytes = meta["train_bytes"] + meta["val_bytes"]
+    of_cpu = text_bytes / (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    shutil.rmtree(tmp_path)
+    print(f"{layout}: {text_bytes / 1e6:.0f} MB at {text_bytes / seconds / 1e6:.2f} MB/s, one core {one_core / 1e6:.2f} MB/s, {cores} cores: "
+          f"{text_bytes / seconds / one_core / cores:.3f} of ideal; per second of CPU {of_cpu / 1e6:.2f} against {one_cpu / 1e6:.2f}: {of_cpu / one_cpu:.3f}; "
+          f"peak memory {peak / 2**20:.0f} MiB")  # fmt: skip
+    assert peak < 2**30 and text_bytes / seconds > 0.9 * cores * one_core
