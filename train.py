@@ -86,7 +86,7 @@ class TrainConfig(GPTConfig):
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
-    eval_tokens: int | None = option(None, "held-out tokens of an evaluation, spread over all of them (default: all)", above=0)
+    eval_tokens: int | None = option(None, "held-out tokens of an evaluation, of each source, spread over all of them (default: all)", above=0)
     save_every: int = option(10**10, "tokens between checkpoints; there is one more where the decay begins", above=0)
     keep_checkpoints: int = option(3, "newest checkpoints that stay; the one where the decay begins stays too", above=1)
 
@@ -278,7 +278,7 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
 # The run
 
 
-def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture) -> dict[str, float]:
+def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture) -> dict[str, float]:
     """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss."""
     with autocast(cfg):
         results = {name: held_out_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
@@ -345,7 +345,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             window_start, window_tokens = time.perf_counter(), tokens
         pause = time.perf_counter()  # what follows is not training time
         if due(cfg.eval_every) and not last:
-            held_out = evaluate(cfg, model, corpus)
+            held_out = held_out_losses(cfg, model, corpus)
             log(tokens=tokens, **held_out)
             print(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", flush=True)
         stopping = must_stop() and not last
@@ -355,7 +355,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             return None
         window_start += time.perf_counter() - pause
 
-    held_out = evaluate(cfg, model, corpus)
+    held_out = held_out_losses(cfg, model, corpus)
     log(tokens=tokens, **held_out)
     metrics.close()
     diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
@@ -485,6 +485,8 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
             raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
     # what depends on other fields is resolved anew
     fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
+    if typed.get("schedule") in ("cosine", "constant"):
+        fields.pop("decay_data", None)  # they have no decay
     if "decay_tokens" in typed and "total_tokens" not in typed:
         fields["total_tokens"] = tokens + typed["decay_tokens"]
     cfg = TrainConfig(**fields | {"preset": parent["preset"]} | typed)
@@ -498,7 +500,7 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
         raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: the decay to {cfg.total_tokens:,} would have begun at {decay_start:,}, "
                          f"and the checkpoint is at {tokens:,}")  # fmt: skip
     # What was read so far stays as it was, and sources that are read on go on where they are
-    stages = [stage for stage in TrainConfig(**parent).data_stages if stage[0] < tokens]
+    stages = [stage for stage in TrainConfig(**parent).data_stages if stage[0] < tokens] if tokens else []
     ends = [begin for begin, _ in stages[1:]] + [tokens]
     past = [f"{mixture or 'embedded'}@{end}" for (_, mixture), end in zip(stages, ends)]
     if stages and stages[-1][1] == cfg.data:

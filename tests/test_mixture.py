@@ -1,6 +1,7 @@
 """Several corpora in one run: exact shares, one order, and nothing that moves it."""
 
 import base64
+import json
 import os
 import signal
 from pathlib import Path
@@ -118,8 +119,7 @@ def test_two_stages(sources, tmp_path, monkeypatch, capsys):
     stage_1, stage_2 = mixture(sources, web=0.75, code=0.25, math=0), mixture(sources, web=0.25, code=0.25, math=0.5)
     seen, streams = watch(monkeypatch), {}
     for name, changed in {
-        "plain": {}, "two": {"decay_data": stage_2}, "batch": {"decay_data": stage_2, "batch_size": 16},
-        "micro": {"decay_data": stage_2, "micro_batch_size": 2}, "other": {"decay_data": mixture(sources, math=1)},
+        "plain": {}, "two": {"decay_data": stage_2}, "batch": {"decay_data": stage_2, "batch_size": 16, "micro_batch_size": 4},
     }.items():  # fmt: skip
         seen.clear()
         assert train.main(flags(stage_1, out=name, decay_tokens=10 * 256 - 8, **changed)) == 0
@@ -127,7 +127,7 @@ def test_two_stages(sources, tmp_path, monkeypatch, capsys):
     begin = 30 * 8 + 1  # the decay begins within sequence 240
     for name, stream in streams.items():
         assert len(stream) == 320 and stream[:begin] == streams["plain"][:begin], name
-    assert streams["two"] == streams["batch"] == streams["micro"] != streams["other"]
+    assert streams["two"] == streams["batch"] != streams["plain"]
     assert sum(row.count(b"%%%") > 0 for row in streams["plain"]) == 0
     a, b = metrics(tmp_path / "plain"), metrics(tmp_path / "two")
     assert [line["loss"] for line in a[:30]] == [line["loss"] for line in b[:30]] and a[-1]["loss"] != b[-1]["loss"]
@@ -203,12 +203,6 @@ def test_a_branch_onto_new_data(sources, tmp_path, monkeypatch):
     assert read(tmp_path / "d" / "record.json")["past_data"] == f"{sources['web']}@9216;{new}@18432"
 
 
-def test_epochs_are_told(sources, capsys):
-    assert train.main(flags(mixture(sources, web=0.5, math=0.5), total_tokens=256 * 40)) == 0
-    n = data.n_sequences(data.open_corpus(Path(sources["math"])).train, 32)
-    assert f"{160 / n:.2f} epochs of math" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "argv, says",
     [
@@ -241,3 +235,21 @@ def test_mistakes_are_one_line(argv, says, sources, tmp_path, capsys):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and says in error, error
     assert not (tmp_path / "runs").exists()
+
+
+# -- the committed comparison ----------------------------------------------------------------------
+
+
+def test_the_readme_has_the_numbers_of_the_records():
+    root = Path(__file__).parent.parent
+    runs = [json.loads(line) for line in (root / "results" / "two-stage" / "records.jsonl").read_text().splitlines()]
+    one, two = ([r for r in runs if (r["decay_data"] is not None) == later] for later in (False, True))
+    assert [r["seed"] for r in one] == [r["seed"] for r in two] == [0, 1, 2]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for name in ("torch", "library", "clean"):
+        before, after = ([r[f"val_loss_{name}"] for r in some] for some in (one, two))
+        differences = ", ".join(f"{b - a:+.3f}" for a, b in zip(before, after))
+        assert f"| {name} | {np.mean(before):.3f} | {np.mean(after):.3f} | {differences} |" in readme
+    for a, b in zip(one, two):  # the same run, but for the decay's mixture
+        differing = {key for key in a if a[key] != b.get(key) and not key.startswith(("val_", "epochs_"))}
+        assert differing <= {"decay_data", "out", "command", "fingerprint", "parent", "started", "seconds", "tokens_per_second", "git_commit"}
