@@ -14,12 +14,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import data
 from model import GPT, GPTConfig, load_model, pick_device
 
 # ---------------------------------------------------------------------------------------------
 # Held-out loss
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this is; (0, 1) where there is only one."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes of a tensor, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x
 
 
 @torch.no_grad()
@@ -30,6 +43,7 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     ln 2 times the bytes that these targets stand for (end-of-text stands for none). Bits per byte
     can be compared between tokenizers, nats per token cannot.
     max_tokens: evaluate about so many, the same sequences, spread over all documents, every time.
+    Several processes share the work, and all get the result.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
     n = data.n_sequences(corpus.val, seq_len)
@@ -37,14 +51,16 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     index = data.shuffled(np.arange(use), n, seed=0)
     lengths = data.bytes_per_token(corpus.tokenizer)
     nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
+    rank, world = rank_and_world()
     was_training = model.training
     model.eval()
-    for part in np.array_split(index, math.ceil(use / per_forward)):
+    for part in np.array_split(index, math.ceil(use / per_forward))[rank::world]:
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
     model.train(was_training)
+    nats, n_bytes = total(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
     return {"val_loss": nats / (use * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
 

@@ -20,6 +20,7 @@ import time
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -57,7 +58,7 @@ class MoE(nn.Module):
         self.experts_out = nn.Parameter(torch.empty(cfg.n_expert, cfg.n_embd, cfg.n_ffn))
 
     def forward(self, x: Tensor, multiply=None) -> tuple[Tensor, Routing]:
-        """x [..., C] -> (y [..., C], Routing). multiply: `grouped` or `loop` (default: whichever suits x)."""
+        """x [..., C] -> (y [..., C] in x's dtype, Routing). multiply: `grouped` or `loop` (default: whichever suits x)."""
         shape, x = x.shape, x.flatten(0, -2)
         scores = self.router(x)            # [N, E]
         best, expert = scores.topk(self.k)  # [N, k] each
@@ -73,24 +74,33 @@ class MoE(nn.Module):
         # the same mathematics, but with more to keep for the backward pass.
         dtype = matmul_dtype(x)
         multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
+        if x.device.type == "cpu" and multiply is loop:  # its bfloat16 kernels are built anew for every size of a group
+            dtype = torch.promote_types(dtype, torch.float32)
         rows = Spread.apply(x.to(dtype), order, back, self.k)         # [N*k, C]
         weight = Spread.apply(weight.view(-1, 1), order, back, 1)     # [N*k, 1]
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
-        y = Collect.apply(rows, order, back, self.k).view(shape)  # fmt: skip
+        y = Collect.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
 
-        return y, routing(scores, ends)
+        return y, routing(scores, ends, over_processes=self.training)
 
 
-def routing(scores: Tensor, ends: Tensor) -> Routing:
+def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routing:
     """Statistics of one layer. Auxiliary loss: E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), as in IBM's code.
 
     f, the share of the pairs, is counted and has no gradient; P, the mean probability, has. So the
     first term pushes an expert's probability down in proportion to its load; it is 1 when all loads
     are equal. The second one keeps the scores from growing.
+
+    Where several processes train together, f is counted over all of them and P is each one's own.
+    P enters linearly: the mean over the processes is the loss that one process would find for the
+    whole batch. (Micro-batches do not see each other, each has an f of its own.)
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts
-    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype) / ends[-1]  # fmt: skip
+    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)  # fmt: skip
+    if over_processes and dist.is_initialized():
+        dist.all_reduce(load)
+    load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
