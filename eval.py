@@ -98,8 +98,8 @@ def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, t
 # ---------------------------------------------------------------------------------------------
 
 
-def trained_on(model: Path) -> data.Corpus:
-    """The corpus of the run that this folder, or checkpoint in a run's folder, belongs to."""
+def trained_on(model: Path) -> data.Corpus | data.Mixture:
+    """The corpus or mixture of the run that this folder, or checkpoint in a run's folder, belongs to."""
     run = model if model.is_dir() else model.parent.parent
     try:
         config = json.loads((run / "config.json").read_text())
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--model", type=Path, required=True, help="folder of a run, or a checkpoint")
-    parser.add_argument("--data", type=Path, help="corpus to evaluate on (default: the one that the run was trained on)")
+    parser.add_argument("--data", help="corpus to evaluate on (default: the one that the run was trained on)")
     parser.add_argument("--prompt", help="continue this text instead of evaluating")
     parser.add_argument("--max_new_tokens", type=int, default=400, help="length of the sample (default: 400)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default: 0.8)")
@@ -129,8 +129,9 @@ def main(argv: list[str] | None = None) -> int:
         if 0 < args.temperature < 0.01:
             raise ValueError(f"--temperature {args.temperature}: must be 0 or at least 0.01")
         model = load_model(args.model, pick_device(args.device))
-        corpus = data.open_corpus(args.data) if args.data else trained_on(args.model)
-        check_corpus(model.cfg, corpus)
+        corpus = data.load_corpus(args.data) if args.data else trained_on(args.model)
+        for source in corpus.sources.values():
+            check_corpus(model.cfg, source)
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2
@@ -138,8 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         torch.manual_seed(args.seed)
         print(sample(model, corpus.tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))
     else:
-        result = held_out_loss(model, corpus)
-        print(f"{args.model} on {corpus.path}: {result['val_loss']:.4f} nats per token, {result['val_bpb']:.4f} bits per byte")
+        for source in corpus.sources.values():
+            result = held_out_loss(model, source)
+            print(f"{args.model} on {source.path}: {result['val_loss']:.4f} nats per token, {result['val_bpb']:.4f} bits per byte")
     return 0
 
 

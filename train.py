@@ -81,7 +81,9 @@ class TrainConfig(GPTConfig):
 
     seed: int = option(0, "of the initial weights", at_least=0, at_most=2**63 - 1)
     data_seed: int = option(0, "of the order of the training sequences", at_least=0, at_most=2**63 - 1)
-    data: str | None = option(None, "folder of a prepared corpus (default: the embedded one)")
+    data: str | None = option(None, "folder of a prepared corpus, or a mixture: web:0.8,code:0.2 (default: the embedded corpus)")
+    decay_data: str | None = option(None, "corpus or mixture from the beginning of the decay on (default: no change)")
+    past_data: str | None = option(None, "set by --branch: what the run's parents read, MIXTURE@TOKENS;MIXTURE@TOKENS..., each up to there")
     tokenizer: str = option("bytes", "of the embedded corpus; a prepared one has its own")
     out: str | None = option(None, "folder of the run (default: a new numbered one under runs/)")
 
@@ -92,7 +94,7 @@ class TrainConfig(GPTConfig):
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
-    eval_tokens: int | None = option(None, "held-out tokens of an evaluation, spread over all of them (default: all)", above=0)
+    eval_tokens: int | None = option(None, "held-out tokens of an evaluation, of each source, spread over all of them (default: all)", above=0)
     save_every: int = option(10**10, "tokens between checkpoints; there is one more where the decay begins", above=0)
     keep_checkpoints: int = option(3, "newest checkpoints that stay; the one where the decay begins stays too", above=1)
 
@@ -105,11 +107,27 @@ class TrainConfig(GPTConfig):
             raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size {self.batch_size}")
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens:,}: less than one batch of {self.batch_tokens:,} tokens")
+        if self.decay_data and not self.decay_tokens:
+            raise ValueError(f"--decay_data {self.decay_data}: this run has no decay, --decay_tokens is 0")
+        _ = self.data_stages  # raises if past_data is not what it should be
         make_schedule(self)  # raises if warm-up and decay do not fit
 
     @property
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
+
+    @property
+    def data_stages(self) -> list[tuple[int, str | None]]:
+        """(token position, mixture that is read from there on), ...; raises ValueError."""
+        stages, begin = [], 0
+        for past in self.past_data.split(";") if self.past_data is not None else []:
+            mixture, _, end = past.rpartition("@")
+            if not mixture or not end.isdecimal():
+                raise ValueError(f"--past_data {self.past_data}: must be mixtures and where they end, as in web:0.8,code:0.2@1000000")
+            stages.append((begin, mixture))
+            begin = int(end)
+        stages.append((begin, self.data))
+        return stages + [(self.total_tokens - self.decay_tokens, self.decay_data)] * (self.decay_data is not None)
 
 
 # How each preset is trained; what a row does not name is TrainConfig's default. The paper's micro-batches
@@ -302,7 +320,7 @@ def to_device(array: np.ndarray, device: str) -> torch.Tensor:
 # One step
 
 
-def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus, tokens: int, lr: float) -> tuple:
+def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus | data.Mixture, tokens: int, lr: float) -> tuple:
     """One update, with the batch that begins at token position `tokens` of the run.
 
     Returns the mean loss of this process's sequences in nats per token and the gradient's norm
@@ -314,11 +332,11 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus,
 
     rank, world = rank_and_world()
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # global numbers of the batch's sequences
-    index = data.shuffled(g[rank::world], data.n_sequences(corpus.train, cfg.seq_len), cfg.data_seed)  # ours
-    n_micro = len(index) // cfg.micro_batch_size
+    mine = g[rank::world]
+    n_micro = len(mine) // cfg.micro_batch_size
     batch_loss = 0.0
-    for i, part in enumerate(np.split(index, n_micro)):
-        inputs, targets = data.read_sequences(corpus.train, part, cfg.seq_len)  # [micro_batch_size, seq_len]
+    for i, part in enumerate(np.split(mine, n_micro)):
+        inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)  # [micro_batch_size, seq_len]
         inputs, targets = to_device(inputs, cfg.device), to_device(targets, cfg.device)
         to_be_continued = world > 1 and i < n_micro - 1  # gradients travel once, with the last micro-batch
         with model.no_sync() if to_be_continued else contextlib.nullcontext():
@@ -356,7 +374,19 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
 # The run
 
 
-def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None = None, must_stop=lambda: False) -> dict | None:
+def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture) -> dict[str, float]:
+    """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss."""
+    with fast_math(cfg):
+        results = {name: held_out_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
+    if len(results) == 1:
+        return next(iter(results.values()))
+    mean = lambda of: sum(share * of(result) for share, result in zip(corpus.shares, results.values()))
+    loss, bytes_per_token = mean(lambda r: r["val_loss"]), mean(lambda r: r["val_loss"] / r["val_bpb"] / math.log(2))
+    each = {f"val_loss_{name}": result["val_loss"] for name, result in results.items()}
+    return {"val_loss": loss, "val_bpb": loss / bytes_per_token / math.log(2), **each}
+
+
+def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start: dict | None = None, must_stop=lambda: False) -> dict | None:
     """Train, write the run's folder, return its record; or save, and return None, once must_stop().
 
     start: a checkpoint to go on from, this run's own or, for a branch, its parent's. A run that is
@@ -421,8 +451,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
             window_start, window_tokens = time.perf_counter(), tokens
         pause = time.perf_counter()  # what follows is not training time
         if due(cfg.eval_every) and not last:
-            with fast_math(cfg):
-                held_out = held_out_loss(model, corpus, cfg.eval_tokens)
+            held_out = held_out_losses(cfg, model, corpus)
             log(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", tokens=tokens, **held_out)
         # Many processes must stop at the same step: they ask each other whenever a line is logged
         stopping = not last and (must_stop() if world == 1 else due(cfg.log_every) and any_process(must_stop()))
@@ -432,21 +461,22 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
             return None
         window_start += time.perf_counter() - pause
 
-    with fast_math(cfg):
-        held_out = held_out_loss(model, corpus, cfg.eval_tokens)
+    held_out = held_out_losses(cfg, model, corpus)
     if rank > 0:
         return {}
     log(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", tokens=tokens, **held_out)
     metrics.close()
     diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
     if diverged:
-        held_out = {"val_loss": None, "val_bpb": None}
+        held_out = dict.fromkeys(held_out)
     save()
     model.eval()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # its growing shapes would compile again and again
         text = "" if diverged else sample(model, corpus.tokenizer)
     (out / "sample.txt").write_text(text, encoding="utf-8")
+    if len(corpus.sources) > 1:
+        held_out |= {f"epochs_{name}": n for name, n in data.epochs(corpus, tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed).items()}
     record = dataclasses.asdict(cfg) | provenance | held_out | {
         "tokens": tokens, "diverged": diverged, "seconds": round(seconds(), 1),
         "tokens_per_second": round(trained_tokens / training_seconds), "n_params": model.n_params(),
@@ -536,8 +566,8 @@ def resumed_config(out: Path, typed: dict) -> TrainConfig:
         raise ValueError(f"--out {out}: its config.json is damaged, --overwrite starts the run again") from None
     saved = {f.name: saved[f.name] for f in dataclasses.fields(TrainConfig) if f.name in saved}
     for name, value in typed.items():
-        if name not in HOW | {"out"} and value not in (saved[name], "auto"):
-            raise ValueError(f"--{name} {value}: the run in {out} has {saved[name]}; leave the flag out, or use --branch for a new run")
+        if name not in HOW | {"out"} and value not in (saved.get(name), "auto"):
+            raise ValueError(f"--{name} {value}: the run in {out} has {saved.get(name)}; leave the flag out, or use --branch for a new run")
     return TrainConfig(**saved | {name: typed[name] for name in HOW & set(typed)} | {"out": str(out)})
 
 
@@ -564,6 +594,8 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
             raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
     # what depends on other fields is resolved anew
     fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
+    if typed.get("schedule") in ("cosine", "constant"):
+        fields.pop("decay_data", None)  # they have no decay
     if "decay_tokens" in typed and "total_tokens" not in typed:
         fields["total_tokens"] = tokens + typed["decay_tokens"]
     cfg = TrainConfig(**fields | {"preset": parent["preset"]} | typed)
@@ -576,7 +608,13 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
     if cfg.schedule in ("power", "wsd") and decay_start < tokens:
         raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: the decay to {cfg.total_tokens:,} would have begun at {decay_start:,}, "
                          f"and the checkpoint is at {tokens:,}")  # fmt: skip
-    return cfg
+    # What was read so far stays as it was, and sources that are read on go on where they are
+    stages = [stage for stage in TrainConfig(**parent).data_stages if stage[0] < tokens] if tokens else []
+    ends = [begin for begin, _ in stages[1:]] + [tokens]
+    past = [f"{mixture or 'embedded'}@{end}" for (_, mixture), end in zip(stages, ends)]
+    if stages and stages[-1][1] == cfg.data:
+        past.pop()  # no change here
+    return dataclasses.replace(cfg, past_data=";".join(past) or None)
 
 
 def lock(out: Path):
@@ -829,13 +867,15 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
     """
     if actions.resume and "out" not in typed:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
+    for flag in {"data", "decay_data"} & set(typed):  # from any folder, the same
+        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
     out = Path(typed.get("out", ""))
     if actions.resume and is_run(out):
         cfg = resumed_config(out, typed)
         if checkpoints(out):
             return cfg, newest_checkpoint(out)
-        parent = json.loads((out / "config.json").read_text()).get("parent")  # stopped before its first checkpoint
-        return cfg, branched(Path(parent)) if parent else None
+        begun = json.loads((out / "config.json").read_text())  # stopped before its first checkpoint
+        return cfg, branched(Path(begun["parent"])) | {"fingerprint": begun["fingerprint"]} if begun.get("parent") else None
     if actions.branch is not None:
         start = branched(branch_point(actions.branch))
         return branch_config(start, typed), start
@@ -861,15 +901,18 @@ def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
         on_gpu = dict(device="cuda", dtype="bfloat16", compile=cfg.n_embd >= 256) if cfg.device == "auto" else {}
         return dataclasses.replace(cfg, **on_gpu), None, None, None, None
     cfg = resolve_device(cfg)
-    if cfg.data and "tokenizer" in typed:
+    own_tokenizer = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
+    if own_tokenizer and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} has a tokenizer of its own, leave one of them out")
     if actions.profile and not actions.profile.parent.is_dir():
         raise ValueError(f"--profile {actions.profile}: there is no folder {actions.profile.parent}")
-    corpus = data.load_corpus(cfg.data, cfg.tokenizer)
-    if cfg.data:
-        cfg = dataclasses.replace(cfg, data=str(corpus.path.resolve()), tokenizer=corpus.meta["tokenizer"])
-    check_corpus(cfg, corpus)
-    new_data = "data" in typed and actions.branch
+    stages = [(math.ceil(begin / cfg.seq_len), mixture) for begin, mixture in cfg.data_stages]
+    corpus = data.load_corpus(cfg.data, cfg.tokenizer, stages)
+    if own_tokenizer:
+        cfg = dataclasses.replace(cfg, tokenizer=corpus.meta["tokenizer"])
+    for source in corpus.sources.values():
+        check_corpus(cfg, source)
+    new_data = actions.branch and {"data", "decay_data"} & set(typed)
     if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
         raise ValueError(f"--data {corpus.path}: fingerprint {corpus.meta['fingerprint']}, but the checkpoint was trained on {start['fingerprint']}")
     if rank > 0 or actions.benchmark or actions.profile:
@@ -913,9 +956,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{cfg.out} is finished already")
         return 0
     if rank == 0:
-        epochs = cfg.total_tokens / len(corpus.train)
+        read = data.epochs(corpus, cfg.total_tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
+        epochs = ", ".join(f"{n:.2f} epochs of {name}" for name, n in read.items())
         begin = f"from {start['tokens']:,} " if start else ""
-        print(f"{out}: {cfg.preset} under {cfg.schedule}, {begin}to {cfg.total_tokens:,} tokens, {cfg.batch_tokens:,} a step, {epochs:.2f} epochs of {corpus.path}")
+        print(f"{out}: {cfg.preset} under {cfg.schedule}, {begin}to {cfg.total_tokens:,} tokens, {cfg.batch_tokens:,} a step, {epochs}")
         end = f", falling to {cfg.min_lr_ratio:g} of its peak" if cfg.schedule == "cosine" else ""
         many = f", {world} processes" if world > 1 else ""
         print(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, {torch.get_num_threads()} threads{many}{end}")
