@@ -6,6 +6,7 @@
     python train.py --benchmark                          a few steps: tokens per second, memory
     python train.py --out runs/a --resume                continues a run that was stopped
     python train.py --branch runs/a --decay_tokens 3e5   cools a run down from where it is
+    python train.py --branch DIR --data data/mine        trains on from released weights, a Granite folder
 
 Read `optimizer_step`, which takes one batch from the file to the weight update, then `train`, the
 loop around it. Everything that a run leaves behind is in its folder, runs/NAME: config.json,
@@ -39,7 +40,9 @@ import torch
 import data
 import mup
 from eval import check_corpus, held_out_loss, sample
-from model import GPT, PRESETS, GPTConfig, checkpoints, fill_in, newest_checkpoint, option, pick_device, read_checkpoint
+from model import (
+    GPT, PRESETS, GPTConfig, checkpoints, fill_in, is_granite, newest_checkpoint, option, pick_device, read_checkpoint, read_granite,
+)  # fmt: skip
 from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
 
 # ---------------------------------------------------------------------------------------------
@@ -380,6 +383,8 @@ def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GP
 def restore(saved: dict, model: GPT, optimizer) -> dict:
     """Put a checkpoint's state into model and optimizer; return how far it had come."""
     model.load_state_dict(saved["model"])
+    if "optimizer" not in saved:  # released weights, and nothing else
+        return NOTHING_DONE
     ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved["optimizer"])
     for group, settings in zip(optimizer.param_groups, ours):
@@ -435,7 +440,7 @@ def resumed_config(out: Path, typed: dict) -> TrainConfig:
 
 def branch_point(path: Path) -> Path:
     """The checkpoint that a branch begins at; of a run's folder the newest one before its decay."""
-    if not path.is_dir():
+    if not path.is_dir() or is_granite(path):
         return path
     paths = checkpoints(path)
     if not paths:
@@ -452,8 +457,12 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
     """
     tokens, parent = saved["tokens"], saved["config"]
     for f in dataclasses.fields(GPTConfig):
+        if f.name == "seq_len" and "optimizer" not in saved:
+            continue  # released weights begin a new run: of theirs, it keeps all but the length of its sequences
         if f.name in typed and typed[f.name] != parent[f.name]:
             raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
+    if "optimizer" not in saved:
+        return make_config(**parent | typed)
     # what depends on other fields is resolved anew
     fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
     if "decay_tokens" in typed and "total_tokens" not in typed:
@@ -664,7 +673,11 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
 
 
 def branched(path: Path) -> dict:
-    """A parent's checkpoint as the beginning of a new run: its state and place, none of its work."""
+    """A parent's checkpoint as the beginning of a new run: its state and place, none of its work. Of a Granite folder: its weights."""
+    if is_granite(path):
+        cfg, weights = read_granite(path)
+        shape = dataclasses.asdict(cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
+        return NOTHING_DONE | {"model": weights, "config": shape, "parent": str(path), "fingerprint": None}
     saved = read_checkpoint(path)
     return saved | NOTHING_DONE | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
 
@@ -682,7 +695,7 @@ def main(argv: list[str] | None = None) -> int:
         if cfg.data:
             cfg = dataclasses.replace(cfg, data=str(corpus.path.resolve()), tokenizer=corpus.meta["tokenizer"])
         check_corpus(cfg, corpus)
-        new_data = "data" in typed and actions.branch
+        new_data = "data" in typed and actions.branch or start and start["fingerprint"] is None
         if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
             raise ValueError(f"--data {corpus.path}: fingerprint {corpus.meta['fingerprint']}, but the checkpoint was trained on {start['fingerprint']}")
         if actions.benchmark:
