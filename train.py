@@ -383,8 +383,8 @@ def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GP
 def restore(saved: dict, model: GPT, optimizer) -> dict:
     """Put a checkpoint's state into model and optimizer; return how far it had come."""
     model.load_state_dict(saved["model"])
-    if "optimizer" not in saved:  # released weights, and nothing else
-        return NOTHING_DONE
+    if "optimizer" not in saved:  # released weights come alone
+        return {key: saved[key] for key in NOTHING_DONE}
     ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved["optimizer"])
     for group, settings in zip(optimizer.param_groups, ours):
