@@ -583,13 +583,14 @@ def questions_of(name: str, docs: list[dict], folder: Path | None, shots: int) -
     group_of = lambda doc: doc[task.group] if task.group else ""
     intro = "The following are multiple choice questions (with answers) about {}.\n\n" if name == "mmlu" else ""
     space = "" if name == "mbpp" else " "
+    asked = ask(name, docs, where)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
     if shots:
         pool = read_items(name, folder, examples=True)
         for doc, question in zip(pool, ask(name, pool, f"{where}'s examples")):
             pools[group_of(doc)].append((doc, f"{question.contexts[question.gold]}{space}{question.choices[question.gold]}\n\n"))
     questions = []
-    for doc, question in zip(docs, ask(name, docs, where)):
+    for doc, question in zip(docs, asked):
         group, pool, n = group_of(doc), pools[group_of(doc)], shots
         if task.draw == "others" and shots:
             n, others = shots + 1, [example for example in pool if example[0] != doc]
