@@ -57,7 +57,7 @@ class MoE(nn.Module):
         self.experts_out = nn.Parameter(torch.empty(cfg.n_expert, cfg.n_embd, cfg.n_ffn))
 
     def forward(self, x: Tensor, multiply=None) -> tuple[Tensor, Routing]:
-        """x [..., C] -> (y [..., C], Routing). multiply: `grouped` or `loop` (default: whichever suits x)."""
+        """x [..., C] -> (y [..., C] in x's dtype, Routing). multiply: `grouped` or `loop` (default: whichever suits x)."""
         shape, x = x.shape, x.flatten(0, -2)
         scores = self.router(x)            # [N, E]
         best, expert = scores.topk(self.k)  # [N, k] each
@@ -73,10 +73,12 @@ class MoE(nn.Module):
         # the same mathematics, but with more to keep for the backward pass.
         dtype = matmul_dtype(x)
         multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
+        if x.device.type == "cpu" and multiply is loop:  # its bfloat16 kernels are built anew for every size of a group
+            dtype = torch.promote_types(dtype, torch.float32)
         rows = Spread.apply(x.to(dtype), order, back, self.k)         # [N*k, C]
         weight = Spread.apply(weight.view(-1, 1), order, back, 1)     # [N*k, 1]
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
-        y = Collect.apply(rows, order, back, self.k).view(shape)  # fmt: skip
+        y = Collect.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
 
         return y, routing(scores, ends)
 

@@ -41,15 +41,22 @@ def rules(cfg) -> dict[str, Rule]:
     m = cfg.m_width
     hidden_std = cfg.init_std / math.sqrt(m)
     # Not in the paper's table, but in IBM's code: smaller branches for deeper models (a switch).
-    # How the paper's router was treated is not known, and IBM's code changed later (a switch, too).
-    router = Rule(hidden_std, 1.0 / m, 1.0) if cfg.router_mup else Rule(cfg.init_std, 1.0, 1.0)
     output_std = hidden_std / math.sqrt(2 * cfg.n_layer) if cfg.depth_init else hidden_std
+    # How the paper's router was treated is not known. IBM's code first gave it the embedding's row,
+    # later the hidden matrices'. It has few outputs at any width, as a readout has, and muP's theory
+    # would divide those initial values by m: else, after a few steps, more and more of a wider
+    # model's gradient comes through the router (slope +0.4 instead of +0.1; it starts flat).
+    router = {
+        "hidden":    Rule(hidden_std,       1.0 / m, 1.0),
+        "readout":   Rule(cfg.init_std / m, 1.0 / m, 1.0),
+        "embedding": Rule(cfg.init_std,     1.0,     1.0),
+    }  # fmt: skip
     return {
         #                  init std      lr_scale  decay
         "embedding": Rule(cfg.init_std, 1.0,      1.0),
         "hidden":    Rule(hidden_std,   1.0 / m,  1.0),
         "output":    Rule(output_std,   1.0 / m,  1.0),
-        "router":    router,
+        "router":    router[cfg.router_rule],
         "gain":      Rule(None,         1.0,      0.0),
     }  # fmt: skip
 
@@ -150,7 +157,7 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def train_a_little(cfg, seed: int, table: dict[str, Rule], lr: float = 2**-7, steps: int = 4):
-    """Activations before and after a few AdamW steps on one fixed batch of random tokens."""
+    """Activations before and after a few AdamW steps on one fixed batch of random tokens, and the model."""
     from model import GPT
 
     torch.manual_seed(seed)
@@ -167,7 +174,7 @@ def train_a_little(cfg, seed: int, table: dict[str, Rule], lr: float = 2**-7, st
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return before, activations(model, idx[:, :-1])
+    return before, activations(model, idx[:, :-1]), model
 
 
 def coordinate_check(config_at, rules_at=rules, widths=WIDTHS, seeds=(0, 1, 2)):
@@ -182,8 +189,8 @@ def coordinate_check(config_at, rules_at=rules, widths=WIDTHS, seeds=(0, 1, 2)):
         cfg = config_at(width)
         runs = [train_a_little(cfg, seed, rules_at(cfg)) for seed in seeds]
         for name in runs[0][0]:
-            start.setdefault(name, []).append(sum(h0[name].abs().mean().item() for h0, _ in runs) / len(runs))
-            change.setdefault(name, []).append(sum((h1[name] - h0[name]).abs().mean().item() for h0, h1 in runs) / len(runs))
+            start.setdefault(name, []).append(sum(h0[name].abs().mean().item() for h0, *_ in runs) / len(runs))
+            change.setdefault(name, []).append(sum((h1[name] - h0[name]).abs().mean().item() for h0, h1, _ in runs) / len(runs))
     return start, change
 
 

@@ -82,7 +82,7 @@ class TrainConfig(GPTConfig):
     out: str | None = option(None, "folder of the run (default: a new numbered one under runs/)")
 
     device: str = option("auto", "auto: cuda, else mps, else cpu")
-    dtype: str = option("auto", "auto: bfloat16 on GPUs that have it, else float32", choices=("auto", "float32", "bfloat16"))
+    dtype: str = option("auto", "of matrix products; auto: bfloat16 where the processor has it and gains by it, else float32", choices=("auto", "float32", "bfloat16"))
     compile: bool | None = option(None, "torch.compile the blocks (default: on cuda, from width 256 on)")
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
@@ -195,8 +195,12 @@ def resolve_device(cfg: TrainConfig) -> TrainConfig:
     kind = device.split(":")[0]
     if kind == "cuda":
         torch.cuda.set_device(device)
-    has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = ("bfloat16" if has_bf16 else "float32") if cfg.dtype == "auto" else cfg.dtype
+    if kind == "cuda":
+        use_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:  # 1.4x at the laptop's width of 128, 1.2x at 64, nothing below or for small experts
+        can = torch.cpu.get_capabilities() if kind == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
+        use_bf16 = (can.get("avx512_bf16") or can.get("amx_bf16")) and cfg.n_embd >= 64 and not cfg.n_expert
+    dtype = ("bfloat16" if use_bf16 else "float32") if cfg.dtype == "auto" else cfg.dtype
     # The compiler takes half a minute. A CPU gains 10 % by it, and a small model on a GPU is done by then.
     compile = (kind == "cuda" and cfg.n_embd >= 256) if cfg.compile is None else cfg.compile
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)

@@ -3,6 +3,7 @@
     git clone https://github.com/karpathy/nanoGPT
     python tests/bench_nanogpt.py --nanogpt nanoGPT                 ratios of tokens per second
     python tests/bench_nanogpt.py --nanogpt nanoGPT --compile       the same, both compiled
+    python tests/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16, beside theirs in float32 and bfloat16
     python tests/bench_nanogpt.py --nanogpt nanoGPT --quality       time to nanoGPT's final held-out loss
 
 Both take turns in one process, step by step, so that a machine that slows down slows both; printed
@@ -42,8 +43,9 @@ def build_nanogpt(nanogpt, lr=1e-3, beta2=0.95, **shape):
         return model, model.configure_optimizers(0.1, lr, (0.9, beta2), "cpu")
 
 
-def nanogpt_step(model, optimizer, x, y):
-    _, loss = model(x, y)
+def nanogpt_step(model, optimizer, x, y, bfloat16=False):
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        _, loss = model(x, y)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -51,7 +53,7 @@ def nanogpt_step(model, optimizer, x, y):
     return loss
 
 
-def compare_speed(nanogpt, compiled: bool, pairs: int, widths: list[int]) -> None:
+def compare_speed(nanogpt, compiled: bool, bfloat16: bool, pairs: int, widths: list[int]) -> None:
     """Forward, backward and update; the batches are drawn beforehand for both."""
     for width in widths:
         for seq_len in (128, 256):
@@ -59,6 +61,7 @@ def compare_speed(nanogpt, compiled: bool, pairs: int, widths: list[int]) -> Non
             theirs, their_optimizer = build_nanogpt(nanogpt, block_size=seq_len, n_layer=4, n_head=4, n_embd=width)
             cfg = train.resolve_device(train.make_config(
                 n_layer=4, n_embd=width, n_head=4, seq_len=seq_len, batch_size=16, device="cpu", compile=compiled,
+                dtype="bfloat16" if bfloat16 else "float32",
             ))  # fmt: skip
             ours, our_optimizer = train.build(cfg)
             sizes = ours.n_params(), sum(p.numel() for p in theirs.parameters())
@@ -68,24 +71,30 @@ def compare_speed(nanogpt, compiled: bool, pairs: int, widths: list[int]) -> Non
             x, y = torch.randint(256, (2, 16, seq_len))
 
             def our_step():
-                ours(x, y)[0].backward()
+                with train.autocast(cfg):
+                    loss, _ = ours(x, y)
+                loss.backward()
                 torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
                 our_optimizer.step()
                 our_optimizer.zero_grad()
 
-            seconds = {"ours": [], "theirs": []}
-            for i in range(3 + pairs):
-                for name, step in (("theirs", lambda: nanogpt_step(theirs, their_optimizer, x, y)), ("ours", our_step)):
+            steps = {"ours": our_step, "float32": lambda: nanogpt_step(theirs, their_optimizer, x, y)}
+            if bfloat16:
+                steps["bfloat16"] = lambda: nanogpt_step(theirs, their_optimizer, x, y, bfloat16=True)
+            seconds = {name: [] for name in steps}
+            for _ in range(3 + pairs):
+                for name, step in steps.items():
                     started = time.perf_counter()
                     step()
                     seconds[name].append(time.perf_counter() - started)
-            ratios = sorted(t / o for o, t in zip(seconds["ours"][3:], seconds["theirs"][3:]))
-            print(
-                f"width {width:3d}, sequence {seq_len}, batch 16, {'compiled' if compiled else 'eager'}, {torch.get_num_threads()} threads: "
-                f"{statistics.median(ratios):.3f} of nanoGPT's tokens/s (quartiles {ratios[len(ratios) // 4]:.3f} {ratios[3 * len(ratios) // 4]:.3f}); "
-                f"{sizes[0]:,} and {sizes[1]:,} parameters",
-                flush=True,
-            )
+            for theirs_in in list(steps)[1:]:
+                ratios = sorted(t / o for o, t in zip(seconds["ours"][3:], seconds[theirs_in][3:]))
+                print(
+                    f"width {width:3d}, sequence {seq_len}, batch 16, {'compiled' if compiled else 'eager'}, {torch.get_num_threads()} threads: "
+                    f"{cfg.dtype} {statistics.median(ratios):.3f} of nanoGPT's tokens/s in {theirs_in} "
+                    f"(quartiles {ratios[len(ratios) // 4]:.3f} {ratios[3 * len(ratios) // 4]:.3f}); {sizes[0]:,} and {sizes[1]:,} parameters",
+                    flush=True,
+                )
 
 
 @torch.no_grad()
@@ -136,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     parser.add_argument("--compile", action="store_true", help="compile both models")
+    parser.add_argument("--bfloat16", action="store_true", help="ours in bfloat16, theirs in float32 and in bfloat16")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128], help="of the models (default: 64 128)")
     parser.add_argument("--pairs", type=int, default=40, help="timed steps of each (default: 40)")
     parser.add_argument("--quality", action="store_true", help="compare the time to nanoGPT's final loss instead")
@@ -145,7 +155,7 @@ def main() -> None:
     if args.quality:
         compare_quality(nanogpt, data.embedded_corpus(), int(args.total_tokens))
     else:
-        compare_speed(nanogpt, args.compile, args.pairs, args.widths)
+        compare_speed(nanogpt, args.compile, args.bfloat16, args.pairs, args.widths)
 
 
 if __name__ == "__main__":

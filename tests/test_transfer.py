@@ -15,7 +15,7 @@ SEEDS, STEPS = (0, 1, 2), 40
 RATES = [2.0**-e for e in (7, 6, 5, 4)]
 
 
-def final_loss(width: int, lr: float, use_mup: bool) -> float:
+def final_loss(width: int, lr: float, use_mup: bool, **experts) -> float:
     """Learn two batches of Python source by heart, the rate falling linearly; -> loss on them, mean over the seeds.
 
     A task on which a model of any width can come far in 40 steps, and does so only at a good rate.
@@ -24,7 +24,7 @@ def final_loss(width: int, lr: float, use_mup: bool) -> float:
     text = torch.from_numpy(np.frombuffer(source, dtype=np.uint8).astype(np.int64))
     cfg = GPTConfig(
         n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=256, init_std=0.1, m_emb=10.0,
-        base_width=32 if use_mup else width, attention_multiplier=None if use_mup else 16**-0.5,
+        base_width=32 if use_mup else width, attention_multiplier=None if use_mup else 16**-0.5, **experts,
     )  # fmt: skip
     losses = []
     for seed in SEEDS:
@@ -37,8 +37,8 @@ def final_loss(width: int, lr: float, use_mup: bool) -> float:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"] * (1 - step / STEPS)
             batch = batches[step % 2]
-            loss, _ = model(batch[:, :-1], batch[:, 1:])
-            loss.backward()
+            loss, routing = model(batch[:, :-1], batch[:, 1:])
+            (loss + (0.01 * routing.aux_loss.sum() if routing else 0)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -55,14 +55,22 @@ def best_log2_lr(losses: list[float]) -> float:
     return float(math.log2(RATES[i]) - b / (2 * c))
 
 
-def test_the_best_learning_rate_transfers_over_8x_in_width():
-    curves = {width: [final_loss(width, lr, use_mup=True) for lr in RATES] for width in (32, 64, 128, 256)}
+def check_transfer(curves: dict[int, list[float]]) -> None:
     best = {width: round(best_log2_lr(losses), 2) for width, losses in curves.items()}
     print("muP", best, curves)
     assert max(best.values()) - min(best.values()) < 1, best
-    at_the_narrow_best = curves[256][int(np.argmin(curves[32]))]
-    assert at_the_narrow_best <= 1.01 * min(curves[256])
-    assert min(curves[256]) <= min(curves[32])  # and wider is not worse
+    narrow, *_, wide = curves.values()
+    assert wide[int(np.argmin(narrow))] <= 1.01 * min(wide)
+    assert min(wide) <= min(narrow)  # and wider is not worse
+
+
+def test_the_best_learning_rate_transfers_over_8x_in_width():
+    check_transfer({width: [final_loss(width, lr, use_mup=True) for lr in RATES] for width in (32, 64, 128, 256)})
+
+
+def test_and_so_does_a_mixtures():
+    mixture = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width)
+    check_transfer({width: [final_loss(width, lr, use_mup=True, **mixture(width)) for lr in RATES] for width in (32, 128)})
 
 
 def test_under_standard_parametrization_it_does_not():
