@@ -174,8 +174,8 @@ def score(model: GPT, items: list[list[Request]]) -> list[float]:
         targets += ids[len(ids) - n :]
     sums, x, targets = [], x.flatten(0, 1)[where], ids_on_device(targets)
     for part, wanted in zip(x.split(1024), targets.split(1024)):  # the logits of a whole batch may not fit
-        sums.append(-F.cross_entropy(model.logits(part).float(), wanted, reduction="none").double())
-    return [part.sum().item() for part in torch.cat(sums).cpu().split([n for _, _, n in asked])]
+        sums.append(-F.cross_entropy(model.logits(part).float(), wanted, reduction="none").cpu().double())
+    return [part.sum().item() for part in torch.cat(sums).split([n for _, _, n in asked])]
 
 
 def batches(sizes: list[tuple], batch_tokens: int, title: str):

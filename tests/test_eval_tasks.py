@@ -430,7 +430,10 @@ def test_wrong_flags(argv, says, exported, folder, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_speed_beside_the_harness(tmp_path):
-    """Multiple choice on a CPU: the harness's `hf` model class and ours, the same model and items, by turns."""
+    """Multiple choice on a CPU: the harness's `hf` model class and ours, the same model and items, by turns.
+
+    Seconds of processor time, with one thread: a machine that has other things to do does not disturb them.
+    """
     import time
 
     rng = random.Random(0)
@@ -438,28 +441,28 @@ def test_speed_beside_the_harness(tmp_path):
     train_tokenizer(tmp_path / "tokenizer.json", words, vocab_size=600)
     tokenizer = data.load_tokenizer(str(tmp_path / "tokenizer.json"))
     torch.manual_seed(0)
-    model = GPT(GPTConfig(n_layer=6, n_embd=256, n_head=4, seq_len=1024, vocab_size=16384)).eval()
+    model = GPT(GPTConfig(n_layer=4, n_embd=128, n_head=4, seq_len=1024, vocab_size=8192)).eval()
     model_file.export_granite(model, tmp_path / "granite", tokenizer.eot_token, data.tokenizer_files(tokenizer))
     question = lambda i: {"question": harness.text(rng, 10, 40), "choices": {"text": [harness.text(rng, 1, 12) for _ in "ABCD"], "label": list("ABCD")}, "answerKey": "A"}
-    files = {"arc_easy": [question(i) for i in range(60)], "arc_easy.train": [question(i) for i in range(10)]}
-    files["piqa"] = [{"goal": harness.text(rng, 3, 20), "sol1": harness.text(rng, 5, 20), "sol2": harness.text(rng, 5, 20), "label": 0} for _ in range(60)]
+    files = {"arc_easy": [question(i) for i in range(32)], "arc_easy.train": [question(i) for i in range(12)]}
+    files["piqa"] = [{"goal": harness.text(rng, 3, 20), "sol1": harness.text(rng, 5, 20), "sol2": harness.text(rng, 5, 20), "label": 0} for _ in range(32)]
     files["piqa.train"] = files["piqa"]
     subject = lambda i: {"question": harness.text(rng, 10, 40), "subject": "anatomy", "choices": [harness.text(rng, 1, 6) for _ in "ABCD"], "answer": 0}
-    files |= {"mmlu": [subject(i) for i in range(30)], "mmlu.dev": [subject(i) for i in range(5)]}
+    files |= {"mmlu": [subject(i) for i in range(16)], "mmlu.dev": [subject(i) for i in range(5)]}
     folder = harness.write(tmp_path / "items", files)
     logging.disable(logging.WARNING)
     theirs = harness.harness_model(tmp_path / "granite", 1024, batch_size=16)
     for name, group, shots in (("arc_easy", "", 0), ("arc_easy", "", 5), ("piqa", "", 0), ("mmlu", "anatomy", 5)):
         times = {"harness": [], "eval.py": []}
-        for _ in range(3):
-            began = time.perf_counter()
+        for _ in range(2):
+            began = time.process_time()
             harness.run_harness(theirs, files, [(name, group)], {name: shots})
-            times["harness"].append(time.perf_counter() - began)
-            began = time.perf_counter()
+            times["harness"].append(time.process_time() - began)
+            began = time.process_time()
             docs = evaluation.read_items(name, folder)
             questions = evaluation.questions_of(name, docs, folder, shots)
             evaluation.measure(name, docs, questions, evaluation.answer(name, docs, questions, model, tokenizer, Rules(1024)))
-            times["eval.py"].append(time.perf_counter() - began)
+            times["eval.py"].append(time.process_time() - began)
         best = {who: min(some) for who, some in times.items()}
         print(f"\n{name}, {shots} shots, {len(files[name])} items: harness {best['harness']:.2f} s, eval.py {best['eval.py']:.2f} s, {best['harness'] / best['eval.py']:.2f} times as fast")
         assert best["eval.py"] <= best["harness"]
