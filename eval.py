@@ -156,6 +156,7 @@ def score(model: GPT, items: list[list[Request]]) -> list[float]:
     # Before `cut`, the same place in the whole batch, an item's rows are alike and no logits are needed.
     cut = min(min(len(os.path.commonprefix(family)) for family in families), min(len(ids) - 1 - n for _, ids, n in asked))
     trunk = len(os.path.commonprefix([family[0][:cut] for family in families]))
+    trunk = trunk if trunk >= 32 and len(items) > 1 else 0  # less is not worth a pass of its own
     if len(rows) == len(items):  # nothing to share but the trunk
         cut = trunk
     cache: list[dict] = [{} for _ in model.blocks]
@@ -178,15 +179,19 @@ def score(model: GPT, items: list[list[Request]]) -> list[float]:
     return [part.sum().item() for part in torch.cat(sums).split([n for _, _, n in asked])]
 
 
-def batches(sizes: list[tuple], batch_tokens: int, title: str):
-    """Yields lists of item numbers, the longest first. sizes: (group, rows, longest row) of each item; groups are not mixed."""
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i][0], -sizes[i][2]))
+def batches(sizes: list[tuple[str, int, int, int]], batch_tokens: int, title: str):
+    """Yields lists of item numbers, the longest first; items of different groups, and of very different size, do not mix.
+
+    sizes: of each item its group, the length of its context, of its longest row, and the number of its rows.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i][0], -sizes[i][1], -sizes[i][2]))
     with tqdm(total=len(order), desc=title, unit=" items", leave=False, disable=None) as progress:
         while order:
-            group, rows, longest = sizes[order[0]]
-            n = 1
-            while n < len(order) and sizes[order[n]][0] == group and (rows + sizes[order[n]][1]) * longest <= batch_tokens:
-                rows += sizes[order[n]][1]
+            n, rows, longest = 0, 0, 0
+            for group, _, length, more in (sizes[i] for i in order):
+                rows, longest = rows + more, max(longest, length)
+                if n and (rows * longest > batch_tokens or group != sizes[order[0]][0]):
+                    break
                 n += 1
             yield order[:n]
             order = order[n:]
@@ -195,7 +200,9 @@ def batches(sizes: list[tuple], batch_tokens: int, title: str):
 
 def log_likelihoods(model: GPT, items: list[list[Request]], batch_tokens: int = 8192, groups: list[str] | None = None, title: str = "") -> list[list[float]]:
     """`score` for any number of items -> a list for each. Items of one group are likely to begin alike."""
-    sizes = [(groups[i] if groups else "", len(item), max(len(ids) for ids, _ in item)) for i, item in enumerate(items)]
+    sizes = []
+    for i, item in enumerate(items):
+        sizes.append((groups[i] if groups else "", min(len(ids) - n for ids, n in item), max(len(ids) for ids, _ in item), len(item)))
     result: list[list[float]] = [[] for _ in items]
     for batch in batches(sizes, batch_tokens, title):
         sums = iter(score(model, [items[i] for i in batch]))
@@ -252,7 +259,7 @@ def write(model: GPT, tokenizer: tiktoken.Encoding, prompts: list[str], stops, m
 
     encoded = [(tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token])[max_new_tokens - max_len :] for prompt in prompts]
     answers = [""] * len(prompts)
-    for batch in batches([("", 1, len(ids) + max_new_tokens) for ids in encoded], batch_tokens, title):
+    for batch in batches([("", len(ids), len(ids) + max_new_tokens, 1) for ids in encoded], batch_tokens, title):
         for i, new in zip(batch, complete(model, [encoded[i] for i in batch], max_new_tokens, finished)):
             text = b"".join(known[i] for i in new if i != tokenizer.eot_token).decode(errors="replace")
             answers[i] = min((text.split(stop)[0] for stop in stops), key=len)
@@ -540,7 +547,8 @@ def read_items(name: str, folder: Path | None, examples: bool = False) -> list[d
     items = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            items.append(json.loads(line))
+            if line.strip():
+                items.append(json.loads(line))
         except ValueError as error:  # also where it is not UTF-8
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
     if not items:
@@ -567,9 +575,11 @@ def ask(name: str, docs: list[dict], where: str) -> list[Question]:
     for number, doc in enumerate(docs, 1):
         try:
             question = TASKS[name].ask(doc)
-            if not all(isinstance(text, str) for text in question.contexts + question.choices + [doc[field] for field in [TASKS[name].group] if field]):
+            texts = question.contexts + question.choices + ([doc[TASKS[name].group]] if TASKS[name].group else [])
+            if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a field that should be a text is none")
-            question.choices[question.gold]
+            if not 0 <= question.gold < len(question.choices):
+                raise IndexError(f"there is no answer number {question.gold}")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             reason = f"lacks {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{where}, item {number}: not an item of {name} ({reason})") from None
@@ -593,13 +603,14 @@ def questions_of(name: str, docs: list[dict], folder: Path | None, shots: int) -
     for doc, question in zip(docs, asked):
         group, pool, n = group_of(doc), pools[group_of(doc)], shots
         if task.draw == "others" and shots:
-            n, others = shots + 1, [example for example in pool if example[0] != doc]
+            n = shots + 1  # one in reserve, should it draw the item itself
         if len(pool) < n:
             raise ValueError(f"--num_fewshot {shots}: {where} needs {n} examples{f' for {group}' * bool(group)}, there are {len(pool)}")
         drawn = pool[:n] if task.draw == "first" else generators[group].sample(pool, n)
-        if n > shots:  # one in reserve, should the item itself be drawn; it may be in the pool more than once
-            drawn = [example for example in drawn if example in others][:shots]
-            drawn = drawn if len(drawn) == shots else generators[group].sample(others, shots)
+        if n > shots:
+            drawn = [example for example in drawn if example[0] != doc][:shots]
+            if len(drawn) < shots:  # it was drawn twice
+                drawn = generators[group].sample([example for example in pool if example[0] != doc], shots)
         before = intro.format(group.replace("_", " ")) + "".join(text for _, text in drawn)
         questions.append(question._replace(contexts=[before + context for context in question.contexts]))
     return questions
@@ -657,7 +668,7 @@ def measure(name: str, docs: list[dict], questions: list[Question], answers: lis
             values.append({"acc": int(np.argmax(sums)) == q.gold})  # the first one on a tie
             if task.metric == "acc_norm":
                 values[-1]["acc_norm"] = int(np.argmax([s / max(1, len(c)) for s, c in zip(sums, q.choices)])) == q.gold
-                rule = "acc_norm: the likeliest choice per character (not token, not byte)"
+                rule = "the likeliest choice; acc_norm: per character (not token, not byte)"
     groups = [doc[task.group] if task.group else "" for doc in docs]
     for metric in values[0]:
         result[metric], result[f"{metric}_stderr"] = mean_and_stderr([one[metric] for one in values], groups)

@@ -87,7 +87,7 @@ def items(seed: int = 0, n: int = 12) -> dict[str, list[dict]]:
         "humaneval": some(code, 4), "mbpp": some(basic, 4), "mbpp.train": some(basic, 5),
     }  # fmt: skip
     for name in ("boolq", "piqa", "winogrande", "hellaswag"):  # an item among its own examples
-        files[f"{name}.train"][3:5] = files[name][2:4]
+        files[f"{name}.train"][3:7] = [*files[name][2:4], *files[name][2:4]]  # and twice
     return files
 
 

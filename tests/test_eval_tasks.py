@@ -390,6 +390,7 @@ WRONG = [  # file, its content, what the line names
     ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n{"goal": \n', "piqa.jsonl, line 2"),
     ("piqa.jsonl", '{"goal": "a", "sol1": "b", "label": 0}\n', "item 1"), ("piqa.jsonl", "[1]\n", "item 1"), ("piqa.jsonl", "7\n", "item 1"),
     ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": 3, "label": 0}\n', "item 1"), ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}\n', "item 1"),
+    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": -1}\n', "item 1"),
     ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": null}\n', "item 1"), ("piqa.jsonl", b"\xff\xfe\n", "line 1"),
     ("arc_easy.jsonl", '{"question": "a", "choices": {"text": ["b"], "label": ["A"]}, "answerKey": "B"}\n', "item 1"),
     ("winogrande.jsonl", '{"sentence": "no gap", "option1": "a", "option2": "b", "answer": "1"}\n', "item 1"),
