@@ -838,7 +838,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2
     if args.tasks:
-        evaluate(work, model, tokenizer, Rules(args.max_len or model.cfg.seq_len, args.batch_tokens, args.allow_code_execution), args.out)
+        try:
+            evaluate(work, model, tokenizer, Rules(args.max_len or model.cfg.seq_len, args.batch_tokens, args.allow_code_execution), args.out)
+        except OSError as error:  # a full disk
+            print(f"eval.py: {error}", file=sys.stderr)
+            return 2
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     elif args.prompt is not None:

@@ -108,7 +108,7 @@ HARNESS_FILES = {  # the harness's definition of each task, and the names of its
 }  # fmt: skip
 
 
-WRITTEN, SHORT = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}, 48  # tokens that the model may write; in these tests
+WRITTEN, SHORT = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}, 24  # tokens that the model may write; in these tests
 
 
 def harness_task(name: str, files: dict[str, list[dict]], group: str = "") -> dict:

@@ -29,7 +29,7 @@ HOSTILE = {
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(evaluation, "RUN_SECONDS", 1.5)
+    monkeypatch.setattr(evaluation, "RUN_SECONDS", 1.0)
 
 
 def processes() -> int:
@@ -77,8 +77,7 @@ ADD = {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n", "entry_point": "a
 MUL = {"task_id": 11, "text": "Multiply.", "code": "", "test_list": ["assert mul(2, 3) == 6", "assert mul(0, 1) == 0", "assert mul(1, 1) == 1"]}
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_humaneval_and_mbpp(allowed, corpus_path, tmp_path, monkeypatch, capsys):
+def test_humaneval_and_mbpp(corpus_path, tmp_path, monkeypatch, capsys):
     """From the command line to samples.jsonl, with a model that knows its answers by heart."""
     assert train.main([
         "--n_layer=1", "--n_embd=16", "--n_head=1", "--seq_len=1200", "--batch_size=1", "--total_tokens=1200", "--warmup_tokens=0", "--device=cpu",
@@ -92,16 +91,17 @@ def test_humaneval_and_mbpp(allowed, corpus_path, tmp_path, monkeypatch, capsys)
     ran = []
     monkeypatch.setattr(evaluation, "passes", lambda program: (ran.append(program), passes(program))[1])
     monkeypatch.setattr(evaluation, "write", lambda model, tokenizer, prompts, *rest: answers["mbpp" if "[BEGIN]" in prompts[0] else "humaneval"])
-    capsys.readouterr()
     argv = ["--model", "run", "--tasks", "humaneval,mbpp", "--data", ".", "--out", "scores.json", "--device", "cpu"]
-    assert evaluation.main(argv + ["--allow_code_execution"] * allowed) == 0
-    out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
-    for name, docs in items.items():
-        lines = [json.loads(line) for line in Path(name, "samples.jsonl").read_text().splitlines()]
-        assert lines == [{"task_id": doc["task_id"], "completion": text} for doc, text in zip(docs, answers[name])]
-        assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
-        assert scores[name]["n"] == 3 and scores[name]["samples"] == f"{name}/samples.jsonl"
-    assert len(ran) == 6 * allowed and ("not run" in out) != allowed
+    for allowed in (False, True):
+        capsys.readouterr()
+        assert evaluation.main(argv + ["--allow_code_execution"] * allowed) == 0
+        out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
+        for name, docs in items.items():
+            lines = [json.loads(line) for line in Path(name, "samples.jsonl").read_text().splitlines()]
+            assert lines == [{"task_id": doc["task_id"], "completion": text} for doc, text in zip(docs, answers[name])]
+            assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
+            assert scores[name]["n"] == 3 and scores[name]["samples"] == f"{name}/samples.jsonl"
+        assert len(ran) == 6 * allowed and ("not run" in out) != allowed
 
 
 def test_the_models_code_is_not_run_unasked(monkeypatch, capsys):

@@ -416,7 +416,7 @@ def test_wrong_items_are_named_in_one_line(file, content, says, exported, tmp_pa
     [
         (["--tasks", "piqa,nonsense"], "nonsense"), (["--tasks", ""], "--tasks"), (["--max_len", "9999"], "--max_len 9999"), (["--max_len", "0"], "--max_len 0"),
         (["--limit", "0"], "--limit 0"), (["--num_fewshot", "-1"], "--num_fewshot"), (["--num_fewshot", "12"], "needs 13 examples"), (["--dtype", "int8"], "--dtype"),
-        (["--out", "no/such/folder.json"], "--out"), (["--out", "."], "--out"), (["--max_len", "48", "--tasks", "gsm8k"], "leaves no room"), (["--batch_tokens", "0"], "--batch_tokens"),
+        (["--out", "no/such/folder.json"], "--out"), (["--out", "."], "--out"), (["--max_len", "24", "--tasks", "gsm8k"], "leaves no room"), (["--batch_tokens", "0"], "--batch_tokens"),
         (["--data", "nowhere"], "nowhere"), (["--model", "nowhere"], "nowhere"),
     ],
 )  # fmt: skip
@@ -424,6 +424,11 @@ def test_wrong_flags(argv, says, exported, folder, tmp_path, capsys):
     base = {"--model": str(exported), "--tasks": "piqa", "--data": str(folder), "--device": "cpu"} | dict(zip(argv[::2], argv[1::2]))
     assert says in one_line(evaluation.main, [word for pair in base.items() for word in pair], capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_network_the_folder_has_to_be_named(exported, capsys):
+    error = one_line(evaluation.main, ["--model", str(exported), "--tasks", "piqa", "--device", "cpu"], capsys)
+    assert "--data" in error and "piqa.jsonl" in error
 
 
 # -- a command, not part of the suite --------------------------------------------------------------------
