@@ -112,7 +112,7 @@ def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
                 demand(False, "its pre-tokenizer is neither GPT-2's nor StarCoder's nor one pattern")
         vocab, special = model["vocab"], {token["content"]: token["id"] for token in spec["added_tokens"]}
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]  # older files: "a b"
-        merged = [vocab[a + b] for a, b in merges]
+        merged = list(dict.fromkeys(vocab[a + b] for a, b in merges))  # two merges may make the same token
         demand(all(x < y for x, y in zip(merged, merged[1:])), "its ids do not follow the order of its merges")
         bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         tokens = [letter for letter in bytes_of if letter in vocab] + [a + b for a, b in merges]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import data
 import eval as evaluation
-import train
 from eval import TASKS, Rules, passes
+from model import GPT, GPTConfig, export_granite
 
 SOLVED = "def add(a, b):\n    return a + b\n\nassert add(2, 3) == 5\n"
 HOSTILE = {
@@ -77,12 +78,10 @@ ADD = {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n", "entry_point": "a
 MUL = {"task_id": 11, "text": "Multiply.", "code": "", "test_list": ["assert mul(2, 3) == 6", "assert mul(0, 1) == 0", "assert mul(1, 1) == 1"]}
 
 
-def test_humaneval_and_mbpp(corpus_path, tmp_path, monkeypatch, capsys):
+def test_humaneval_and_mbpp(monkeypatch, capsys):
     """From the command line to samples.jsonl, with a model that knows its answers by heart."""
-    assert train.main([
-        "--n_layer=1", "--n_embd=16", "--n_head=1", "--seq_len=1200", "--batch_size=1", "--total_tokens=1200", "--warmup_tokens=0", "--device=cpu",
-        f"--data={corpus_path}", "--out=run",
-    ]) == 0  # fmt: skip
+    model = GPT(GPTConfig(n_layer=1, n_embd=16, n_head=1, seq_len=1200, vocab_size=256))
+    export_granite(model, Path("run"), 255, data.tokenizer_files(data.load_tokenizer("bytes")))
     answers = {"humaneval": ["    return a + b\n", "    return a - b\n", "    while True: pass\n"], "mbpp": ["def mul(a, b):\n    return a * b\n", "def mul(a, b): return 1", ""]}
     items = {"humaneval": [ADD | {"task_id": f"HumanEval/{i}"} for i in range(3)], "mbpp": [MUL | {"task_id": i} for i in range(11, 14)]}
     for name, docs in items.items():
