@@ -34,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 import tiktoken
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from tqdm import tqdm
 
@@ -44,6 +45,18 @@ from model import GPT, GPTConfig, is_granite, load_model, pick_device
 # Held-out loss
 
 
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this is; (0, 1) where there is only one."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum over all processes of a tensor, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x
+
+
 @torch.no_grad()
 def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict[str, float]:
     """Mean cross-entropy on the held-out tokens, in whole sequences of the model's seq_len.
@@ -52,6 +65,7 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     ln 2 times the bytes that these targets stand for (end-of-text stands for none). Bits per byte
     can be compared between tokenizers, nats per token cannot.
     max_tokens: evaluate about so many, the same sequences, spread over all documents, every time.
+    Several processes share the work, and all get the result.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
     n = data.n_sequences(corpus.val, seq_len)
@@ -59,14 +73,16 @@ def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None
     index = data.shuffled(np.arange(use), n, seed=0)
     lengths = data.bytes_per_token(corpus.tokenizer)
     nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
+    rank, world = rank_and_world()
     was_training = model.training
     model.eval()
-    for part in np.array_split(index, math.ceil(use / per_forward)):
+    for part in np.array_split(index, math.ceil(use / per_forward))[rank::world]:
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
     model.train(was_training)
+    nats, n_bytes = total(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
     return {"val_loss": nats / (use * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
 
@@ -698,10 +714,11 @@ def paper_average(results: dict[str, dict]) -> float | None:
 
 def gather(mine: list) -> list:
     """Every process's results in the order of all items, of which process r has every n-th from the r-th on."""
-    if not torch.distributed.is_initialized():
+    _, world = rank_and_world()
+    if world == 1:
         return mine
-    parts: list = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, mine)
+    parts: list = [None] * world
+    dist.all_gather_object(parts, mine)
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
 
 
@@ -721,9 +738,9 @@ def print_table(results: dict[str, dict]) -> None:
 def evaluate(work: dict[str, tuple], model: GPT, tokenizer: tiktoken.Encoding, rules: Rules, out: Path | None) -> dict[str, dict]:
     """work: task -> (its items, its questions, shots). What `--out` gets, and beside it the code that the model wrote."""
     results = {}
-    rank, n = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if torch.distributed.is_initialized() else (0, 1)
+    rank, world = rank_and_world()
     for name, (docs, questions, shots) in work.items():
-        answers = gather(answer(name, docs[rank::n], questions[rank::n], model, tokenizer, rules, f"{name} {rank}" if n > 1 else name))
+        answers = gather(answer(name, docs[rank::world], questions[rank::world], model, tokenizer, rules, name))
         results[name] = measure(name, docs, questions, answers) | {
             "n": len(docs), "num_fewshot": shots, "max_len": rules.max_len, "paper_metric": TASKS[name].metric,
             "dtype": str(model.embed.weight.dtype).removeprefix("torch."),
@@ -824,7 +841,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         device, tokenizer, corpus = pick_device(args.device), None, None
         if args.tasks and "LOCAL_RANK" in os.environ:  # started by torchrun
-            torch.distributed.init_process_group("gloo")  # what the processes exchange is small
+            dist.init_process_group("gloo")  # what the processes exchange is small
             device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
         model = load_model(args.model, device, None if args.dtype == "auto" else getattr(torch, args.dtype))
         if args.tasks or is_granite(args.model) and args.prompt is not None:
@@ -843,8 +860,8 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:  # a full disk
             print(f"eval.py: {error}", file=sys.stderr)
             return 2
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     elif args.prompt is not None:
         torch.manual_seed(args.seed)
         print(sample(model, tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))

@@ -27,6 +27,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mup
 from moe import MoE, Routing, matmul_dtype
@@ -268,10 +269,11 @@ class GPT(nn.Module):
         cos, sin = rope_table(cfg)
         self.register_buffer("cos", cos, persistent=False)  # computed, so not part of a checkpoint
         self.register_buffer("sin", sin, persistent=False)
+        self.recompute = False  # in the backward pass, instead of keeping what is inside of the blocks
         mup.init_weights(self, mup.rules(cfg))
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list[Routing | None]]:
-        """idx [B, T] -> what the head reads, [B, T, C], and each block's Routing."""
+        """idx [B, T] -> what the last block puts out, [B, T, C], and each block's Routing."""
         cfg = self.cfg
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
         if start + idx.shape[1] > cfg.seq_len:
@@ -282,22 +284,29 @@ class GPT(nn.Module):
         x = self.embed(idx) * cfg.m_emb  # [B, T, C]  muP
         routings = []
         for i, block in enumerate(self.blocks):
-            x, routing = block(x, rope, cache[i] if cache is not None else None)
+            if self.recompute and torch.is_grad_enabled():
+                x, routing = checkpoint(block, x, rope, use_reentrant=False)
+            else:
+                x, routing = block(x, rope, cache[i] if cache is not None else None)
             routings.append(routing)
-        return self.norm(x) / cfg.logits_scaling, routings  # muP: logits / m_width, cheaper done before the head
+        return x, routings
 
     def logits(self, x: Tensor) -> Tensor:
-        """What `hidden` returned, [..., C] -> [..., V]."""
+        """What the last block puts out, x [..., C] -> [..., V]."""
+        x = self.norm(x) / self.cfg.logits_scaling  # muP: logits / m_width, cheaper done before the head
         return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(x)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 is too coarse for the softmax
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         x, routings = self.hidden(idx, cache)
-        logits = self.logits(x)  # [B, T, V]
         if targets is None:
-            return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 is too coarse for the softmax
+            return self.logits(x)
         routing = Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None  # [n_layer], [n_layer, E], [n_layer]
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routing
+        return self.loss(x, targets), routing
 
     # -- counting ------------------------------------------------------------------------------
 

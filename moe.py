@@ -20,6 +20,7 @@ import time
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -80,19 +81,26 @@ class MoE(nn.Module):
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
         y = Collect.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
 
-        return y, routing(scores, ends)
+        return y, routing(scores, ends, over_processes=self.training)
 
 
-def routing(scores: Tensor, ends: Tensor) -> Routing:
+def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routing:
     """Statistics of one layer. Auxiliary loss: E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), as in IBM's code.
 
     f, the share of the pairs, is counted and has no gradient; P, the mean probability, has. So the
     first term pushes an expert's probability down in proportion to its load; it is 1 when all loads
     are equal. The second one keeps the scores from growing.
+
+    Where several processes train together, f is counted over all of them and P is each one's own.
+    P enters linearly: the mean over the processes is the loss that one process would find for the
+    whole batch. (Micro-batches do not see each other, each has an f of its own.)
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts
-    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype) / ends[-1]  # fmt: skip
+    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)  # fmt: skip
+    if over_processes and dist.is_initialized():
+        dist.all_reduce(load)
+    load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
