@@ -54,10 +54,13 @@ from tqdm import tqdm
 
 # How GPT-2 cuts text into words before it merges bytes; a .tiktoken file does not contain it.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# StarCoder, and with it the paper's models, takes single digits out first.
+STARCODER_PATTERN = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")  # its names in a tokenizer.json; tiktoken knows the first
 
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
-    """'bytes', the path of a .tiktoken file, or a name that tiktoken knows (it may download).
+    """'bytes', the path of a .tiktoken or tokenizer.json file, or a name that tiktoken knows (it may download).
 
     Raises FileNotFoundError or ValueError where there is no such tokenizer.
     """
@@ -67,9 +70,11 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
             "bytes", explicit_n_vocab=256, pat_str=r"[\s\S]",
             mergeable_ranks={bytes([i]): i for i in range(255)}, special_tokens={"<|endoftext|>": 255},
         )  # fmt: skip
+    if name.endswith((".tiktoken", ".json")) and not Path(name).is_file():
+        raise FileNotFoundError(f"--tokenizer {name}: no such file")
+    if name.endswith(".json"):
+        return read_tokenizer_json(Path(name))
     if name.endswith(".tiktoken"):
-        if not Path(name).is_file():
-            raise FileNotFoundError(f"--tokenizer {name}: no such file")
         try:  # a line is a token in base64 and its rank, which is also its id
             lines = [line.split() for line in Path(name).read_bytes().splitlines() if line]
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
@@ -83,11 +88,105 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
         return tiktoken.Encoding(Path(name).stem, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
-        raise ValueError(f"--tokenizer {name}: not one of {known}, nor a path to a .tiktoken file")
+        raise ValueError(f"--tokenizer {name}: not one of {known}, nor a path to a .tiktoken or tokenizer.json file")
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:
         raise ValueError(f"--tokenizer {name}: tiktoken has no copy of it and cannot download one ({error})") from None
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter that stands for each byte in a tokenizer.json: itself if it can be seen, else one from 256 on."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+
+
+def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
+    """A byte-level BPE of Hugging Face's format, with the same ids. Raises ValueError for other kinds.
+
+    tiktoken merges in the order of the ids, so the ids have to follow the order of the merges.
+    """
+
+    def demand(holds: bool, problem: str) -> None:
+        if not holds:
+            raise ValueError(f"--tokenizer {path}: {problem}")
+
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        model, cutting = spec["model"], spec["pre_tokenizer"]
+        demand(model["type"] == "BPE" and not spec["normalizer"] and not model.get("byte_fallback"), "not a byte-level BPE")
+        match cutting["pretokenizers"] if cutting["type"] == "Sequence" else [cutting]:
+            case [{"type": "ByteLevel", "add_prefix_space": False} as last] if last.get("use_regex", True):
+                pattern = GPT2_PATTERN
+            case [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False} as last] if last.get("use_regex", True):
+                pattern = STARCODER_PATTERN
+            case [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                  {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]:  # fmt: skip
+                pass
+            case _:
+                demand(False, "its pre-tokenizer is neither GPT-2's nor StarCoder's nor one pattern")
+        vocab, special = model["vocab"], {token["content"]: token["id"] for token in spec["added_tokens"]}
+        merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]  # older files: "a b"
+        merged = list(dict.fromkeys(vocab[a + b] for a, b in merges))  # two merges may make the same token
+        demand(all(x < y for x, y in zip(merged, merged[1:])), "its ids do not follow the order of its merges")
+        bytes_of = {letter: byte for byte, letter in byte_letters().items()}
+        tokens = [letter for letter in bytes_of if letter in vocab] + [a + b for a, b in merges]
+        ranks = {bytes(bytes_of[letter] for letter in token): vocab[token] for token in tokens}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if str(error).startswith("--tokenizer"):
+            raise
+        raise ValueError(f"--tokenizer {path}: not the tokenizer.json of a byte-level BPE ({type(error).__name__}: {error})") from None
+    # 0xC0, 0xC1 and 0xF5 ... 0xFF never occur in UTF-8
+    demand(all(bytes([b]) in ranks for b in range(0xF5) if b not in (0xC0, 0xC1)), "not a byte-level vocabulary, some of the 256 bytes are missing")
+    eot = next((special[name] for name in END_OF_TEXT if name in special), None)
+    demand(eot is not None, f"has no end-of-text, none of {', '.join(END_OF_TEXT)}")
+    return tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special | {END_OF_TEXT[0]: eot})
+
+
+def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
+    """The same tokenizer in Hugging Face's format: tokenizer.json and tokenizer_config.json, name -> content."""
+    ranks, letters = tokenizer._mergeable_ranks, byte_letters()
+    special = {name: tokenizer.encode_single_token(name) for name in sorted(tokenizer.special_tokens_set)}
+    spell = lambda token: "".join(letters[b] for b in token)
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:  # merge what comes first, as an encoder would, until two parts are left
+            i = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        if len(parts) == 2:
+            merges.append([spell(part) for part in parts])
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": tokenizer._pat_str}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ]}  # fmt: skip
+    added = [{"id": i, "content": name, "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+             for name, i in sorted(special.items(), key=lambda item: item[1])]  # fmt: skip
+    spec = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": pre_tokenizer, "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False,
+                  "vocab": {spell(token): rank for token, rank in ranks.items()} | special, "merges": merges},
+    }  # fmt: skip
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | {f"{kind}_token": END_OF_TEXT[0] for kind in ("bos", "eos", "pad")}
+    return {"tokenizer.json": json.dumps(spec, ensure_ascii=False), "tokenizer_config.json": json.dumps(config, indent=1)}
+
+
+def tokenizer_of(path: Path) -> tiktoken.Encoding:
+    """The tokenizer of a run's folder (or a checkpoint in it) or of a Granite folder.
+
+    Raises FileNotFoundError or ValueError where it has none.
+    """
+    folder = path if path.is_dir() else path.parent.parent
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise FileNotFoundError(f"{path}: no config.json that says which tokenizer it was trained with") from None
+    if "model_type" in config:
+        return load_tokenizer(str(folder / "tokenizer.json"))
+    return load_corpus(config["data"]).tokenizer if config["data"] else load_tokenizer(config["tokenizer"])
 
 
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
@@ -815,7 +914,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--source", nargs="+", metavar="PATH", help="files, folders, quoted patterns or hf:NAME (default: the embedded corpus)")
     parser.add_argument("--text_field", default="text", help="where the text of a .jsonl line or a table's row is (default: text)")
-    parser.add_argument("--tokenizer", default="bytes", help="bytes, a name known to tiktoken, or a .tiktoken file (default: bytes)")
+    parser.add_argument("--tokenizer", default="bytes", help="bytes, a name known to tiktoken, or a .tiktoken or tokenizer.json file (default: bytes)")
     parser.add_argument("--out", type=Path, help="the corpus's folder, with --source")
     parser.add_argument("--val_fraction", type=float, help="share of the documents that is held out (default: 0.02)")
     args = parser.parse_args(argv)

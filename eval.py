@@ -1,23 +1,45 @@
-"""How good is a model? Held-out loss, bits per byte, and a look at what it writes.
+"""How good is a model? Held-out loss, a look at what it writes, and the tasks of the paper's tables.
 
-Read `held_out_loss`.
+The tasks' numbers are those of lm-evaluation-harness, which the paper used: the same texts, the
+same rules, from local files. A model is a run's folder or a Granite folder, such as the released ones.
+
+Read `held_out_loss`; then `score`, which finds how likely a model thinks a text is, `complete`,
+which lets it write, and `TASKS`, what it is asked.
 
     python eval.py --model runs/laptop-power-1                      loss on all held-out text
     python eval.py --model runs/laptop-power-1 --prompt "def "      lets it continue a text
+    python eval.py --model DIR --tasks arc_easy,piqa --data FOLDER  FOLDER/arc_easy.jsonl, FOLDER/piqa.jsonl
+    torchrun --nproc_per_node 8 eval.py --model DIR --tasks mmlu    several GPUs share the items
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import math
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import tiktoken
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from tqdm import tqdm
 
 import data
-from model import GPT, GPTConfig, load_model, pick_device
+from model import GPT, GPTConfig, is_granite, load_model, pick_device
 
 # ---------------------------------------------------------------------------------------------
 # Held-out loss
@@ -80,7 +102,7 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
 # Sampling
 
 
-def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, temperature: float = 0.8, top_k: int | None = 50) -> str:
+def sample(model: GPT, tokenizer: tiktoken.Encoding, prompt: str = "", max_new_tokens: int = 400, temperature: float = 0.8, top_k: int | None = 50) -> str:
     """The prompt and what the model writes behind it, up to the end of the document.
 
     An empty prompt starts a new document. torch.manual_seed makes it repeatable.
@@ -96,6 +118,651 @@ def sample(model: GPT, tokenizer, prompt: str = "", max_new_tokens: int = 400, t
 
 
 # ---------------------------------------------------------------------------------------------
+# Scoring: how likely a text is behind another
+
+Request = tuple[list[int], int]  # token ids, and how many of the last of them are asked for
+
+
+def encode_pair(tokenizer: tiktoken.Encoding, context: str, continuation: str, max_len: int) -> Request:
+    """A continuation behind its context, in at most max_len + 1 tokens: the model reads all but the last.
+
+    A word's space belongs to the word: the context's trailing white space goes to the continuation,
+    and the two are cut into tokens as one text. Something has to stand first, if need be end-of-text.
+    """
+    before = tokenizer.encode_ordinary(context.rstrip())
+    after = tokenizer.encode_ordinary(context + continuation)[len(before) :]
+    ids = [*(before or [tokenizer.eot_token]), *after][-(max_len + 1) :]
+    return ids, min(len(after), len(ids) - 1)
+
+
+def rolling_windows(ids: list[int], eot: int, max_len: int) -> list[Request]:
+    """A long text in windows that ask for each of its tokens once, every one behind as many others as fit."""
+    ids, requests = [eot, *ids], []  # the text's first token is now number 1
+    for begin in range(1, len(ids), max_len):
+        end = min(begin + max_len, len(ids))
+        requests.append((ids[max(0, end - max_len - 1) : end], end - begin))
+    return requests
+
+
+def pick(cache: list[dict], rows: list[int]) -> list[dict]:
+    """The keys and values of these rows, a row as often as it is named."""
+    return [{name: table[rows] for name, table in layer.items()} for layer in cache]
+
+
+@torch.no_grad()
+def score(model: GPT, items: list[list[Request]]) -> list[float]:
+    """For each request of each item: the sum, in nats, of the log-probabilities of the tokens that it asks for.
+
+    An item's requests are its choices, and they begin alike. So a batch grows like a tree: what
+    all items have in common (the examples before the question) is read once, then each item's
+    context once, then the choices, padded on the right, which a causal model does not see.
+    """
+    ids_on_device = lambda rows: torch.tensor(rows, device=model.embed.weight.device)
+    rows, parent, asked = [], [], []  # rows: what the model reads; parent: the item of each row
+    for i, item in enumerate(items):
+        row_of: dict[tuple, int] = {}
+        for ids, n in item:
+            read = tuple(ids[:-1])  # the last token is never read: choices of one token share a row
+            if read not in row_of:
+                row_of[read] = len(rows)
+                rows.append(list(read))
+                parent.append(i)
+            asked.append((row_of[read], ids, n))
+    families = [[row for row, p in zip(rows, parent) if p == i] for i in range(len(items))]
+    # Before `cut`, the same place in the whole batch, an item's rows are alike and no logits are needed.
+    cut = min(min(len(os.path.commonprefix(family)) for family in families), min(len(ids) - 1 - n for _, ids, n in asked))
+    trunk = len(os.path.commonprefix([family[0][:cut] for family in families]))
+    trunk = trunk if trunk >= 32 and len(items) > 1 else 0  # less is not worth a pass of its own
+    if len(rows) == len(items):  # nothing to share but the trunk
+        cut = trunk
+    cache: list[dict] = [{} for _ in model.blocks]
+    if trunk:
+        model.hidden(ids_on_device([rows[0][:trunk]]), cache)
+        cache = pick(cache, [0] * len(items))
+    if cut > trunk:
+        model.hidden(ids_on_device([family[0][trunk:cut] for family in families]), cache)
+    T = max(map(len, rows)) - cut
+    x, _ = model.hidden(ids_on_device([row[cut:] + [0] * (T - len(row[cut:])) for row in rows]), pick(cache, parent))  # [rows, T, C]
+
+    where, targets = [], []  # the position that predicts a token, and the token
+    for r, ids, n in asked:
+        last = r * T + len(ids) - 1 - cut
+        where += range(last - n, last)
+        targets += ids[len(ids) - n :]
+    sums, x, targets = [], x.flatten(0, 1)[where], ids_on_device(targets)
+    for part, wanted in zip(x.split(1024), targets.split(1024)):  # the logits of a whole batch may not fit
+        sums.append(-F.cross_entropy(model.logits(part).float(), wanted, reduction="none").cpu().double())
+    return [part.sum().item() for part in torch.cat(sums).split([n for _, _, n in asked])]
+
+
+def batches(sizes: list[tuple[str, int, int, int]], batch_tokens: int, title: str):
+    """Yields lists of item numbers, the longest first; items of different groups, and of very different size, do not mix.
+
+    sizes: of each item its group, the length of its context, of its longest row, and the number of its rows.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i][0], -sizes[i][1], -sizes[i][2]))
+    with tqdm(total=len(order), desc=title, unit=" items", leave=False, disable=None) as progress:
+        while order:
+            n, rows, longest = 0, 0, 0
+            for group, _, length, more in (sizes[i] for i in order):
+                rows, longest = rows + more, max(longest, length)
+                if n and (rows * longest > batch_tokens or group != sizes[order[0]][0]):
+                    break
+                n += 1
+            yield order[:n]
+            order = order[n:]
+            progress.update(n)
+
+
+def log_likelihoods(model: GPT, items: list[list[Request]], batch_tokens: int = 8192, groups: list[str] | None = None, title: str = "") -> list[list[float]]:
+    """`score` for any number of items -> a list for each. Items of one group are likely to begin alike."""
+    sizes = []
+    for i, item in enumerate(items):
+        sizes.append((groups[i] if groups else "", min(len(ids) - n for ids, n in item), max(len(ids) for ids, _ in item), len(item)))
+    result: list[list[float]] = [[] for _ in items]
+    for batch in batches(sizes, batch_tokens, title):
+        sums = iter(score(model, [items[i] for i in batch]))
+        for i in batch:
+            result[i] = [next(sums) for _ in items[i]]
+    return result
+
+
+# ---------------------------------------------------------------------------------------------
+# Writing: the likeliest continuation
+
+
+@torch.no_grad()
+def complete(model: GPT, prompts: list[list[int]], max_new_tokens: int, finished: Callable[[list[int]], bool]) -> list[list[int]]:
+    """The likeliest next tokens behind each prompt, until finished(new tokens) or there are max_new_tokens.
+
+    Prompts may differ in length: all are read up to the end of the shortest, from there on token
+    by token, where a longer one goes on with its own tokens first.
+    """
+    position = min(map(len, prompts))
+    tokens, active = [ids[:position] for ids in prompts], list(range(len(prompts)))
+    cache: list[dict] = [{} for _ in model.blocks]
+    new: list[list[int]] = [[] for _ in prompts]
+    while active:
+        x, _ = model.hidden(torch.tensor(tokens, device=model.embed.weight.device), cache)
+        going, tokens = [], []  # the rows that go on, and each one's next token
+        for row, token in enumerate(model.logits(x[:, -1]).argmax(-1).tolist()):
+            i = active[row]
+            if position < len(prompts[i]):
+                token = prompts[i][position]
+            else:
+                new[i].append(token)
+                if len(new[i]) == max_new_tokens or finished(new[i]):
+                    continue
+            going.append(row)
+            tokens.append([token])
+        if len(going) < len(active):
+            cache, active = pick(cache, going), [active[row] for row in going]
+        position += 1
+    return new
+
+
+def write(model: GPT, tokenizer: tiktoken.Encoding, prompts: list[str], stops, max_new_tokens: int, max_len: int,
+          batch_tokens: int = 8192, title: str = "") -> list[str]:  # fmt: skip
+    """What the model writes behind each prompt, up to a stop. Of a prompt that is too long, the end is kept."""
+    known = [b""] * model.cfg.vocab_size  # bytes of each id; a model may have more rows than its tokenizer has tokens
+    for i in np.flatnonzero(data.bytes_per_token(tokenizer)):
+        known[i] = tokenizer.decode_single_token_bytes(i)
+    reach = max(len(stop.encode()) for stop in stops)  # a stop that ends in the newest token began at most so many before
+
+    def finished(new: list[int]) -> bool:
+        tail = b"".join(known[i] for i in new[-reach:])
+        return new[-1] == tokenizer.eot_token or any(stop.encode() in tail for stop in stops)
+
+    encoded = [(tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token])[max_new_tokens - max_len :] for prompt in prompts]
+    answers = [""] * len(prompts)
+    for batch in batches([("", len(ids), len(ids) + max_new_tokens, 1) for ids in encoded], batch_tokens, title):
+        for i, new in zip(batch, complete(model, [encoded[i] for i in batch], max_new_tokens, finished)):
+            text = b"".join(known[i] for i in new if i != tokenizer.eot_token).decode(errors="replace")
+            answers[i] = min((text.split(stop)[0] for stop in stops), key=len)
+    return answers
+
+
+# ---------------------------------------------------------------------------------------------
+# What the tasks ask
+
+
+class Question(NamedTuple):
+    contexts: list[str]  # before each choice
+    choices: list[str]  # to be scored; where the model writes itself: the answer, alone
+    gold: int = 0  # number of the right choice
+
+
+def behind(context: str, choices: list[str], gold: int) -> Question:
+    return Question([context] * len(choices), choices, gold)
+
+
+def arc(doc: dict) -> Question:
+    return behind(f"Question: {doc['question']}\nAnswer:", doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"]))
+
+
+def boolq(doc: dict) -> Question:
+    return behind(f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:", ["no", "yes"], int(doc["label"]))
+
+
+def hellaswag(doc: dict) -> Question:
+    def clean(text: str) -> str:  # the brackets are left over from WikiHow's headings
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
+    return behind(clean(context), [clean(ending) for ending in doc["endings"]], int(doc["label"]))
+
+
+def openbookqa(doc: dict) -> Question:
+    return behind(doc["question_stem"], doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"].lstrip()))
+
+
+def piqa(doc: dict) -> Question:
+    return behind(f"Question: {doc['goal']}\nAnswer:", [doc["sol1"], doc["sol2"]], int(doc["label"]))
+
+
+def winogrande(doc: dict) -> Question:
+    """The other way round: two contexts, one continuation."""
+    before, after = doc["sentence"].split("_", 1)
+    return Question([before + doc["option1"], before + doc["option2"]], [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
+
+
+def mmlu(doc: dict) -> Question:
+    a, b, c, d = doc["choices"]
+    return behind(f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:", list("ABCD"), int(doc["answer"]))
+
+
+def wikitext(doc: dict) -> Question:
+    return Question([doc["page"]], [detokenize(doc["page"])])
+
+
+def gsm8k(doc: dict) -> Question:
+    return Question([f"Question: {doc['question']}\nAnswer:"], [doc["answer"]])
+
+
+def hard_math(doc: dict) -> Question:
+    return Question([f"Problem: {doc['problem']}\nAnswer:"], [boxed(doc["solution"])])
+
+
+def humaneval(doc: dict) -> Question:
+    return Question([doc["prompt"]], [f"{doc['test']}\ncheck({doc['entry_point']})"])  # no answer to show, but its tests
+
+
+def mbpp(doc: dict) -> Question:
+    one, two, three = doc["test_list"][:3]
+    ask = f"You are an expert Python programmer, and here is your task: {doc['text']} Your code should pass these tests:"
+    return Question([f"{ask}\n\n{one}\n{two}\n{three}\n[BEGIN]\n"], [f"{doc['code']}\n[DONE]"])
+
+
+def detokenize(page: str) -> str:
+    """Wikitext's separated tokens as a writer would have written them, by the harness's rules, in its order."""
+    page = page.replace("s '", "s'")
+    page = re.sub(r"/' [0-9]/", "/'[0-9]/", page)
+    for mark in "-,.":
+        page = page.replace(f" @{mark}@ ", mark)
+    for mark in ":;.!?,":
+        page = page.replace(f" {mark} ", f"{mark} ")
+    for opens, closes in ("()", "[]", "{}", '""', "''"):
+        page = re.sub(rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page)
+    for n in (4, 3, 2):
+        page = page.replace(" ".join("=" * n), "=" * n)
+    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        page = page.replace(old, new)
+    return page
+
+
+# ---------------------------------------------------------------------------------------------
+# What is an answer worth that the model wrote itself?
+
+
+def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
+    """exact_match wants the answer behind ####, as in the examples; the flexible one takes the last number of all."""
+
+    def bare(text: str) -> str:
+        for pattern in (",", r"\$", "(?s).*#### ", r"\.$"):
+            text = re.sub(pattern, "", text)
+        return text.lower()
+
+    strict = re.search(r"#### (\-?[0-9\.\,]+)", output)
+    numbers = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output)
+    gold, nothing = bare(doc["answer"]), "[invalid]"
+    return {
+        "exact_match": bare(strict[1].strip() if strict else nothing) == gold,
+        "exact_match_flexible": bare(numbers[-1] if numbers else nothing) == gold,
+    }
+
+
+def grade_math(doc: dict, output: str) -> dict[str, bool]:
+    inside = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
+    gold = boxed(doc["solution"])
+    try:
+        return {"exact_match": plain_latex(inside) == plain_latex(gold)}
+    except (ValueError, IndexError):  # not LaTeX that the rules know
+        return {"exact_match": inside == gold}
+
+
+def program_humaneval(doc: dict, output: str) -> str:
+    return f"{doc['prompt']}{output}\n{humaneval(doc).choices[0]}"
+
+
+def program_mbpp(doc: dict, output: str) -> str:
+    return "\n".join([output, *doc["test_list"]])
+
+
+def boxed(solution: str) -> str:
+    """What stands in the last \\boxed{...}, or behind the last "\\boxed ". Raises ValueError where there is none."""
+    if "\\boxed " in solution:
+        return solution.split("\\boxed ")[-1].split("$")[0]
+    before, found, inside = solution.rpartition("\\boxed{")
+    depth = 1
+    for i, letter in enumerate(inside if found else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return inside[:i]
+    raise ValueError("its solution has no \\boxed answer")
+
+
+def plain_latex(text: str) -> str:
+    """Spellings that mean the same made equal, by the rules of the MATH paper, of which each has its holes.
+
+    Raises ValueError or IndexError where a rule does not apply.
+    """
+    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
+                     ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", "")):  # fmt: skip
+        text = text.replace(old, new)
+    if "\\text{ " in text:  # a unit
+        text, _unit = text.split("\\text{ ")
+    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
+    if not text:
+        return text
+    text = "0" + text if text[0] == "." else text
+    left, *right = text.split("=")
+    if len(right) == 1 and len(left) <= 2:  # "x = 3"
+        text = right[0]
+    first, *roots = text.split("\\sqrt")
+    text = first + "".join("\\sqrt" + (r if r[0] == "{" else f"{{{r[0]}}}{r[1:]}") for r in roots)
+    text = plain_fractions(text.replace(" ", ""))
+    text = "\\frac{1}{2}" if text == "0.5" else text
+    if text.count("/") == 1:
+        a, b = map(int, text.split("/"))
+        text = f"\\frac{{{a}}}{{{b}}}" if text == f"{a}/{b}" else text
+    return text
+
+
+def plain_fractions(text: str) -> str:
+    """\\frac12 and \\frac1{2} -> \\frac{1}{2}."""
+    result, *parts = text.split("\\frac")
+    for part in parts:
+        if part[0] != "{":
+            if len(part) < 2:
+                return text
+            part = f"{{{part[0]}}}" + (part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}")
+        result += "\\frac" + part
+    return result
+
+
+# -- running the model's code ----------------------------------------------------------------------
+
+RUN_SECONDS, RUN_BYTES, RUN_PROCESSES = 5.0, 2**30, 16  # time; memory of a process; processes
+
+
+@functools.cache
+def isolation() -> tuple[str, ...]:
+    """Where Linux allows it: a command before the command that takes network, other processes and their secrets out of sight."""
+    command = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
+    with contextlib.suppress(OSError):
+        if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            return command
+    return ()
+
+
+def limit_resources() -> None:
+    import resource  # not on Windows
+
+    for kind, most in (("AS", RUN_BYTES), ("FSIZE", 2**24), ("CPU", math.ceil(RUN_SECONDS)), ("CORE", 0)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
+
+
+def group_size(group: int) -> int:
+    """How many processes of this group there are (on Linux)."""
+    size = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):  # it ended just now
+            size += stat.read_text().rpartition(")")[2].split()[2] == str(group)
+    return size
+
+
+def passes(program: str) -> bool:
+    """Run a program that a model wrote, its tests at its end: does it get there in time?
+
+    It has its own process group, limits, no environment, a folder that is deleted afterwards, and
+    no network where the system can do that. That stops accidents. It is no security boundary.
+    """
+    arrived = 100 + secrets.randbelow(100)  # an exit status that the program does not know
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        Path(folder, "program.py").write_text(f"{program}\nraise SystemExit({arrived})\n", encoding="utf-8", errors="replace")
+        process = subprocess.Popen(
+            [*isolation(), sys.executable, "-I", "program.py"], cwd=folder, env={}, start_new_session=True, preexec_fn=limit_resources,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + RUN_SECONDS
+        try:
+            while process.poll() is None and time.monotonic() < deadline and group_size(process.pid) <= RUN_PROCESSES:
+                time.sleep(0.02)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the group, not the process: its children, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode == arrived
+
+
+# ---------------------------------------------------------------------------------------------
+# The tasks
+
+
+class Task(NamedTuple):
+    ask: Callable[[dict], Question]
+    source: str  # public data set, its configuration, the split to evaluate on, the split of the examples
+    metric: str  # the one in the paper's tables
+    shots: int = 0  # examples before each question, in the paper
+    draw: str = "any"  # examples: "first", "any", or "others", not the item itself (the harness's choice, task by task)
+    group: str = ""  # field that divides the items; each group has its own examples
+    stops: tuple[str, ...] = ()  # where the model writes itself: what ends its answer
+    max_new_tokens: int = 256
+    grade: Callable[[dict, str], dict[str, bool]] | None = None  # item and answer -> metrics
+    program: Callable[[dict, str], str] | None = None  # or the program to be run, with its tests
+
+
+_ends = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+TASKS = {
+    "wikitext":      Task(wikitext,   "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity"),
+    "arc_easy":      Task(arc,        "allenai/ai2_arc ARC-Easy test train",                "acc_norm"),
+    "arc_challenge": Task(arc,        "allenai/ai2_arc ARC-Challenge test train",           "acc_norm"),
+    "boolq":         Task(boolq,      "aps/super_glue boolq validation train",              "acc",      draw="others"),
+    "hellaswag":     Task(hellaswag,  "Rowan/hellaswag default validation train",           "acc_norm", draw="others"),
+    "openbookqa":    Task(openbookqa, "allenai/openbookqa main test train",                 "acc_norm"),
+    "piqa":          Task(piqa,       "baber/piqa default validation train",                "acc_norm", draw="others"),
+    "winogrande":    Task(winogrande, "allenai/winogrande winogrande_xl validation train",  "acc",      draw="others"),
+    "mmlu":          Task(mmlu,       "cais/mmlu all test dev",           "acc", 5, "first", "subject"),
+    "gsm8k":         Task(gsm8k,      "openai/gsm8k main test train",     "exact_match", 5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
+    "math":          Task(hard_math,  "EleutherAI/hendrycks_math * test train", "exact_match", 5, group="type", stops=("Problem:",), grade=grade_math),
+    "humaneval":     Task(humaneval,  "openai/openai_humaneval openai_humaneval test -", "pass@1", stops=_ends, max_new_tokens=1024, program=program_humaneval),
+    "mbpp":          Task(mbpp,       "google-research-datasets/mbpp full test prompt", "pass@1", draw="first", stops=("[DONE]",), program=program_mbpp),
+}  # fmt: skip
+
+
+def read_items(name: str, folder: Path | None, examples: bool = False) -> list[dict]:
+    """FOLDER/TASK.jsonl, or the examples in TASK.train.jsonl (mmlu.dev.jsonl); without a folder, the public data set.
+
+    Raises FileNotFoundError or ValueError, naming file and line.
+    """
+    if folder is None:
+        return download(name, examples)
+    path = folder / f"{name}{'' if not examples else '.dev' if name == 'mmlu' else '.train'}.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, {'the examples for' if examples else 'the items of'} {name} should be there")
+    items = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            if line.strip():
+                items.append(json.loads(line))
+        except ValueError as error:  # also where it is not UTF-8
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+    if not items:
+        raise ValueError(f"{path}: is empty")
+    return items
+
+
+def download(name: str, examples: bool) -> list[dict]:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f"--data: name the folder that has {name}.jsonl, or `pip install datasets` to download it") from None
+    repo, config, *splits = TASKS[name].source.split()
+    try:
+        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
+        return [doc for config in configs for doc in datasets.load_dataset(repo, config, split=splits[examples])]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--data: {repo} cannot be downloaded ({str(error).splitlines()[0]}), name the folder that has {name}.jsonl") from None
+
+
+def ask(name: str, docs: list[dict], where: str) -> list[Question]:
+    """Raises ValueError for an item, with its number, that does not have the fields of its public data set."""
+    questions = []
+    for number, doc in enumerate(docs, 1):
+        try:
+            question = TASKS[name].ask(doc)
+            texts = question.contexts + question.choices + ([doc[TASKS[name].group]] if TASKS[name].group else [])
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("a field that should be a text is none")
+            if not 0 <= question.gold < len(question.choices):
+                raise IndexError(f"there is no answer number {question.gold}")
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            reason = f"lacks {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{where}, item {number}: not an item of {name} ({reason})") from None
+        questions.append(question)
+    return questions
+
+
+def questions_of(name: str, docs: list[dict], folder: Path | None, shots: int) -> list[Question]:
+    """The questions of a task, each behind its examples, drawn as the harness draws them."""
+    task, where = TASKS[name], f"{folder / name}.jsonl" if folder else name
+    group_of = lambda doc: doc[task.group] if task.group else ""
+    intro = "The following are multiple choice questions (with answers) about {}.\n\n" if name == "mmlu" else ""
+    space = "" if name == "mbpp" else " "
+    asked = ask(name, docs, where)
+    pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
+    if shots:
+        pool = read_items(name, folder, examples=True)
+        for doc, question in zip(pool, ask(name, pool, f"{where}'s examples")):
+            pools[group_of(doc)].append((doc, f"{question.contexts[question.gold]}{space}{question.choices[question.gold]}\n\n"))
+    questions = []
+    for doc, question in zip(docs, asked):
+        group, pool, n = group_of(doc), pools[group_of(doc)], shots
+        if task.draw == "others" and shots:
+            n = shots + 1  # one in reserve, should it draw the item itself
+        if len(pool) < n:
+            raise ValueError(f"--num_fewshot {shots}: {where} needs {n} examples{f' for {group}' * bool(group)}, there are {len(pool)}")
+        drawn = pool[:n] if task.draw == "first" else generators[group].sample(pool, n)
+        if n > shots:
+            drawn = [example for example in drawn if example[0] != doc][:shots]
+            if len(drawn) < shots:  # it was drawn twice
+                drawn = generators[group].sample([example for example in pool if example[0] != doc], shots)
+        before = intro.format(group.replace("_", " ")) + "".join(text for _, text in drawn)
+        questions.append(question._replace(contexts=[before + context for context in question.contexts]))
+    return questions
+
+
+# ---------------------------------------------------------------------------------------------
+# From items to numbers
+
+
+class Rules(NamedTuple):
+    """How all items of a run are scored."""
+
+    max_len: int  # tokens that the model sees at once
+    batch_tokens: int = 8192
+    allow_code_execution: bool = False
+
+
+def answer(name: str, docs: list[dict], questions: list[Question], model: GPT, tokenizer: tiktoken.Encoding, rules: Rules, title: str = "") -> list:
+    """What the model says to each item: the log-likelihoods of its choices or, of a page, of all of it; or (text, does it pass?)."""
+    task, (max_len, batch_tokens, run) = TASKS[name], rules
+    if task.metric == "word_perplexity":
+        pages = [rolling_windows(tokenizer.encode_ordinary(q.choices[0]), tokenizer.eot_token, max_len) for q in questions]
+        windows = [[request] for page in pages for request in page]  # windows begin differently: each is an item of its own
+        sums = iter(log_likelihoods(model, windows, batch_tokens, title=title))
+        return [math.fsum(next(sums)[0] for _ in page) for page in pages]
+    if not task.stops:
+        groups = [doc[task.group] if task.group else "" for doc in docs]
+        items = [[encode_pair(tokenizer, *pair, max_len) for pair in zip(q.contexts, [f" {c}" for c in q.choices])] for q in questions]
+        return log_likelihoods(model, items, batch_tokens, groups, title)
+    texts = write(model, tokenizer, [q.contexts[0] for q in questions], task.stops, task.max_new_tokens, max_len, batch_tokens, title)
+    if task.program is None or not run:
+        return [(text, None) for text in texts]
+    programs = tqdm([task.program(doc, text) for doc, text in zip(docs, texts)], desc=f"{title}, running", leave=False, disable=None)
+    return [(text, passes(program)) for text, program in zip(texts, programs)]
+
+
+def measure(name: str, docs: list[dict], questions: list[Question], answers: list) -> dict:
+    """Metrics and standard errors of a task, and the rule behind them."""
+    task, result = TASKS[name], {}
+    if task.metric == "word_perplexity":  # words and bytes are those of the page before it was detokenized
+        nats, pages = -math.fsum(answers), [doc["page"] for doc in docs]
+        per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
+        per_byte = nats / sum(len(page.encode()) for page in pages)
+        result = {"word_perplexity": math.exp(per_word), "byte_perplexity": math.exp(per_byte), "bits_per_byte": per_byte / math.log(2)}
+        return result | {f"{metric}_stderr": None for metric in result} | {"rule": "windows that score each token once, as many before it as fit"}
+    if task.grade:
+        values = [task.grade(doc, text) for doc, (text, _) in zip(docs, answers)]
+        rule = "greedy, up to a stop; exact match"
+    elif task.program:
+        values = [{} if passed is None else {"pass@1": passed} for _, passed in answers]
+        rule = "greedy, up to a stop; one sample for each problem"
+    else:
+        values, rule = [], "the likeliest choice"
+        for q, sums in zip(questions, answers):
+            values.append({"acc": int(np.argmax(sums)) == q.gold})  # the first one on a tie
+            if task.metric == "acc_norm":
+                values[-1]["acc_norm"] = int(np.argmax([s / max(1, len(c)) for s, c in zip(sums, q.choices)])) == q.gold
+                rule = "the likeliest choice; acc_norm: per character (not token, not byte)"
+    groups = [doc[task.group] if task.group else "" for doc in docs]
+    for metric in values[0]:
+        result[metric], result[f"{metric}_stderr"] = mean_and_stderr([one[metric] for one in values], groups)
+    return result | {"rule": rule}
+
+
+def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
+    """The mean, and its standard error by the spread of the values around the mean of their own group."""
+    members = defaultdict(list)
+    for value, group in zip(values, groups):
+        members[group].append(float(value))
+    squares = sum(((np.array(some) - np.mean(some)) ** 2).sum() for some in members.values())
+    freedom = len(values) - len(members)
+    return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
+
+
+AVERAGED = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+
+
+def paper_average(results: dict[str, dict]) -> float | None:
+    """The Average of the paper's Tables 5 and 6: six columns of equal weight, of which ARC is the mean of its two tasks."""
+    if not set(AVERAGED) <= set(results):
+        return None
+    easy, challenge, *others = [results[name][TASKS[name].metric] for name in AVERAGED]
+    return ((easy + challenge) / 2 + sum(others)) / 6
+
+
+def gather(mine: list) -> list:
+    """Every process's results in the order of all items, of which process r has every n-th from the r-th on."""
+    _, world = rank_and_world()
+    if world == 1:
+        return mine
+    parts: list = [None] * world
+    dist.all_gather_object(parts, mine)
+    return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
+
+
+def print_table(results: dict[str, dict]) -> None:
+    print(f"{'task':<14}{'n':>6}{'shots':>6}  {'metric':<21}{'value':>9}{'stderr':>9}  rule (*: the paper's metric)")
+    for name, result in results.items():
+        for metric in [key.removesuffix("_stderr") for key in result if key.endswith("_stderr")]:
+            star, stderr = "*" if metric == TASKS[name].metric else " ", result[f"{metric}_stderr"]
+            print(f"{name:<14}{result['n']:>6}{result['num_fewshot']:>6} {star}{metric:<21}{result[metric]:>9.4f}"
+                  f"{'' if stderr is None else format(stderr, '.4f'):>9}  {result['rule']}")  # fmt: skip
+        if "samples" in result:
+            print(f"{name}: the model's code is in {result['samples']}{'' if 'pass@1' in result else ', not run'}")
+    if (average := paper_average(results)) is not None:
+        print(f"the paper's Average: {average:.4f}, six columns of equal weight, ARC the mean of easy and challenge")
+
+
+def evaluate(work: dict[str, tuple], model: GPT, tokenizer: tiktoken.Encoding, rules: Rules, out: Path | None) -> dict[str, dict]:
+    """work: task -> (its items, its questions, shots). What `--out` gets, and beside it the code that the model wrote."""
+    results = {}
+    rank, world = rank_and_world()
+    for name, (docs, questions, shots) in work.items():
+        answers = gather(answer(name, docs[rank::world], questions[rank::world], model, tokenizer, rules, name))
+        results[name] = measure(name, docs, questions, answers) | {
+            "n": len(docs), "num_fewshot": shots, "max_len": rules.max_len, "paper_metric": TASKS[name].metric,
+            "dtype": str(model.embed.weight.dtype).removeprefix("torch."),
+        }  # fmt: skip
+        if TASKS[name].program:
+            file = (out.parent if out else Path()) / name / "samples.jsonl"  # what the official scorers of both read
+            results[name]["samples"] = str(file)
+            if rank == 0:
+                file.parent.mkdir(exist_ok=True)
+                lines = [json.dumps({"task_id": doc["task_id"], "completion": text}) for doc, (text, _) in zip(docs, answers)]
+                file.write_text("\n".join(lines) + "\n")
+    if rank == 0:
+        print_table(results)
+        if out:
+            average = paper_average(results)
+            extra = {} if average is None else {"paper_average": {"average": average, "average_stderr": None, "n": 6}}
+            out.with_suffix(".tmp").write_text(json.dumps(results | extra, indent=1) + "\n")
+            os.replace(out.with_suffix(".tmp"), out)
+    return results
+
+
+# ---------------------------------------------------------------------------------------------
 
 
 def trained_on(model: Path) -> data.Corpus | data.Mixture:
@@ -105,39 +772,101 @@ def trained_on(model: Path) -> data.Corpus | data.Mixture:
         config = json.loads((run / "config.json").read_text())
     except OSError:
         raise FileNotFoundError(f"{model}: not in the folder of a run, name its corpus with --data") from None
+    if is_granite(run):
+        raise ValueError(f"{model}: released weights, they do not say which text they were trained on, name a corpus with --data")
     return data.load_corpus(config["data"], config["tokenizer"])
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="eval.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--model", type=Path, required=True, help="folder of a run, or a checkpoint")
-    parser.add_argument("--data", help="corpus to evaluate on (default: the one that the run was trained on)")
-    parser.add_argument("--prompt", help="continue this text instead of evaluating")
-    parser.add_argument("--max_new_tokens", type=int, default=400, help="length of the sample (default: 400)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default: 0.8)")
-    parser.add_argument("--top_k", type=int, default=50, help="sample among so many likeliest tokens (default: 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a run, a checkpoint, or a Granite folder")
+    parser.add_argument("--data", help="corpus to evaluate on (default: the one that the run was trained on); with --tasks, folder of their "
+                        "TASK.jsonl, fields as in the public data set (default: download it, if `datasets` is installed)")  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights (default: as they are saved)")
+    group = parser.add_argument_group("tasks")
+    group.add_argument("--tasks", help=f"comma-separated: {', '.join(TASKS)}")
+    group.add_argument("--limit", type=int, help="only the first so many items of each")
+    group.add_argument("--num_fewshot", type=int, help="examples before each question, from TASK.train.jsonl or mmlu.dev.jsonl (default: as in the paper)")
+    group.add_argument("--max_len", type=int, help="tokens that the model sees at once (default: its seq_len)")
+    group.add_argument("--batch_tokens", type=int, default=8192, help="tokens in a forward pass, what fits in memory (default: 8192)")
+    group.add_argument("--out", type=Path, help="file for the results, as JSON")
+    group.add_argument("--allow_code_execution", action="store_true", help="run what the model writes for humaneval and mbpp. It runs with limits that "
+                       "stop accidents, which is no security boundary: do this in a container that has nothing to lose")  # fmt: skip
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--prompt", help="continue this text instead of evaluating")
+    group.add_argument("--max_new_tokens", type=int, default=400, help="length of the sample (default: 400)")
+    group.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default: 0.8)")
+    group.add_argument("--top_k", type=int, default=50, help="sample among so many likeliest tokens (default: 50)")
+    group.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     args = parser.parse_args(argv)
+    limits = {"max_new_tokens": 0, "top_k": 1, "temperature": 0, "seed": 0, "limit": 1, "num_fewshot": 0, "max_len": 1, "batch_tokens": 1}
+    for name, least in limits.items():
+        value, most = getattr(args, name), {"temperature": 1000, "seed": 2**63 - 1}.get(name, 10**9)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name} {value}: must be between {least} and {most}")
+    if 0 < args.temperature < 0.01:
+        raise ValueError(f"--temperature {args.temperature}: must be 0 or at least 0.01")
+    for name in args.tasks.split(",") if args.tasks is not None else ():
+        if name not in TASKS:
+            raise ValueError(f"--tasks {name}: not one of {', '.join(TASKS)}")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
+        raise ValueError(f"--out {args.out}: {'is a folder' if args.out.is_dir() else 'its folder does not exist'}")
+    return args
+
+
+def prepare_tasks(args: argparse.Namespace, model: GPT, tokenizer: tiktoken.Encoding) -> dict[str, tuple]:
+    """Everything that `evaluate` needs. Raises ValueError or OSError before anything is scored."""
+    work, max_len, seq_len = {}, args.max_len or model.cfg.seq_len, model.cfg.seq_len
+    if max_len > seq_len:
+        raise ValueError(f"--max_len {max_len}: the model's seq_len is {seq_len}")
+    if tokenizer.n_vocab > model.cfg.vocab_size:
+        raise ValueError(f"{args.model}: its tokenizer has {tokenizer.n_vocab} tokens, its embedding only {model.cfg.vocab_size} rows")
+    folder = Path(args.data) if args.data else None
+    for name in args.tasks.split(","):
+        task = TASKS[name]
+        if task.stops and task.max_new_tokens >= max_len:
+            raise ValueError(f"--tasks {name}: writes {task.max_new_tokens} tokens, which leaves no room for a prompt in a window of {max_len}")
+        fixed = task.source.endswith(" -")  # there are no examples for it
+        shots = task.shots if args.num_fewshot is None or fixed else args.num_fewshot
+        docs = read_items(name, folder)[: args.limit]
+        work[name] = docs, questions_of(name, docs, folder, shots), shots
+    return work
+
+
+def main(argv: list[str] | None = None) -> int:
     try:
-        for name, least, most in (("max_new_tokens", 0, 10**9), ("top_k", 1, 10**9), ("temperature", 0, 1000), ("seed", 0, 2**63 - 1)):
-            if not least <= getattr(args, name) <= most:
-                raise ValueError(f"--{name} {getattr(args, name)}: must be between {least} and {most}")
-        if 0 < args.temperature < 0.01:
-            raise ValueError(f"--temperature {args.temperature}: must be 0 or at least 0.01")
-        model = load_model(args.model, pick_device(args.device))
-        corpus = data.load_corpus(args.data) if args.data else trained_on(args.model)
-        for source in corpus.sources.values():
-            check_corpus(model.cfg, source)
+        args = parse(argv)
+        device, tokenizer, corpus = pick_device(args.device), None, None
+        if args.tasks and "LOCAL_RANK" in os.environ:  # started by torchrun
+            dist.init_process_group("gloo")  # what the processes exchange is small
+            device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+        model = load_model(args.model, device, None if args.dtype == "auto" else getattr(torch, args.dtype))
+        if args.tasks or is_granite(args.model) and args.prompt is not None:
+            tokenizer = data.tokenizer_of(args.model)
+            work = prepare_tasks(args, model, tokenizer) if args.tasks else {}
+        else:
+            corpus = data.load_corpus(args.data) if args.data else trained_on(args.model)
+            for source in corpus.sources.values():
+                check_corpus(model.cfg, source)
+            tokenizer = corpus.tokenizer
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2
-    if args.prompt is not None:
+    if args.tasks:
+        try:
+            evaluate(work, model, tokenizer, Rules(args.max_len or model.cfg.seq_len, args.batch_tokens, args.allow_code_execution), args.out)
+        except OSError as error:  # a full disk
+            print(f"eval.py: {error}", file=sys.stderr)
+            return 2
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    elif args.prompt is not None:
         torch.manual_seed(args.seed)
-        print(sample(model, corpus.tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))
+        print(sample(model, tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))
     else:
         for source in corpus.sources.values():
             result = held_out_loss(model, source)

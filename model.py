@@ -6,19 +6,24 @@ stand in PRESETS, in the order of the paper's tables.
 
 Read `GPTConfig`, then `GPT.forward` downwards from `Attention`.
 
-    python model.py        the model table with counted parameters beside the paper's
+    python model.py                           the model table with counted parameters beside the paper's
+    python model.py --export runs/a --to DIR  writes a run in the format of the released models (Granite)
 """
 
 import argparse
 import dataclasses
+import json
 import math
+import os
 import pickle
 import re
+import shutil
 import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -267,7 +272,8 @@ class GPT(nn.Module):
         self.recompute = False  # in the backward pass, instead of keeping what is inside of the blocks
         mup.init_weights(self, mup.rules(cfg))
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
+    def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list[Routing | None]]:
+        """idx [B, T] -> what the last block puts out, [B, T, C], and each block's Routing."""
         cfg = self.cfg
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
         if start + idx.shape[1] > cfg.seq_len:
@@ -283,21 +289,24 @@ class GPT(nn.Module):
             else:
                 x, routing = block(x, rope, cache[i] if cache is not None else None)
             routings.append(routing)
-        if targets is None:
-            return self.logits(x)
-        routing = Routing(*map(torch.stack, zip(*routings))) if cfg.n_expert else None  # [n_layer], [n_layer, E], [n_layer]
-        return self.loss(x, targets), routing
+        return x, routings
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the last block puts out, x [B, T, C] -> [B, T, V]."""
-        cfg = self.cfg
-        x = self.norm(x) / cfg.logits_scaling  # muP: logits / m_width, cheaper done before the head
-        return F.linear(x, self.embed.weight if cfg.tie_embeddings else self.head.weight)
+        """What the last block puts out, x [..., C] -> [..., V]."""
+        x = self.norm(x) / self.cfg.logits_scaling  # muP: logits / m_width, cheaper done before the head
+        return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.logits(x)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 is too coarse for the softmax
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
+        x, routings = self.hidden(idx, cache)
+        if targets is None:
+            return self.logits(x)
+        routing = Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None  # [n_layer], [n_layer, E], [n_layer]
+        return self.loss(x, targets), routing
 
     # -- counting ------------------------------------------------------------------------------
 
@@ -411,23 +420,172 @@ def newest_checkpoint(run: Path) -> dict:
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
-    """The GPT of a run's folder (its newest checkpoint) or of one checkpoint file, in eval mode.
+    """The GPT of a run's folder (its newest checkpoint), a checkpoint file or a Granite folder, in eval mode.
 
+    dtype: of the weights (default: as they are saved). They are mapped from the file, never in memory twice.
     Raises FileNotFoundError where there is no checkpoint, ValueError where it cannot be read.
     """
     path = Path(path)
-    saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-    fields = {f.name for f in dataclasses.fields(GPTConfig)}
-    cfg = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields})
+    if is_granite(path):
+        cfg, weights = read_granite(path)
+    else:
+        saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
+        fields = {f.name for f in dataclasses.fields(GPTConfig)}
+        cfg, weights = GPTConfig(**{k: v for k, v in saved["config"].items() if k in fields}), saved.pop("model")
     with torch.device("meta"):  # no memory, no random numbers: the weights come from the file
         model = GPT(cfg)
-    model.load_state_dict(saved["model"], assign=True)
+    model.load_state_dict(weights, assign=True)
+    del weights  # what follows converts one tensor after the other, and the old one can go
     model.to(dtype=dtype)
     model.cos, model.sin = rope_table(cfg)  # these stay float32
     return model.to(device).eval()
 
 
 # ---------------------------------------------------------------------------------------------
+# Granite: the format of IBM's released models, PowerLM-3B and PowerMoE-3B, which `transformers` opens
+
+GRANITE_NAMES = {  # the last part of our parameters' names -> theirs, inside of a layer or of the model
+    "embed": "embed_tokens", "norm": "norm", "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj",
+    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "router": "block_sparse_moe.router.layer",
+    "experts_in": "block_sparse_moe.input_linear", "experts_out": "block_sparse_moe.output_linear",
+}  # fmt: skip
+NEWER_NAMES = {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight", "moe.router.weight": "moe.router.layer.weight"}
+
+
+def granite_name(name: str) -> str:
+    """'blocks.3.attn.q.weight' -> 'model.layers.3.self_attn.q_proj.weight'."""
+    *where, part = name.removesuffix(".weight").split(".")
+    if part == "head":
+        return "lm_head.weight"
+    return f"model.{f'layers.{where[1]}.' if where else ''}{GRANITE_NAMES[part]}.weight"
+
+
+def is_granite(path: Path) -> bool:
+    config = path / "config.json"
+    return config.is_file() and '"model_type"' in config.read_text(encoding="utf-8", errors="replace")
+
+
+def granite_config(path: Path) -> GPTConfig:
+    """The shape that a folder's config.json describes; what it leaves out is the default of `transformers`.
+
+    Every multiplier is read, none computed. The file knows no m_width: for training on, it is
+    logits_scaling, which it was in the released models. Raises ValueError for a shape that GPT does not have.
+    """
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if config["model_type"] not in ("granite", "granitemoe"):
+            raise ValueError(f"model_type {config['model_type']!r} is neither granite nor granitemoe")
+        rope = {"rope_type": "default"} | (config.get("rope_parameters") or config.get("rope_scaling") or {})
+        for name, supported in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
+            if config.get(name, supported) != supported:
+                raise ValueError(f"{name} is {config[name]!r}, this GPT has only {supported!r}")
+        if rope["rope_type"] != "default":
+            raise ValueError(f"rope_type {rope['rope_type']!r} is not supported")
+        if config.get("head_dim") not in (None, config["hidden_size"] // config["num_attention_heads"]):
+            raise ValueError(f"head_dim {config['head_dim']} is not hidden_size / num_attention_heads")
+        scaling = float(config.get("logits_scaling", 1.0))
+        return GPTConfig(
+            n_layer=config["num_hidden_layers"], n_embd=config["hidden_size"], n_head=config["num_attention_heads"],
+            n_kv_head=config.get("num_key_value_heads"), n_ffn=config["intermediate_size"], vocab_size=config["vocab_size"],
+            seq_len=config.get("max_position_embeddings", 2048), n_expert=config.get("num_local_experts", 0),
+            n_expert_active=config.get("num_experts_per_tok", 0), m_width=scaling, logits_scaling=scaling,
+            m_emb=config.get("embedding_multiplier", 1.0), m_res=config.get("residual_multiplier", 1.0),
+            attention_multiplier=config.get("attention_multiplier", 1.0), init_std=config.get("initializer_range", 0.02),
+            norm_eps=config.get("rms_norm_eps", 1e-6), rope_theta=rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+            tie_embeddings=config.get("tie_word_embeddings", False),
+        )  # fmt: skip
+    except KeyError as missing:
+        raise ValueError(f"{file}: lacks {missing}") from None
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:  # also JSON and Unicode errors
+        raise ValueError(f"{file}: not a configuration that can be read ({error})") from None
+
+
+def read_granite(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """A Granite folder -> its shape and its weights under our names, mapped from the file and not yet read.
+
+    Raises FileNotFoundError or ValueError where files or tensors are missing, damaged, unknown or misshapen.
+    """
+    cfg = granite_config(path)
+    with torch.device("meta"):
+        shapes = {granite_name(name): (name, p.shape) for name, p in GPT(cfg).named_parameters()}
+    index, files = path / "model.safetensors.index.json", [path / "model.safetensors"]
+    if index.exists():  # a large model, in several files
+        try:
+            files = sorted({path / file for file in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ValueError(f"{index}: damaged, it does not say which file has which tensor") from None
+    weights = {}
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file, its checkpoint is not complete")
+        try:
+            loaded = safetensors.torch.load_file(file)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not a safetensors file, or a damaged one ({error})") from None
+        for theirs, tensor in loaded.items():
+            for newer, name in NEWER_NAMES.items():
+                theirs = theirs.replace(newer, name)
+            if theirs == "lm_head.weight" and cfg.tie_embeddings:
+                continue  # the embedding once more
+            if theirs not in shapes:
+                raise ValueError(f"{file}: has a tensor {theirs}, which this shape of model does not")
+            name, shape = shapes[theirs]
+            if tensor.shape != shape:
+                raise ValueError(f"{file}: {theirs} is {list(tensor.shape)}, by config.json it should be {list(shape)}")
+            weights[name] = tensor
+    if missing := [theirs for theirs, (name, _) in shapes.items() if name not in weights]:
+        raise ValueError(f"{path}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    return cfg, weights
+
+
+def export_granite(model: GPT, to: Path, eot: int = 0, tokenizer: dict[str, str] | None = None) -> None:
+    """Write a folder that `transformers`, and load_model, open. It appears at the end, by rename, or not at all.
+
+    eot: id of end-of-text. tokenizer: the files of the tokenizer, name -> content.
+    Raises FileExistsError if `to` exists, OSError if it cannot be written.
+    """
+    cfg, kind = model.cfg, "GraniteMoe" if model.cfg.n_expert else "Granite"
+    if to.exists():
+        raise FileExistsError(f"--to {to}: exists already, name another folder or remove it")
+    experts = {"num_local_experts": cfg.n_expert, "num_experts_per_tok": cfg.n_expert_active, "router_aux_loss_coef": 0.01}
+    config = {
+        "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
+        "hidden_size": cfg.n_embd, "intermediate_size": cfg.n_ffn, "num_hidden_layers": cfg.n_layer, "num_attention_heads": cfg.n_head,
+        "num_key_value_heads": cfg.n_kv_head, "vocab_size": cfg.vocab_size, "max_position_embeddings": cfg.seq_len,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rms_norm_eps": cfg.norm_eps, "rope_theta": cfg.rope_theta,
+        "tie_word_embeddings": cfg.tie_embeddings, "embedding_multiplier": cfg.m_emb, "residual_multiplier": cfg.m_res,
+        "attention_multiplier": cfg.attention_multiplier, "logits_scaling": cfg.logits_scaling, "initializer_range": cfg.init_std,
+        "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot, **(experts if cfg.n_expert else {}),
+    }  # fmt: skip
+    building = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        building.mkdir(parents=True)
+        for name, content in {"config.json": json.dumps(config, indent=1) + "\n", **(tokenizer or {})}.items():
+            (building / name).write_text(content, encoding="utf-8")
+        weights = {granite_name(name): p.detach().contiguous() for name, p in model.named_parameters()}
+        safetensors.torch.save_file(weights, building / "model.safetensors", metadata={"format": "pt"})
+        os.rename(building, to)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise OSError(f"--to {to}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def export(run: Path | None, to: Path | None) -> None:
+    """`--export RUN --to DIR`: the run's newest weights, with its tokenizer."""
+    import data  # the one thing that a model does not know of is text
+
+    if run is None or to is None:
+        raise ValueError("--export RUN and --to DIR go together")
+    model = load_model(run)
+    tokenizer = data.tokenizer_of(run)
+    export_granite(model, to, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+    print(f"{to}: {model.n_params():,} parameters, {model.embed.weight.dtype}, tokenizer {tokenizer.name}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -435,7 +593,16 @@ def main(argv: list[str] | None = None) -> int:
         prog="model.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.parse_args(argv)
+    parser.add_argument("--export", type=Path, metavar="RUN", help="run, checkpoint or Granite folder to write as a Granite folder")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder, with --export")
+    args = parser.parse_args(argv)
+    if args.export or args.to:
+        try:
+            export(args.export, args.to)
+        except (ValueError, OSError) as mistake:
+            print(f"model.py: {mistake}", file=sys.stderr)
+            return 2
+        return 0
     print(
         f"{'preset':<12}{'layers':>6}{'width':>6}{'heads (kv)':>11}{'ffn':>6}{'experts':>9}{'m_width':>8}{'m_emb':>6}{'m_res':>6}"
         f"{'init':>6}{'parameters':>15}{'paper':>6}{'active':>15}{'GFLOP/token':>12}"

@@ -8,6 +8,7 @@
     python train.py --benchmark                          a few steps: tokens per second, memory
     python train.py --out runs/a --resume                continues a run that was stopped
     python train.py --branch runs/a --decay_tokens 3e5   cools a run down from where it is
+    python train.py --branch DIR --data data/mine        trains on from released weights, a Granite folder
 
 Read `optimizer_step`, which takes one batch from the file to the weight update, then `train`, the
 loop around it. Everything that a run leaves behind is in its folder, runs/NAME: config.json,
@@ -46,7 +47,9 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import mup
 from eval import check_corpus, held_out_loss, rank_and_world, sample, total
-from model import GPT, PRESETS, GPTConfig, checkpoints, fill_in, newest_checkpoint, option, pick_device, read_checkpoint
+from model import (
+    GPT, PRESETS, GPTConfig, checkpoints, fill_in, is_granite, newest_checkpoint, option, pick_device, read_checkpoint, read_granite,
+)  # fmt: skip
 from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
 
 # ---------------------------------------------------------------------------------------------
@@ -518,6 +521,8 @@ def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GP
 def restore(saved: dict, model: GPT, optimizer) -> dict:
     """Put a checkpoint's state into model and optimizer; return how far it had come."""
     model.load_state_dict(saved["model"])
+    if "optimizer" not in saved:  # released weights come alone
+        return {key: saved[key] for key in NOTHING_DONE}
     ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved["optimizer"])
     for group, settings in zip(optimizer.param_groups, ours):
@@ -573,7 +578,7 @@ def resumed_config(out: Path, typed: dict) -> TrainConfig:
 
 def branch_point(path: Path) -> Path:
     """The checkpoint that a branch begins at; of a run's folder the newest one before its decay."""
-    if not path.is_dir():
+    if not path.is_dir() or is_granite(path):
         return path
     paths = checkpoints(path)
     if not paths:
@@ -590,8 +595,12 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
     """
     tokens, parent = saved["tokens"], saved["config"]
     for f in dataclasses.fields(GPTConfig):
+        if f.name == "seq_len" and "optimizer" not in saved:
+            continue  # released weights begin a new run: of theirs, it keeps all but the length of its sequences
         if f.name in typed and typed[f.name] != parent[f.name]:
             raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
+    if "optimizer" not in saved:
+        return make_config(**parent | typed)
     # what depends on other fields is resolved anew
     fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
     if typed.get("schedule") in ("cosine", "constant"):
@@ -883,7 +892,11 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
 
 
 def branched(path: Path) -> dict:
-    """A parent's checkpoint as the beginning of a new run: its state and place, none of its work."""
+    """A parent's checkpoint as the beginning of a new run: its state and place, none of its work. Of a Granite folder: its weights."""
+    if is_granite(path):
+        cfg, weights = read_granite(path)
+        shape = dataclasses.asdict(cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
+        return NOTHING_DONE | {"model": weights, "config": shape, "parent": str(path), "fingerprint": None}
     saved = read_checkpoint(path)
     return saved | NOTHING_DONE | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
 
@@ -912,7 +925,7 @@ def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
         cfg = dataclasses.replace(cfg, tokenizer=corpus.meta["tokenizer"])
     for source in corpus.sources.values():
         check_corpus(cfg, source)
-    new_data = actions.branch and {"data", "decay_data"} & set(typed)
+    new_data = actions.branch and {"data", "decay_data"} & set(typed) or start and start["fingerprint"] is None  # of released weights
     if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
         raise ValueError(f"--data {corpus.path}: fingerprint {corpus.meta['fingerprint']}, but the checkpoint was trained on {start['fingerprint']}")
     if rank > 0 or actions.benchmark or actions.profile:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import data
 import eval as evaluation
+import model as model_file
 import mup
 import schedules
 import train
@@ -43,7 +44,7 @@ def test_commands_are_understood():
             if not (actions.branch or actions.resume):
                 train.make_config(**typed)
         else:
-            main = {"data.py": data, "eval.py": evaluation, "mup.py": mup, "schedules.py": schedules}.get(file)
+            main = {"data.py": data, "eval.py": evaluation, "model.py": model_file, "mup.py": mup, "schedules.py": schedules}.get(file)
             known = (ROOT / file).read_text(encoding="utf-8")
             assert all(f'"{word}"' in known for word in argv if word.startswith("--")), command
             assert main or not argv, command
