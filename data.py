@@ -186,7 +186,7 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
         raise FileNotFoundError(f"{path}: no config.json that says which tokenizer it was trained with") from None
     if "model_type" in config:
         return load_tokenizer(str(folder / "tokenizer.json"))
-    return load_corpus(config["data"]).tokenizer if config["data"] else load_tokenizer(config["tokenizer"])
+    return load_corpus(config["data"], config["tokenizer"]).tokenizer if config["data"] else load_tokenizer(config["tokenizer"])
 
 
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:

@@ -212,7 +212,7 @@ def test_help_explains_every_flag(capsys):
         (["--device", "cuda:99"], ("--device cuda:99",)),
         (["--device", "tpu"], ("--device tpu", "cpu")),
         (["--dtype", "float16"], ("--dtype", "float16")),
-        (["--data", "nowhere"], ("--data nowhere",)),
+        (["--data", "nowhere"], ("--data ", "nowhere: no prepared corpus")),
         (["--seq_len", "1e6", "--batch_size", "1"], ("--seq_len 1000000", "tokens")),
         (["--vocab_size", "100"], ("--vocab_size 100", "--vocab_size 256")),
         (["--tokenizer", "bytes"], ("--tokenizer bytes", "--data")),
