@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128], help="of the models (default: 64 128)")
     parser.add_argument("--pairs", type=int, default=40, help="timed steps of each (default: 40)")
     parser.add_argument("--quality", action="store_true", help="compare the time to nanoGPT's final loss instead")
-    parser.add_argument("--total_tokens", type=float, default=540_000, help="budget of our run (default: 5.4e5)")
+    parser.add_argument("--total_tokens", type=float, default=520_000, help="budget of our run (default: 5.2e5)")
     args = parser.parse_args()
     nanogpt = load_nanogpt(args.nanogpt)
     if args.quality:
