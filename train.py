@@ -327,26 +327,28 @@ def train(cfg: TrainConfig, corpus: data.Corpus, out: Path, start: dict | None =
             return None
         window_start += time.perf_counter() - pause
 
-    with autocast(cfg):
-        held_out = held_out_loss(model, corpus, cfg.eval_tokens)
+    held_out, record = evaluate(cfg, model, corpus)
     log(tokens=tokens, **held_out)
     metrics.close()
-    diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
-    if diverged:
-        held_out = {"val_loss": None, "val_bpb": None}
     save()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # its growing shapes would compile again and again
-        text = "" if diverged else sample(model, corpus.tokenizer)
+        text = "" if record["diverged"] else sample(model, corpus.tokenizer)
     (out / "sample.txt").write_text(text, encoding="utf-8")
-    record = dataclasses.asdict(cfg) | provenance | held_out | {
-        "tokens": tokens, "diverged": diverged, "seconds": round(seconds(), 1),
-        "tokens_per_second": round(trained_tokens / training_seconds), "n_params": model.n_params(),
-        "n_active_params": model.n_active_params(),
-    }  # fmt: skip
+    record |= provenance | {"tokens": tokens, "seconds": round(seconds(), 1), "tokens_per_second": round(trained_tokens / training_seconds)}
     draw_curve(out, record)
     write_json(out / "record.json", record)  # last, by rename: where it exists, the run is finished
     return record
+
+
+def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus) -> tuple[dict, dict]:
+    """A run at its end -> (its held-out loss as it is, the part of its record that model and config decide)."""
+    with autocast(cfg):
+        held_out = held_out_loss(model, corpus, cfg.eval_tokens)
+    diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # after a step with a loss that is not finite, neither is this one
+    return held_out, dataclasses.asdict(cfg) | (dict.fromkeys(held_out) if diverged else held_out) | {
+        "diverged": diverged, "n_params": model.n_params(), "n_active_params": model.n_active_params(),
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
