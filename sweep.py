@@ -4,6 +4,7 @@
     python sweep.py wsd --scale laptop --dry_run    what a larger one would cost: runs, tokens, hours
     python sweep.py power --scale quick             the paper's Table 3: a and b of the Power schedule
     python sweep.py wsd --shard 1/2                 half of the columns; another machine takes 2/2
+    python sweep.py wsd --n_embd 32                 one of the widths
     python fit.py runs/wsd-quick                    the law and the figures
 
 Ctrl-C stops, the same line goes on. Flags of train.py may follow: --warmup_tokens, --data, ...
@@ -170,34 +171,36 @@ def power_column(grid: dict, fields: dict) -> Column:
 COLUMNS = {"wsd": wsd_column, "power": power_column}
 
 
-def widths(*sizes: int, head: int) -> list[dict]:
-    return [dict(n_embd=width, n_head=width // head) for width in sizes]
+def width(n: int, head: int) -> dict:
+    return dict(n_embd=n, n_head=n // head)
 
 
 def doublings(first: int, number: int) -> list[int]:
     return [first * 2**k for k in range(number)]
 
 
-# What stands in no row is the preset's. Budgets count tokens, batch sizes sequences. `guess` is the
-# rate where a search begins at the smallest T and 1,024 tokens a batch.
-_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=3_000, eval_tokens=2**16)  # 2.3 % of the smallest T
+# What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
+# are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
+_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_500, eval_tokens=2**16)  # 2.5 % of the smallest T; the paper's is half
 _gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=2**16, eval_tokens=2**19)
-_a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]
+_a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
 GRIDS = {
     "wsd": {
-        "quick": dict(common=_laptop, shapes=widths(32, 64, head=16), batch_sizes=[4, 8, 16], budgets=doublings(2**16, 4), seeds=1, guess=0.01),
-        "laptop": dict(common=_laptop, shapes=widths(32, 64, 128, head=16), batch_sizes=[2, 4, 8, 16], budgets=doublings(2**17, 5), seeds=3, guess=0.01),
-        "gpu": dict(common=_gpu, shapes=widths(128, 256, 512, head=64), batch_sizes=[8, 16, 32, 64], budgets=doublings(2**21, 5), seeds=1, guess=0.01),
+        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(50_000, 4), guess=0.01),
+        # batch size 1 at width 128 would take as long as all of width 32
+        "laptop": dict(common=_laptop, rows=[(width(32, 16), [1, 2, 4, 8], 3), (width(64, 16), [1, 2, 4, 8], 3), (width(128, 16), [2, 4, 8], 3)],
+                       budgets=doublings(100_000, 5), guess=0.01),
+        "gpu": dict(common=_gpu, rows=[(width(n, 64), [8, 16, 32, 64], 1) for n in (128, 256, 512)], budgets=doublings(2 * 10**6, 5), guess=0.01),
         # the paper's Table 2: eight rates for everything
-        "paper": dict(common={}, shapes=[dict(preset=name) for name in ("12M", "36M", "121M")], batch_sizes=doublings(16, 6),
-                      budgets=doublings(2 * 10**9, 8), seeds=1, rates=range(2, 18, 2)),
+        "paper": dict(common={}, rows=[(dict(preset=name), doublings(16, 6), 1) for name in ("12M", "36M", "121M")], budgets=doublings(2 * 10**9, 8),
+                      rates=range(2, 18, 2)),
     },
     "power": {
-        "quick": dict(common=_laptop, shapes=widths(32, head=16), batch_sizes=[4, 16], budgets=doublings(2**16, 4), seeds=1, a=_a[::2], b=_b[::3]),
-        "laptop": dict(common=_laptop, shapes=widths(64, head=16), batch_sizes=[2, 4, 8, 16], budgets=doublings(2**17, 5), seeds=2, a=_a, b=_b),
-        "gpu": dict(common=_gpu, shapes=widths(256, head=64), batch_sizes=[16, 32, 64], budgets=doublings(2**21, 5), seeds=1, a=_a, b=_b),
+        "quick": dict(common=_laptop | dict(power_a=32.0), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(50_000, 4), a=_a[::2], b=_b[::3]),
+        "laptop": dict(common=_laptop | dict(power_a=32.0), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(100_000, 5), a=_a, b=_b),
+        "gpu": dict(common=_gpu | dict(power_a=32.0), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(2 * 10**6, 5), a=_a, b=_b),
         # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
-        "paper": dict(common=dict(preset="36M-power"), shapes=[{}], batch_sizes=doublings(32, 5), budgets=doublings(2 * 10**9, 7), seeds=1,
+        "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
     },
 }  # fmt: skip
@@ -206,12 +209,12 @@ GRIDS = {
 def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
     grid = GRIDS[experiment][scale]
-    ours = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *grid["shapes"][0], *["lr"] * (experiment == "wsd")}
-    for name in ours & set(typed):
+    shape_fields = {name for shape, *_ in grid["rows"] for name in shape}
+    for name in typed.keys() & {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *shape_fields, *["lr"] * (experiment == "wsd")}:
         raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
     return [
         COLUMNS[experiment](grid, grid["common"] | shape | dict(schedule=experiment, batch_size=batch_size, seed=seed, data_seed=seed) | typed)
-        for shape in grid["shapes"] for batch_size in grid["batch_sizes"] for seed in range(grid["seeds"])
+        for shape, batch_sizes, seeds in grid["rows"] for batch_size in batch_sizes for seed in range(seeds)
     ]  # fmt: skip
 
 
@@ -395,9 +398,9 @@ def open_records(folder: Path):
 def check_records(records: list[dict], columns: list[Column], fingerprint: str, out: Path) -> None:
     """Raise ValueError if there are records of another experiment, of other flags or of another corpus."""
     configs = [a_run_of(column) for column in columns]
-    free = {*IDENTITY, *train.HOW, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"} - {"schedule"}
-    expected = {name: value for name, value in vars(configs[0]).items() if name not in free and all(getattr(cfg, name) == value for cfg in configs)}
-    expected["fingerprint"] = fingerprint
+    free = {*IDENTITY, *train.HOW, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"}
+    same = {name: value for name, value in vars(configs[0]).items() if all(getattr(cfg, name) == value for cfg in configs) and name not in free}
+    expected = {"schedule": configs[0].schedule, "fingerprint": fingerprint} | same
     for record in records:
         for name, value in expected.items():
             if record[name] != value:
@@ -441,6 +444,7 @@ def main(argv: list[str] | None = None) -> int:
         if "data" in typed and "tokenizer" in typed:
             raise ValueError(f"--tokenizer {typed['tokenizer']}: --data {typed['data']} has a tokenizer of its own, leave one of them out")
         device = train.pick_device(typed.pop("device", "auto"))
+        only_width = typed.pop("n_embd", None)
         columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
         corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
         if "data" in typed:
@@ -451,6 +455,10 @@ def main(argv: list[str] | None = None) -> int:
         out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
         records = read_records(out)
         check_records(records, columns, corpus.meta["fingerprint"], out)
+        there = sorted({a_run_of(column).n_embd for column in columns})
+        if only_width not in (None, *there):
+            raise ValueError(f"--n_embd {only_width}: the experiment has the widths {', '.join(map(str, there))}")
+        columns = [column for column in columns if only_width in (None, a_run_of(column).n_embd)][int(shard[1]) - 1 :: int(shard[2])]
         if not args.dry_run:
             folder = out if args.shard == "1/1" else out / f"shard-{shard[1]}-of-{shard[2]}"
             try:
@@ -464,7 +472,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sweep.py: {mistake}", file=sys.stderr)
         return 2
 
-    columns = columns[int(shard[1]) - 1 :: int(shard[2])]
     n_devices = {"cpu": os.cpu_count(), "cuda": torch.cuda.device_count()}.get(device, 1)
     devices = [f"cuda:{i % n_devices}" if device == "cuda" else device for i in range(args.workers or n_devices)]
     losses = {identity(record): loss_in(record) for record in records}
