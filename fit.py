@@ -523,6 +523,7 @@ def draw_power(path: Path, records: list[dict], found: dict) -> None:
             ax.set_title(f"Power at T = {size(longest)} ({shape}): loss against {name}")
         ticks(panels[0].xaxis, [KNOB["a"](r) for r in records], lambda a: f"{a:.3g}")
         panels[0].set_xlabel(f"a, with b = {scans(records)['a'][0]['power_b']:g}")
+        panels[1].set_xticks(sorted({r["power_b"] for r in scans(records)["b"]})[1::4])
         panels[1].set_xlabel(f"b, with a = {scans(records)['b'][0]['power_a']:g}")
 
     save(path, 7.6, 2, draw)
@@ -541,10 +542,11 @@ def draw_best_b(path: Path, found: list[Minimum]) -> None:
             ax.scatter([math.log2(m.T) for m in good if m.batch_size == B], [m.x for m in good if m.batch_size == B], s=12, color=[color])
             ax.plot(np.log2(budgets), means, color=color)
             ends.append(means[-1])
-        right = max(math.log2(m.T) for m in good)
-        for (B, color), y in zip(colors.items(), spread(ends, 0.08 * max(0.02, np.ptp([m.x for m in good])))):
+        low, high, right = min(m.x for m in good) - 0.02, max(m.x for m in good) + 0.02, max(math.log2(m.T) for m in good)
+        for (B, color), y in zip(colors.items(), spread(ends, 0.08 * (high - low))):
             ax.text(right + 0.12, y, f"batch {B}", color=ink(color), va="center")
         ax.set_xlim(right=right + 1)
+        ax.set_ylim(low, high)
         ticks(ax.xaxis, [math.log2(m.T) for m in good], size)
         ax.set_title(f"The best b: {np.mean([m.x for m in good]):.2f} ± {np.std([m.x for m in good]):.2f} (standard deviation)")
         ax.set_xlabel("T, tokens")
@@ -553,16 +555,16 @@ def draw_best_b(path: Path, found: list[Minimum]) -> None:
     save(path, 3.6, 1, draw)
 
 
-def draw_curves(path: Path, runs: list[Path]) -> None:
-    """Held-out loss of any runs against tokens, with their training loss behind it."""
-    import matplotlib
+def read_curve(run: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl. Raises FileNotFoundError where there are none."""
+    try:
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, json.JSONDecodeError):
+        raise FileNotFoundError(f"--curves {run}: no readable metrics.jsonl there, it should be the folder of a run") from None
 
-    curves = {}
-    for run in runs:
-        try:
-            curves[run] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        except (OSError, json.JSONDecodeError):
-            raise FileNotFoundError(f"--curves {run}: no readable metrics.jsonl there, it should be the folder of a run") from None
+
+def draw_curves(path: Path, curves: dict[Path, list[dict]]) -> None:
+    """Held-out loss of any runs against tokens, with their training loss behind it."""
     palette = ["#0072B2", "#B34700", "#00735A", "#6b6b6b", "#7a3b8f", "#000000"]
 
     def draw(ax):
@@ -616,20 +618,19 @@ def main(argv: list[str] | None = None) -> int:
         if not args.folders and not args.curves:
             raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
         out = args.out or (args.folders[0] if args.folders else Path("."))
-        if out.is_file():
-            out = out.parent
+        out = out.parent if out.is_file() else out
+        curves = {run: read_curve(run) for run in args.curves or []}
+        records = read_records(args.folders) if args.folders else []
+        others = read_records([args.against]) if args.against else []
+        report = report_power if records and records[0]["schedule"] == "power" else report_wsd
         out.mkdir(parents=True, exist_ok=True)
-        if args.curves:
-            draw_curves(out / "curves.png", args.curves)
-            print(f"{out / 'curves.png'}")
-        if args.folders:
-            records = read_records(args.folders)
-            if args.against:
-                report_difference(records, read_records([args.against]))
-            elif records[0]["schedule"] == "power":
-                report_power(records, out)
-            else:
-                report_wsd(records, out)
+        if curves:
+            draw_curves(out / "curves.png", curves)
+            print(out / "curves.png")
+        if others:
+            report_difference(records, others)
+        elif records:
+            report(records, out)
     except (ValueError, OSError) as mistake:
         print(f"fit.py: {mistake}", file=sys.stderr)
         return 2
