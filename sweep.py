@@ -51,8 +51,10 @@ def advance(cfg: TrainConfig, model, optimizer, corpus, tokens: int, until: int,
     """Train from token position `tokens` on, in whole batches, to no further than `until`; -> the position reached."""
     schedule = train.make_schedule(cfg)
     while tokens + cfg.batch_tokens <= until and not must_stop():
-        train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
-        tokens += cfg.batch_tokens
+        loss, *_ = train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
+        before, tokens = tokens, tokens + cfg.batch_tokens
+        if tokens // cfg.log_every > before // cfg.log_every and not math.isfinite(loss):
+            break  # it diverged, as train.py would notice here
     return tokens
 
 
@@ -64,9 +66,11 @@ def train_trunk(runs: list[TrainConfig], corpus, checkpoint: Path, must_stop=lam
     """
     model, optimizer = train.build(runs[-1])
     tokens, provenance = 0, train.describe_origin(runs[-1], corpus) | {"parent": None}
-    if checkpoint.exists():
+    with contextlib.suppress(FileNotFoundError, ValueError):  # none yet, or a damaged one
         saved = train.read_checkpoint(checkpoint)
-        if saved["tokens"] <= runs[0].total_tokens - runs[0].decay_tokens:
+        differ = {name for name, value in vars(runs[0]).items() if saved["config"][name] != value} - {"total_tokens", "decay_tokens", "device"}
+        too_far = saved["tokens"] > runs[0].total_tokens - runs[0].decay_tokens
+        if not differ and not too_far and saved["fingerprint"] == corpus.meta["fingerprint"]:
             tokens = train.restore(saved, model, optimizer)["tokens"]
 
     for cfg in runs:

@@ -101,6 +101,23 @@ def test_a_trunk_that_is_too_far_begins_again(corpus_path, corpus, tmp_path):
     assert again[0]["val_loss"] == first[0]["val_loss"]
 
 
+@pytest.mark.parametrize("damage", ["other flags", "truncated"])
+def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus, tmp_path):
+    path, plain = tmp_path / "trunks" / "a.pt", config(corpus_path, total_tokens=6000, schedule="wsd")
+    expected = list(sweep.train_trunk([plain], corpus, tmp_path / "trunks" / "b.pt"))
+    list(sweep.train_trunk([config(corpus_path, total_tokens=3000, schedule="wsd", weight_decay=0.0 if damage == "other flags" else 0.1)], corpus, path))
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:1000])
+    assert [r["val_loss"] for r in sweep.train_trunk([plain], corpus, path)] == [r["val_loss"] for r in expected]
+
+
+def test_a_diverged_run_is_a_record(corpus_path, corpus, tmp_path):
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
+    together = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
+    assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3 and all(sweep.loss_in(r) == math.inf for r in together)
+    assert all(r["tokens"] < 3000 for r in together)  # and nobody waits for the rest
+
+
 def test_cosines_have_no_trunk_in_common(corpus_path):
     cosines, wsd = ([config(corpus_path, total_tokens=T, schedule=schedule) for T in BUDGETS] for schedule in ("cosine", "wsd"))
     assert [len(runs) for _, runs in sweep.by_trunk(cosines)] == [1, 1, 1] and len({name for name, _ in sweep.by_trunk(cosines)}) == 3
@@ -170,18 +187,17 @@ def test_every_grid_makes_sense(experiment, scale):
 
 
 def test_the_plan_counts_what_is_trained(tiny, corpus_path, monkeypatch, capsys):
-    """The tokens of the dry run against a count of every step that a sweep along the guess takes."""
-    columns = sweep.columns_of("wsd", "tiny", {"data": str(corpus_path)})
-    trained = [0]
-    monkeypatch.setattr(train, "optimizer_step", lambda cfg, *_: trained.__setitem__(0, trained[0] + cfg.batch_tokens))
+    """The tokens of the dry run against a count of the steps that a sweep along the guess takes."""
+    columns, trained = sweep.columns_of("wsd", "tiny", {"data": str(corpus_path)}), []
+    monkeypatch.setattr(train, "optimizer_step", lambda cfg, *_: (trained.append(cfg.batch_tokens), 0.0)[1:])
     for column in columns:
         for runs in sweep.replay(column, column.made_up).values():
-            for _, trunk in sweep.by_trunk(runs):
-                done = max(sweep.advance(cfg, None, None, None, 0, cfg.total_tokens - cfg.decay_tokens) for cfg in trunk[-1:])
-                for cfg in trunk:
-                    sweep.advance(cfg, None, None, None, cfg.total_tokens - cfg.decay_tokens, cfg.total_tokens)
+            stable = lambda cfg: cfg.total_tokens - cfg.decay_tokens
+            sweep.advance(runs[-1], None, None, None, 0, stable(runs[-1]))
+            for cfg in runs:
+                sweep.advance(cfg, None, None, None, stable(cfg) // cfg.batch_tokens * cfg.batch_tokens, cfg.total_tokens)
     planned = sum(sweep.plan(column, lambda cfg: None, "cpu")["tokens"] for column in columns)
-    assert trained[0] == pytest.approx(planned, rel=0.02)
+    assert sum(trained) == pytest.approx(planned, rel=0.02)
     assert sweep.main([*tiny, "--dry_run"]) == 0 and not Path("out").exists()
     assert f"{planned:.3g} tokens" in capsys.readouterr().out
 
