@@ -224,7 +224,8 @@ def report_wsd(records: list[dict], out: Path) -> None:
     for window in (3, 5, 7):
         try:
             again = minima(records, window)
-            print(f"{window:7d}  {show(joint_law(again).b):<25} {show(joint_law(again).q):<22} {show(paper_law(again).b)}")
+            one, other = joint_law(again), paper_law(again)
+            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
         except ValueError as too_few:
             print(f"{window:7d}  {too_few}")
     for name, draws, values in (("b", joint.b, (-0.51, -0.32)), ("q", joint.q, (1, 0.5))):
@@ -246,12 +247,11 @@ def report_wsd(records: list[dict], out: Path) -> None:
         "warmup_tokens": records[0]["warmup_tokens"], "fingerprint": records[0]["fingerprint"],
     }  # fmt: skip
     (out / "law.json").write_text(json.dumps(law, indent=1) + "\n")
-    widest = max(records, key=lambda r: r["n_embd"])
-    T, B = 4 * max(m.T for m in found), next(m for m in found if m.loss == min(m.loss for m in found)).batch_size
-    shape = f"--preset {widest['preset']} --n_layer {widest['n_layer']} --n_embd {widest['n_embd']} --n_head {widest['n_head']} --warmup_tokens {widest['warmup_tokens']}"
-    lr = predict(law, T, B * widest["seq_len"])
-    print(f"\nto use it, here at 4 times the longest T:\npython train.py --schedule wsd {shape} --batch_size {B} --total_tokens {T} --lr {lr:.3g}")
-    print(f"python train.py --schedule power {shape} --batch_size {B} --total_tokens {T} --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
+    best = min((r for r in records if not r["diverged"]), key=lambda r: r["val_loss"])
+    T = 4 * best["total_tokens"]
+    flags = " ".join(f"--{name} {best[name]}" for name in ("preset", "n_layer", "n_embd", "n_head", "seq_len", "warmup_tokens", "batch_size")) + f" --total_tokens {T}"
+    print(f"\nthe best run, with 4 times its tokens, under WSD and under Power:\npython train.py {flags} --schedule wsd --lr {predict(law, T, best['batch_size'] * best['seq_len']):.3g}")
+    print(f"python train.py {flags} --schedule power --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
     for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma), ("law", draw_law)):
         draw(out / f"{name}.png", records, found, joint, paper)
     print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png")
@@ -259,6 +259,8 @@ def report_wsd(records: list[dict], out: Path) -> None:
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
     """b and q of two sweeps in the cells and seeds that both have, and the difference of the two, drawn together."""
+    if records[0]["fingerprint"] != others[0]["fingerprint"]:
+        raise ValueError(f"--against: another corpus, fingerprint {others[0]['fingerprint']} and not {records[0]['fingerprint']}")
     cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
     ours, theirs = ({cell(m): m for m in minima(some) if not m.why_not} for some in (records, others))
     common = sorted(ours.keys() & theirs.keys())

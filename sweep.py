@@ -467,7 +467,7 @@ def main(argv: list[str] | None = None) -> int:
             folder = out if args.shard == "1/1" else out / f"shard-{shard[1]}-of-{shard[2]}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                held = train.lock(folder)  # noqa: F841  until we end
+                held = train.lock(folder)
             except BlockingIOError:
                 raise BlockingIOError(f"--out {out}: another sweep is writing there") from None
             except OSError as error:
@@ -497,6 +497,7 @@ def main(argv: list[str] | None = None) -> int:
     if not finished:
         print("stopped and saved; the same command goes on")
         return 3
+    held.close()
     print(f"finished after {train.clock(time.perf_counter() - began)}: {len(losses):,} records; next: python fit.py {out}")
     return 0
 

@@ -1,6 +1,5 @@
 """Sweeps: a branch is the separate run, the rule finds the valley, and nothing is lost or done twice."""
 
-import dataclasses
 import json
 import math
 import os
@@ -80,7 +79,7 @@ def test_a_stopped_trunk_goes_on(corpus_path, corpus, final_weights, tmp_path):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
     whole = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
     expected, final_weights[:] = final_weights[:], []
-    path, done, calls = tmp_path / "trunks" / "b.pt", [], 0
+    path, done = tmp_path / "trunks" / "b.pt", []
     for patience in (1, 7, 12, 30, 33, 2, 50, 10**9):
         left = [patience]
 
