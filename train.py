@@ -464,30 +464,34 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             return None
         window_start += time.perf_counter() - pause
 
-    held_out = held_out_losses(cfg, model, corpus)
+    held_out, record = evaluate(cfg, model, corpus, tokens)
     if rank > 0:
         return {}
     log(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", tokens=tokens, **held_out)
     metrics.close()
-    diverged = diverged or not held_out["val_loss"] <= math.log(cfg.vocab_size)
-    if diverged:
-        held_out = dict.fromkeys(held_out)
     save()
     model.eval()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # its growing shapes would compile again and again
-        text = "" if diverged else sample(model, corpus.tokenizer)
+        text = "" if record["diverged"] else sample(model, corpus.tokenizer)
     (out / "sample.txt").write_text(text, encoding="utf-8")
-    if len(corpus.sources) > 1:
-        held_out |= {f"epochs_{name}": n for name, n in data.epochs(corpus, tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed).items()}
-    record = dataclasses.asdict(cfg) | provenance | held_out | {
-        "tokens": tokens, "diverged": diverged, "seconds": round(seconds(), 1),
-        "tokens_per_second": round(trained_tokens / training_seconds), "n_params": model.n_params(),
-        "n_active_params": model.n_active_params(),
-    }  # fmt: skip
+    record |= provenance | {"seconds": round(seconds(), 1), "tokens_per_second": round(trained_tokens / training_seconds)}
     draw_curve(out, record)
     write_json(out / "record.json", record)  # last, by rename: where it exists, the run is finished
     return record
+
+
+def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int) -> tuple[dict, dict]:
+    """A run that ends after `tokens` -> (its held-out loss as it is, the part of its record that follows from model and config)."""
+    held_out = held_out_losses(cfg, model, corpus)
+    diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # after a step with a loss that is not finite, neither is this one
+    results = dict.fromkeys(held_out) if diverged else held_out
+    if len(corpus.sources) > 1:
+        epochs = data.epochs(corpus, tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
+        results = results | {f"epochs_{name}": n for name, n in epochs.items()}
+    return held_out, dataclasses.asdict(cfg) | results | {
+        "tokens": tokens, "diverged": diverged, "n_params": model.n_params(), "n_active_params": model.n_active_params(),
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import data
 import eval as evaluation
+import fit
 import model as model_file
 import mup
 import schedules
+import sweep
 import train
 
 ROOT = Path(__file__).parent.parent
@@ -43,8 +45,12 @@ def test_commands_are_understood():
             typed, actions = train.parse(argv)
             if not (actions.branch or actions.resume):
                 train.make_config(**typed)
+        elif file == "sweep.py":
+            args, typed = sweep.parse(argv)
+            sweep.columns_of(args.experiment, args.scale, typed)
         else:
-            main = {"data.py": data, "eval.py": evaluation, "model.py": model_file, "mup.py": mup, "schedules.py": schedules}.get(file)
+            files = {"data.py": data, "eval.py": evaluation, "fit.py": fit, "model.py": model_file, "mup.py": mup, "schedules.py": schedules}
+            main = files.get(file)
             known = (ROOT / file).read_text(encoding="utf-8")
             assert all(f'"{word}"' in known for word in argv if word.startswith("--")), command
             assert main or not argv, command

@@ -1,0 +1,654 @@
+"""The law behind a sweep: best learning rates, their power law in T and batch size, and the paper's figures.
+
+    python fit.py runs/wsd-quick                                       the law with intervals, law.json, figures
+    python fit.py runs/power-quick                                     the same for a and b of the Power schedule
+    python fit.py runs/wsd-a --against runs/wsd-b                      two sweeps: how much their b differ
+    python fit.py --predict --total_tokens 10e12 --batch_size 1024     the learning rate by the paper's law
+    python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1       losses of any runs in one figure
+
+The procedure, fixed before the runs in results/ were made:
+
+1. A *cell* is a shape, a T and a batch size. Its best learning rate, of every seed by itself, is the
+   vertex of a parabola through loss against log lr, at 5 rates: the best one measured and two on
+   each side. A run that diverged has no place in a parabola. A minimum is left out, and counted, if
+   it is the first or last of its rates, if a neighbour diverged, if fewer than the 5 rates are there,
+   or if the vertex falls outside of them. 3 and 7 rates are reported too, to see what the choice does.
+2. The joint reading: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
+3. The paper's reading: q = 1, so only gamma = lr / beta is left to explain; of each shape and T only
+   the three batch sizes with the lowest loss; log gamma = log a + b log T. (The paper averages the
+   three gammas before it takes the logarithm, we average logarithms.)
+4. Intervals hold 95 % of 2,000 bootstrap draws: seeds and cells are drawn anew, with replacement,
+   both at once. So they include the noise of a seed and how far cells lie from a straight line.
+
+Read `parabola`, then `Law` and `bootstrap`; the rest prints and draws. T counts tokens, beta
+sequences of 4096 tokens, as in schedules.py.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from schedules import COLORS, PAPER_SEQ_LEN, STYLE, paper_batch_size
+
+PAPER = {"a": 4.6, "b": -0.51, "q": 1.0}  # equation 6 of the paper
+WINDOW = 5
+
+# ---------------------------------------------------------------------------------------------
+# Records
+
+
+def read_records(paths: list[Path]) -> list[dict]:
+    """All runs under these folders, each once: records.jsonl of sweeps, record.json of single runs.
+
+    Raises FileNotFoundError where there are none, ValueError where they cannot be compared.
+    """
+    records = []
+    for path in paths:
+        files = [path] if path.is_file() else sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
+        if not files:
+            raise FileNotFoundError(f"{path}: no records there, it should be the folder of a sweep")
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            for line in text.splitlines() if file.suffix == ".jsonl" else [text]:
+                with contextlib.suppress(json.JSONDecodeError):  # torn by a power cut
+                    records.append(json.loads(line))
+    for name, what in (("fingerprint", "corpora"), ("warmup_tokens", "warm-ups"), ("schedule", "schedules"), ("seq_len", "sequence lengths")):
+        values = sorted({str(r[name]) for r in records})
+        if len(values) != 1:
+            raise ValueError(f"{' '.join(map(str, paths))}: runs with different {what} ({name} {', '.join(values)}), they cannot be fitted together")
+    unique = {(shape_of(r), r["batch_size"], r["total_tokens"], r["seed"], r["lr"], r["power_a"], r["power_b"]): r for r in records}
+    return list(unique.values())
+
+
+def shape_of(record: dict) -> str:
+    return f"width {record['n_embd']}" + (f", {record['n_expert']} experts" if record["n_expert"] else "")
+
+
+# ---------------------------------------------------------------------------------------------
+# From losses to minima
+
+
+class Minimum(NamedTuple):
+    shape: str
+    T: int
+    batch_size: int
+    beta: float
+    seed: int
+    x: float  # where it lies, log2 of the learning rate (of a, or b itself, in a scan of Power)
+    loss: float  # the lowest one measured
+    why_not: str  # why it is left out, or nothing
+
+
+def parabola(points: list[tuple[float, float]], window: int = WINDOW) -> tuple[float, str]:
+    """Points (x, loss), loss inf where it diverged -> (x of the minimum, why it cannot be used, or nothing)."""
+    points = sorted(points)
+    best = min(range(len(points)), key=lambda i: points[i][1])
+    near = points[max(0, best - window // 2) : best + window // 2 + 1]
+    if best in (0, len(points) - 1):
+        return points[best][0], "at an edge"
+    if math.isinf(max(points[best - 1][1], points[best + 1][1])):
+        return points[best][0], "beside a diverged run"
+    if len(near) < window:
+        return points[best][0], f"fewer than {window} rates"
+    x, y = np.array([p for p in near if math.isfinite(p[1])]).T
+    curvature, slope, _ = np.polyfit(x - points[best][0], y, 2)
+    vertex = points[best][0] - slope / (2 * curvature) if curvature > 0 else math.inf
+    return (vertex, "") if x[0] <= vertex <= x[-1] else (points[best][0], "no valley")
+
+
+def minima(records: list[dict], window: int = WINDOW, of: Callable[[dict], float] = lambda r: math.log2(r["lr"])) -> list[Minimum]:
+    """The best learning rate of every shape, T, batch size and seed."""
+    groups: dict = {}
+    for r in records:
+        beta = paper_batch_size(r["batch_size"] * r["seq_len"])
+        key = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"]
+        groups.setdefault(key, []).append((of(r), math.inf if r["diverged"] else r["val_loss"]))
+    order = lambda key: (len(key[0]), key)  # narrow to wide
+    return [Minimum(*key, *(parabola(groups[key], window)[:1]), min(y for _, y in groups[key]), parabola(groups[key], window)[1])
+            for key in sorted(groups, key=order)]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# From minima to a law
+
+
+def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
+    """Weights of the points, [1 + draws, n]: all 1 first; then how often seed and cell were drawn, with replacement."""
+    rng = np.random.default_rng(0)
+    weights = np.ones((draws, len(points)))
+    for part in (lambda p: p.seed, lambda p: (p.shape, p.T, p.batch_size)):
+        names, index = np.unique([str(part(p)) for p in points], return_inverse=True)
+        weights *= rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)[:, index]
+    return np.vstack([np.ones(len(points)), weights])
+
+
+def regress(points: list[Minimum], weights: np.ndarray, shapes: list[list[str]], free_q: bool) -> np.ndarray:
+    """Weighted least squares of log2 lr = log2 a + b log2 T + q log2 beta, for every row of weights.
+
+    shapes: the shapes that share an a. -> [rows, len(shapes) + 2]: log2 a of each group, b, q (1 if
+    not free). Rows that do not determine them, as some draws from few cells do not, are NaN.
+    """
+    T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
+    X = np.array([[p.shape in group for p in points] for group in shapes] + [T] + [beta] * free_q, dtype=float).T  # [n, k]
+    y = y if free_q else y - beta
+    A = np.einsum("rn,ni,nj->rij", weights, X, X)
+    solved = np.full(A.shape[:2], math.nan)
+    good = np.linalg.matrix_rank(A) == X.shape[1]
+    solved[good] = np.linalg.solve(A[good], np.einsum("rn,ni,n->ri", weights, X, y)[good][..., None])[..., 0]
+    return solved if free_q else np.column_stack([solved, np.where(good, 1.0, math.nan)])
+
+
+class Law(NamedTuple):
+    """lr = a * beta^q * T^b: estimates, and all bootstrap draws behind them, [1 + draws]."""
+
+    a: np.ndarray
+    b: np.ndarray
+    q: np.ndarray
+    a_of: dict  # shape -> draws of its own a
+
+
+def joint_law(found: list[Minimum]) -> Law:
+    """One regression for all minima; a is the geometric mean of the shapes' own."""
+    points, shapes = usable(found), list(dict.fromkeys(m.shape for m in found))
+    solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
+    log_a, b, q = solved[:, :-2], solved[:, -2], solved[:, -1]
+    return Law(2 ** log_a.mean(axis=1), b, q, dict(zip(shapes, 2**log_a.T)))
+
+
+def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
+    """q = 1, the three best batch sizes of each shape and T, one a for all shapes (or for the one that is asked for)."""
+    points = [m for m in best_three(usable(found)) if shape in (None, m.shape)]
+    log_a, b, q = regress(points, bootstrap(points), [[m.shape for m in points]], free_q=False).T
+    return Law(2**log_a, b, q, {})
+
+
+def usable(found: list[Minimum]) -> list[Minimum]:
+    """Raises ValueError where no law can be fitted to what is left."""
+    points = [m for m in found if not m.why_not]
+    if not points:
+        raise ValueError(f"all {len(found)} minima are unusable: {reasons(found)}")
+    for name, what in (("T", "budget T"), ("beta", "batch size")):
+        if len({getattr(m, name) for m in points}) < 2:
+            raise ValueError(f"usable minima for one {what} only, a law needs two or more" + (f" ({reasons(found)})" if len(points) < len(found) else ""))
+    return points
+
+
+def reasons(found: list[Minimum]) -> str:
+    return ", ".join(f"{n} {why}" for why, n in Counter(m.why_not for m in found if m.why_not).items())
+
+
+def best_three(points: list[Minimum]) -> list[Minimum]:
+    """Those of the three batch sizes with the lowest loss, mean over seeds, for each shape and T."""
+    losses: dict = {}
+    for m in points:
+        losses.setdefault((m.shape, m.T), {}).setdefault(m.batch_size, []).append(m.loss)
+    best = {cell: sorted(by_batch, key=lambda B: np.mean(by_batch[B]))[:3] for cell, by_batch in losses.items()}
+    return [m for m in points if m.batch_size in best[m.shape, m.T]]
+
+
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    return tuple(np.nanpercentile(draws[1:], [2.5, 97.5]).tolist()) if np.isfinite(draws[1:]).any() else (math.nan, math.nan)
+
+
+def show(draws: np.ndarray, digits: int = 3) -> str:
+    low, high = interval(draws)
+    return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
+    """Best constant learning rate of a WSD run, equation 6 of the paper with a free exponent of beta."""
+    return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
+
+
+# ---------------------------------------------------------------------------------------------
+# What the records say: WSD
+
+
+def report_wsd(records: list[dict], out: Path) -> None:
+    """Print the law by both readings, write law.json and the figures into `out`."""
+    found = minima(records)
+    left_out = sum(bool(m.why_not) for m in found)
+    print(f"{len(records):,} runs, {len(found)} minima" + (f", {left_out} of them left out: {reasons(found)}" if left_out else ""))
+    joint, paper = joint_law(found), paper_law(found)
+
+    print("\nlr = a beta^q T^b, 95 % intervals over seeds and cells")
+    print(f"{'rates':>7}  {'joint reading: b':<25} {'q':<22} paper's reading (q = 1): b")
+    for window in (3, 5, 7):
+        try:
+            again = minima(records, window)
+            one, other = joint_law(again), paper_law(again)
+            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
+        except ValueError as too_few:
+            print(f"{window:7d}  {too_few}")
+    for name, draws, values in (("b", joint.b, (-0.51, -0.32)), ("q", joint.q, (1, 0.5))):
+        low, high = interval(draws)
+        print(f"{name}, joint: " + ", ".join(f"{value:g} lies {'inside' if low <= value <= high else 'outside'}" for value in values))
+
+    first = next(iter(joint.a_of))
+    for shape, a in joint.a_of.items():
+        ratio = f", {show(a / joint.a_of[first], 2)} of {first}'s" if shape != first else ""
+        alone = f"   paper's reading alone: b {show(paper_law(found, shape).b, 2)}" if len(joint.a_of) > 1 else ""
+        print(f"{shape}: a = {a[0]:.3g}{ratio}{alone}")
+    for T in sorted({m.T for m in found}):
+        best = {m.shape: m.batch_size for m in sorted(found, key=lambda m: -m.loss) if m.T == T}
+        print(f"T = {size(T)}: lowest loss with batch size {', '.join(f'{B} ({shape})' for shape, B in best.items())}")
+
+    law = {
+        "a": joint.a[0], "b": joint.b[0], "q": joint.q[0], "a_interval": interval(joint.a), "b_interval": interval(joint.b), "q_interval": interval(joint.q),
+        "a_paper": paper.a[0], "b_paper": paper.b[0], "b_paper_interval": interval(paper.b), "rule": f"parabola through {WINDOW} rates, 2000 draws of seeds and cells",
+        "warmup_tokens": records[0]["warmup_tokens"], "fingerprint": records[0]["fingerprint"],
+    }  # fmt: skip
+    (out / "law.json").write_text(json.dumps(law, indent=1) + "\n")
+    best = min((r for r in records if not r["diverged"]), key=lambda r: r["val_loss"])
+    T = 4 * best["total_tokens"]
+    flags = " ".join(f"--{name} {best[name]}" for name in ("preset", "n_layer", "n_embd", "n_head", "seq_len", "warmup_tokens", "batch_size")) + f" --total_tokens {T}"
+    print(f"\nthe best run, with 4 times its tokens, under WSD and under Power:\npython train.py {flags} --schedule wsd --lr {predict(law, T, best['batch_size'] * best['seq_len']):.3g}")
+    print(f"python train.py {flags} --schedule power --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
+    for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma), ("law", draw_law)):
+        draw(out / f"{name}.png", records, found, joint, paper)
+    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png")
+
+
+def report_difference(records: list[dict], others: list[dict]) -> None:
+    """b and q of two sweeps in the cells and seeds that both have, and the difference of the two, drawn together."""
+    if records[0]["fingerprint"] != others[0]["fingerprint"]:
+        raise ValueError(f"--against: another corpus, fingerprint {others[0]['fingerprint']} and not {records[0]['fingerprint']}")
+    cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
+    ours, theirs = ({cell(m): m for m in minima(some) if not m.why_not} for some in (records, others))
+    common = sorted(ours.keys() & theirs.keys())
+    one, other = (joint_law([some[key] for key in common]) for some in (ours, theirs))
+    print(f"{len(common)} cells and seeds that both have; warm-up {records[0]['warmup_tokens']:,} against {others[0]['warmup_tokens']:,} tokens")
+    for name in ("b", "q"):
+        x, y = getattr(one, name), getattr(other, name)
+        print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
+
+
+# ---------------------------------------------------------------------------------------------
+# What the records say: Power
+
+
+def scans(records: list[dict]) -> dict[str, list[dict]]:
+    """The runs that differ in b alone, at the a that most of them have, and the other way round."""
+    centre = {name: Counter(r[name] for r in records).most_common(1)[0][0] for name in ("power_a", "power_b")}
+    return {"a": [r for r in records if r["power_b"] == centre["power_b"]], "b": [r for r in records if r["power_a"] == centre["power_a"]]}
+
+
+KNOB = {"a": lambda r: math.log2(r["power_a"]), "b": lambda r: r["power_b"]}
+
+
+def report_power(records: list[dict], out: Path) -> None:
+    """Print where the best a and b lie for every T and batch size; draw the figures into `out`."""
+    found = {name: minima(some, of=KNOB[name]) for name, some in scans(records).items()}
+    for name, some in found.items():
+        good = [m for m in some if not m.why_not]
+        budgets, batches = sorted({m.T for m in some}), sorted({m.batch_size for m in some})
+        if not good:
+            raise ValueError(f"no best {name}: {reasons(some)}")
+        at = lambda **where: [m.x if name == "b" else 2**m.x for m in good if all(getattr(m, k) == v for k, v in where.items())]
+        print(f"best {name}, mean over seeds" + (f" ({reasons(some)})" if len(good) < len(some) else ""))
+        print(f"{'T':>8} " + "".join(f"{f'batch {B}':>11}" for B in batches))
+        for T in budgets:
+            print(f"{size(T):>8} " + "".join(f"{np.mean(at(T=T, batch_size=B)) if at(T=T, batch_size=B) else math.nan:11.3f}" for B in batches))
+        x = np.array(at())
+        print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, from {x.min():.3f} to {x.max():.3f}, {len(x)} minima\n")
+    draw_power(out / "power.png", records, found)
+    draw_best_b(out / "best_b.png", found["b"])
+    print(f"{out}: power.png, best_b.png")
+
+
+# ---------------------------------------------------------------------------------------------
+# Pictures
+
+
+def size(tokens: float) -> str:
+    """131072 -> '131k'"""
+    unit, letter = next(((u, c) for u, c in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if tokens >= 0.9995 * u), (1, ""))
+    return f"{tokens / unit:.3g}{letter}"
+
+
+def shades(values) -> dict:
+    """A colour for each of some values in order, all dark enough to be seen on white."""
+    import matplotlib
+
+    values = sorted(set(values))
+    return {value: matplotlib.colormaps["viridis"](0.58 * i / max(1, len(values) - 1))[:3] for i, value in enumerate(values)}
+
+
+def ink(color) -> tuple:
+    return tuple(0.72 * channel for channel in color)  # text has to be darker than a line
+
+
+def spread(heights: list[float], gap: float) -> list[float]:
+    """Heights for labels: each near its own, in the same order, no two closer than `gap`."""
+    order, placed, floor = sorted(range(len(heights)), key=heights.__getitem__), [0.0] * len(heights), -math.inf
+    for i in order:
+        placed[i] = floor = max(heights[i], floor + gap)
+    shift = sum(placed) / len(placed) - sum(heights) / len(heights)
+    return [y - shift for y in placed]
+
+
+def ticks(axis, values, text: Callable[[float], str]) -> None:
+    """Ticks of an axis in log2 units, at powers of two of the first value, thinned out where they would be too many."""
+    low, high = min(values), max(values)
+    step = max(1, math.ceil((high - low) / 7))
+    at = [low + k * step for k in range(math.floor((high - low) / step + 0.01) + 1)]
+    axis.set_ticks(at, [text(2**x) for x in at])
+
+
+def save(path: Path, height: float, panels: int, draw: Callable, **layout) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(fname=STYLE):
+        fig = Figure(figsize=(5, height))
+        draw(*fig.subplots(panels, 1, squeeze=False, **layout)[:, 0])
+        fig.savefig(path)
+
+
+def rate_text(lr: float) -> str:
+    return f"{lr:.2g}"
+
+
+def middle_shape(found: list[Minimum]) -> str:
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    return shapes[len(shapes) // 2]
+
+
+def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float], colors: list) -> None:
+    """Loss above each seed's own best, a group below the other; at the foot each seed's minimum.
+
+    groups: (label, records) each, best rates falling from the first to the last.
+    """
+    tops = []
+    for (label, some), color in zip(groups, colors):
+        inside, found = [], minima(some, of=of)
+        for m in found:
+            points = sorted((of(r), r["val_loss"] - m.loss) for r in some if r["seed"] == m.seed and not r["diverged"])
+            best = [y for _, y in points].index(0)
+            near = points[max(0, best - WINDOW // 2) : best + WINDOW // 2 + 1]
+            ax.scatter(*zip(*points), s=14, facecolors="none", edgecolors=[color], linewidths=0.8)
+            ax.scatter(*zip(*near), s=14, color=[color])
+            inside += near
+        tops.append(max(y for _, y in inside))
+        x, y = np.array(inside).T
+        if len(set(x)) > 2:
+            line = np.linspace(x.min(), x.max())
+            ax.plot(line, np.polyval(np.polyfit(x, y, 2), line), color=color)
+    top = 1.6 * max(tops)
+    for i, ((label, some), color) in enumerate(zip(groups, colors), 1):
+        feet = [m.x for m in minima(some, of=of) if not m.why_not]
+        if feet:
+            ax.plot([np.mean(feet)] * 2, [-0.11 * i * top, 0], color=color, linewidth=0.8, alpha=0.6)
+            ax.scatter(feet, [-0.11 * i * top] * len(feet), s=22, color=[color], marker="^", clip_on=False)
+        ax.text(max(feet, default=min(of(r) for r in some)) + 0.03 * np.ptp(ax.get_xlim()), -0.11 * i * top, label, color=ink(color), va="center")
+    ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
+    ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
+    ax.axhline(0, color="black", linewidth=0.6)
+    ax.set_ylabel("loss above the best (nats)")
+
+
+def draw_valleys(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
+    """Figure 2 of the paper: loss against learning rate for each T, and for each batch size."""
+    shape, longest = middle_shape(found), max(m.T for m in found)
+    some = [r for r in records if shape_of(r) == shape]
+    batch = min((m for m in found if m.shape == shape and m.T == longest), key=lambda m: m.loss).batch_size
+    by_T, by_batch = shades(r["total_tokens"] for r in some), shades(r["batch_size"] for r in some)
+
+    def draw(top, bottom):
+        of = lambda r: math.log2(r["lr"])
+        valleys(top, [(size(T), [r for r in some if r["total_tokens"] == T and r["batch_size"] == batch]) for T in by_T], of, list(by_T.values()))
+        top.set_title(f"The best rate falls with T ({shape}, batch size {batch})")
+        groups = [(f"batch {B}", [r for r in some if r["total_tokens"] == longest and r["batch_size"] == B]) for B in reversed(by_batch)]
+        valleys(bottom, groups, of, list(reversed(by_batch.values())))
+        bottom.set_title(f"and rises with the batch size ({shape}, T = {size(longest)})")
+        bottom.set_xlabel("learning rate (triangles: each seed's minimum)")
+        ticks(bottom.xaxis, [of(r) for r in some], rate_text)
+
+    save(path, 7.4, 2, draw, sharex=True)
+
+
+def draw_batches(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
+    """Figure 3 of the paper: the best learning rate against the batch size, a line for each T."""
+    shape = middle_shape(found)
+    some = [m for m in found if m.shape == shape and not m.why_not]
+    colors = shades(m.T for m in some)
+
+    def draw(ax):
+        ends = []
+        for T, color in colors.items():
+            batches = sorted({m.batch_size for m in some if m.T == T})
+            ax.scatter([math.log2(m.batch_size) for m in some if m.T == T], [m.x for m in some if m.T == T], s=12, color=[color])
+            means = [np.mean([m.x for m in some if m.T == T and m.batch_size == B]) for B in batches]
+            ax.plot([math.log2(B) for B in batches], means, color=color)
+            ends.append(means[-1])
+        right = max(math.log2(m.batch_size) for m in some)
+        gap = 0.075 * max(1.0, np.ptp([m.x for m in some]))
+        for (T, color), y in zip(colors.items(), spread(ends, gap)):
+            ax.text(right + 0.12, y, f"T = {size(T)}", color=ink(color), va="center")
+        ax.set_xlim(right=right + 0.9)
+        ticks(ax.xaxis, [math.log2(m.batch_size) for m in some], lambda B: f"{B:.0f}")
+        ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in some], rate_text)
+        ax.set_title(f"Larger batches want larger rates: q = {joint.q[0]:.2f} ({shape})")
+        ax.set_xlabel(f"batch size (sequences of {records[0]['seq_len']} tokens)")
+        ax.set_ylabel("best learning rate")
+
+    save(path, 3.6, 1, draw)
+
+
+def draw_gamma(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
+    """Figure 4 of the paper: gamma of the three best batch sizes against T, for each shape and together."""
+    points = best_three(usable(found))
+    shapes, colors = list(dict.fromkeys(m.shape for m in points)), shades(m.batch_size for m in points)
+    gamma = lambda m: m.x - math.log2(m.beta)
+    ends = np.array([math.log2(min(m.T for m in points)), math.log2(max(m.T for m in points))])
+
+    def draw(*panels):
+        for ax, shape in zip(panels, shapes):
+            own = paper_law(found, shape)
+            for B, color in colors.items():
+                at = [m for m in points if m.shape == shape and m.batch_size == B]
+                ax.scatter([math.log2(m.T) for m in at], [gamma(m) for m in at], s=14, color=[color])
+            ax.plot(ends, math.log2(own.a[0]) + own.b[0] * ends, color="black")
+            ax.set_title(f"{shape}: gamma = {own.a[0]:.3g} T^{own.b[0]:.2f}")
+        last = panels[-1]
+        for marker, shape in zip("os^Dv", shapes):
+            means = {T: np.mean([gamma(m) for m in points if m.shape == shape and m.T == T]) for T in sorted({m.T for m in points if m.shape == shape})}
+            last.scatter([math.log2(T) for T in means], means.values(), s=24, marker=marker, facecolors="none", edgecolors="black")
+        last.plot(ends, math.log2(paper.a[0]) + paper.b[0] * ends, color="black")
+        last.set_title(f"together: gamma = {paper.a[0]:.3g} T^{paper.b[0]:.2f}")
+        last.set_xlabel("T, tokens")
+        ticks(last.xaxis, [math.log2(m.T) for m in points], size)
+        for ax in panels:
+            ax.set_ylabel("gamma = rate / beta")
+            ticks(ax.yaxis, [math.floor(2 * gamma(m)) / 2 for m in points], rate_text)
+        for (B, color), x in zip(colors.items(), np.linspace(0.02, 0.8, len(colors))):
+            panels[0].text(x, 0.06, f"batch {B}", color=ink(color), transform=panels[0].transAxes)
+
+    save(path, 2.1 * (len(shapes) + 1), len(shapes) + 1, draw, sharex=True, sharey=True)
+
+
+def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
+    """All cells on one line: the best learning rate, the batch size's share taken out, against T."""
+    points, q = usable(found), joint.q[0]
+    shapes, colors = list(dict.fromkeys(m.shape for m in points)), shades(m.batch_size for m in points)
+    height = lambda m: m.x - q * math.log2(m.beta)
+    ends = np.linspace(math.log2(min(m.T for m in points)), math.log2(max(m.T for m in points)), 50)
+
+    def draw(ax):
+        lines = np.log2(joint.a)[:, None] + joint.b[:, None] * ends  # [draws, 50]
+        low, high = np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
+        ax.fill_between(ends, low, high, color="#d9d9d9", linewidth=0)
+        ax.plot(ends, lines[0], color="black")
+        centre = lines[0].mean() + PAPER["b"] * (ends - ends.mean())
+        ax.plot(ends, centre, color=COLORS["wsd"], linestyle="--")
+        for marker, dx, shape in zip("os^Dv", np.linspace(-0.12, 0.12, len(shapes)), shapes):
+            for cell in sorted({(m.T, m.batch_size) for m in points if m.shape == shape}):
+                at = [m for m in points if (m.shape, m.T, m.batch_size) == (shape, *cell)]
+                ax.scatter(math.log2(cell[0]) + dx, np.mean([height(m) for m in at]), s=24, marker=marker, facecolors="none", edgecolors=[colors[cell[1]]])
+        right = ends[-1] + 0.2
+        for y, text, color in zip(spread([lines[0][-1], centre[-1]], 0.35), (f"T^{joint.b[0]:.2f}", "the paper's\nslope, -0.51"), ("black", COLORS["wsd"])):
+            ax.text(right, y, text, color=color, va="center")
+        ax.set_xlim(right=right + 1)
+        values = [height(m) for m in points]
+        ax.set_ylim(min(*values, *centre) - 0.9, max(*values, *centre) + 0.25)
+        for x, shape in zip(np.linspace(0.02, 0.7, len(shapes)), shapes):
+            ax.text(x, 0.12, f"{dict(zip(shapes, ['circle', 'square', 'triangle', 'diamond', 'v']))[shape]}: {shape}", transform=ax.transAxes)
+        for (B, color), x in zip(colors.items(), np.linspace(0.02, 0.75, len(colors))):
+            ax.text(x, 0.03, f"batch {B}", color=ink(color), transform=ax.transAxes)
+        ticks(ax.xaxis, [math.log2(m.T) for m in points], size)
+        ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in values], rate_text)
+        low, high = interval(joint.b)
+        ax.set_title(f"One law for all: b = {joint.b[0]:.2f}, 95 % from {low:.2f} to {high:.2f}")
+        ax.set_xlabel("T, tokens")
+        ax.set_ylabel(f"best rate / beta^{q:.2f}")
+
+    save(path, 4.2, 1, draw)
+
+
+def draw_power(path: Path, records: list[dict], found: dict) -> None:
+    """Figure 5 of the paper: Power's loss against a and against b, at the longest T, for each batch size."""
+    longest, shape = max(r["total_tokens"] for r in records), middle_shape(found["b"])
+    colors = shades(r["batch_size"] for r in records)
+
+    def draw(*panels):
+        for ax, (name, some) in zip(panels, scans(records).items()):
+            at = {B: [r for r in some if r["batch_size"] == B and r["total_tokens"] == longest and shape_of(r) == shape] for B in colors}
+            valleys(ax, [(f"batch {B}", at[B]) for B in colors], KNOB[name], list(colors.values()))
+            ax.set_title(f"Power at T = {size(longest)} ({shape}): loss against {name}")
+        ticks(panels[0].xaxis, [KNOB["a"](r) for r in records], lambda a: f"{a:.3g}")
+        panels[0].set_xlabel(f"a, with b = {scans(records)['a'][0]['power_b']:g}")
+        panels[1].set_xticks(sorted({r["power_b"] for r in scans(records)["b"]})[1::4])
+        panels[1].set_xlabel(f"b, with a = {scans(records)['b'][0]['power_a']:g}")
+
+    save(path, 7.6, 2, draw)
+
+
+def draw_best_b(path: Path, found: list[Minimum]) -> None:
+    """Figure 6 of the paper: the best b against T, for each batch size."""
+    good = [m for m in found if not m.why_not]
+    colors = shades(m.batch_size for m in good)
+
+    def draw(ax):
+        ends = []
+        for B, color in colors.items():
+            budgets = sorted({m.T for m in good if m.batch_size == B})
+            means = [np.mean([m.x for m in good if m.batch_size == B and m.T == T]) for T in budgets]
+            ax.scatter([math.log2(m.T) for m in good if m.batch_size == B], [m.x for m in good if m.batch_size == B], s=12, color=[color])
+            ax.plot(np.log2(budgets), means, color=color)
+            ends.append(means[-1])
+        low, high, right = min(m.x for m in good) - 0.02, max(m.x for m in good) + 0.02, max(math.log2(m.T) for m in good)
+        for (B, color), y in zip(colors.items(), spread(ends, 0.08 * (high - low))):
+            ax.text(right + 0.12, y, f"batch {B}", color=ink(color), va="center")
+        ax.set_xlim(right=right + 1)
+        ax.set_ylim(low, high)
+        ticks(ax.xaxis, [math.log2(m.T) for m in good], size)
+        ax.set_title(f"The best b: {np.mean([m.x for m in good]):.2f} ± {np.std([m.x for m in good]):.2f} (standard deviation)")
+        ax.set_xlabel("T, tokens")
+        ax.set_ylabel("best b")
+
+    save(path, 3.6, 1, draw)
+
+
+def read_curve(run: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl. Raises FileNotFoundError where there are none."""
+    try:
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, json.JSONDecodeError):
+        raise FileNotFoundError(f"--curves {run}: no readable metrics.jsonl there, it should be the folder of a run") from None
+
+
+def draw_curves(path: Path, curves: dict[Path, list[dict]]) -> None:
+    """Held-out loss of any runs against tokens, with their training loss behind it."""
+    palette = ["#0072B2", "#B34700", "#00735A", "#6b6b6b", "#7a3b8f", "#000000"]
+
+    def draw(ax):
+        ends, right = [], 0.0
+        for (run, lines), color in zip(curves.items(), palette * len(curves)):
+            for key, style in (("loss", dict(linewidth=0.8, alpha=0.4)), ("val_loss", dict(marker="o", markersize=3))):
+                at = [(line["tokens"] / 1e6, line[key]) for line in lines if line.get(key) is not None]
+                if at:
+                    ax.plot(*zip(*at), color=color, **style)
+                    last = at[-1]
+            ends.append(last[1])
+            right = max(right, last[0])
+        low, high = min(ends), np.percentile([line["loss"] for lines in curves.values() for line in lines if line.get("loss")], 90)
+        ax.set_ylim(low - 0.1 * (high - low), high)
+        for run, y, color in zip(curves, spread(ends, 0.07 * (high - low)), palette * len(curves)):
+            ax.text(1.02 * right, y, run.name, color=color, va="center")
+        ax.set_xlim(right=1.4 * right)
+        ax.set_title("Loss on held-out text (thin: training batches)")
+        ax.set_xlabel("tokens seen (millions)")
+        ax.set_ylabel("loss (nats per token)")
+
+    save(path, 3.6, 1, draw)
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fit.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("folders", type=Path, nargs="*", help="folders of a sweep's records")
+    parser.add_argument("--out", type=Path, help="folder for law.json and the figures (default: the first folder)")
+    parser.add_argument("--against", type=Path, help="another sweep, to compare b and q with")
+    parser.add_argument("--curves", type=Path, nargs="+", metavar="RUN", help="draw the losses of these runs into curves.png")
+    parser.add_argument("--predict", action="store_true", help="print the best learning rate for --total_tokens and --batch_size")
+    parser.add_argument("--total_tokens", type=float, help="T")
+    parser.add_argument("--batch_size", type=float, help="sequences per optimizer step")
+    parser.add_argument("--seq_len", type=float, default=PAPER_SEQ_LEN, help=f"tokens per sequence (default: {PAPER_SEQ_LEN})")
+    parser.add_argument("--law", default="paper", help="'paper' or a law.json (default: paper)")
+    args = parser.parse_args(argv)
+    try:
+        if args.predict:
+            for name in ("total_tokens", "batch_size", "seq_len"):
+                value = getattr(args, name)
+                if value is None or not 0 < value < math.inf:
+                    raise ValueError(f"--{name} {value}: --predict needs a number above 0")
+            print(f"{predict(read_law(args.law), args.total_tokens, args.batch_size * args.seq_len):.2g}")
+            return 0
+        if not args.folders and not args.curves:
+            raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
+        out = args.out or (args.folders[0] if args.folders else Path("."))
+        out = out.parent if out.is_file() else out
+        curves = {run: read_curve(run) for run in args.curves or []}
+        records = read_records(args.folders) if args.folders else []
+        others = read_records([args.against]) if args.against else []
+        report = report_power if records and records[0]["schedule"] == "power" else report_wsd
+        out.mkdir(parents=True, exist_ok=True)
+        if curves:
+            draw_curves(out / "curves.png", curves)
+            print(out / "curves.png")
+        if others:
+            report_difference(records, others)
+        elif records:
+            report(records, out)
+    except (ValueError, OSError) as mistake:
+        print(f"fit.py: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_law(name: str) -> dict:
+    """The paper's law, or a law.json. Raises OSError or ValueError."""
+    if name == "paper":
+        return PAPER
+    try:
+        law = json.loads(Path(name).read_text())
+        return {key: float(law[key]) for key in PAPER}
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

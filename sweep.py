@@ -1,0 +1,506 @@
+"""Sweeps: the paper's experiments as grids of training runs, at the size of your machine.
+
+    python sweep.py wsd --scale quick               the paper's Table 2, small: the best rate over T and batch size
+    python sweep.py wsd --scale laptop --dry_run    what a larger one would cost: runs, tokens, hours
+    python sweep.py power --scale quick             the paper's Table 3: a and b of the Power schedule
+    python sweep.py wsd --shard 1/2                 half of the columns; another machine takes 2/2
+    python sweep.py wsd --n_embd 32                 one of the widths
+    python fit.py runs/wsd-quick                    the law and the figures
+
+Ctrl-C stops, the same line goes on. Flags of train.py may follow: --warmup_tokens, --data, ...
+
+A WSD or Power run does not know its length until its decay begins. So for each shape, batch size,
+learning rate and seed one *trunk* is trained, and for every budget T a *branch* leaves it and
+decays. Each is, bit by bit, the run that train.py would make of it; together they take about half
+the tokens. A cosine has no trunk in common with a longer one: each is trained from its start.
+
+Read `train_trunk`, then `search`, the rule that says which learning rates are tried.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import difflib
+import functools
+import itertools
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import train
+from train import TrainConfig, make_config
+
+# ---------------------------------------------------------------------------------------------
+# A trunk and its branches
+
+
+def advance(cfg: TrainConfig, model, optimizer, corpus, tokens: int, until: int, must_stop=lambda: False) -> int:
+    """Train from token position `tokens` on, in whole batches, to no further than `until`; -> the position reached."""
+    schedule = train.make_schedule(cfg)
+    while tokens + cfg.batch_tokens <= until and not must_stop():
+        loss, *_ = train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
+        before, tokens = tokens, tokens + cfg.batch_tokens
+        if tokens // cfg.log_every > before // cfg.log_every and not math.isfinite(loss):
+            break  # it diverged, as train.py would notice here
+    return tokens
+
+
+def train_trunk(runs: list[TrainConfig], corpus, checkpoint: Path, must_stop=lambda: False) -> Iterator[dict]:
+    """Train runs that differ only in total_tokens, shortest first; yield the record of each.
+
+    The trunk is saved before every branch, and where must_stop() ends it. The next call goes on from
+    there, be it to finish these runs or to reach a longer one.
+    """
+    model, optimizer = train.build(runs[-1])
+    tokens, provenance = 0, train.describe_origin(runs[-1], corpus) | {"parent": None}
+    with contextlib.suppress(FileNotFoundError, ValueError):  # none yet, or a damaged one
+        saved = train.read_checkpoint(checkpoint)
+        differ = {name for name, value in vars(runs[0]).items() if saved["config"][name] != value} - {"total_tokens", "decay_tokens", "device"}
+        too_far = saved["tokens"] > runs[0].total_tokens - runs[0].decay_tokens
+        if not differ and not too_far and saved["fingerprint"] == corpus.meta["fingerprint"]:
+            tokens = train.restore(saved, model, optimizer)["tokens"]
+
+    for cfg in runs:
+        began, start = time.perf_counter(), tokens
+        tokens = advance(cfg, model, optimizer, corpus, tokens, cfg.total_tokens - cfg.decay_tokens, must_stop)
+        train.save_checkpoint(checkpoint, cfg, corpus, model, optimizer, train.NOTHING_DONE | {"tokens": tokens})
+        trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        end = advance(cfg, model, optimizer, corpus, tokens, cfg.total_tokens, must_stop)
+        if must_stop():
+            return
+        _, record = train.evaluate(cfg, model, corpus, end)
+        seconds = time.perf_counter() - began  # what this run took beyond the one before it
+        yield record | provenance | {"seconds": round(seconds, 1), "tokens_per_second": round((end - start) / seconds)}
+        model.load_state_dict(trunk[0])
+        optimizer.load_state_dict(trunk[1])
+
+
+# ---------------------------------------------------------------------------------------------
+# Which learning rates to try. A rule is a generator: it yields the trunks that it wants next, as
+# {setting: longest budget}, and is sent {(setting, T): loss} for all runs of these trunks. It must
+# depend on nothing else: then a sweep that is stopped, or dealt out to machines, ends the same.
+
+Rule = Generator[dict, dict, None]
+
+
+def rate(j: int) -> float:
+    """Learning rates are numbered, in steps of sqrt(2) from 1e-4: 2, 4, 6, ... are the paper's 0.0002, 0.0004, 0.0008, ..."""
+    return float(f"{1e-4 * 2 ** (j / 2):.4g}")
+
+
+def search(guess: Callable[[int], float], budgets: list[int]) -> Rule:
+    """The rule for the best learning rate of a column (a shape, batch size and seed). For each budget T by itself:
+
+    1. Try three rates a factor of 2 apart, the middle one next to guess(T).
+    2. While the best rate is the lowest or the highest tried, try the next one, a factor of 2 beyond.
+    3. Try what is missing of the three rates on each side of the best, in steps of sqrt(2). If that
+       finds a better one, go on from there with 2, until nothing is missing.
+
+    So the best rate ends with three worse ones on each side. A run that diverged is worse than any
+    other. A trunk passes the shorter budgets, and is evaluated there too: these losses count.
+    """
+    loss: dict = {}
+    middle = {T: 2 * round(math.log2(guess(T) / 1e-4)) for T in budgets}
+    wanted = {(middle[T] + step, T) for T in budgets for step in (-2, 0, 2)}
+    while wanted:
+        loss |= yield {j: max(T for k, T in wanted if k == j) for j, _ in sorted(wanted)}
+        wanted = set()
+        for T in budgets:
+            tried = sorted(j for j, t in loss if t == T)
+            best = min(tried, key=lambda j: loss[j, T])
+            steps = (-2,) if best == tried[0] else (2,) if best == tried[-1] else (-3, -2, -1, 1, 2, 3)
+            wanted |= {(best + step, T) for step in steps if 1e-6 < rate(best + step) < 2} - loss.keys()
+
+
+def table(settings: list, budgets: list[int]) -> Rule:
+    """All of them, for all budgets: nothing depends on the losses."""
+    yield dict.fromkeys(settings, budgets[-1])
+
+
+# ---------------------------------------------------------------------------------------------
+# The experiments
+
+
+@dataclass(eq=False)
+class Column:
+    """Runs of one shape, batch size and seed, over budgets and the settings that a rule wants."""
+
+    fields: dict  # of all its runs
+    budgets: list[int]  # T, short to long
+    knobs: Callable[..., dict]  # setting -> the fields that it stands for
+    rule: Callable[[], Rule]
+    made_up: Callable[[TrainConfig], float] = lambda cfg: 0.0  # a loss to plan with
+
+    @functools.cache
+    def runs(self, setting, longest: int) -> list[TrainConfig]:
+        return [make_config(**self.fields | self.knobs(setting), total_tokens=T) for T in self.budgets if T <= longest]
+
+    @functools.cached_property
+    def flops_per_token(self) -> float:
+        with torch.device("meta"):  # shapes only
+            return train.GPT(make_config(**self.fields, total_tokens=self.budgets[-1])).flops_per_token()
+
+
+def wsd_column(grid: dict, fields: dict) -> Column:
+    """The best learning rate of WSD: searched, or found in the paper's table of rates."""
+    budgets, knobs = grid["budgets"], lambda j: {"lr": rate(j)}
+    if "rates" in grid:
+        return Column(fields, budgets, knobs, lambda: table(grid["rates"], budgets))
+    batch_tokens = make_config(**fields, total_tokens=budgets[-1]).batch_tokens
+    guess = lambda T: grid["guess"] * (batch_tokens / 1024) ** 0.5 * (T / budgets[0]) ** -0.2  # a good guess only saves runs
+    return Column(fields, budgets, knobs, lambda: search(guess, budgets), lambda cfg: abs(math.log(cfg.lr / guess(cfg.total_tokens))))
+
+
+def power_column(grid: dict, fields: dict) -> Column:
+    """Power's loss against a, with b at the centre, and against b, with a at the centre (--power_a, --power_b)."""
+    centre = make_config(**fields, total_tokens=grid["budgets"][-1])
+    settings = [(float(f"{centre.power_a * factor:.4g}"), centre.power_b) for factor in grid["a"]]
+    settings += [(centre.power_a, round(centre.power_b + step, 4)) for step in grid["b"]]
+    return Column(fields, grid["budgets"], lambda setting: dict(zip(("power_a", "power_b"), setting)), lambda: table(settings, grid["budgets"]))
+
+
+COLUMNS = {"wsd": wsd_column, "power": power_column}
+
+
+def width(n: int, head: int) -> dict:
+    return dict(n_embd=n, n_head=n // head)
+
+
+def doublings(first: int, number: int) -> list[int]:
+    return [first * 2**k for k in range(number)]
+
+
+# What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
+# are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
+_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_500, eval_tokens=2**16)  # 2.5 % of the smallest T; the paper's is half
+_gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=2**16, eval_tokens=2**19)
+_a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
+GRIDS = {
+    "wsd": {
+        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(50_000, 4), guess=0.01),
+        # batch size 1 at width 128 would take as long as all of width 32
+        "laptop": dict(common=_laptop, rows=[(width(32, 16), [1, 2, 4, 8], 3), (width(64, 16), [1, 2, 4, 8], 3), (width(128, 16), [2, 4, 8], 3)],
+                       budgets=doublings(100_000, 5), guess=0.01),
+        "gpu": dict(common=_gpu, rows=[(width(n, 64), [8, 16, 32, 64], 1) for n in (128, 256, 512)], budgets=doublings(2 * 10**6, 5), guess=0.01),
+        # the paper's Table 2: eight rates for everything
+        "paper": dict(common={}, rows=[(dict(preset=name), doublings(16, 6), 1) for name in ("12M", "36M", "121M")], budgets=doublings(2 * 10**9, 8),
+                      rates=range(2, 18, 2)),
+    },
+    "power": {
+        "quick": dict(common=_laptop | dict(power_a=32.0), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(50_000, 4), a=_a[::2], b=_b[::3]),
+        "laptop": dict(common=_laptop | dict(power_a=32.0), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(100_000, 5), a=_a, b=_b),
+        "gpu": dict(common=_gpu | dict(power_a=32.0), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(2 * 10**6, 5), a=_a, b=_b),
+        # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
+        "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
+                      a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
+    },
+}  # fmt: skip
+
+
+def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
+    """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
+    grid = GRIDS[experiment][scale]
+    shape_fields = {name for shape, *_ in grid["rows"] for name in shape}
+    for name in typed.keys() & {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *shape_fields, *["lr"] * (experiment == "wsd")}:
+        raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
+    return [
+        COLUMNS[experiment](grid, grid["common"] | shape | dict(schedule=experiment, batch_size=batch_size, seed=seed, data_seed=seed) | typed)
+        for shape, batch_sizes, seeds in grid["rows"] for batch_size in batch_sizes for seed in range(seeds)
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# What is done, what is missing, what it costs
+
+IDENTITY = ("n_embd", "n_expert", "batch_size", "seed", "schedule", "lr", "power_a", "power_b", "total_tokens")
+
+
+def identity(fields: dict) -> tuple:
+    """What tells the runs of an experiment apart; of a record, or of vars(config)."""
+    return tuple(fields[name] for name in IDENTITY)
+
+
+def by_trunk(runs: list[TrainConfig]) -> list[tuple[str, list[TrainConfig]]]:
+    """Runs of one setting -> [(name of a trunk, the runs on it)]: all on one, but every cosine by itself."""
+
+    def name(cfg):
+        *others, T = identity(vars(cfg))
+        return "-".join(map(str, others + [T] * (cfg.schedule == "cosine")))
+
+    return [(trunk, list(group)) for trunk, group in itertools.groupby(runs, name)]
+
+
+def tokens_of(runs: list[TrainConfig]) -> int:
+    """Tokens trained for runs on one trunk: the trunk to where the last decay begins, and all decays."""
+    return max(cfg.total_tokens - cfg.decay_tokens for cfg in runs) + sum(cfg.decay_tokens for cfg in runs)
+
+
+# Seconds that a step takes at least, and operations per second beyond that, of one worker: a core
+# of an AMD EPYC of 2023, measured; an H200 and a Mac, assumed.
+COST = {"cpu": (3e-3, 50e9), "cuda": (15e-3, 250e12), "mps": (15e-3, 2e12)}
+
+
+def seconds_of(column: Column, runs: list[TrainConfig], device: str) -> float:
+    """Expected time of runs of one setting, with their evaluations, a third of training per token."""
+    overhead, speed = COST[device.split(":")[0]]
+    tokens = sum(tokens_of(trunk) for _, trunk in by_trunk(runs))
+    evaluated = sum(cfg.eval_tokens or 0 for cfg in runs) / 3
+    return tokens / runs[0].batch_tokens * overhead + (tokens + evaluated) * column.flops_per_token / speed if runs else 0.0
+
+
+def replay(column: Column, loss_of: Callable[[TrainConfig], float | None]) -> dict:
+    """Follow a column's rule as far as losses are known; -> {setting: its runs}. Where some are unknown (None), the rule waits."""
+    trunks: dict = {}
+    rule = column.rule()
+    with contextlib.suppress(StopIteration):
+        wanted = next(rule)
+        while True:
+            trunks |= {setting: column.runs(setting, longest) for setting, longest in wanted.items()}
+            losses = {(setting, cfg.total_tokens): loss_of(cfg) for setting in wanted for cfg in trunks[setting]}
+            if None in losses.values():
+                break
+            wanted = rule.send(losses)
+    return trunks
+
+
+def a_run_of(column: Column) -> TrainConfig:
+    """One of its longest: what all runs of a column have, this one has."""
+    setting = next(iter(replay(column, lambda cfg: None)))
+    return column.runs(setting, column.budgets[-1])[-1]
+
+
+def plan(column: Column, loss_of, device: str) -> dict:
+    """What a column comes to, guessed where losses are not known yet."""
+    trunks = replay(column, lambda cfg: column.made_up(cfg) if loss_of(cfg) is None else loss_of(cfg)).values()
+    tokens = sum(tokens_of(trunk) for runs in trunks for _, trunk in by_trunk(runs))
+    return {
+        "runs": sum(map(len, trunks)), "trunks": sum(len(by_trunk(runs)) for runs in trunks), "tokens": tokens,
+        "separate": sum(cfg.total_tokens for runs in trunks for cfg in runs), "flops": tokens * column.flops_per_token,
+        "seconds": sum(seconds_of(column, runs, device) for runs in trunks),
+        "left": sum(seconds_of(column, [cfg for cfg in runs if loss_of(cfg) is None], device) for runs in trunks),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# Workers: one process per GPU or CPU core. They train what they are sent and answer with records.
+
+
+def work(connection, device: str, data: str | None, tokenizer: str) -> None:
+    """A worker's life: receive (runs of one setting, folder for trunks), send each record, then None; end when sent None."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+    if device == "cpu":
+        torch.set_num_threads(1)
+    corpus = train.data.load_corpus(data, tokenizer)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+        while job := connection.recv():
+            runs, folder = job
+            runs = [train.resolve_device(dataclasses.replace(cfg, device=device)) for cfg in runs]
+            for name, trunk in by_trunk(runs):
+                # whatever arrives while we train means: save and stop
+                for record in train_trunk(trunk, corpus, folder / f"{name}.pt", must_stop=connection.poll):
+                    connection.send(record)
+            connection.send(None)
+
+
+def start_worker(device: str, data: str | None, tokenizer: str):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=work, args=(theirs, device, data, tokenizer), daemon=True).start()
+    theirs.close()  # or we would not notice that a worker died
+    return ours
+
+
+def sweep(columns: list[Column], losses: dict, folder: Path, trunks: Path, workers: list, device: str, must_stop) -> bool:
+    """Train what the columns' rules want and has no record; -> is all of it done (or were we stopped)?
+
+    losses: identity -> loss of every record; grows. Records are written as they come.
+    Raises EOFError if a worker dies.
+    """
+    loss_of = lambda cfg: losses.get(identity(vars(cfg)))
+    missing = lambda column: {s: [cfg for cfg in runs if loss_of(cfg) is None] for s, runs in replay(column, loss_of).items()}
+    plans = {column: plan(column, loss_of, device) for column in columns}
+    total = lambda name: sum(p[name] for p in plans.values())
+    running: dict = {}  # worker -> its (column, setting)
+    stopping = False
+    bar = tqdm(initial=total("seconds") - total("left"), total=total("seconds"), bar_format=BAR, mininterval=0.5 if sys.stderr.isatty() else 60)
+    with open_records(folder) as file, bar:
+        while True:
+            if must_stop() and not stopping:
+                stopping = True
+                for worker in running:
+                    worker.send(None)
+            idle = [] if stopping else [worker for worker in workers if worker not in running]
+            if idle:
+                ready = [(column, setting, runs) for column in columns for setting, runs in missing(column).items() if runs]
+                ready = [job for job in ready if job[:2] not in running.values()]
+                ready.sort(key=lambda job: -seconds_of(job[0], job[2], device))  # long ones first
+                for worker, (column, setting, runs) in zip(idle, ready):
+                    worker.send((runs, trunks))
+                    running[worker] = column, setting
+            if not running:
+                return not stopping
+            for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
+                column, record = running[worker][0], worker.recv()
+                if record:
+                    file.write(json.dumps(record) + "\n")
+                    losses[identity(record)] = loss_in(record)
+                    plans[column] = plan(column, loss_of, device)
+                    bar.total = total("seconds")
+                    bar.set_postfix_str(f"{len(losses):,} of about {total('runs'):,} runs", refresh=False)
+                    bar.update(total("seconds") - total("left") - bar.n)
+                else:
+                    del running[worker]
+                    if not any(missing(column).values()):  # then nobody goes on with its trunks
+                        for name, _ in [trunk for runs in replay(column, loss_of).values() for trunk in by_trunk(runs)]:
+                            (trunks / f"{name}.pt").unlink(missing_ok=True)
+
+
+BAR = "{percentage:3.0f} % |{bar:30}| {elapsed} gone, {remaining} left{postfix}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Records
+
+
+def loss_in(record: dict) -> float:
+    return math.inf if record["diverged"] else record["val_loss"]
+
+
+def read_records(folder: Path) -> list[dict]:
+    """All records under a folder, of all shards. A line that is not whole was being written when the power went."""
+    records = []
+    for path in sorted(folder.rglob("records.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+    return records
+
+
+def open_records(folder: Path):
+    """records.jsonl, to append whole lines to."""
+    path = folder / "records.jsonl"
+    torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size
+    file = open(path, "a", buffering=1)
+    file.write("\n" if torn else "")
+    return file
+
+
+def check_records(records: list[dict], columns: list[Column], fingerprint: str, out: Path) -> None:
+    """Raise ValueError if there are records of another experiment, of other flags or of another corpus."""
+    configs = [a_run_of(column) for column in columns]
+    free = {*IDENTITY, *train.HOW, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"}
+    same = {name: value for name, value in vars(configs[0]).items() if all(getattr(cfg, name) == value for cfg in configs) and name not in free}
+    expected = {"schedule": configs[0].schedule, "fingerprint": fingerprint} | same
+    for record in records:
+        for name, value in expected.items():
+            if record[name] != value:
+                raise ValueError(f"--out {out}: has records with {name} {record[name]}, and this sweep has {value}; name another folder")
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
+    """Command line -> (our own arguments, the typed fields of train.py)."""
+    parser = argparse.ArgumentParser(
+        prog="sweep.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("experiment", choices=tuple(GRIDS))
+    parser.add_argument("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="how large (default: quick)")
+    parser.add_argument("--workers", type=int, help="processes (default: one per GPU, or per CPU core)")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="every N-th column, from the I-th on (default: all)")
+    parser.add_argument("--out", type=Path, help="folder of the records (default: runs/EXPERIMENT-SCALE)")
+    parser.add_argument("--dry_run", action="store_true", help="say what it costs and stop")
+    args, rest = parser.parse_known_args(argv)
+    known = ["--scale", "--workers", "--shard", "--out", "--dry_run", *(f"--{f.name}" for f in dataclasses.fields(TrainConfig))]
+    for word in rest:
+        flag = re.sub("^--no-", "--", word.split("=")[0])
+        if flag.startswith("--") and flag not in known:
+            near = difflib.get_close_matches(flag, known, n=1)
+            parser.error(f"unknown argument {word}" + (f", did you mean {near[0]}?" if near else ", see --help, and that of train.py"))
+    typed, _ = train.parse(rest)
+    return args, typed
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, typed = parse(argv)
+    try:
+        shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
+        if not shard or int(shard[1]) > int(shard[2]):
+            raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
+        if args.workers is not None and args.workers < 1:
+            raise ValueError(f"--workers {args.workers}: must be at least 1")
+        if "data" in typed and "tokenizer" in typed:
+            raise ValueError(f"--tokenizer {typed['tokenizer']}: --data {typed['data']} has a tokenizer of its own, leave one of them out")
+        device = train.pick_device(typed.pop("device", "auto"))
+        only_width = typed.pop("n_embd", None)
+        columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
+        corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
+        if "data" in typed:
+            typed |= {"data": str(corpus.path.resolve()), "tokenizer": corpus.meta["tokenizer"]}
+        columns = columns_of(args.experiment, args.scale, typed)
+        for column in columns:
+            train.check_corpus(a_run_of(column), corpus)
+        out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
+        records = read_records(out)
+        check_records(records, columns, corpus.meta["fingerprint"], out)
+        there = sorted({a_run_of(column).n_embd for column in columns})
+        if only_width not in (None, *there):
+            raise ValueError(f"--n_embd {only_width}: the experiment has the widths {', '.join(map(str, there))}")
+        columns = [column for column in columns if only_width in (None, a_run_of(column).n_embd)][int(shard[1]) - 1 :: int(shard[2])]
+        if not args.dry_run:
+            folder = out if args.shard == "1/1" else out / f"shard-{shard[1]}-of-{shard[2]}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                held = train.lock(folder)
+            except BlockingIOError:
+                raise BlockingIOError(f"--out {out}: another sweep is writing there") from None
+            except OSError as error:
+                raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
+    except (ValueError, OSError) as mistake:
+        print(f"sweep.py: {mistake}", file=sys.stderr)
+        return 2
+
+    n_devices = {"cpu": os.cpu_count(), "cuda": torch.cuda.device_count()}.get(device, 1)
+    devices = [f"cuda:{i % n_devices}" if device == "cuda" else device for i in range(args.workers or n_devices)]
+    losses = {identity(record): loss_in(record) for record in records}
+    plans = [plan(column, lambda cfg: losses.get(identity(vars(cfg))), device) for column in columns]
+    total = {name: sum(p[name] for p in plans) for name in plans[0]}
+    print(f"{out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in columns[0].budgets)} tokens")
+    print(f"about {total['runs']:,} runs on {total['trunks']:,} trunks, {total['tokens']:.3g} tokens, {total['flops']:.2g} FLOPs")
+    print(f"as separate runs it were {total['separate']:.3g} tokens: branches take {total['tokens'] / total['separate']:.0%} of that")
+    print(f"about {total['left'] / len(devices) / 3600:.2g} hours left on {len(devices)} {device} worker{'s' * (len(devices) > 1)}", flush=True)
+    if args.dry_run:
+        return 0
+
+    began = time.perf_counter()
+    with train.stop_request(None) as must_stop:
+        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices]
+        finished = sweep(columns, losses, folder, out / "trunks", workers, device, must_stop)
+        for worker in workers:
+            worker.send(None)
+    if not finished:
+        print("stopped and saved; the same command goes on")
+        return 3
+    held.close()
+    print(f"finished after {train.clock(time.perf_counter() - began)}: {len(losses):,} records; next: python fit.py {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""From made-up records with a known law back to the law; and what cannot be fitted is refused."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fit
+import schedules
+from test_figures import check_layout, figures  # noqa: F401  (a fixture)
+from test_mistakes import one_line
+
+ROOT = Path(__file__).parent.parent
+BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
+
+
+def wsd_records(seed=0, a=40.0, b=-0.40, q=0.6, noise=0.0, cells=0.0, seeds=3, budgets=BUDGETS, batches=BATCHES, widths=WIDTHS, reach=4, shift=0.0) -> list[dict]:
+    """Records as sweep.py leaves them, with valleys around lr = a beta^q T^b.
+
+    noise: of a loss (nats), half of it common to the branches of a trunk. cells: how far a cell's
+    valley lies off the law (standard deviation in octaves). The valleys are a little steeper to the right.
+    """
+    rng, found = np.random.default_rng(seed), []
+    for width in widths:
+        for batch in batches:
+            off = {T: rng.normal(0, cells) if cells else 0.0 for T in budgets}
+            for number in range(seeds):
+                trunk = {j: rng.normal(0, noise / 2) if noise else 0.0 for j in range(-40, 60)}
+                for T in budgets:
+                    best = math.log2(a) + q * math.log2(batch * 128 / 4096) + b * math.log2(T) + off[T] + shift
+                    middle = round(2 * (best + math.log2(1e4)))
+                    for j in range(middle - reach, middle + reach + 1):
+                        x = j / 2 - math.log2(1e4)
+                        loss = 2 + 0.03 * (x - best) ** 2 + (0.003 * max(0, x - best) ** 3 + trunk[j] + rng.normal(0, noise) if noise else 0.0)
+                        loss += 0.02 * abs(math.log2(batch) - 1.4)  # batch sizes 2 and 4 are the best
+                        found.append(record(width, batch, T, number, loss, lr=2**x))
+    return found
+
+
+def record(width, batch, T, seed, loss, lr=0.01, a=16.0, b=-0.51, **more) -> dict:
+    return dict(
+        n_embd=width, n_layer=2, n_head=width // 16, n_expert=0, seq_len=128, batch_size=batch, total_tokens=T, seed=seed, lr=lr, power_a=a, power_b=b,
+        val_loss=loss, diverged=loss is None, schedule="wsd", warmup_tokens=2500, fingerprint="0123", preset="laptop",
+    ) | more  # fmt: skip
+
+
+def power_records(best_b=-0.5, best_log2_a=5.0, seeds=2) -> list[dict]:
+    found = []
+    for batch in BATCHES[:3]:
+        for T in BUDGETS:
+            for seed in range(seeds):
+                settings = {(32.0, -0.51 + k / 50) for k in range(-5, 6)} | {(32.0 * 2 ** (k / 2), -0.51) for k in range(-4, 5)}
+                for a, b in sorted(settings):
+                    loss = 2 + (4 * (b - best_b) ** 2 if a == 32.0 else 0) + (0.01 * (math.log2(a) - best_log2_a) ** 2 if b == -0.51 else 0)
+                    found.append(record(64, batch, T, seed, loss + 0.002 * seed, a=a, b=b, schedule="power"))
+    return found
+
+
+def write(records, path) -> Path:
+    path.mkdir()
+    (path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+# -- recovery --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0), dict(a=3.0, b=-0.2, q=0.4)], ids=str)
+def test_a_clean_law_is_recovered(law):
+    found = fit.minima(wsd_records(**law))
+    joint = fit.joint_law(found)
+    assert abs(joint.b[0] - law["b"]) < 1e-6 and abs(joint.q[0] - law["q"]) < 1e-6 and joint.a[0] == pytest.approx(law["a"], rel=1e-4)
+    assert all(a[0] == pytest.approx(law["a"], rel=1e-4) for a in joint.a_of.values())
+    paper = fit.paper_law(found)
+    if law["q"] == 1:
+        assert abs(paper.b[0] - law["b"]) < 1e-6 and paper.a[0] == pytest.approx(law["a"], rel=1e-4)
+
+
+def test_with_a_little_noise_b_is_recovered_to_two_hundredths():
+    for window in (3, 5, 7):
+        joint = fit.joint_law(fit.minima(wsd_records(noise=0.001), window))
+        assert abs(joint.b[0] + 0.4) < 0.02 and abs(joint.q[0] - 0.6) < 0.02
+
+
+def test_least_squares_against_numpy():
+    """One row of weights against lstsq on the points, each repeated as often as its weight says."""
+    points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1)))
+    weights = fit.bootstrap(points, draws=5)
+    ours = fit.regress(points, weights, [["width 32"], ["width 64"], ["width 128"]], free_q=True)
+    for row, w in zip(ours, weights):
+        repeated = [p for p, n in zip(points, w) for _ in range(int(n))]
+        X = [[*(p.shape == f"width {width}" for width in WIDTHS), math.log2(p.T), math.log2(p.batch_size * 128 / 4096)] for p in repeated]
+        assert np.allclose(row, np.linalg.lstsq(np.array(X, dtype=float), [p.x for p in repeated])[0], atol=1e-8)
+
+
+def test_the_bootstrap_draws_seeds_and_cells():
+    points = fit.usable(fit.minima(wsd_records(noise=0.004)))
+    weights = fit.bootstrap(points, draws=300)
+    assert (weights[0] == 1).all() and weights.shape == (301, len(points)) and abs(weights.mean() - 1) < 0.05
+    for row in weights[1:20]:  # a product: what a seed was drawn times what a cell was drawn
+        table = {(p.seed, p.shape, p.T, p.batch_size): w for p, w in zip(points, row)}
+        matrix = np.array([[table[seed, p.shape, p.T, p.batch_size] for p in points if p.seed == 0] for seed in range(3)])
+        assert np.linalg.matrix_rank(matrix) <= 1 and matrix.sum() > 0
+
+
+def test_the_papers_reading_takes_the_three_best_batches():
+    best = fit.best_three(fit.usable(fit.minima(wsd_records())))
+    assert {p.batch_size for p in best} == {1, 2, 4} and len(best) == 3 * 5 * 3 * 3
+    records = wsd_records(q=0.5)  # the law has another q: gamma then depends on the batch sizes that are taken
+    one = fit.paper_law(fit.minima(records))
+    mean_log2_beta = np.mean([math.log2(batch * 128 / 4096) for batch in (1, 2, 4)])
+    assert one.b[0] == pytest.approx(-0.4, abs=1e-6) and math.log2(one.a[0]) == pytest.approx(math.log2(40) - 0.5 * mean_log2_beta, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth():
+    """Of 200 noisy draws 90 to 99 % have the true b, and q, inside their intervals."""
+    hits = {"b": 0, "q": 0}
+    for seed in range(200):
+        joint = fit.joint_law(fit.minima(wsd_records(seed, noise=0.006, cells=0.08)))
+        for name, truth in (("b", -0.4), ("q", 0.6)):
+            low, high = fit.interval(getattr(joint, name))
+            hits[name] += low <= truth <= high
+    print(hits)
+    assert all(180 <= n <= 198 for n in hits.values()), hits
+
+
+# -- single minima ---------------------------------------------------------------------------------
+
+VALLEY = [(x, 1 + (x - 0.3) ** 2) for x in range(-4, 5)]
+
+
+@pytest.mark.parametrize("window", [3, 5, 7])
+def test_a_parabola_is_found_exactly(window):
+    assert fit.parabola(VALLEY, window) == (pytest.approx(0.3), "")
+
+
+def test_only_the_window_counts():
+    bent = [(x, y + (7 if abs(x) > 2 else 0)) for x, y in VALLEY]
+    assert fit.parabola(bent, 5)[0] == pytest.approx(0.3) != fit.parabola(bent, 7)[0]
+
+
+@pytest.mark.parametrize(
+    "points, why",
+    [
+        (VALLEY[:3], "at an edge"), (VALLEY[4:], "at an edge"), (VALLEY[:1], "at an edge"), (VALLEY[3:6], "fewer than 5"),
+        ([(x, math.inf if x == 1 else y) for x, y in VALLEY], "beside a diverged"), ([(x, math.inf if x == 2 else y) for x, y in VALLEY], ""),
+        ([(x, math.inf) for x, _ in VALLEY], "at an edge"), ([(x, 0 if x == 0 else 1 - x * x / 99) for x, _ in VALLEY], ""),
+    ],
+)  # fmt: skip
+def test_what_is_left_out(points, why):
+    x, reason = fit.parabola(points)
+    assert (why in reason if why else reason == "") and math.isfinite(x)
+    if not why and len(points) == 9 and points[4][1] > 1:
+        assert x == pytest.approx(0.3)
+
+
+def test_diverged_runs_are_left_out_and_do_not_move_the_law():
+    records = wsd_records()
+    for r in records:  # width 128 with batch size 8 diverges right above its best rate
+        if r["n_embd"] == 128 and r["batch_size"] == 8 and r["lr"] > 40 * (8 / 32) ** 0.6 * r["total_tokens"] ** -0.4:
+            r |= dict(diverged=True, val_loss=None)
+    found = fit.minima(records)
+    assert {m.why_not for m in found if (m.shape, m.batch_size) == ("width 128", 8)} == {"beside a diverged run"} and sum(bool(m.why_not) for m in found) == 15
+    assert abs(fit.joint_law(found).b[0] + 0.4) < 1e-6 and fit.reasons(found) == "15 beside a diverged run"
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
+    folder = write(wsd_records(noise=0.004, cells=0.08), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    law = json.loads((folder / "law.json").read_text())
+    assert {"a", "b", "q", "a_interval", "b_interval", "q_interval", "a_paper", "b_paper", "rule", "warmup_tokens", "fingerprint"} <= set(law)
+    assert law["b_interval"][0] < law["b"] < law["b_interval"][1] and law["warmup_tokens"] == 2500
+    assert f"{law['b']:.3f} [{law['b_interval'][0]:.3f}, {law['b_interval'][1]:.3f}]" in out
+    assert "-0.51 lies outside" in out and "0.5 lies outside" in out
+    for figure in figures:
+        check_layout(figure)
+    assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "batch.png", "gamma.png", "law.png"}
+    # the commands that it prints are ones that train.py understands, with the law's rate
+    import train
+
+    wsd, power = ([*line.split()[2:]] for line in out.splitlines() if line.startswith("python train.py"))
+    cfg = train.make_config(**train.parse(wsd)[0])
+    assert cfg.lr == pytest.approx(law["a"] * (cfg.batch_tokens / 4096) ** law["q"] * cfg.total_tokens ** law["b"], rel=0.01) and cfg.n_layer == 2
+    assert train.make_config(**train.parse(power)[0]).power_b == pytest.approx(law["b_paper"], abs=0.01)
+
+
+def test_power_report(figures, tmp_path, capsys):  # noqa: F811
+    folder = write(power_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "best b" in out and "mean -0.500, standard deviation 0.000" in out and "mean 32.000" in out
+    for figure in figures:
+        check_layout(figure)
+    assert {path.name for path in folder.iterdir()} == {"power.png", "best_b.png", "records.jsonl"}
+
+
+def test_two_sweeps_against_each_other(tmp_path, capsys):
+    one, other = wsd_records(noise=0.003, b=-0.5), [r | {"warmup_tokens": 50_000} for r in wsd_records(noise=0.003, b=-0.3, seed=1, widths=[32, 64])]
+    assert fit.main([str(write(one, tmp_path / "a")), "--against", str(write(other, tmp_path / "b"))]) == 0
+    out = capsys.readouterr().out
+    assert "120 cells and seeds" in out and "2,500 against 50,000" in out
+    Path("b/records.jsonl").write_text("".join(json.dumps(r | {"fingerprint": "9"}) + "\n" for r in other))
+    assert "another corpus" in one_line(fit.main, ["a", "--against", "b"], capsys)
+    difference, low, high = map(float, out.split("difference ")[1].split("\n")[0].replace("[", "").replace("]", "").replace(",", "").split())
+    assert low < -0.2 < high and abs(difference + 0.2) < 0.03
+
+
+@pytest.mark.parametrize("total_tokens, batch, says", [("10e12", "1024", "0.0011"), ("32e9", "128", "0.0026"), ("2e9", "128", "0.011")])
+def test_predict(total_tokens, batch, says, tmp_path, capsys):
+    argv = ["--predict", "--total_tokens", total_tokens, "--batch_size", batch]
+    assert fit.main(argv) == 0
+    assert capsys.readouterr().out == says + "\n"
+    assert float(says) == pytest.approx(schedules.best_lr(float(total_tokens), float(batch)), rel=0.05)
+    (tmp_path / "law.json").write_text(json.dumps({"a": 2 * 4.6, "b": -0.51, "q": 1.0}))
+    assert fit.main([*argv, "--law", str(tmp_path / "law.json"), "--seq_len", "2048"]) == 0  # twice the a, half the beta
+    assert capsys.readouterr().out == says + "\n"
+
+
+def test_curves_of_any_runs(figures, tmp_path):  # noqa: F811
+    for name, end in (("power-1", 1.2), ("wsd-1", 1.21), ("cosine-1", 1.5)):
+        (tmp_path / name).mkdir()
+        lines = [dict(tokens=i * 10**5, loss=end + 40 / (i + 9)) for i in range(1, 41)] + [dict(tokens=i * 10**6, val_loss=end + 3 / i) for i in range(1, 5)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert fit.main(["--curves", "power-1", "wsd-1", "cosine-1"]) == 0
+    assert Path("curves.png").exists()
+    check_layout(figures[0])
+
+
+def test_runs_of_train_can_be_fitted_too():
+    records = wsd_records(widths=[64], seeds=1)
+    for i, r in enumerate(records):
+        Path(f"runs/{i}").mkdir(parents=True)
+        Path(f"runs/{i}/record.json").write_text(json.dumps(r, indent=1))
+    assert sorted(fit.read_records([Path("runs")]), key=str) == sorted(records, key=str)
+
+
+def test_torn_and_double_lines(tmp_path):
+    records = wsd_records(widths=[64], seeds=1)
+    folder = write(records, tmp_path / "a")
+    text = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text(text + text[:5000])
+    assert len(fit.read_records([folder])) == len(records)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda r: r.update(fingerprint=str(r["batch_size"])), "different corpora (fingerprint 1, 2, 4, 8)"), (lambda r: r.update(warmup_tokens=r["seed"]), "different warm-ups"),
+        (lambda r: r.update(schedule="power" if r["seed"] else "wsd"), "different schedules"), (lambda r: r.update(total_tokens=100_000), "one budget T only"),
+        (lambda r: r.update(batch_size=4), "one batch size only"), (lambda r: r.update(val_loss=r["lr"]), "180 at an edge"), (lambda r: r.update(diverged=True, val_loss=None), "180 at an edge"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_fitted_is_refused(change, says, tmp_path, capsys):
+    records = wsd_records()
+    for r in records:
+        change(r)
+    folder = write(records, tmp_path / "a")
+    assert says in one_line(fit.main, [str(folder)], capsys)
+    assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ([], "name the folder"), (["nowhere"], "nowhere"), (["--predict"], "--total_tokens"), (["--predict", "--total_tokens", "0", "--batch_size", "1"], "--total_tokens 0"),
+        (["--predict", "--total_tokens", "x"], "--total_tokens"), (["--predict", "--total_tokens", "1e9", "--batch_size", "nan"], "--batch_size nan"),
+        (["--predict", "--total_tokens", "1e9", "--batch_size", "8", "--law", "nowhere.json"], "nowhere.json"),
+        (["--predict", "--total_tokens", "1e9", "--batch_size", "8", "--law", __file__], "--law"), (["--curves", "nowhere"], "--curves nowhere"),
+        (["--against"], "--against"), (["--curvse", "x"], "--curvse"), (["--curves", "RUN", "--out", "/proc/no"], "/proc/no"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(argv, says, tmp_path, tmp_path_factory, capsys):
+    run = tmp_path_factory.mktemp("run")
+    (run / "metrics.jsonl").write_text('{"tokens": 1, "loss": 1, "val_loss": 1}\n')
+    assert says in one_line(fit.main, [str(run) if word == "RUN" else word for word in argv], capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_starts_quickly_and_without_torch():
+    code = "import sys, time; t = time.perf_counter(); import fit; fit.main(['--predict', '--total_tokens', '1e9', '--batch_size', '8']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
