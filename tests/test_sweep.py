@@ -51,7 +51,7 @@ def config(corpus_path, **changed) -> train.TrainConfig:
 def final_weights(monkeypatch) -> list[dict]:
     """The weights of every run at its end, in order."""
     seen, real = [], train.evaluate
-    monkeypatch.setattr(train, "evaluate", lambda cfg, model, corpus: (seen.append({k: v.clone() for k, v in model.state_dict().items()}), real(cfg, model, corpus))[1])
+    monkeypatch.setattr(train, "evaluate", lambda cfg, model, corpus, tokens: (seen.append({k: v.clone() for k, v in model.state_dict().items()}), real(cfg, model, corpus, tokens))[1])
     return seen
 
 
