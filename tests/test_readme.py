@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import data
@@ -72,3 +73,15 @@ def test_numbers_of_the_default_run():
     assert f"**{records['power']['val_loss']:.2f} nats per byte**" in README
     cfg = train.make_config()
     assert all(r[name] == getattr(cfg, name) for r in records.values() for name in ("total_tokens", "n_embd", "n_layer", "power_a", "lr", "batch_size"))
+
+
+def test_shell_blocks_are_shell():
+    """The Slurm file and every other block, as far as bash itself can tell."""
+    blocks = [block for kind, block in BLOCKS if kind == "sh"]
+    assert any("#SBATCH" in block for block in blocks)
+    for block in blocks:
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+    launched = re.findall(r"^(?:torchrun .*|    )train\.py (--.*)$", README, re.M)
+    assert len(launched) == 3
+    for flags in launched:
+        train.make_config(**train.parse(shlex.split(flags))[0])
