@@ -565,26 +565,31 @@ def read_curve(run: Path) -> list[dict]:
         raise FileNotFoundError(f"--curves {run}: no readable metrics.jsonl there, it should be the folder of a run") from None
 
 
-def draw_curves(path: Path, curves: dict[Path, list[dict]]) -> None:
-    """Held-out loss of any runs against tokens, with their training loss behind it."""
+def draw_curves(path: Path, curves: dict[Path, list[dict]], window: int = 9) -> None:
+    """Training loss of any runs (means of `window` lines of the log) and held-out loss, against tokens."""
     palette = ["#0072B2", "#B34700", "#00735A", "#6b6b6b", "#7a3b8f", "#000000"]
 
     def draw(ax):
-        ends, right = [], 0.0
+        ends, right, seen = [], 0.0, []
         for (run, lines), color in zip(curves.items(), palette * len(curves)):
-            for key, style in (("loss", dict(linewidth=0.8, alpha=0.4)), ("val_loss", dict(marker="o", markersize=3))):
-                at = [(line["tokens"] / 1e6, line[key]) for line in lines if line.get(key) is not None]
-                if at:
-                    ax.plot(*zip(*at), color=color, **style)
-                    last = at[-1]
+            loss = [(line["tokens"] / 1e6, line["loss"]) for line in lines if line.get("loss") is not None]
+            n = min(window, len(loss))
+            smooth = [np.mean(loss[k : k + n], axis=0) for k in range(len(loss) - n + 1)]
+            held_out = [(line["tokens"] / 1e6, line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+            if smooth:
+                ax.plot(*zip(*smooth), color=color, linewidth=1.5)
+            if held_out:
+                ax.plot(*zip(*held_out), color=color, marker="o", linestyle="none", markersize=5, markeredgecolor="white")
+            last = (held_out or smooth)[-1]
             ends.append(last[1])
             right = max(right, last[0])
-        low, high = min(ends), np.percentile([line["loss"] for lines in curves.values() for line in lines if line.get("loss")], 90)
+            seen += [y for _, y in smooth + held_out]
+        low, high = min(seen), np.percentile(seen, 95)
         ax.set_ylim(low - 0.1 * (high - low), high)
         for run, y, color in zip(curves, spread(ends, 0.07 * (high - low)), palette * len(curves)):
-            ax.text(1.02 * right, y, run.name, color=color, va="center")
-        ax.set_xlim(right=1.4 * right)
-        ax.set_title("Loss on held-out text (thin: training batches)")
+            ax.text(1.03 * right, y, run.name, color=color, va="center")
+        ax.set_xlim(right=right * (1.06 + 0.024 * max(len(run.name) for run in curves)))
+        ax.set_title("Held-out loss (dots), training loss (lines)")
         ax.set_xlabel("tokens seen (millions)")
         ax.set_ylabel("loss (nats per token)")
 
