@@ -1,5 +1,6 @@
 """What the README shows is what is there."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -65,8 +66,6 @@ def test_the_two_commands_are_single_lines():
 
 def test_numbers_of_the_default_run():
     """The README's claims about the default run are the committed record's."""
-    import json
-
     records = {r["schedule"]: r for r in map(json.loads, (ROOT / "results" / "laptop" / "records.jsonl").read_text().splitlines())}
     table = dict(re.findall(r"^\| (power|wsd|cosine) \|.*\| ([\d.]+) \|$", README, re.M))
     assert {name: f"{r['val_loss']:.3f}" for name, r in records.items()} == table
@@ -85,3 +84,16 @@ def test_shell_blocks_are_shell():
     assert len(launched) == 3
     for flags in launched:
         train.make_config(**train.parse(shlex.split(flags))[0])
+
+
+def losses_in(name: str) -> list[float]:
+    return [json.loads(line)["val_loss"] for line in (ROOT / "results" / name / "records.jsonl").read_text().splitlines()]
+
+
+def test_numbers_of_other_runs():
+    dense, mixture = losses_in("laptop")[0], losses_in("laptop-moe")[0]
+    assert f"held-out loss {mixture:.3f} nats per byte, {dense:.3f} for `laptop`" in README and mixture < dense
+    float32, bfloat16 = losses_in("dtype")[:3], losses_in("dtype")[3:]
+    listed = lambda losses, form: ", ".join(format(loss, form) for loss in losses)
+    assert f"{listed(bfloat16, '.4f')} for seeds 0, 1, 2 in bfloat16 and at {listed(float32, '.4f')} in float32" in README
+    assert f"differences of {listed([b - f for b, f in zip(bfloat16, float32)], '+.3f')} where seeds differ by {max(float32) - min(float32):.3f}" in README
