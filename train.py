@@ -1004,4 +1004,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if dist.is_initialized():  # taking apart what connects processes has been seen to hang, and all is done
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
