@@ -287,7 +287,8 @@ def plan(column: Column, loss_of, device: str) -> dict:
     trunks = replay(column, lambda cfg: column.made_up(cfg) if loss_of(cfg) is None else loss_of(cfg)).values()
     tokens = sum(tokens_of(trunk) for runs in trunks for _, trunk in by_trunk(runs))
     return {
-        "runs": sum(map(len, trunks)), "trunks": sum(len(by_trunk(runs)) for runs in trunks), "tokens": tokens,
+        "runs": sum(map(len, trunks)), "done": sum(loss_of(cfg) is not None for runs in trunks for cfg in runs),
+        "trunks": sum(len(by_trunk(runs)) for runs in trunks), "tokens": tokens,
         "separate": sum(cfg.total_tokens for runs in trunks for cfg in runs), "flops": tokens * column.flops_per_token,
         "seconds": sum(seconds_of(column, runs, device) for runs in trunks),
         "left": sum(seconds_of(column, [cfg for cfg in runs if loss_of(cfg) is None], device) for runs in trunks),
@@ -360,7 +361,7 @@ def sweep(columns: list[Column], losses: dict, folder: Path, trunks: Path, worke
                     losses[identity(record)] = loss_in(record)
                     plans[column] = plan(column, loss_of, device)
                     bar.total = total("seconds")
-                    bar.set_postfix_str(f"{len(losses):,} of about {total('runs'):,} runs", refresh=False)
+                    bar.set_postfix_str(f"{total('done'):,} of about {total('runs'):,} runs", refresh=False)
                     bar.update(total("seconds") - total("left") - bar.n)
                 else:
                     del running[worker]
@@ -490,7 +491,7 @@ def main(argv: list[str] | None = None) -> int:
 
     began = time.perf_counter()
     with train.stop_request(None) as must_stop:
-        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices]
+        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if total["left"]]
         finished = sweep(columns, losses, folder, out / "trunks", workers, device, must_stop)
         for worker in workers:
             worker.send(None)
