@@ -338,7 +338,7 @@ def spread(heights: list[float], gap: float) -> list[float]:
 def ticks(axis, values, text: Callable[[float], str]) -> None:
     """Ticks of an axis in log2 units, at powers of two of the first value, thinned out where they would be too many."""
     low, high = min(values), max(values)
-    step = max(1, math.ceil((high - low) / 7))
+    step = max(1, math.ceil((high - low) / 6))
     at = [low + k * step for k in range(math.floor((high - low) / step + 0.01) + 1)]
     axis.set_ticks(at, [text(2**x) for x in at])
 
@@ -362,37 +362,43 @@ def middle_shape(found: list[Minimum]) -> str:
     return shapes[len(shapes) // 2]
 
 
-def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float], colors: list) -> None:
-    """Loss above each seed's own best, a group below the other; at the foot each seed's minimum.
+def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float], colors: list) -> list[float]:
+    """Loss above each seed's own best, and at the foot each seed's minimum, a row for each group; -> the groups' mean minima.
 
-    groups: (label, records) each, best rates falling from the first to the last.
+    groups: (label, records). Filled points are in a fit; the curve is a parabola through those of all seeds.
     """
-    tops = []
-    for (label, some), color in zip(groups, colors):
-        inside, found = [], minima(some, of=of)
-        for m in found:
+    inside, feet = [], []
+    for (_, some), color in zip(groups, colors):
+        near = []
+        for m in (m for m in minima(some, of=of) if math.isfinite(m.loss)):
             points = sorted((of(r), r["val_loss"] - m.loss) for r in some if r["seed"] == m.seed and not r["diverged"])
             best = [y for _, y in points].index(0)
-            near = points[max(0, best - WINDOW // 2) : best + WINDOW // 2 + 1]
+            near += points[max(0, best - WINDOW // 2) : best + WINDOW // 2 + 1]
             ax.scatter(*zip(*points), s=14, facecolors="none", edgecolors=[color], linewidths=0.8)
-            ax.scatter(*zip(*near), s=14, color=[color])
-            inside += near
-        tops.append(max(y for _, y in inside))
-        x, y = np.array(inside).T
-        if len(set(x)) > 2:
+        if len({x for x, _ in near}) > 2:
+            x, y = np.array(near).T
+            ax.scatter(x, y, s=14, color=[color])
             line = np.linspace(x.min(), x.max())
             ax.plot(line, np.polyval(np.polyfit(x, y, 2), line), color=color)
-    top = 1.6 * max(tops)
-    for i, ((label, some), color) in enumerate(zip(groups, colors), 1):
-        feet = [m.x for m in minima(some, of=of) if not m.why_not]
-        if feet:
-            ax.plot([np.mean(feet)] * 2, [-0.11 * i * top, 0], color=color, linewidth=0.8, alpha=0.6)
-            ax.scatter(feet, [-0.11 * i * top] * len(feet), s=22, color=[color], marker="^", clip_on=False)
-        ax.text(max(feet, default=min(of(r) for r in some)) + 0.03 * np.ptp(ax.get_xlim()), -0.11 * i * top, label, color=ink(color), va="center")
+        inside += near
+        feet.append([m.x for m in minima(some, of=of) if not m.why_not])
+    top = 1.6 * max(y for _, y in inside)
+    for i, ((label, some), color, at) in enumerate(zip(groups, colors, feet), 1):
+        row = -0.11 * i * top
+        if at:
+            ax.plot([np.mean(at)] * 2, [row, 0], color=color, linewidth=0.8, alpha=0.6)
+            ax.scatter(at, [row] * len(at), s=22, color=[color], marker="^")
+        else:
+            label += ": no minimum inside"
+        ax.text(max(at or [min(map(of, some))]) + 0.03 * np.ptp(ax.get_xlim()), row, label, color=ink(color), va="center")
     ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set_ylabel("loss above the best (nats)")
+    right = ax.secondary_yaxis("right", functions=(lambda y: 100 * np.expm1(y), lambda y: np.log1p(np.maximum(y, -99) / 100)))
+    right.set_yticks([percent for percent in (0, 1, 2, 5, 10, 20, 50, 100) if math.log1p(percent / 100) <= top][-4:])
+    right.set_ylabel("perplexity above the best (%)")
+    return [np.mean(at) if at else math.nan for at in feet]
 
 
 def draw_valleys(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
@@ -401,14 +407,15 @@ def draw_valleys(path: Path, records: list[dict], found: list[Minimum], joint: L
     some = [r for r in records if shape_of(r) == shape]
     batch = min((m for m in found if m.shape == shape and m.T == longest), key=lambda m: m.loss).batch_size
     by_T, by_batch = shades(r["total_tokens"] for r in some), shades(r["batch_size"] for r in some)
+    of = lambda r: math.log2(r["lr"])
 
     def draw(top, bottom):
-        of = lambda r: math.log2(r["lr"])
-        valleys(top, [(size(T), [r for r in some if r["total_tokens"] == T and r["batch_size"] == batch]) for T in by_T], of, list(by_T.values()))
-        top.set_title(f"The best rate falls with T ({shape}, batch size {batch})")
+        groups = [(size(T), [r for r in some if r["total_tokens"] == T and r["batch_size"] == batch]) for T in by_T]
+        at = valleys(top, groups, of, list(by_T.values()))
+        top.set_title(f"{longest / min(by_T):.0f} x the tokens: {2 ** (at[-1] - at[0]):.2f} x the rate ({shape}, batch {batch})")
         groups = [(f"batch {B}", [r for r in some if r["total_tokens"] == longest and r["batch_size"] == B]) for B in reversed(by_batch)]
-        valleys(bottom, groups, of, list(reversed(by_batch.values())))
-        bottom.set_title(f"and rises with the batch size ({shape}, T = {size(longest)})")
+        at = valleys(bottom, groups, of, list(reversed(by_batch.values())))
+        bottom.set_title(f"{max(by_batch) / min(by_batch):.0f} x the batch: {2 ** (at[0] - at[-1]):.1f} x the rate ({shape}, T = {size(longest)})")
         bottom.set_xlabel("learning rate (triangles: each seed's minimum)")
         ticks(bottom.xaxis, [of(r) for r in some], rate_text)
 

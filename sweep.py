@@ -185,24 +185,24 @@ def doublings(first: int, number: int) -> list[int]:
 
 # What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
 # are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
-_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_500, eval_tokens=2**16)  # 2.5 % of the smallest T; the paper's is half
-_gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=2**16, eval_tokens=2**19)
+_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16)  # 2.5 % of the laptop's smallest T; in the paper it is half
+_gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
 _a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
 GRIDS = {
     "wsd": {
-        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(50_000, 4), guess=0.01),
+        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(40_000, 4), guess=0.01),
         # batch size 1 at width 128 would take as long as all of width 32
         "laptop": dict(common=_laptop, rows=[(width(32, 16), [1, 2, 4, 8], 3), (width(64, 16), [1, 2, 4, 8], 3), (width(128, 16), [2, 4, 8], 3)],
-                       budgets=doublings(100_000, 5), guess=0.01),
-        "gpu": dict(common=_gpu, rows=[(width(n, 64), [8, 16, 32, 64], 1) for n in (128, 256, 512)], budgets=doublings(2 * 10**6, 5), guess=0.01),
+                       budgets=doublings(80_000, 5), guess=0.01),
+        "gpu": dict(common=_gpu, rows=[(width(n, 64), [8, 16, 32, 64], 1) for n in (128, 256, 512)], budgets=doublings(10**6, 5), guess=0.01),
         # the paper's Table 2: eight rates for everything
         "paper": dict(common={}, rows=[(dict(preset=name), doublings(16, 6), 1) for name in ("12M", "36M", "121M")], budgets=doublings(2 * 10**9, 8),
                       rates=range(2, 18, 2)),
     },
     "power": {
-        "quick": dict(common=_laptop | dict(power_a=32.0), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(50_000, 4), a=_a[::2], b=_b[::3]),
-        "laptop": dict(common=_laptop | dict(power_a=32.0), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(100_000, 5), a=_a, b=_b),
-        "gpu": dict(common=_gpu | dict(power_a=32.0), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(2 * 10**6, 5), a=_a, b=_b),
+        "quick": dict(common=_laptop | dict(power_a=32.0), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a[::2], b=_b[::3]),
+        "laptop": dict(common=_laptop | dict(power_a=32.0), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
+        "gpu": dict(common=_gpu | dict(power_a=32.0), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
         # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
@@ -287,7 +287,8 @@ def plan(column: Column, loss_of, device: str) -> dict:
     trunks = replay(column, lambda cfg: column.made_up(cfg) if loss_of(cfg) is None else loss_of(cfg)).values()
     tokens = sum(tokens_of(trunk) for runs in trunks for _, trunk in by_trunk(runs))
     return {
-        "runs": sum(map(len, trunks)), "trunks": sum(len(by_trunk(runs)) for runs in trunks), "tokens": tokens,
+        "runs": sum(map(len, trunks)), "done": sum(loss_of(cfg) is not None for runs in trunks for cfg in runs),
+        "trunks": sum(len(by_trunk(runs)) for runs in trunks), "tokens": tokens,
         "separate": sum(cfg.total_tokens for runs in trunks for cfg in runs), "flops": tokens * column.flops_per_token,
         "seconds": sum(seconds_of(column, runs, device) for runs in trunks),
         "left": sum(seconds_of(column, [cfg for cfg in runs if loss_of(cfg) is None], device) for runs in trunks),
@@ -360,7 +361,7 @@ def sweep(columns: list[Column], losses: dict, folder: Path, trunks: Path, worke
                     losses[identity(record)] = loss_in(record)
                     plans[column] = plan(column, loss_of, device)
                     bar.total = total("seconds")
-                    bar.set_postfix_str(f"{len(losses):,} of about {total('runs'):,} runs", refresh=False)
+                    bar.set_postfix_str(f"{total('done'):,} of about {total('runs'):,} runs", refresh=False)
                     bar.update(total("seconds") - total("left") - bar.n)
                 else:
                     del running[worker]
@@ -490,7 +491,7 @@ def main(argv: list[str] | None = None) -> int:
 
     began = time.perf_counter()
     with train.stop_request(None) as must_stop:
-        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices]
+        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if total["left"]]
         finished = sweep(columns, losses, folder, out / "trunks", workers, device, must_stop)
         for worker in workers:
             worker.send(None)
