@@ -170,7 +170,7 @@ def test_bad_data_in_one_process_ends_all(corpus_path, tmp_path):
     (tmp_path / "here" / "data" / "small").symlink_to(corpus_path)
     processes = launch(2, TINY | {"data": "data/small", "out": tmp_path / "run"}, folders=[tmp_path / "here", tmp_path / "there"])
     outputs = finish(processes, status=2)
-    assert outputs[0][1].startswith("train.py: rank 1: --data data/small") and outputs[1][1] == "" and len(outputs[0][1].splitlines()) == 1
+    assert outputs[0][1].startswith("train.py: rank 1: --data ") and "there/data/small: no prepared corpus" in outputs[0][1] and outputs[1][1] == "" and len(outputs[0][1].splitlines()) == 1
 
 
 FAILING = f"""

@@ -262,7 +262,7 @@ def test_evaluate_and_sample(corpus_path, tmp_path, capsys):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        (["--model", "nowhere"], "nowhere"), (["--model", "."], "no checkpoint"), (["--model", "run", "--data", "nowhere"], "--data nowhere"),
+        (["--model", "nowhere"], "nowhere"), (["--model", "."], "no checkpoint"), (["--model", "run", "--data", "nowhere"], "nowhere: no prepared corpus"),
         (["--model", "run", "--device", "tpu"], "--device tpu"), (["--model", "run", "--prompt", "x", "--temperature", "-1"], "--temperature -1"),
         (["--model", "run", "--prompt", "x", "--top_k", "0"], "--top_k 0"), (["--model", "run", "--prompt", "x", "--max_new_tokens", "-1"], "--max_new_tokens -1"),
         (["--model", "broken.pt"], "broken.pt"), (["--model", "missing.pt"], "missing.pt"), (["--model", "foreign.pt"], "foreign.pt"),
