@@ -39,7 +39,7 @@ import sysconfig
 import threading
 import time
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass

@@ -803,9 +803,8 @@ def a_few_steps(cfg: TrainConfig, corpus: data.Corpus, n: int):
 def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
     """Time the training step on real batches."""
     rank, world = rank_and_world()
-    for step, (model, seconds) in enumerate(a_few_steps(cfg, corpus, 3 + 20)):
-        times = [] if step < 3 else [*times, seconds]  # the first ones compile and warm caches
-    times.sort()
+    steps = list(a_few_steps(cfg, corpus, 3 + 20))
+    model, times = steps[0][0], sorted(seconds for _, seconds in steps[3:])  # the first ones compile and warm caches
     if cfg.device.startswith("cuda"):
         peak_memory = torch.cuda.max_memory_allocated(cfg.device)
     else:  # kilobytes on Linux, bytes on a Mac
