@@ -335,10 +335,10 @@ def spread(heights: list[float], gap: float) -> list[float]:
     return [y - shift for y in placed]
 
 
-def ticks(axis, values, text: Callable[[float], str]) -> None:
-    """Ticks of an axis in log2 units, at powers of two of the first value, thinned out where they would be too many."""
+def ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> None:
+    """Ticks of an axis in log2 units, from the first value on in steps that leave at most seven of them."""
     low, high = min(values), max(values)
-    step = max(1, math.ceil((high - low) / 6))
+    step = next(step for step in (finest, 1, 2, 3, 4, 6, 8, 12, 99) if (high - low) / step <= 6)
     at = [low + k * step for k in range(math.floor((high - low) / step + 0.01) + 1)]
     axis.set_ticks(at, [text(2**x) for x in at])
 
@@ -442,8 +442,8 @@ def draw_batches(path: Path, records: list[dict], found: list[Minimum], joint: L
             ax.text(right + 0.12, y, f"T = {size(T)}", color=ink(color), va="center")
         ax.set_xlim(right=right + 0.9)
         ticks(ax.xaxis, [math.log2(m.batch_size) for m in some], lambda B: f"{B:.0f}")
-        ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in some], rate_text)
-        ax.set_title(f"Larger batches want larger rates: q = {joint.q[0]:.2f} ({shape})")
+        ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in some], rate_text, finest=0.5)
+        ax.set_title(f"The best rate rises as beta^{joint.q[0]:.2f} ({shape})")
         ax.set_xlabel(f"batch size (sequences of {records[0]['seq_len']} tokens)")
         ax.set_ylabel("best learning rate")
 
@@ -475,7 +475,7 @@ def draw_gamma(path: Path, records: list[dict], found: list[Minimum], joint: Law
         ticks(last.xaxis, [math.log2(m.T) for m in points], size)
         for ax in panels:
             ax.set_ylabel("gamma = rate / beta")
-            ticks(ax.yaxis, [math.floor(2 * gamma(m)) / 2 for m in points], rate_text)
+            ticks(ax.yaxis, [math.floor(2 * gamma(m)) / 2 for m in points], rate_text, finest=0.5)
         for (B, color), x in zip(colors.items(), np.linspace(0.02, 0.8, len(colors))):
             panels[0].text(x, 0.06, f"batch {B}", color=ink(color), transform=panels[0].transAxes)
 
@@ -490,7 +490,9 @@ def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, 
     ends = np.linspace(math.log2(min(m.T for m in points)), math.log2(max(m.T for m in points)), 50)
 
     def draw(ax):
-        lines = np.log2(joint.a)[:, None] + joint.b[:, None] * ends  # [draws, 50]
+        # drawn at the middle batch size: at beta = 1, far from the data, the draws' different q would widen the band
+        middle = np.mean([math.log2(m.beta) for m in points])
+        lines = (np.log2(joint.a) + (joint.q - q) * middle)[:, None] + joint.b[:, None] * ends  # [draws, 50]
         low, high = np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
         ax.fill_between(ends, low, high, color="#d9d9d9", linewidth=0)
         ax.plot(ends, lines[0], color="black")
@@ -500,7 +502,7 @@ def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, 
             for cell in sorted({(m.T, m.batch_size) for m in points if m.shape == shape}):
                 at = [m for m in points if (m.shape, m.T, m.batch_size) == (shape, *cell)]
                 ax.scatter(math.log2(cell[0]) + dx, np.mean([height(m) for m in at]), s=24, marker=marker, facecolors="none", edgecolors=[colors[cell[1]]])
-        right = ends[-1] + 0.2
+        right = ends[-1] + 0.27
         for y, text, color in zip(spread([lines[0][-1], centre[-1]], 0.35), (f"T^{joint.b[0]:.2f}", "the paper's\nslope, -0.51"), ("black", COLORS["wsd"])):
             ax.text(right, y, text, color=color, va="center")
         ax.set_xlim(right=right + 1)
@@ -511,9 +513,9 @@ def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, 
         for (B, color), x in zip(colors.items(), np.linspace(0.02, 0.75, len(colors))):
             ax.text(x, 0.03, f"batch {B}", color=ink(color), transform=ax.transAxes)
         ticks(ax.xaxis, [math.log2(m.T) for m in points], size)
-        ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in values], rate_text)
+        ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in values], rate_text, finest=0.5)
         low, high = interval(joint.b)
-        ax.set_title(f"One law for all: b = {joint.b[0]:.2f}, 95 % from {low:.2f} to {high:.2f}")
+        ax.set_title(f"The best rate falls as T^{joint.b[0]:.2f} (95 %: {low:.2f} to {high:.2f})")
         ax.set_xlabel("T, tokens")
         ax.set_ylabel(f"best rate / beta^{q:.2f}")
 

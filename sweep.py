@@ -200,9 +200,9 @@ GRIDS = {
                       rates=range(2, 18, 2)),
     },
     "power": {
-        "quick": dict(common=_laptop | dict(power_a=32.0), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a[::2], b=_b[::3]),
-        "laptop": dict(common=_laptop | dict(power_a=32.0), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
-        "gpu": dict(common=_gpu | dict(power_a=32.0), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
+        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a, b=_b),
+        "laptop": dict(common=_laptop, rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
+        "gpu": dict(common=_gpu, rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
         # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
