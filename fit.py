@@ -383,7 +383,8 @@ def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float
         inside += near
         feet.append([m.x for m in minima(some, of=of) if not m.why_not])
     top = 1.6 * max(y for _, y in inside)
-    for i, ((label, some), color, at) in enumerate(zip(groups, colors, feet), 1):
+    right_to_left = sorted(zip(groups, colors, feet), key=lambda each: -np.mean(each[2] or [math.inf]))  # then no line crosses a label
+    for i, ((label, some), color, at) in enumerate(right_to_left, 1):
         row = -0.11 * i * top
         if at:
             ax.plot([np.mean(at)] * 2, [row, 0], color=color, linewidth=0.8, alpha=0.6)
@@ -396,7 +397,7 @@ def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set_ylabel("loss above the best (nats)")
     right = ax.secondary_yaxis("right", functions=(lambda y: 100 * np.expm1(y), lambda y: np.log1p(np.maximum(y, -99) / 100)))
-    right.set_yticks([percent for percent in (0, 1, 2, 5, 10, 20, 50, 100) if math.log1p(percent / 100) <= top][-4:])
+    right.set_yticks([percent for percent in (0, 1, 2, 5, 10, 20, 50, 100) if math.log1p(percent / 100) <= top][-3:])
     right.set_ylabel("perplexity above the best (%)")
     return [np.mean(at) if at else math.nan for at in feet]
 

@@ -464,6 +464,8 @@ def main(argv: list[str] | None = None) -> int:
         if only_width not in (None, *there):
             raise ValueError(f"--n_embd {only_width}: the experiment has the widths {', '.join(map(str, there))}")
         columns = [column for column in columns if only_width in (None, a_run_of(column).n_embd)][int(shard[1]) - 1 :: int(shard[2])]
+        if not columns:
+            raise ValueError(f"--shard {args.shard}: there are fewer columns than that")
         if not args.dry_run:
             folder = out if args.shard == "1/1" else out / f"shard-{shard[1]}-of-{shard[2]}"
             try:
@@ -484,7 +486,7 @@ def main(argv: list[str] | None = None) -> int:
     total = {name: sum(p[name] for p in plans) for name in plans[0]}
     print(f"{out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in columns[0].budgets)} tokens")
     print(f"about {total['runs']:,} runs on {total['trunks']:,} trunks, {total['tokens']:.3g} tokens, {total['flops']:.2g} FLOPs")
-    print(f"as separate runs it were {total['separate']:.3g} tokens: branches take {total['tokens'] / total['separate']:.0%} of that")
+    print(f"as separate runs: {total['separate']:.3g} tokens, so branches take {total['tokens'] / total['separate']:.0%} of that")
     print(f"about {total['left'] / len(devices) / 3600:.2g} hours left on {len(devices)} {device} worker{'s' * (len(devices) > 1)}", flush=True)
     if args.dry_run:
         return 0

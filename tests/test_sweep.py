@@ -288,7 +288,7 @@ def test_killed_at_any_moment(undisturbed, tiny, corpus_path):
     "argv, says",
     [
         ([], "experiment"), (["wds"], "wsd"), (["wsd", "--scale", "small"], "quick"), (["wsd", "--workers", "x"], "--workers"), (["wsd", "--workers", "0"], "--workers 0"),
-        (["wsd", "--shard", "0/2"], "--shard 0/2"), (["wsd", "--shard", "3/2"], "--shard 3/2"), (["wsd", "--shard", "x"], "--shard x"), (["wsd", "--shrad", "1/2"], "did you mean --shard"),
+        (["wsd", "--shard", "0/2"], "--shard 0/2"), (["wsd", "--shard", "3/2"], "--shard 3/2"), (["wsd", "--shard", "x"], "--shard x"), (["wsd", "--shard", "9/9", "--data", "CORPUS"], "--shard 9/9"), (["wsd", "--shrad", "1/2"], "did you mean --shard"),
         (["wsd", "--weight_decy", "0"], "did you mean --weight_decay"), (["wsd", "--lr", "0.1"], "--lr"), (["power", "--batch_size", "8"], "--batch_size"),
         (["wsd", "--n_embd=48", "--data", "CORPUS"], "widths 32, 64"), (["wsd", "--n_head=4"], "--n_head"), (["wsd", "--weight_decay", "-1"], "--weight_decay"), (["wsd", "--data", "nowhere"], "--data"), (["wsd", "--device", "cuda:9"], "--device"),
         (["wsd", "--data", "CORPUS", "--tokenizer", "gpt2"], "--tokenizer"), (["wsd", "--data", "CORPUS", "--vocab_size", "9"], "--vocab_size"),
