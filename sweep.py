@@ -185,7 +185,9 @@ def doublings(first: int, number: int) -> list[int]:
 
 # What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
 # are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
-_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16)  # 2.5 % of the laptop's smallest T; in the paper it is half
+# The warm-up is 2.5 % of the laptop's smallest T; in the paper it is half. One dtype for all widths,
+# on every machine.
+_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
 _gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
 _a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
 GRIDS = {
