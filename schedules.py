@@ -142,7 +142,7 @@ def make_schedule(cfg) -> Schedule:
 # The picture
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
-COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700"}
+COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700", "average": "#00735A"}
 
 
 def best_lr(total_tokens: float, batch: float) -> float:

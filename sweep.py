@@ -3,6 +3,7 @@
     python sweep.py wsd --scale quick               the paper's Table 2, small: the best rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run    what a larger one would cost: runs, tokens, hours
     python sweep.py power --scale quick             the paper's Table 3: a and b of the Power schedule
+    python sweep.py compare --scale quick           cosine, WSD and Power, each tuned once, against a search of every cell
     python sweep.py wsd --shard 1/2                 half of the columns; another machine takes 2/2
     python sweep.py wsd --n_embd 32                 one of the widths
     python fit.py runs/wsd-quick                    the law and the figures
@@ -47,45 +48,55 @@ from train import TrainConfig, make_config
 # A trunk and its branches
 
 
-def advance(cfg: TrainConfig, model, optimizer, corpus, tokens: int, until: int, must_stop=lambda: False) -> int:
+def advance(cfg: TrainConfig, model, optimizer, average, corpus, tokens: int, until: int, must_stop=lambda: False) -> int:
     """Train from token position `tokens` on, in whole batches, to no further than `until`; -> the position reached."""
     schedule = train.make_schedule(cfg)
     while tokens + cfg.batch_tokens <= until and not must_stop():
         loss, *_ = train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
         before, tokens = tokens, tokens + cfg.batch_tokens
+        if average:
+            train.update_average(average, model, before, tokens)
         if tokens // cfg.log_every > before // cfg.log_every and not math.isfinite(loss):
             break  # it diverged, as train.py would notice here
     return tokens
 
 
-def train_trunk(runs: list[TrainConfig], corpus, checkpoint: Path, must_stop=lambda: False) -> Iterator[dict]:
+def train_trunk(runs: list[TrainConfig], corpus, checkpoint: Path, must_stop=lambda: False, look_at: list[int] = []) -> Iterator[dict]:
     """Train runs that differ only in total_tokens, shortest first; yield the record of each.
 
     The trunk is saved before every branch, and where must_stop() ends it. The next call goes on from
-    there, be it to finish these runs or to reach a longer one.
+    there, be it to finish these runs or to reach a longer one. At the token counts in look_at the
+    trunk is evaluated as it is; the record then has a val_loss_at_TOKENS.
     """
     model, optimizer = train.build(runs[-1])
-    tokens, provenance = 0, train.describe_origin(runs[-1], corpus) | {"parent": None}
+    average = train.start_average(runs[-1], model)
+    tokens, looks, provenance = 0, {}, train.describe_origin(runs[-1], corpus) | {"parent": None}
     with contextlib.suppress(FileNotFoundError, ValueError):  # none yet, or a damaged one
         saved = train.read_checkpoint(checkpoint)
         differ = {name for name, value in vars(runs[0]).items() if saved["config"][name] != value} - {"total_tokens", "decay_tokens", "device"}
         too_far = saved["tokens"] > runs[0].total_tokens - runs[0].decay_tokens
         if not differ and not too_far and saved["fingerprint"] == corpus.meta["fingerprint"]:
-            tokens = train.restore(saved, model, optimizer)["tokens"]
+            tokens, looks = train.restore(saved, model, optimizer, average)["tokens"], saved["looks"]
 
     for cfg in runs:
         began, start = time.perf_counter(), tokens
-        tokens = advance(cfg, model, optimizer, corpus, tokens, cfg.total_tokens - cfg.decay_tokens, must_stop)
-        train.save_checkpoint(checkpoint, cfg, corpus, model, optimizer, train.NOTHING_DONE | {"tokens": tokens})
-        trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        end = advance(cfg, model, optimizer, corpus, tokens, cfg.total_tokens, must_stop)
+        for T in look_at:
+            tokens = advance(cfg, model, optimizer, average, corpus, tokens, T, must_stop)
+            if f"val_loss_at_{T}" not in looks and not must_stop():
+                looks[f"val_loss_at_{T}"] = train.evaluate(cfg, model, corpus, tokens)[1]["val_loss"]
+        tokens = advance(cfg, model, optimizer, average, corpus, tokens, cfg.total_tokens - cfg.decay_tokens, must_stop)
+        train.save_checkpoint(checkpoint, cfg, corpus, model, optimizer, average, train.NOTHING_DONE | {"tokens": tokens, "looks": looks})
+        trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict(), average and average.state_dict()))
+        end = advance(cfg, model, optimizer, average, corpus, tokens, cfg.total_tokens, must_stop)
         if must_stop():
             return
-        _, record = train.evaluate(cfg, model, corpus, end)
+        _, record = train.evaluate(cfg, model, corpus, end, average)
         seconds = time.perf_counter() - began  # what this run took beyond the one before it
-        yield record | provenance | {"seconds": round(seconds, 1), "tokens_per_second": round((end - start) / seconds)}
+        yield record | looks | provenance | {"seconds": round(seconds, 1), "tokens_per_second": round((end - start) / seconds)}
         model.load_state_dict(trunk[0])
         optimizer.load_state_dict(trunk[1])
+        if average:
+            average.load_state_dict(trunk[2])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -136,13 +147,17 @@ def table(settings: list, budgets: list[int]) -> Rule:
 
 @dataclass(eq=False)
 class Column:
-    """Runs of one shape, batch size and seed, over budgets and the settings that a rule wants."""
+    """Runs of one shape, batch size, seed and schedule, over budgets and the settings that a rule wants.
+
+    What is known of a run is asked of `loss_of`: config -> loss, None where there is none yet.
+    """
 
     fields: dict  # of all its runs
     budgets: list[int]  # T, short to long
     knobs: Callable[..., dict]  # setting -> the fields that it stands for
-    rule: Callable[[], Rule]
+    rule: Callable[[Callable], Rule]  # of loss_of, for rules that wait for other columns
     made_up: Callable[[TrainConfig], float] = lambda cfg: 0.0  # a loss to plan with
+    look_at: tuple[int, ...] = ()  # token counts at which its longest run is looked at on its way
 
     @functools.cache
     def runs(self, setting, longest: int) -> list[TrainConfig]:
@@ -150,18 +165,28 @@ class Column:
 
     @functools.cached_property
     def flops_per_token(self) -> float:
-        with torch.device("meta"):  # shapes only
-            return train.GPT(make_config(**self.fields, total_tokens=self.budgets[-1])).flops_per_token()
+        cfg = make_config(**self.fields, total_tokens=self.budgets[-1])
+        return flops_per_token(train.GPTConfig(**{f.name: getattr(cfg, f.name) for f in dataclasses.fields(train.GPTConfig)}))
+
+
+@functools.cache  # a shape is that of many columns
+def flops_per_token(shape: train.GPTConfig) -> float:
+    with torch.device("meta"):  # no weights, only their shapes
+        return train.GPT(shape).flops_per_token()
+
+
+def by_rate(j: int) -> dict:
+    return {"lr": rate(j)}
 
 
 def wsd_column(grid: dict, fields: dict) -> Column:
     """The best learning rate of WSD: searched, or found in the paper's table of rates."""
-    budgets, knobs = grid["budgets"], lambda j: {"lr": rate(j)}
+    budgets = grid["budgets"]
     if "rates" in grid:
-        return Column(fields, budgets, knobs, lambda: table(grid["rates"], budgets))
+        return Column(fields, budgets, by_rate, lambda _: table(grid["rates"], budgets))
     batch_tokens = make_config(**fields, total_tokens=budgets[-1]).batch_tokens
     guess = lambda T: grid["guess"] * (batch_tokens / 1024) ** 0.5 * (T / budgets[0]) ** -0.2  # a good guess only saves runs
-    return Column(fields, budgets, knobs, lambda: search(guess, budgets), lambda cfg: abs(math.log(cfg.lr / guess(cfg.total_tokens))))
+    return Column(fields, budgets, by_rate, lambda _: search(guess, budgets), lambda cfg: abs(math.log(cfg.lr / guess(cfg.total_tokens))))
 
 
 def power_column(grid: dict, fields: dict) -> Column:
@@ -169,10 +194,66 @@ def power_column(grid: dict, fields: dict) -> Column:
     centre = make_config(**fields, total_tokens=grid["budgets"][-1])
     settings = [(float(f"{centre.power_a * factor:.4g}"), centre.power_b) for factor in grid["a"]]
     settings += [(centre.power_a, round(centre.power_b + step, 4)) for step in grid["b"]]
-    return Column(fields, grid["budgets"], lambda setting: dict(zip(("power_a", "power_b"), setting)), lambda: table(settings, grid["budgets"]))
+    return Column(fields, grid["budgets"], lambda setting: dict(zip(("power_a", "power_b"), setting)), lambda _: table(settings, grid["budgets"]))
 
 
-COLUMNS = {"wsd": wsd_column, "power": power_column}
+TUNING_SEEDS = (100, 101, 102)  # no seed of a comparison
+
+
+def tuned(columns: list[Column], loss_of) -> object:
+    """The setting with the lowest mean loss over columns that differ in their seeds alone; None while a run is missing."""
+    losses = [{setting: loss_of(runs[-1]) for setting, runs in replay(column, loss_of).items()} for column in columns]
+    if any(None in some.values() for some in losses):
+        return None
+    return min(losses[0], key=lambda setting: sum(some[setting] for some in losses))
+
+
+def best_again(column: Column, loss_of) -> Rule:
+    """The rates that were best in another seed's column, once all of its runs are there; each up to the longest such budget."""
+    losses = {(j, cfg.total_tokens): loss_of(cfg) for j, runs in replay(column, loss_of).items() for cfg in runs}
+    if None not in losses.values():
+        best = {T: min((j for j, t in losses if t == T), key=lambda j: losses[j, T]) for T in column.budgets}
+        yield {j: max(T for T in best if best[T] == j) for j in best.values()}
+
+
+def compare_columns(grid: dict, fields: Callable[..., dict]) -> list[Column]:
+    """Cosine, WSD and Power, each tuned once and then left alone, and the floor: WSD with the best rate of every cell.
+
+    Tuning: in one cell, with seeds of its own, the same number of trials for each; of the rate for
+    cosine and WSD, of a for Power. With 2^d times the batch of that cell, cosine and WSD are trained
+    at the tuned rate and as common practice scales it, ∝ sqrt(batch) and ∝ batch; Power scales
+    itself. Power is also trained without a decay, its weights averaged. The floor is searched with
+    seed 0, and the rates that were best then are trained with the other seeds.
+    """
+    budgets, (shape, batch_size, T) = grid["budgets"], grid["tune"]
+    knobs = {"cosine": by_rate, "wsd": by_rate, "power": lambda j: {"power_a": float(f"{2 ** (j / 2):.4g}")}}
+
+    def trial(schedule, seed):
+        return Column(fields(schedule, shape, batch_size, seed), [T], knobs[schedule], lambda _: table(grid["trials"][schedule], [T]))
+
+    tuning = {schedule: [trial(schedule, seed) for seed in TUNING_SEEDS] for schedule in knobs}
+
+    def left_alone(schedule, row, steps, **more):
+        """The tuned setting, moved by some steps of sqrt(2)."""
+
+        def rule(loss_of):
+            j = tuned(tuning[schedule], loss_of)
+            if j is not None:
+                yield {j + step: budgets[-1] for step in steps}
+
+        return Column(fields(schedule, *row) | more, budgets, knobs[schedule], rule, look_at=tuple(budgets[:-1]) if schedule == "cosine" else ())
+
+    columns = sum(tuning.values(), [])
+    for shape, batches, seeds in grid["rows"]:
+        for batch in batches:
+            d = round(math.log2(batch / batch_size))
+            floor = wsd_column(grid, fields("wsd", shape, batch, 0))
+            for seed in range(seeds):
+                row = shape, batch, seed
+                columns += [left_alone("wsd", row, {0, d, 2 * d}), left_alone("cosine", row, {0, d, 2 * d}), left_alone("power", row, {0})]
+                columns += [left_alone("power", row, {0}, average=True, decay_tokens=0)]
+                columns += [Column(fields("wsd", *row), budgets, by_rate, functools.partial(best_again, floor)) if seed else floor]
+    return columns
 
 
 def width(n: int, head: int) -> dict:
@@ -190,6 +271,7 @@ def doublings(first: int, number: int) -> list[int]:
 _laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
 _gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
 _a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
+_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15))
 GRIDS = {
     "wsd": {
         "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(40_000, 4), guess=0.01),
@@ -209,30 +291,49 @@ GRIDS = {
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
     },
+    # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128
+    "compare": {
+        "quick": dict(common=_laptop, tune=(width(32, 16), 2, 40_000), trials=_trials, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
+                      budgets=doublings(20_000, 5), guess=0.01),
+        "laptop": dict(common=_laptop, tune=(width(32, 16), 2, 80_000), trials=_trials, budgets=doublings(80_000, 5), guess=0.01,
+                       rows=[(width(64, 16), [2, 8], 3), (width(128, 16), [2, 8], 3), (dict(preset="laptop-moe", **width(64, 16), n_ffn=80), [2, 8], 3)]),
+        "gpu": dict(common=_gpu, tune=(width(128, 64), 8, 10**6), trials=_trials, budgets=doublings(10**6, 5), guess=0.01,
+                    rows=[(width(256, 64), [8, 32], 3), (width(512, 64), [8, 32], 3), (dict(preset="laptop-moe", **width(256, 64), n_ffn=320), [8, 32], 3)]),
+        "paper": dict(common=dict(decay_tokens=None), tune=(dict(preset="36M-power"), 128, 4 * 10**9), budgets=doublings(16 * 10**9, 5), guess=0.01,
+                      trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)), rows=[(dict(preset=name), [128, 512], 3) for name in ("121M", "1B", "1B-moe")]),
+    },
 }  # fmt: skip
 
 
 def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
     grid = GRIDS[experiment][scale]
-    shape_fields = {name for shape, *_ in grid["rows"] for name in shape}
-    for name in typed.keys() & {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *shape_fields, *["lr"] * (experiment == "wsd")}:
+    chosen = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *(name for shape, *_ in grid["rows"] for name in shape)}
+    chosen |= {"wsd": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
+    for name in typed.keys() & chosen:
         raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
-    return [
-        COLUMNS[experiment](grid, grid["common"] | shape | dict(schedule=experiment, batch_size=batch_size, seed=seed, data_seed=seed) | typed)
-        for shape, batch_sizes, seeds in grid["rows"] for batch_size in batch_sizes for seed in range(seeds)
-    ]  # fmt: skip
+    fields = lambda schedule, shape, batch_size, seed: (
+        grid["common"] | shape | dict(schedule=schedule, batch_size=batch_size, seed=seed, data_seed=seed) | typed
+    )
+    if experiment == "compare":
+        return compare_columns(grid, fields)
+    column = {"wsd": wsd_column, "power": power_column}[experiment]
+    return [column(grid, fields(experiment, shape, batch_size, seed)) for shape, batches, seeds in grid["rows"] for batch_size in batches for seed in range(seeds)]
 
 
 # ---------------------------------------------------------------------------------------------
 # What is done, what is missing, what it costs
 
-IDENTITY = ("n_embd", "n_expert", "batch_size", "seed", "schedule", "lr", "power_a", "power_b", "total_tokens")
+IDENTITY = ("n_embd", "n_expert", "batch_size", "seed", "schedule", "lr", "power_a", "power_b", "average", "total_tokens")
 
 
 def identity(fields: dict) -> tuple:
     """What tells the runs of an experiment apart; of a record, or of vars(config)."""
-    return tuple(fields[name] for name in IDENTITY)
+    return tuple(fields.get(name, False) for name in IDENTITY)  # records from before there was an average lack it
+
+
+def trunk_of(cfg: TrainConfig) -> tuple:
+    return identity(vars(cfg))[:-1]
 
 
 def by_trunk(runs: list[TrainConfig]) -> list[tuple[str, list[TrainConfig]]]:
@@ -266,7 +367,7 @@ def seconds_of(column: Column, runs: list[TrainConfig], device: str) -> float:
 def replay(column: Column, loss_of: Callable[[TrainConfig], float | None]) -> dict:
     """Follow a column's rule as far as losses are known; -> {setting: its runs}. Where some are unknown (None), the rule waits."""
     trunks: dict = {}
-    rule = column.rule()
+    rule = column.rule(loss_of)
     with contextlib.suppress(StopIteration):
         wanted = next(rule)
         while True:
@@ -280,7 +381,7 @@ def replay(column: Column, loss_of: Callable[[TrainConfig], float | None]) -> di
 
 def a_run_of(column: Column) -> TrainConfig:
     """One of its longest: what all runs of a column have, this one has."""
-    setting = next(iter(replay(column, lambda cfg: None)))
+    setting = next(iter(replay(column, column.made_up)))
     return column.runs(setting, column.budgets[-1])[-1]
 
 
@@ -302,7 +403,7 @@ def plan(column: Column, loss_of, device: str) -> dict:
 
 
 def work(connection, device: str, data: str | None, tokenizer: str) -> None:
-    """A worker's life: receive (runs of one setting, folder for trunks), send each record, then None; end when sent None."""
+    """A worker's life: receive (runs of one setting, where to look at the longest, folder for trunks), send each record, then None; end when sent None."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     if device == "cpu":
@@ -310,11 +411,11 @@ def work(connection, device: str, data: str | None, tokenizer: str) -> None:
     corpus = train.data.load_corpus(data, tokenizer)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         while job := connection.recv():
-            runs, folder = job
+            runs, look_at, folder = job
             runs = [train.resolve_device(dataclasses.replace(cfg, device=device)) for cfg in runs]
             for name, trunk in by_trunk(runs):
                 # whatever arrives while we train means: save and stop
-                for record in train_trunk(trunk, corpus, folder / f"{name}.pt", must_stop=connection.poll):
+                for record in train_trunk(trunk, corpus, folder / f"{name}.pt", connection.poll, look_at if trunk[-1] is runs[-1] else ()):
                     connection.send(record)
             connection.send(None)
 
@@ -337,7 +438,7 @@ def sweep(columns: list[Column], losses: dict, folder: Path, trunks: Path, worke
     missing = lambda column: {s: [cfg for cfg in runs if loss_of(cfg) is None] for s, runs in replay(column, loss_of).items()}
     plans = {column: plan(column, loss_of, device) for column in columns}
     total = lambda name: sum(p[name] for p in plans.values())
-    running: dict = {}  # worker -> its (column, setting)
+    running: dict = {}  # worker -> its column and trunk
     stopping = False
     bar = tqdm(initial=total("seconds") - total("left"), total=total("seconds"), bar_format=BAR, mininterval=0.5 if sys.stderr.isatty() else 60)
     with open_records(folder) as file, bar:
@@ -348,12 +449,13 @@ def sweep(columns: list[Column], losses: dict, folder: Path, trunks: Path, worke
                     worker.send(None)
             idle = [] if stopping else [worker for worker in workers if worker not in running]
             if idle:
-                ready = [(column, setting, runs) for column in columns for setting, runs in missing(column).items() if runs]
-                ready = [job for job in ready if job[:2] not in running.values()]
-                ready.sort(key=lambda job: -seconds_of(job[0], job[2], device))  # long ones first
-                for worker, (column, setting, runs) in zip(idle, ready):
-                    worker.send((runs, trunks))
-                    running[worker] = column, setting
+                # by trunk: two columns may want the same one
+                ready = {trunk_of(runs[0]): (column, runs) for column in columns for runs in missing(column).values() if runs}
+                ready = [job for trunk, job in ready.items() if trunk not in [there for _, there in running.values()]]
+                ready.sort(key=lambda job: -seconds_of(*job, device))  # long ones first
+                for worker, (column, runs) in zip(idle, ready):
+                    worker.send((runs, column.look_at if runs[-1].total_tokens == column.budgets[-1] else (), trunks))
+                    running[worker] = column, trunk_of(runs[0])
             if not running:
                 return not stopping
             for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
@@ -407,8 +509,10 @@ def check_records(records: list[dict], columns: list[Column], fingerprint: str, 
     configs = [a_run_of(column) for column in columns]
     free = {*IDENTITY, *train.HOW, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"}
     same = {name: value for name, value in vars(configs[0]).items() if all(getattr(cfg, name) == value for cfg in configs) and name not in free}
-    expected = {"schedule": configs[0].schedule, "fingerprint": fingerprint} | same
+    expected, schedules = {"fingerprint": fingerprint} | same, sorted({cfg.schedule for cfg in configs})
     for record in records:
+        if record["schedule"] not in schedules:
+            raise ValueError(f"--out {out}: has records with schedule {record['schedule']}, and this sweep has {', '.join(schedules)}; name another folder")
         for name, value in expected.items():
             if record[name] != value:
                 raise ValueError(f"--out {out}: has records with {name} {record[name]}, and this sweep has {value}; name another folder")
@@ -451,7 +555,7 @@ def main(argv: list[str] | None = None) -> int:
         if "data" in typed and "tokenizer" in typed:
             raise ValueError(f"--tokenizer {typed['tokenizer']}: --data {typed['data']} has a tokenizer of its own, leave one of them out")
         device = train.pick_device(typed.pop("device", "auto"))
-        only_width = typed.pop("n_embd", None)
+        only_width = typed.pop("n_embd", None) if args.experiment != "compare" else None  # there, other widths wait for the tuned one's
         columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
         corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
         if "data" in typed:
@@ -486,9 +590,13 @@ def main(argv: list[str] | None = None) -> int:
     losses = {identity(record): loss_in(record) for record in records}
     plans = [plan(column, lambda cfg: losses.get(identity(vars(cfg))), device) for column in columns]
     total = {name: sum(p[name] for p in plans) for name in plans[0]}
-    print(f"{out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in columns[0].budgets)} tokens")
+    budgets = sorted({T for column in columns for T in column.budgets})
+    print(f"{out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in budgets)} tokens")
     print(f"about {total['runs']:,} runs on {total['trunks']:,} trunks, {total['tokens']:.3g} tokens, {total['flops']:.2g} FLOPs")
     print(f"as separate runs: {total['separate']:.3g} tokens, so branches take {total['tokens'] / total['separate']:.0%} of that")
+    if args.experiment == "compare":
+        shares = {name: sum(p["tokens"] for p, c in zip(plans, columns) if c.fields["schedule"] == name) for name in ("wsd", "power", "cosine")}
+        print(", ".join(f"{name} {tokens:.3g} tokens" for name, tokens in shares.items()) + "; every cosine is trained from its start")
     print(f"about {total['left'] / len(devices) / 3600:.2g} hours left on {len(devices)} {device} worker{'s' * (len(devices) > 1)}", flush=True)
     if args.dry_run:
         return 0
@@ -503,6 +611,9 @@ def main(argv: list[str] | None = None) -> int:
         print("stopped and saved; the same command goes on")
         return 3
     held.close()
+    if any(plan(column, lambda cfg: losses.get(identity(vars(cfg))), device)["left"] for column in columns):
+        print("these runs wait for some of the other shards'; when those are there, the same command goes on")
+        return 3
     print(f"finished after {train.clock(time.perf_counter() - began)}: {len(losses):,} records; next: python fit.py {out}")
     return 0
 

@@ -8,6 +8,7 @@
     python train.py --benchmark                          a few steps: tokens per second, memory
     python train.py --out runs/a --resume                continues a run that was stopped
     python train.py --branch runs/a --decay_tokens 3e5   cools a run down from where it is
+    python train.py --average --decay_tokens 0           an average of the weights instead of a decay
     python train.py --branch DIR --data data/mine        trains on from released weights, a Granite folder
 
 Read `optimizer_step`, which takes one batch from the file to the weight update, then `train`, the
@@ -75,6 +76,7 @@ class TrainConfig(GPTConfig):
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
     min_lr_ratio: float = option(0.1, "final learning rate of the cosine, as a share of lr", at_least=0, at_most=1)
 
+    average: bool = option(False, "average the weights, over about the last tenth of the tokens seen: as good as a decay, at any time")
     router_aux_weight: float = option(0.01, "weight in the training loss of a mixture's auxiliary loss, which evens out its experts' load", at_least=0)
     weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
@@ -357,6 +359,31 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus 
     return batch_loss, grad_norm, routing
 
 
+AVERAGE_POWER = 16
+
+
+def start_average(cfg: TrainConfig, model: GPT) -> GPT | None:
+    """A model to hold the average of the weights, if the run wants one."""
+    if not cfg.average:
+        return None
+    average = GPT(cfg).to(cfg.device).requires_grad_(False)
+    average.load_state_dict(model.state_dict())
+    return average
+
+
+def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
+    """After a step from `before` tokens to `tokens`: mix the new weights into their average (cfg.average).
+
+    The weights at n tokens count as n^16, so the average covers about the last tenth of the tokens
+    seen, however many these are and in steps of any size: like Power itself it asks for no horizon.
+    (Polynomial-decay averaging: Shamir and Zhang, 2013.)
+    """
+    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # of the weights' sum, what the last step adds
+    with torch.no_grad():
+        for mean, weight in zip(average.parameters(), model.parameters()):
+            mean.lerp_(weight, share)
+
+
 def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
     """The model with its first weights, the same on every device, and its optimizer."""
     torch.manual_seed(cfg.seed)
@@ -377,8 +404,13 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
 # The run
 
 
-def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture) -> dict[str, float]:
-    """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss."""
+def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, average: GPT | None = None) -> dict[str, float]:
+    """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss.
+
+    The same of the averaged weights, if there are any, as average_val_loss and so on.
+    """
+    if average:
+        return held_out_losses(cfg, model, corpus) | {f"average_{name}": loss for name, loss in held_out_losses(cfg, average, corpus).items()}
     with fast_math(cfg):
         results = {name: held_out_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
     if len(results) == 1:
@@ -387,6 +419,11 @@ def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mix
     loss, bytes_per_token = mean(lambda r: r["val_loss"]), mean(lambda r: r["val_loss"] / r["val_bpb"] / math.log(2))
     each = {f"val_loss_{name}": result["val_loss"] for name, result in results.items()}
     return {"val_loss": loss, "val_bpb": loss / bytes_per_token / math.log(2), **each}
+
+
+def in_words(held_out: dict[str, float]) -> str:
+    averaged = f", of the averaged weights {held_out['average_val_loss']:.4f}" if "average_val_loss" in held_out else ""
+    return f"held-out loss {held_out['val_loss']:.4f}{averaged}"
 
 
 def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start: dict | None = None, must_stop=lambda: False) -> dict | None:
@@ -401,7 +438,8 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     began = time.perf_counter()
     rank, world = rank_and_world()
     model, optimizer = build(cfg)
-    progress = restore(start, model, optimizer) if start else NOTHING_DONE
+    average = start_average(cfg, model)
+    progress = restore(start, model, optimizer, average) if start else NOTHING_DONE
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True) if world > 1 else model
     tokens, step, parent = progress["tokens"], progress["step"], progress["parent"]
     schedule = make_schedule(cfg)
@@ -430,13 +468,17 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             return
         done = {"tokens": tokens, "step": step, "parent": parent, "seconds": seconds(),
                 "training_seconds": training_seconds, "trained_tokens": trained_tokens}  # fmt: skip
-        save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, model, optimizer, done)
+        save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, model, optimizer, average, done)
+        if average:  # a checkpoint of its own, as if these were the weights
+            save_checkpoint(out / "average.pt", cfg, corpus, average, optimizer, None, done)
         prune_checkpoints(out, cfg.keep_checkpoints, decay_start)
 
     while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:  # whole batches: no step reaches past the end
         lr = schedule(tokens + cfg.batch_tokens / 2)
         loss, grad_norm, routing = optimizer_step(cfg, replica, optimizer, corpus, tokens, lr)
         before, tokens, step = tokens, tokens + cfg.batch_tokens, step + 1
+        if average:
+            update_average(average, model, before, tokens)
         last = tokens + cfg.batch_tokens > cfg.total_tokens
         due = lambda every: tokens // every > before // every
 
@@ -454,8 +496,8 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             window_start, window_tokens = time.perf_counter(), tokens
         pause = time.perf_counter()  # what follows is not training time
         if due(cfg.eval_every) and not last:
-            held_out = held_out_losses(cfg, model, corpus)
-            log(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", tokens=tokens, **held_out)
+            held_out = held_out_losses(cfg, model, corpus, average)
+            log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
         # Many processes must stop at the same step: they ask each other whenever a line is logged
         stopping = not last and (must_stop() if world == 1 else due(cfg.log_every) and any_process(must_stop()))
         if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens:
@@ -464,10 +506,10 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             return None
         window_start += time.perf_counter() - pause
 
-    held_out, record = evaluate(cfg, model, corpus, tokens)
+    held_out, record = evaluate(cfg, model, corpus, tokens, average)
     if rank > 0:
         return {}
-    log(f"{tokens:>14,} tokens   held-out loss {held_out['val_loss']:.4f}", tokens=tokens, **held_out)
+    log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
     metrics.close()
     save()
     model.eval()
@@ -481,9 +523,9 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     return record
 
 
-def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int) -> tuple[dict, dict]:
+def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int, average: GPT | None = None) -> tuple[dict, dict]:
     """A run that ends after `tokens` -> (its held-out loss as it is, the part of its record that follows from model and config)."""
-    held_out = held_out_losses(cfg, model, corpus)
+    held_out = held_out_losses(cfg, model, corpus, average)
     diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # after a step with a loss that is not finite, neither is this one
     results = dict.fromkeys(held_out) if diverged else held_out
     if len(corpus.sources) > 1:
@@ -500,14 +542,14 @@ def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, t
 NOTHING_DONE = {"tokens": 0, "step": 0, "parent": None, "seconds": 0.0, "training_seconds": 0.0, "trained_tokens": 0}
 
 
-def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GPT, optimizer, progress: dict) -> None:
+def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GPT, optimizer, average: GPT | None, progress: dict) -> None:
     """Everything that the run is, in one file that appears whole or not at all.
 
     The schedule and the data order have no state of their own: they follow from the tokens seen.
     """
     state = progress | {
         "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"], "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(), "random_state": torch.get_rng_state(),
+        "optimizer": optimizer.state_dict(), "average": average and average.state_dict(), "random_state": torch.get_rng_state(),
     }  # fmt: skip
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -522,9 +564,11 @@ def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GP
         raise OSError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or 'is the disk full?'})") from None
 
 
-def restore(saved: dict, model: GPT, optimizer) -> dict:
-    """Put a checkpoint's state into model and optimizer; return how far it had come."""
+def restore(saved: dict, model: GPT, optimizer, average: GPT | None = None) -> dict:
+    """Put a checkpoint's state into model, optimizer and average; return how far it had come."""
     model.load_state_dict(saved["model"])
+    if average:  # of a parent that had none, it begins with the parent's weights
+        average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" not in saved:  # released weights come alone
         return {key: saved[key] for key in NOTHING_DONE}
     ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -721,7 +765,11 @@ def draw_curve(out: Path, record: dict) -> None:
         values = lambda some, key: [math.nan if line[key] is None else line[key] for line in some]
         top.plot(millions(training), values(training, "loss"), color=color, linewidth=0.8, alpha=0.6)
         top.plot(millions(held_out), values(held_out, "val_loss"), color="black", marker="o", markersize=4)
-        for y, label, hue in ((0.93, "held-out text", "black"), (0.84, "training batches", color)):
+        labels = [(0.93, "held-out text", "black"), (0.84, "training batches", color)]
+        if record["average"]:
+            top.plot(millions(held_out), values(held_out, "average_val_loss"), color=COLORS["average"], marker="s", markersize=4)
+            labels.append((0.75, "averaged weights", COLORS["average"]))
+        for y, label, hue in labels:
             top.text(0.98, y, label, color=hue, ha="right", va="top", transform=top.transAxes)  # losses fall: this corner is free
         end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
         top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
@@ -766,7 +814,7 @@ def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
         block += 8 * cfg.n_embd  # RMSNorm in several steps
     blocks = cfg.n_layer * 4 * cfg.n_embd + block if cfg.recompute else cfg.n_layer * block
     return {
-        "parameters": 4 * n_params, "AdamW": 8 * n_params, "gradients": 4 * n_params if n_micro > 1 else 0,
+        "parameters": 4 * n_params, "AdamW": 8 * n_params, "average": 4 * n_params * cfg.average, "gradients": 4 * n_params if n_micro > 1 else 0,
         "bfloat16 copies": 2 * n_params if size == 2 and not (on_cpu and cfg.n_expert) else 0, "blocks": tokens * blocks,
         "logits": tokens * cfg.vocab_size * (size + 4 + 4),  # themselves, their softmax, and its gradient
     }  # fmt: skip
@@ -997,7 +1045,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not record["diverged"]:
         print(f"\na sample:\n\n{(out / 'sample.txt').read_text(encoding='utf-8')}\n")
-    end = "diverged" if record["diverged"] else f"held-out loss {record['val_loss']:.4f} nats per token, {record['val_bpb']:.4f} bits per byte"
+    end = "diverged" if record["diverged"] else f"{in_words(record)} nats per token, {record['val_bpb']:.4f} bits per byte"
     print(f"{end}, after {clock(record['seconds'])}; record and curve.png in {out}")
     return 0
 

@@ -52,14 +52,14 @@ def config(corpus_path, **changed) -> train.TrainConfig:
 def final_weights(monkeypatch) -> list[dict]:
     """The weights of every run at its end, in order."""
     seen, real = [], train.evaluate
-    monkeypatch.setattr(train, "evaluate", lambda cfg, model, corpus, tokens: (seen.append({k: v.clone() for k, v in model.state_dict().items()}), real(cfg, model, corpus, tokens))[1])
+    monkeypatch.setattr(train, "evaluate", lambda cfg, model, *rest: (seen.append({k: v.clone() for k, v in model.state_dict().items()}), real(cfg, model, *rest))[1])
     return seen
 
 
 @pytest.mark.parametrize("mixture", [{}, dict(n_expert=4, n_expert_active=2, micro_batch_size=4)], ids=["dense", "mixture"])
-@pytest.mark.parametrize("schedule", ["wsd", "power"])
+@pytest.mark.parametrize("schedule", [dict(schedule="wsd"), dict(schedule="power"), dict(schedule="power", average=True, decay_tokens=300)], ids=["wsd", "power", "average"])
 def test_a_branch_is_the_separate_run_bit_by_bit(schedule, mixture, corpus_path, corpus, final_weights, tmp_path, monkeypatch):
-    kind = mixture | dict(schedule=schedule)
+    kind = mixture | schedule
     monkeypatch.setattr(train, "sample", lambda *_: "")  # takes most of the time, and is not what we look at
     monkeypatch.setattr(train, "draw_curve", lambda *_: None)
     runs = [config(corpus_path, total_tokens=T, **kind) for T in BUDGETS]
@@ -177,9 +177,10 @@ def test_the_papers_rates_are_among_ours():
 def test_every_grid_makes_sense(experiment, scale):
     columns = sweep.columns_of(experiment, scale, {})
     total = [sweep.plan(column, lambda cfg: None, "cpu") for column in columns]
-    assert sum(p["tokens"] for p in total) <= 0.6 * sum(p["separate"] for p in total)
     names = [name for column in columns for runs in sweep.replay(column, lambda cfg: 0.0).values() for name, _ in sweep.by_trunk(runs)]
-    assert len(set(names)) == len(names)  # no two settings share a checkpoint
+    if experiment != "compare":  # there, cosines have no branches, and a schedule's rate may also be one of the floor's search
+        assert sum(p["tokens"] for p in total) <= 0.6 * sum(p["separate"] for p in total)
+        assert len(set(names)) == len(names)  # no two settings share a checkpoint
     for column in columns:
         assert sweep.a_run_of(column).warmup_tokens <= column.budgets[0] / 2
     if experiment == "wsd" and scale == "paper":
@@ -193,9 +194,9 @@ def test_the_plan_counts_what_is_trained(tiny, corpus_path, monkeypatch, capsys)
     for column in columns:
         for runs in sweep.replay(column, column.made_up).values():
             stable = lambda cfg: cfg.total_tokens - cfg.decay_tokens
-            sweep.advance(runs[-1], None, None, None, 0, stable(runs[-1]))
+            sweep.advance(runs[-1], None, None, None, None, 0, stable(runs[-1]))
             for cfg in runs:
-                sweep.advance(cfg, None, None, None, stable(cfg) // cfg.batch_tokens * cfg.batch_tokens, cfg.total_tokens)
+                sweep.advance(cfg, None, None, None, None, stable(cfg) // cfg.batch_tokens * cfg.batch_tokens, cfg.total_tokens)
     planned = sum(sweep.plan(column, lambda cfg: None, "cpu")["tokens"] for column in columns)
     assert sum(trained) == pytest.approx(planned, rel=0.02)
     assert sweep.main([*tiny, "--dry_run"]) == 0 and not Path("out").exists()
@@ -220,6 +221,53 @@ def test_a_sweep_makes_the_records_of_train(undisturbed, corpus_path):
     assert train.main([f"--{name}={value}" for name, value in flags.items()]) == 0
     alone = json.loads(Path("alone/record.json").read_text())
     assert {name: alone[name] for name in record} == record and set(alone) - set(record) == TIMELESS
+
+
+TINY_COMPARISON = dict(
+    common=COMMON, tune=(dict(n_embd=32, n_head=2), 4, 1280), trials=dict(cosine=range(14, 17), wsd=range(13, 16), power=range(2, 5)),
+    rows=[(dict(n_embd=32, n_head=2), [4, 16], 2)], budgets=[1280, 2560], guess=0.02,
+)  # fmt: skip
+
+
+def test_a_comparison(corpus_path, corpus, monkeypatch, capsys):
+    """Stopped once, on two shards; each schedule tuned on its own, what follows follows from that."""
+    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
+    monkeypatch.setitem(sweep.GRIDS["compare"], "tiny", TINY_COMPARISON)
+    argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
+    when_there_are(8, "out", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert sweep.main([*argv, "--shard=1/2"]) == 3 and 8 <= len(records()) < 15
+    assert sweep.main([*argv, "--shard=2/2"]) == 3  # it cannot finish before the other one
+    assert "wait for some of the other shards'" in capsys.readouterr().out
+    for shard in ("1/2", "2/2", "1/2", "2/2"):
+        status = sweep.main([*argv, f"--shard={shard}"])
+    assert status == 0
+    found = list(records().values())
+
+    tuning, compared = [r for r in found if r["seed"] >= 100], [r for r in found if r["seed"] < 100]
+    assert len(tuning) == 3 * 3 * 3 and {r["total_tokens"] for r in tuning} == {1280}
+    best = {}
+    for schedule, knob in (("cosine", "lr"), ("wsd", "lr"), ("power", "power_a")):
+        mean = lambda x: sum(r["val_loss"] for r in tuning if r["schedule"] == schedule and r[knob] == x)
+        best[schedule] = min({r[knob] for r in tuning if r["schedule"] == schedule}, key=mean)
+    runs = lambda **where: [r for r in compared if all(r[k] == v for k, v in where.items())]
+    for T in (1280, 2560):
+        for batch, factors in ((4, {1}), (16, {1, 2, 4})):
+            for seed in (0, 1):
+                cell = dict(total_tokens=T, batch_size=batch, seed=seed)
+                assert {round(r["lr"] / best["cosine"], 2) for r in runs(schedule="cosine", **cell)} == factors
+                assert {round(r["lr"] / best["wsd"], 2) for r in runs(schedule="wsd", **cell)} >= factors
+                assert [(r["average"], r["power_a"], r["decay_tokens"]) for r in sorted(runs(schedule="power", **cell), key=lambda r: r["average"])] == [
+                    (False, best["power"], T // 10), (True, best["power"], 0)]  # fmt: skip
+            floor = min(runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=0), key=lambda r: r["val_loss"])
+            assert runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=1, lr=floor["lr"])
+
+    # the longest cosine, looked at on its way, is what it had been there
+    cosine = runs(schedule="cosine", total_tokens=2560, batch_size=4, seed=0)[0]
+    cfg = config(corpus_path, **{k: cosine[k] for k in ("schedule", "lr", "total_tokens", "batch_size")})
+    model, optimizer = train.build(cfg)
+    assert sweep.advance(cfg, model, optimizer, None, corpus, 0, 1280) == 1280
+    assert train.evaluate(cfg, model, corpus, 1280)[1]["val_loss"] == cosine["val_loss_at_1280"]
+    assert not any("val_loss_at_1280" in r for r in found if r["schedule"] != "cosine" or r["total_tokens"] == 1280)
 
 
 def when_there_are(n: int, folder: str, do) -> None:
