@@ -2,6 +2,7 @@
 
     python fit.py runs/wsd-quick                                       the law with intervals, law.json, figures
     python fit.py runs/power-quick                                     the same for a and b of the Power schedule
+    python fit.py runs/compare-quick                                   the tables and figures of a comparison
     python fit.py runs/wsd-a --against runs/wsd-b                      two sweeps: how much their b differ
     python fit.py --predict --total_tokens 10e12 --batch_size 1024     the learning rate by the paper's law
     python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1       losses of any runs in one figure
@@ -60,11 +61,12 @@ def read_records(paths: list[Path]) -> list[dict]:
             for line in text.splitlines() if file.suffix == ".jsonl" else [text]:
                 with contextlib.suppress(json.JSONDecodeError):  # torn by a power cut
                     records.append(json.loads(line))
-    for name, what in (("fingerprint", "corpora"), ("warmup_tokens", "warm-ups"), ("schedule", "schedules"), ("seq_len", "sequence lengths")):
+    for name, what in (("fingerprint", "corpora"), ("warmup_tokens", "warm-ups"), ("seq_len", "sequence lengths")):
         values = sorted({str(r[name]) for r in records})
         if len(values) != 1:
             raise ValueError(f"{' '.join(map(str, paths))}: runs with different {what} ({name} {', '.join(values)}), they cannot be fitted together")
-    unique = {(shape_of(r), r["batch_size"], r["total_tokens"], r["seed"], r["lr"], r["power_a"], r["power_b"]): r for r in records}
+    names = ("schedule", "batch_size", "total_tokens", "seed", "lr", "power_a", "power_b", "average")
+    unique = {(shape_of(r), *(r.get(name, False) for name in names)): r for r in records}
     return list(unique.values())
 
 
@@ -254,7 +256,9 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print(f"python train.py {flags} --schedule power --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
     for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma), ("law", draw_law)):
         draw(out / f"{name}.png", records, found, joint, paper)
-    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png")
+    print()
+    report_price(records, None, out)
+    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
 
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
@@ -302,6 +306,155 @@ def report_power(records: list[dict], out: Path) -> None:
     draw_power(out / "power.png", records, found)
     draw_best_b(out / "best_b.png", found["b"])
     print(f"{out}: power.png, best_b.png")
+
+
+# ---------------------------------------------------------------------------------------------
+# What the records say: a comparison
+
+TUNING = 100  # runs with this seed or a higher one tuned the schedules; sweep.py made them first
+
+
+def tuned(records: list[dict], schedule: str, knob: str) -> tuple[float, str]:
+    """The value that a schedule's trials chose, and a sentence about them."""
+    trials: dict = {}
+    for r in records:
+        if r["seed"] >= TUNING and r["schedule"] == schedule:
+            trials.setdefault(r[knob], []).append(loss_of(r))
+    if not trials:
+        raise ValueError(f"no runs that tuned {schedule}, seeds from {TUNING} on")
+    best = min(trials, key=lambda value: np.mean(trials[value]))
+    edge = ", at the edge of its trials" if best in (min(trials), max(trials)) else ""
+    return best, f"{schedule}: {knob} {best:g}, best of {len(trials)}{edge}"
+
+
+def loss_of(record: dict, name: str = "val_loss") -> float:
+    return math.inf if record["diverged"] else record[name]
+
+
+SCALED = {"": 0.0, ", rate ∝ √batch": 0.5, ", rate ∝ batch": 1.0}
+LINES = ["Power", "Power, averaged", *(f"{name}{scaled}" for name in ("WSD", "cosine") for scaled in SCALED), "floor"]
+
+
+def comparison(records: list[dict]) -> tuple[dict, list[str]]:
+    """-> {line: {cell: {seed: loss}}} of the cells (shape, T, batch size) that are compared, and what the tuning chose.
+
+    A line of WSD or cosine: at the tuned rate, or that times a power of how much larger the batch is
+    than the one it was tuned with. The floor: WSD at the rate that was the best with seed 0.
+    """
+    knobs = {"power": "power_a", "wsd": "lr", "cosine": "lr"}
+    best, said = zip(*(tuned(records, schedule, knob) for schedule, knob in knobs.items()))
+    best, batch = dict(zip(knobs, best)), next(r["batch_size"] for r in records if r["seed"] >= TUNING)
+    runs = [(r, (shape_of(r), r["total_tokens"], r["batch_size"])) for r in records if r["seed"] < TUNING]
+    cells = list(dict.fromkeys(cell for r, cell in runs if r["schedule"] == "power"))
+    runs = [(r, cell) for r, cell in runs if cell in cells]
+    lines: dict = {line: {cell: {} for cell in cells} for line in LINES}
+    for r, cell in runs:
+        if r["schedule"] == "power" and r["power_a"] == best["power"]:
+            average = bool(r.get("average"))
+            lines["Power, averaged" if average else "Power"][cell][r["seed"]] = loss_of(r, "average_val_loss" if average else "val_loss")
+        for scaled, power in SCALED.items():
+            if r["schedule"] != "power" and math.isclose(r["lr"], best[r["schedule"]] * (r["batch_size"] / batch) ** power, rel_tol=0.01):
+                lines[{"wsd": "WSD", "cosine": "cosine"}[r["schedule"]] + scaled][cell][r["seed"]] = loss_of(r)
+    for cell in cells:
+        searched = [r for r, where in runs if where == cell and r["schedule"] == "wsd"]
+        lr = min((r for r in searched if r["seed"] == 0), key=loss_of)["lr"]
+        lines["floor"][cell] = {r["seed"]: loss_of(r) for r in searched if r["lr"] == lr}
+    return lines, list(said)
+
+
+def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.ndarray]:
+    """seed -> loss of a line above the floor with the same seed, in each cell."""
+    cells = list(lines["floor"]) if cells is None else cells
+    seeds = set.intersection(*(lines[line][cell].keys() & lines["floor"][cell].keys() for cell in cells))
+    return {seed: np.array([lines[line][cell][seed] - lines["floor"][cell][seed] for cell in cells]) for seed in sorted(seeds)}
+
+
+def report_compare(records: list[dict], out: Path) -> None:
+    """Print the tables, in Markdown; draw the figures into `out`."""
+    lines, said = comparison(records)
+    first = next(r for r in records if r["seed"] >= TUNING)
+    print(f"tuned at {shape_of(first)}, T = {size(first['total_tokens'])}, batch {first['batch_size']}:", *said, sep="\n")
+    cells, tuned_batch = list(lines["floor"]), first["batch_size"]
+    names = [line for line in LINES if all(lines[line].values())]  # all but what is still in training
+    for shape, batch in dict.fromkeys((shape, batch) for shape, _, batch in cells):
+        budgets = sorted(T for s, T, b in cells if (s, b) == (shape, batch))
+        print(f"\n| {shape}, batch {batch}: T = | " + " | ".join(map(size, budgets)) + " |\n|---" + "|---" * len(budgets) + "|")
+        means = {line: [np.mean(list(lines[line][shape, T, batch].values())) for T in budgets] for line in names}
+        for line in names:
+            if batch == tuned_batch and "rate" in line:
+                continue  # the same run
+            row = []
+            for T, mean in zip(budgets, means[line]):
+                text = f"{mean:.3f} ± {np.std(list(lines[line][shape, T, batch].values())):.3f}"
+                lowest = min(means[other][budgets.index(T)] for other in names if other != "floor")
+                row.append(f"**{text}**" if line != "floor" and mean == lowest else text)
+            print(f"| {line} | " + " | ".join(row) + " |")
+    print("\n| all cells | loss | perplexity | above the floor, mean (of each seed) | worst cell |\n|---|---|---|---|---|")
+    for line in names:
+        loss = np.mean([np.mean(list(lines[line][cell].values())) for cell in cells])
+        by_seed = above(lines, line)
+        cost = np.mean(list(by_seed.values()), axis=0)
+        each = ", ".join(f"{d.mean():+.3f}" for d in by_seed.values())
+        shape, T, batch = cells[int(cost.argmax())]
+        where = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch {batch})" if line != "floor" else ""
+        print(f"| {line} | {loss:.3f} | {math.exp(loss):.3f} | {cost.mean():+.4f} ({each}) | {where} |")
+    print()
+    draw_compare(out / "compare.png", lines, tuned_batch)
+    draw_anytime(out / "anytime.png", lines, records, tuned_batch)
+    report_price(records, lines["Power"], out)
+    print(f"\n{out}: compare.png, anytime.png, price.png")
+
+
+# ---------------------------------------------------------------------------------------------
+# The price of not knowing
+
+
+RULES = {  # what is known -> (the features of a linear model of log2 lr, q where it is given)
+    "nothing: one rate for all": (lambda m, _: [1], 0),
+    "the batch size: a rate for each": (lambda m, batches: [m.batch_size == B for B in batches], 0),
+    "both, rate ∝ batch": (lambda m, _: [1, math.log2(m.T)], 1),
+    "both, rate ∝ √batch": (lambda m, _: [1, math.log2(m.T)], 0.5),
+    "both, free exponents": (lambda m, _: [1, math.log2(m.T), math.log2(m.beta)], 0),
+}
+
+
+def price(records: list[dict], power: dict | None = None) -> tuple[dict[str, np.ndarray], int]:
+    """What a rule for the learning rate costs: {rule: loss above the lowest one measured, for each cell}, and how many cells.
+
+    A rule's constants are fitted to all minima. Its rate in a cell is looked up among the measured
+    losses there, means over the seeds that were searched, on straight lines between neighbouring
+    rates; beyond the outermost one that one's counts. power: Power's losses, {cell: {seed: loss}}.
+    """
+    valleys: dict = {}
+    for r in records:
+        if r["schedule"] == "wsd" and r["seed"] < TUNING:
+            cell = shape_of(r), r["total_tokens"], r["batch_size"]
+            valleys.setdefault(cell, {}).setdefault(r["seed"], {})[math.log2(r["lr"])] = loss_of(r)
+    for cell, by_seed in valleys.items():
+        searched = {seed: some for seed, some in by_seed.items() if len(some) >= WINDOW}
+        common = sorted(set.intersection(*map(set, searched.values()))) if searched else []
+        valleys[cell] = list(searched), common, [np.mean([some[x] for some in searched.values()]) for x in common]
+    found = [m for m in usable(minima([r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING])) if len(valleys[m.shape, m.T, m.batch_size][1]) >= WINDOW]
+    cells = {(m.shape, m.T, m.batch_size): m for m in found}
+    batches = sorted({m.batch_size for m in found})
+    costs = {}
+    for rule, (features, q) in RULES.items():
+        X = np.array([features(m, batches) for m in found], dtype=float)
+        solution = np.linalg.lstsq(X, np.array([m.x - q * math.log2(m.beta) for m in found]), rcond=None)[0]
+        rates = {cell: np.dot(features(m, batches), solution) + q * math.log2(m.beta) for cell, m in cells.items()}
+        costs[rule] = np.array([np.interp(rates[cell], *valleys[cell][1:]) - min(valleys[cell][2]) for cell in cells])
+    if power:
+        there = [cell for cell in cells if cell in power and set(valleys[cell][0]) <= set(power[cell])]
+        costs["Power, tuned in one cell"] = np.array([np.mean([power[cell][seed] for seed in valleys[cell][0]]) - min(valleys[cell][2]) for cell in there])
+    return costs, len(cells)
+
+
+def report_price(records: list[dict], power: dict | None, out: Path) -> None:
+    costs, n = price(records, power)
+    print(f"the price of not knowing, in nats above the best measured loss; {n} cells\n{'what the rate depends on':<36}{'mean':>8}{'worst':>8}")
+    for rule, cost in costs.items():
+        print(f"{rule:<36}{cost.mean():8.4f}{cost.max():8.4f}" + (f"   ({len(cost)} cells)" if len(cost) != n else ""))
+    draw_price(out / "price.png", costs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -567,6 +720,95 @@ def draw_best_b(path: Path, found: list[Minimum]) -> None:
     save(path, 3.6, 1, draw)
 
 
+HUES = {"Power": COLORS["power"], "WSD": COLORS["wsd"], "cosine": COLORS["cosine"]}
+
+
+def look(line: str) -> dict:
+    """One colour for a schedule; the rate that grows with the batch dashed, or dotted."""
+    if line == "Power, averaged":
+        return dict(color=COLORS["average"])
+    style = {"": "-", ", rate ∝ √batch": "--", ", rate ∝ batch": ":"}[line.removeprefix(line.split(",")[0])]
+    return dict(color=HUES[line.split(",")[0]], linestyle=style, linewidth=2.4 if line == "Power" else 1.2)
+
+
+def draw_above(ax, lines: dict, names: list[str], shapes: list[str], batch: int) -> None:
+    """Loss above the floor against T, mean over shapes; seeds as dots, labels at the right end."""
+    budgets = sorted({T for _, T, b in lines["floor"] if b == batch})
+    ends = []
+    for name in names:
+        costs = [above(lines, name, [(shape, T, batch) for shape in shapes]) for T in budgets]
+        means = [np.mean(list(cost.values())) for cost in costs]
+        ax.plot(np.log2(budgets), means, **look(name))
+        for T, cost in zip(budgets, costs):
+            ax.scatter([math.log2(T)] * len(cost), [d.mean() for d in cost.values()], s=6, color=look(name)["color"])
+        ends.append(means[-1])
+    ax.plot(np.log2(budgets), [0] * len(budgets), color="black", linewidth=0.6)
+    ticks(ax.xaxis, np.log2(budgets), size)
+    low, high = ax.get_ylim()
+    right, heights = math.log2(budgets[-1]), spread(ends, 0.1 * (high - low))
+    for name, y in zip(names, heights):
+        ax.text(right + 0.1, y, name, color=look(name)["color"], va="center")
+    ax.set_xlim(right=right + 2.2)
+    ax.set_ylim(min(low, min(heights) - 0.05 * (high - low)), max(high, max(heights) + 0.05 * (high - low)))
+    ax.set_ylabel("above the floor (nats)")
+
+
+def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
+    """Every schedule, tuned once, above the floor: with the batch size that it was tuned at, and with another one."""
+    shapes = list(dict.fromkeys(shape for shape, *_ in lines["floor"]))
+    batches = sorted({batch for *_, batch in lines["floor"]}, key=lambda batch: abs(math.log(batch / tuned_batch)))
+
+    def draw(*panels):
+        for ax, batch in zip(panels, batches):
+            scaled = batch != tuned_batch
+            names = [line for line in LINES[:-1] if all(lines[line].values()) and (scaled or "rate" not in line)]
+            draw_above(ax, lines, names, shapes, batch)
+            ax.set_title(f"batch {batch}, " + (f"{batch / tuned_batch:g} times what they were tuned at" if scaled else "at which they were tuned"))
+        panels[-1].set_xlabel("T, tokens (mean over " + ("shapes" if len(shapes) > 1 else shapes[0]) + "; dots: seeds)")
+
+    save(path, 3.2 * len(batches), len(batches), draw, sharex=True)
+
+
+def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> None:
+    """If you stop here: one Power run, cooled down or averaged, against cosines planned for it and one that was not."""
+    shape = [s for s, *_ in lines["floor"] if "experts" not in s][-1]
+    budgets = sorted(T for s, T, b in lines["floor"] if (s, b) == (shape, batch))
+    longest = [r for r in records if r["schedule"] == "cosine" and (shape_of(r), r["batch_size"], r["total_tokens"]) == (shape, batch, budgets[-1]) and r["seed"] < TUNING]
+
+    def draw(ax):
+        cut = [[r[f"val_loss_at_{T}"] - lines["floor"][shape, T, batch][r["seed"]] for r in longest] for T in budgets[:-1]]
+        end = [loss_of(r) - lines["floor"][shape, budgets[-1], batch][r["seed"]] for r in longest]
+        ax.plot(np.log2(budgets), [np.mean(some) for some in (*cut, end)], color=COLORS["cosine"], linestyle="--", linewidth=1.2)
+        for T, some in zip(budgets, cut):
+            ax.scatter([math.log2(T)] * len(some), some, s=6, color=COLORS["cosine"])
+        draw_above(ax, lines, ["Power", "Power, averaged", "cosine"], [shape], batch)
+        label = f"the cosine for {size(budgets[-1])},\nstopped early"
+        ax.annotate(label, (math.log2(budgets[1]), np.mean(cut[1])), (0, -6), textcoords="offset points", color=COLORS["cosine"], va="top")
+        ax.set_title("If you stop here: one Power run, a cosine for each T")
+        ax.set_xlabel(f"tokens at which one stops ({shape}, batch {batch})")
+
+    save(path, 3.6, 1, draw)
+
+
+def draw_price(path: Path, costs: dict[str, np.ndarray]) -> None:
+    """The ladder: mean and worst cost of every rule."""
+
+    def draw(ax):
+        for i, (rule, cost) in enumerate(costs.items()):
+            color = COLORS["power"] if rule.startswith("Power") else "black"
+            ax.plot([cost.mean(), cost.max()], [-i, -i], color=color, linewidth=0.8)
+            ax.scatter([cost.mean()], [-i], s=30, color=color)
+            ax.scatter([cost.max()], [-i], s=30, facecolors="white", edgecolors=color)
+            ax.text(cost.mean(), -i + 0.22, rule, color=color, va="bottom")
+        ax.set_xscale("log")
+        ax.set_yticks([])
+        ax.set_ylim(-len(costs) + 0.6, 0.9)
+        ax.set_title("What not knowing costs (dot: mean, circle: worst cell)")
+        ax.set_xlabel("loss above the best measured (nats)")
+
+    save(path, 3.4, 1, draw)
+
+
 def read_curve(run: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl. Raises FileNotFoundError where there are none."""
     try:
@@ -639,7 +881,10 @@ def main(argv: list[str] | None = None) -> int:
         curves = {run: read_curve(run) for run in args.curves or []}
         records = read_records(args.folders) if args.folders else []
         others = read_records([args.against]) if args.against else []
-        report = report_power if records and records[0]["schedule"] == "power" else report_wsd
+        schedules = sorted({r["schedule"] for r in records + others})
+        reports = {("wsd",): report_wsd, ("power",): report_power, ("cosine", "power", "wsd"): report_compare}
+        if records and tuple(schedules) not in reports:
+            raise ValueError(f"runs with different schedules ({', '.join(schedules)}), they cannot be fitted together")
         out.mkdir(parents=True, exist_ok=True)
         if curves:
             draw_curves(out / "curves.png", curves)
@@ -647,7 +892,7 @@ def main(argv: list[str] | None = None) -> int:
         if others:
             report_difference(records, others)
         elif records:
-            report(records, out)
+            reports[tuple(schedules)](records, out)
     except (ValueError, OSError) as mistake:
         print(f"fit.py: {mistake}", file=sys.stderr)
         return 2

@@ -129,6 +129,94 @@ def test_intervals_cover_the_truth():
     assert all(180 <= n <= 198 for n in hits.values()), hits
 
 
+# -- a comparison ----------------------------------------------------------------------------------
+
+
+def compare_records(power=0.004, average=0.002, b=-0.4, q=0.6, seeds=3) -> list[dict]:
+    """A comparison as sweep.py leaves it: valleys of WSD and cosine with the law 40 beta^q T^b, Power a constant above them."""
+    rate = lambda j: float(f"{1e-4 * 2 ** (j / 2):.4g}")
+    best = lambda T, batch: math.log2(40 * (batch * 128 / 4096) ** q * T**b)
+    base = lambda T, seed: 3 - 0.1 * math.log2(T / 100_000) + 0.01 * (seed % 10)
+    valley = lambda T, batch, seed, lr: base(T, seed) + 0.03 * (math.log2(lr) - best(T, batch)) ** 2
+    found = []
+    tuned = min(range(4, 30), key=lambda j: valley(BUDGETS[0], 2, 0, rate(j)))
+    for seed in (100, 101, 102):
+        for j in range(tuned - 3, tuned + 4):
+            for schedule in ("wsd", "cosine"):
+                found.append(record(32, 2, BUDGETS[0], seed, valley(BUDGETS[0], 2, seed, rate(j)), lr=rate(j), schedule=schedule, average=False))
+        found += [record(32, 2, BUDGETS[0], seed, base(BUDGETS[0], seed) + 0.01 * abs(a - 8), a=a, schedule="power", average=False) for a in (2, 4, 8, 16, 32)]
+    for width in (64, 128):
+        for batch, steps in ((2, {0}), (8, {0, 2, 4})):
+            for T in BUDGETS:
+                middle = round(2 * math.log2(2 ** best(T, batch) / 1e-4))
+                floor = min(range(middle - 4, middle + 5), key=lambda j: valley(T, batch, 0, rate(j)))
+                for seed in range(seeds):
+                    rates = {tuned + step for step in steps}
+                    for j in rates | ({floor} if seed else set(range(floor - 4, floor + 5))):
+                        found.append(record(width, batch, T, seed, valley(T, batch, seed, rate(j)), lr=rate(j), average=False))
+                    looks = {f"val_loss_at_{t}": base(t, seed) + 0.2 for t in BUDGETS[:-1]} if T == BUDGETS[-1] else {}
+                    found += [record(width, batch, T, seed, valley(T, batch, seed, rate(j)), lr=rate(j), schedule="cosine", average=False, **looks) for j in rates]
+                    found.append(record(width, batch, T, seed, base(T, seed) + power, a=8.0, schedule="power", average=False))
+                    found.append(record(width, batch, T, seed, 9.0, a=8.0, schedule="power", average=True, average_val_loss=base(T, seed) + average))
+    return found
+
+
+def test_lines_and_floor_of_a_comparison():
+    records = compare_records()
+    lines, said = fit.comparison(records)
+    assert len(lines["floor"]) == 2 * 2 * 5 and all(set(by_seed) == {0, 1, 2} for by_cell in lines.values() for by_seed in by_cell.values())
+    assert "power: power_a 8, best of 5" in said
+    law = lambda T, batch: math.log2(40 * (batch * 128 / 4096) ** 0.6 * T**-0.4)
+    offset = lambda T, batch, lr: 0.03 * (math.log2(lr) - law(T, batch)) ** 2
+    tuned = next(r["lr"] for r in records if r["seed"] == 1 and r["batch_size"] == 2 and r["schedule"] == "cosine")
+    for cell in lines["floor"]:
+        _, T, batch = cell
+        lowest = min(offset(T, batch, 1e-4 * 2 ** (j / 2)) for j in range(40))
+        for seed in range(3):
+            here = lines["floor"][cell][seed]
+            assert here == pytest.approx(3 - 0.1 * math.log2(T / 100_000) + 0.01 * seed + lowest, abs=1e-3)
+            assert lines["Power"][cell][seed] - here == pytest.approx(0.004 - lowest, abs=1e-3) and lines["Power, averaged"][cell][seed] < lines["Power"][cell][seed]
+            for name in ("WSD", "cosine"):
+                for scaled, power in (("", 0), (", rate ∝ √batch", 0.5), (", rate ∝ batch", 1)):
+                    assert lines[name + scaled][cell][seed] - here == pytest.approx(offset(T, batch, tuned * (batch / 2) ** power) - lowest, abs=1e-3)
+
+
+def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
+    folder = write(compare_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "| **2.9" in out and "worst cell" in out and "Power, tuned in one cell" in out
+    assert {path.name for path in folder.glob("*.png")} == {"compare.png", "anytime.png", "price.png"}
+    for figure in figures:
+        check_layout(figure)
+
+
+def test_a_comparison_without_its_tuning_is_refused(tmp_path, capsys):
+    folder = write([r for r in compare_records() if r["seed"] < 100], tmp_path / "a")
+    assert "no runs that tuned power" in one_line(fit.main, [str(folder)], capsys)
+
+
+@pytest.mark.parametrize("q", [0.4, 1.0])
+def test_the_price_of_not_knowing(q):
+    """Against closed forms: a rate that is off by x octaves costs 0.03 x^2, whatever else is known."""
+    costs, n = fit.price(wsd_records(b=-0.4, q=q), None)
+    assert n == 3 * 5 * 4
+    lowest = lambda T, batch: 0.03 * min(abs(x - round(2 * x) / 2) for x in [math.log2(40) + q * math.log2(batch / 32) - 0.4 * math.log2(T) + math.log2(1e4)]) ** 2
+    T, B = np.meshgrid(np.log2(BUDGETS), np.log2(BATCHES))
+    x = -0.4 * T + q * B
+    off = {"nothing": x - x.mean(), "the batch size": -0.4 * (T - T.mean()), "both, rate ∝ batch": (q - 1) * (B - B.mean()), "both, rate ∝ √": (q - 0.5) * (B - B.mean())}
+    floor = np.array([[lowest(t, b) for t in BUDGETS] for b in BATCHES])
+    for name, octaves in off.items():
+        (cost,) = [cost for rule, cost in costs.items() if rule.startswith(name)]
+        inside = np.abs(octaves) < 1.7  # beyond, the outermost rate counts
+        expected = 0.03 * octaves**2 - floor
+        if inside.all():
+            assert cost.mean() == pytest.approx(expected.mean(), abs=0.0022)  # straight lines between points lie above a parabola
+    assert costs["both, free exponents"].mean() < 0.002 and min(cost.min() for cost in costs.values()) >= 0
+    with_power, _ = fit.price(wsd_records(b=-0.4, q=q), {("width 64", T, 2): {0: 2.5, 1: 2.5, 2: 2.5} for T in BUDGETS})
+    assert with_power["Power, tuned in one cell"].shape == (5,) and with_power["Power, tuned in one cell"].mean() > 0.4
+
+
 # -- single minima ---------------------------------------------------------------------------------
 
 VALLEY = [(x, 1 + (x - 0.3) ** 2) for x in range(-4, 5)]
@@ -183,7 +271,7 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     assert "-0.51 lies outside" in out and "0.5 lies outside" in out
     for figure in figures:
         check_layout(figure)
-    assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "batch.png", "gamma.png", "law.png"}
+    assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "batch.png", "gamma.png", "law.png", "price.png"}
     # the commands that it prints are ones that train.py understands, with the law's rate
     import train
 
