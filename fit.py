@@ -783,7 +783,7 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> No
             ax.scatter([math.log2(T)] * len(some), some, s=6, color=COLORS["cosine"])
         draw_above(ax, lines, ["Power", "Power, averaged", "cosine"], [shape], batch)
         label = f"the cosine for {size(budgets[-1])},\nstopped early"
-        ax.annotate(label, (math.log2(budgets[1]), np.mean(cut[1])), (0, -6), textcoords="offset points", color=COLORS["cosine"], va="top")
+        ax.annotate(label, (math.log2(budgets[0]), np.mean(cut[0])), (0, -6), textcoords="offset points", color=COLORS["cosine"], va="top")
         ax.set_title("If you stop here: one Power run, a cosine for each T")
         ax.set_xlabel(f"tokens at which one stops ({shape}, batch {batch})")
 
