@@ -2,6 +2,7 @@
 
     python fit.py runs/wsd-quick                                       the law with intervals, law.json, figures
     python fit.py runs/power-quick                                     the same for a and b of the Power schedule
+    python fit.py runs/transfer-quick                                  how the best rate moves with the width
     python fit.py runs/compare-quick                                   the tables and figures of a comparison
     python fit.py runs/wsd-a --against runs/wsd-b                      two sweeps: how much their b differ
     python fit.py --predict --total_tokens 10e12 --batch_size 1024     the learning rate by the paper's law
@@ -71,7 +72,13 @@ def read_records(paths: list[Path]) -> list[dict]:
 
 
 def shape_of(record: dict) -> str:
-    return f"width {record['n_embd']}" + (f", {record['n_expert']} experts" if record["n_expert"] else "")
+    return f"width {record['n_embd']}" + (f", {record['n_expert']} experts" if record["n_expert"] else "") + ", standard" * is_standard(record)
+
+
+def is_standard(record: dict) -> bool:
+    """Without muP: attention's scale is not 1 / d_head."""
+    mup = record["n_head"] / record["n_embd"]
+    return not math.isclose(record.get("attention_multiplier", mup), mup)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,6 +280,27 @@ def report_difference(records: list[dict], others: list[dict]) -> None:
     for name in ("b", "q"):
         x, y = getattr(one, name), getattr(other, name)
         print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
+
+
+def report_transfer(records: list[dict], out: Path) -> None:
+    """Print the best rate of every width, with and without muP, and what the narrowest one's costs the others; draw them into `out`."""
+    kinds = {"muP": [r for r in records if not is_standard(r)], "standard": [r for r in records if is_standard(r)]}
+    print(f"T = {size(records[0]['total_tokens'])}, batch {records[0]['batch_size']}; cost: loss at the narrowest width's best rate, above the lowest\n")
+    print(f"{'':<10}{'width':>6}  {'best rate, each seed':<32}{'cost':>8}")
+    for kind, some in kinds.items():
+        loss: dict = {}  # width -> rate -> losses
+        for r in some:
+            loss.setdefault(r["n_embd"], {}).setdefault(r["lr"], []).append(loss_of(r))
+        mean = {width: {lr: np.mean(losses) for lr, losses in by_rate.items()} for width, by_rate in loss.items()}
+        transferred = min(mean[min(mean)], key=mean[min(mean)].get)
+        for width in sorted(mean):
+            x, y = np.array(sorted((math.log2(lr), value) for lr, value in mean[width].items())).T
+            best = [2**m.x for m in minima([r for r in some if r["n_embd"] == width]) if not m.why_not]
+            cost = np.interp(math.log2(transferred), x, y) - min(y)
+            beyond = " or more" if not x[0] <= math.log2(transferred) <= x[-1] else ""
+            print(f"{kind:<10}{width:6d}  {', '.join(f'{lr:.4f}' for lr in best):<32}{cost:8.4f}{beyond}")
+    draw_transfer(out / "transfer.png", kinds)
+    print(f"\n{out}: transfer.png")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -572,6 +600,20 @@ def draw_valleys(path: Path, records: list[dict], found: list[Minimum], joint: L
         bottom.set_title(f"{max(by_batch) / min(by_batch):.0f} x the batch: {2 ** (at[0] - at[-1]):.1f} x the rate ({shape}, T = {size(longest)})")
         bottom.set_xlabel("learning rate (triangles: each seed's minimum)")
         ticks(bottom.xaxis, [of(r) for r in some], rate_text)
+
+    save(path, 7.4, 2, draw, sharex=True)
+
+
+def draw_transfer(path: Path, kinds: dict[str, list[dict]]) -> None:
+    """Loss against learning rate at several widths: without muP the valleys move, with it they stay."""
+
+    def draw(*panels):
+        for ax, (kind, title) in zip(panels, (("standard", "Standard: the best rate moves with the width"), ("muP", "muP: the best rate stays"))):
+            colors = shades(r["n_embd"] for r in kinds[kind])
+            valleys(ax, [(f"width {n}", [r for r in kinds[kind] if r["n_embd"] == n]) for n in colors], lambda r: math.log2(r["lr"]), list(colors.values()))
+            ax.set_title(title)
+        ticks(panels[0].xaxis, [math.log2(r["lr"]) for some in kinds.values() for r in some], rate_text)
+        panels[1].set_xlabel("learning rate (triangles: each seed's minimum)")
 
     save(path, 7.4, 2, draw, sharex=True)
 
@@ -882,7 +924,8 @@ def main(argv: list[str] | None = None) -> int:
         records = read_records(args.folders) if args.folders else []
         others = read_records([args.against]) if args.against else []
         schedules = sorted({r["schedule"] for r in records + others})
-        reports = {("wsd",): report_wsd, ("power",): report_power, ("cosine", "power", "wsd"): report_compare}
+        transfer = any(map(is_standard, records))
+        reports = {("wsd",): report_transfer if transfer else report_wsd, ("power",): report_power, ("cosine", "power", "wsd"): report_compare}
         if records and tuple(schedules) not in reports:
             raise ValueError(f"runs with different schedules ({', '.join(schedules)}), they cannot be fitted together")
         out.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
     python sweep.py wsd --scale quick               the paper's Table 2, small: the best rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run    what a larger one would cost: runs, tokens, hours
     python sweep.py power --scale quick             the paper's Table 3: a and b of the Power schedule
+    python sweep.py transfer --scale quick          the best rate at several widths, with and without muP
     python sweep.py compare --scale quick           cosine, WSD and Power, each tuned once, against a search of every cell
     python sweep.py wsd --shard 1/2                 half of the columns; another machine takes 2/2
     python sweep.py wsd --n_embd 32                 one of the widths
@@ -271,6 +272,12 @@ def doublings(first: int, number: int) -> list[int]:
 _laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
 _gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
 _a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
+def _with_and_without_mup(widths: tuple, head: int, batch_size: int, seeds: int) -> list[tuple]:
+    """Rows: each width under muP, and with the rules of muP switched off and attention's usual scale."""
+    standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
+    return [(width(n, head) | rules | dict(n_ffn=5 * n // 2), [batch_size], seeds) for rules in ({}, standard) for n in widths]
+
+
 _trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15))
 GRIDS = {
     "wsd": {
@@ -291,6 +298,12 @@ GRIDS = {
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
     },
+    "transfer": {
+        "quick": dict(common=_laptop, rows=_with_and_without_mup((32, 64, 128), 16, 4, 1), budgets=[80_000], guess=0.01),
+        "laptop": dict(common=_laptop, rows=_with_and_without_mup((32, 64, 128, 256), 16, 4, 3), budgets=[160_000], guess=0.01),
+        "gpu": dict(common=_gpu, rows=_with_and_without_mup((128, 256, 512, 1024, 2048), 64, 16, 1), budgets=[4 * 10**6], guess=0.01),
+        "paper": dict(common=dict(preset="36M"), rows=_with_and_without_mup((128, 256, 512, 1024), 64, 128, 1), budgets=[4 * 10**9], guess=0.01),
+    },
     # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128
     "compare": {
         "quick": dict(common=_laptop, tune=(width(32, 16), 2, 40_000), trials=_trials, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
@@ -309,7 +322,7 @@ def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
     grid = GRIDS[experiment][scale]
     chosen = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *(name for shape, *_ in grid["rows"] for name in shape)}
-    chosen |= {"wsd": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
+    chosen |= {"wsd": {"lr"}, "transfer": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
     for name in typed.keys() & chosen:
         raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
     fields = lambda schedule, shape, batch_size, seed: (
@@ -317,14 +330,14 @@ def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     )
     if experiment == "compare":
         return compare_columns(grid, fields)
-    column = {"wsd": wsd_column, "power": power_column}[experiment]
-    return [column(grid, fields(experiment, shape, batch_size, seed)) for shape, batches, seeds in grid["rows"] for batch_size in batches for seed in range(seeds)]
+    column, schedule = (power_column, "power") if experiment == "power" else (wsd_column, "wsd")
+    return [column(grid, fields(schedule, shape, batch_size, seed)) for shape, batches, seeds in grid["rows"] for batch_size in batches for seed in range(seeds)]
 
 
 # ---------------------------------------------------------------------------------------------
 # What is done, what is missing, what it costs
 
-IDENTITY = ("n_embd", "n_expert", "batch_size", "seed", "schedule", "lr", "power_a", "power_b", "average", "total_tokens")
+IDENTITY = ("n_embd", "n_expert", "m_width", "attention_multiplier", "batch_size", "seed", "schedule", "lr", "power_a", "power_b", "average", "total_tokens")
 
 
 def identity(fields: dict) -> tuple:
