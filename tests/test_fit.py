@@ -191,6 +191,23 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
         check_layout(figure)
 
 
+def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
+    """Without muP the made-up best rate halves with every doubling of the width, with it it stays."""
+    records = []
+    for width in (32, 64, 128):
+        for standard, best in ((False, -6.0), (True, -6.0 - math.log2(width / 32))):
+            for seed in (0, 1):
+                for k in range(-4, 5):
+                    loss = 3 - 0.1 * math.log2(width) + 0.03 * (k / 2) ** 2 + 0.01 * seed
+                    records.append(record(width, 4, 10**5, seed, loss, lr=2 ** (best + k / 2), attention_multiplier=0.25 if standard else 1 / 16))
+    folder = write(records, tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    lines = {tuple(line.split()[:2]): line.split()[2:] for line in capsys.readouterr().out.splitlines() if line.startswith(("muP", "standard"))}
+    assert [lines["muP", str(n)] for n in (32, 64, 128)] == [["0.0156,", "0.0156", "0.0000"]] * 3
+    assert lines["standard", "64"] == ["0.0078,", "0.0078", "0.0300"] and lines["standard", "128"] == ["0.0039,", "0.0039", "0.1200"]
+    check_layout(figures[0])
+
+
 def test_a_comparison_without_its_tuning_is_refused(tmp_path, capsys):
     folder = write([r for r in compare_records() if r["seed"] < 100], tmp_path / "a")
     assert "no runs that tuned power" in one_line(fit.main, [str(folder)], capsys)
