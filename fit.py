@@ -165,9 +165,12 @@ class Law(NamedTuple):
 
 
 def joint_law(found: list[Minimum]) -> Law:
-    """One regression for all minima; a is the geometric mean of the shapes' own."""
-    points, shapes = usable(found), list(dict.fromkeys(m.shape for m in found))
+    """One regression for all minima; a is the geometric mean of the shapes' own. Raises ValueError where they do not determine it."""
+    points = usable(found)
+    shapes = list(dict.fromkeys(m.shape for m in points))
     solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
+    if not np.isfinite(solved[0]).all():
+        raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({reasons(found)}); is the sweep still running?")
     log_a, b, q = solved[:, :-2], solved[:, -2], solved[:, -1]
     return Law(2 ** log_a.mean(axis=1), b, q, dict(zip(shapes, 2**log_a.T)))
 

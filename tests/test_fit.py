@@ -274,6 +274,20 @@ def test_diverged_runs_are_left_out_and_do_not_move_the_law():
     assert abs(fit.joint_law(found).b[0] + 0.4) < 1e-6 and fit.reasons(found) == "15 beside a diverged run"
 
 
+def test_a_shape_without_minima_is_left_out(tmp_path, capsys):
+    """A sweep that is still running: nothing of the widest model can be used yet."""
+    records = [r for r in wsd_records() if r["n_embd"] < 128 or r["lr"] <= 40 * (r["batch_size"] / 32) ** 0.6 * r["total_tokens"] ** -0.4]
+    found = fit.minima(records)
+    assert {m.why_not for m in found if m.shape == "width 128"} == {"at an edge"}
+    joint = fit.joint_law(found)
+    assert abs(joint.b[0] + 0.4) < 1e-6 and list(joint.a_of) == ["width 32", "width 64"]
+    assert fit.main([str(write(records, tmp_path / "a"))]) == 0 and "width 128: " not in capsys.readouterr().out
+    one_cell = [r for r in records if r["n_embd"] == 32 or (r["n_embd"], r["total_tokens"], r["batch_size"]) == (64, BUDGETS[0], 2)]
+    one_row = [r for r in one_cell if r["n_embd"] == 64 or (r["total_tokens"] > BUDGETS[0]) == (r["batch_size"] == 4) and r["total_tokens"] <= BUDGETS[1]]
+    with pytest.raises(ValueError, match="do not determine"):  # T and batch size change together
+        fit.joint_law(fit.minima([r for r in one_row if r["batch_size"] in (2, 4)]))
+
+
 # -- commands --------------------------------------------------------------------------------------
 
 
