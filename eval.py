@@ -4,7 +4,7 @@ The tasks' numbers are those of lm-evaluation-harness, which the paper used: the
 same rules, from local files. A model is a run's folder or a Granite folder, such as the released ones.
 
 Read `held_out_loss`; then `score`, which finds how likely a model thinks a text is, `complete`,
-which lets it write, and `TASKS`, what it is asked.
+which lets it write, `TASKS`, what it is asked, and `measure`, what comes out.
 
     python eval.py --model runs/laptop-power-1                      loss on all held-out text
     python eval.py --model runs/laptop-power-1 --prompt "def "      lets it continue a text
@@ -15,6 +15,7 @@ which lets it write, and `TASKS`, what it is asked.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -102,19 +103,26 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
 # Sampling
 
 
+def token_bytes(model: GPT, tokenizer: tiktoken.Encoding) -> list[bytes]:
+    """The text of each id that the model may write; none for special tokens and for rows that its tokenizer does not use."""
+    text = [b""] * model.cfg.vocab_size
+    for i in np.flatnonzero(data.bytes_per_token(tokenizer)):
+        text[i] = tokenizer.decode_single_token_bytes(i)
+    return text
+
+
 def sample(model: GPT, tokenizer: tiktoken.Encoding, prompt: str = "", max_new_tokens: int = 400, temperature: float = 0.8, top_k: int | None = 50) -> str:
     """The prompt and what the model writes behind it, up to the end of the document.
 
     An empty prompt starts a new document. torch.manual_seed makes it repeatable.
     """
-    known = data.bytes_per_token(tokenizer) > 0
+    text = token_bytes(model, tokenizer)
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # documents begin after end-of-text
     idx = torch.tensor([ids], device=next(model.parameters()).device)
     new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
-    # a model may have more rows than its tokenizer has tokens, and likes none of the others at first
-    return prompt + tokenizer.decode([t for t in new if t < len(known) and known[t]])
+    return prompt + b"".join(text[i] for i in new).decode(errors="replace")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -150,53 +158,49 @@ def pick(cache: list[dict], rows: list[int]) -> list[dict]:
 
 
 @torch.no_grad()
-def score(model: GPT, items: list[list[Request]]) -> list[float]:
+def score(model: GPT, items: list[list[Request]]) -> list[list[float]]:
     """For each request of each item: the sum, in nats, of the log-probabilities of the tokens that it asks for.
 
     An item's requests are its choices, and they begin alike. So a batch grows like a tree: what
     all items have in common (the examples before the question) is read once, then each item's
     context once, then the choices, padded on the right, which a causal model does not see.
     """
-    ids_on_device = lambda rows: torch.tensor(rows, device=model.embed.weight.device)
-    rows, parent, asked = [], [], []  # rows: what the model reads; parent: the item of each row
-    for i, item in enumerate(items):
-        row_of: dict[tuple, int] = {}
-        for ids, n in item:
-            read = tuple(ids[:-1])  # the last token is never read: choices of one token share a row
-            if read not in row_of:
-                row_of[read] = len(rows)
-                rows.append(list(read))
-                parent.append(i)
-            asked.append((row_of[read], ids, n))
-    families = [[row for row, p in zip(rows, parent) if p == i] for i in range(len(items))]
+    on_device = lambda ids: torch.tensor(ids, device=model.embed.weight.device)
+    asked = [(i, ids, n) for i, item in enumerate(items) for ids, n in item]
+    # The last token is never read: an item's choices of one token share a row.
+    rows = {row: r for r, row in enumerate(dict.fromkeys((i, tuple(ids[:-1])) for i, ids, _ in asked))}
+    families = [[ids for _, ids in family] for _, family in itertools.groupby(rows, key=lambda row: row[0])]  # each item's
     # Before `cut`, the same place in the whole batch, an item's rows are alike and no logits are needed.
-    cut = min(min(len(os.path.commonprefix(family)) for family in families), min(len(ids) - 1 - n for _, ids, n in asked))
+    alike = [len(os.path.commonprefix(family)) for family in families]  # despite its name, it takes sequences of anything
+    cut = min(alike + [len(ids) - 1 - n for _, ids, n in asked])
     trunk = len(os.path.commonprefix([family[0][:cut] for family in families]))
     trunk = trunk if trunk >= 32 and len(items) > 1 else 0  # less is not worth a pass of its own
     if len(rows) == len(items):  # nothing to share but the trunk
         cut = trunk
     cache: list[dict] = [{} for _ in model.blocks]
     if trunk:
-        model.hidden(ids_on_device([rows[0][:trunk]]), cache)
+        model.hidden(on_device([families[0][0][:trunk]]), cache)
         cache = pick(cache, [0] * len(items))
     if cut > trunk:
-        model.hidden(ids_on_device([family[0][trunk:cut] for family in families]), cache)
-    T = max(map(len, rows)) - cut
-    x, _ = model.hidden(ids_on_device([row[cut:] + [0] * (T - len(row[cut:])) for row in rows]), pick(cache, parent))  # [rows, T, C]
+        model.hidden(on_device([family[0][trunk:cut] for family in families]), cache)
+    T = max(len(ids) for _, ids in rows) - cut
+    padded = [[*ids[cut:], *[0] * (T + cut - len(ids))] for _, ids in rows]
+    x, _ = model.hidden(on_device(padded), pick(cache, [i for i, _ in rows]))  # [rows, T, C]
 
     where, targets = [], []  # the position that predicts a token, and the token
-    for r, ids, n in asked:
-        last = r * T + len(ids) - 1 - cut
+    for i, ids, n in asked:
+        last = rows[i, tuple(ids[:-1])] * T + len(ids) - 1 - cut
         where += range(last - n, last)
         targets += ids[len(ids) - n :]
-    sums, x, targets = [], x.flatten(0, 1)[where], ids_on_device(targets)
+    x, targets, log_p = x.flatten(0, 1)[where], on_device(targets), []
     for part, wanted in zip(x.split(1024), targets.split(1024)):  # the logits of a whole batch may not fit
-        sums.append(-F.cross_entropy(model.logits(part).float(), wanted, reduction="none").cpu().double())
-    return [part.sum().item() for part in torch.cat(sums).split([n for _, _, n in asked])]
+        log_p.append(-F.cross_entropy(model.logits(part).float(), wanted, reduction="none").cpu().double())
+    sums = iter(torch.cat(log_p).split([n for _, _, n in asked]))
+    return [[next(sums).sum().item() for _ in item] for item in items]
 
 
 def batches(sizes: list[tuple[str, int, int, int]], batch_tokens: int, title: str):
-    """Yields lists of item numbers, the longest first; items of different groups, and of very different size, do not mix.
+    """Yields lists of item numbers, group by group and the longest first, so that those in a batch are of about one length.
 
     sizes: of each item its group, the length of its context, of its longest row, and the number of its rows.
     """
@@ -217,13 +221,12 @@ def batches(sizes: list[tuple[str, int, int, int]], batch_tokens: int, title: st
 def log_likelihoods(model: GPT, items: list[list[Request]], batch_tokens: int = 8192, groups: list[str] | None = None, title: str = "") -> list[list[float]]:
     """`score` for any number of items -> a list for each. Items of one group are likely to begin alike."""
     sizes = []
-    for i, item in enumerate(items):
-        sizes.append((groups[i] if groups else "", min(len(ids) - n for ids, n in item), max(len(ids) for ids, _ in item), len(item)))
+    for item, group in zip(items, groups or [""] * len(items)):
+        sizes.append((group, min(len(ids) - n for ids, n in item), max(len(ids) for ids, _ in item), len(item)))
     result: list[list[float]] = [[] for _ in items]
     for batch in batches(sizes, batch_tokens, title):
-        sums = iter(score(model, [items[i] for i in batch]))
-        for i in batch:
-            result[i] = [next(sums) for _ in items[i]]
+        for i, sums in zip(batch, score(model, [items[i] for i in batch])):
+            result[i] = sums
     return result
 
 
@@ -264,110 +267,20 @@ def complete(model: GPT, prompts: list[list[int]], max_new_tokens: int, finished
 def write(model: GPT, tokenizer: tiktoken.Encoding, prompts: list[str], stops, max_new_tokens: int, max_len: int,
           batch_tokens: int = 8192, title: str = "") -> list[str]:  # fmt: skip
     """What the model writes behind each prompt, up to a stop. Of a prompt that is too long, the end is kept."""
-    known = [b""] * model.cfg.vocab_size  # bytes of each id; a model may have more rows than its tokenizer has tokens
-    for i in np.flatnonzero(data.bytes_per_token(tokenizer)):
-        known[i] = tokenizer.decode_single_token_bytes(i)
+    text_of = token_bytes(model, tokenizer)
     reach = max(len(stop.encode()) for stop in stops)  # a stop that ends in the newest token began at most so many before
 
     def finished(new: list[int]) -> bool:
-        tail = b"".join(known[i] for i in new[-reach:])
+        tail = b"".join(text_of[i] for i in new[-reach:])
         return new[-1] == tokenizer.eot_token or any(stop.encode() in tail for stop in stops)
 
     encoded = [(tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token])[max_new_tokens - max_len :] for prompt in prompts]
     answers = [""] * len(prompts)
     for batch in batches([("", len(ids), len(ids) + max_new_tokens, 1) for ids in encoded], batch_tokens, title):
         for i, new in zip(batch, complete(model, [encoded[i] for i in batch], max_new_tokens, finished)):
-            text = b"".join(known[i] for i in new if i != tokenizer.eot_token).decode(errors="replace")
+            text = b"".join(text_of[token] for token in new).decode(errors="replace")
             answers[i] = min((text.split(stop)[0] for stop in stops), key=len)
     return answers
-
-
-# ---------------------------------------------------------------------------------------------
-# What the tasks ask
-
-
-class Question(NamedTuple):
-    contexts: list[str]  # before each choice
-    choices: list[str]  # to be scored; where the model writes itself: the answer, alone
-    gold: int = 0  # number of the right choice
-
-
-def behind(context: str, choices: list[str], gold: int) -> Question:
-    return Question([context] * len(choices), choices, gold)
-
-
-def arc(doc: dict) -> Question:
-    return behind(f"Question: {doc['question']}\nAnswer:", doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"]))
-
-
-def boolq(doc: dict) -> Question:
-    return behind(f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:", ["no", "yes"], int(doc["label"]))
-
-
-def hellaswag(doc: dict) -> Question:
-    def clean(text: str) -> str:  # the brackets are left over from WikiHow's headings
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
-
-    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
-    return behind(clean(context), [clean(ending) for ending in doc["endings"]], int(doc["label"]))
-
-
-def openbookqa(doc: dict) -> Question:
-    return behind(doc["question_stem"], doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"].lstrip()))
-
-
-def piqa(doc: dict) -> Question:
-    return behind(f"Question: {doc['goal']}\nAnswer:", [doc["sol1"], doc["sol2"]], int(doc["label"]))
-
-
-def winogrande(doc: dict) -> Question:
-    """The other way round: two contexts, one continuation."""
-    before, after = doc["sentence"].split("_", 1)
-    return Question([before + doc["option1"], before + doc["option2"]], [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
-
-
-def mmlu(doc: dict) -> Question:
-    a, b, c, d = doc["choices"]
-    return behind(f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:", list("ABCD"), int(doc["answer"]))
-
-
-def wikitext(doc: dict) -> Question:
-    return Question([doc["page"]], [detokenize(doc["page"])])
-
-
-def gsm8k(doc: dict) -> Question:
-    return Question([f"Question: {doc['question']}\nAnswer:"], [doc["answer"]])
-
-
-def hard_math(doc: dict) -> Question:
-    return Question([f"Problem: {doc['problem']}\nAnswer:"], [boxed(doc["solution"])])
-
-
-def humaneval(doc: dict) -> Question:
-    return Question([doc["prompt"]], [f"{doc['test']}\ncheck({doc['entry_point']})"])  # no answer to show, but its tests
-
-
-def mbpp(doc: dict) -> Question:
-    one, two, three = doc["test_list"][:3]
-    ask = f"You are an expert Python programmer, and here is your task: {doc['text']} Your code should pass these tests:"
-    return Question([f"{ask}\n\n{one}\n{two}\n{three}\n[BEGIN]\n"], [f"{doc['code']}\n[DONE]"])
-
-
-def detokenize(page: str) -> str:
-    """Wikitext's separated tokens as a writer would have written them, by the harness's rules, in its order."""
-    page = page.replace("s '", "s'")
-    page = re.sub(r"/' [0-9]/", "/'[0-9]/", page)
-    for mark in "-,.":
-        page = page.replace(f" @{mark}@ ", mark)
-    for mark in ":;.!?,":
-        page = page.replace(f" {mark} ", f"{mark} ")
-    for opens, closes in ("()", "[]", "{}", '""', "''"):
-        page = re.sub(rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page)
-    for n in (4, 3, 2):
-        page = page.replace(" ".join("=" * n), "=" * n)
-    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
-        page = page.replace(old, new)
-    return page
 
 
 # ---------------------------------------------------------------------------------------------
@@ -398,14 +311,6 @@ def grade_math(doc: dict, output: str) -> dict[str, bool]:
         return {"exact_match": plain_latex(inside) == plain_latex(gold)}
     except (ValueError, IndexError):  # not LaTeX that the rules know
         return {"exact_match": inside == gold}
-
-
-def program_humaneval(doc: dict, output: str) -> str:
-    return f"{doc['prompt']}{output}\n{humaneval(doc).choices[0]}"
-
-
-def program_mbpp(doc: dict, output: str) -> str:
-    return "\n".join([output, *doc["test_list"]])
 
 
 def boxed(solution: str) -> str:
@@ -460,9 +365,11 @@ def plain_fractions(text: str) -> str:
     return result
 
 
-# -- running the model's code ----------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
+# Running the code that a model wrote
 
-RUN_SECONDS, RUN_BYTES, RUN_PROCESSES = 5.0, 2**30, 16  # time; memory of a process; processes
+RUN_SECONDS, RUN_PROCESSES = 5.0, 16
+RUN_LIMITS = "ulimit -v 1048576; ulimit -f 32768; ulimit -t 5; ulimit -c 0"  # of a process: 1 GiB of memory, 16 MiB a file, 5 s, no core
 
 
 @functools.cache
@@ -475,19 +382,14 @@ def isolation() -> tuple[str, ...]:
     return ()
 
 
-def limit_resources() -> None:
-    import resource  # not on Windows
-
-    for kind, most in (("AS", RUN_BYTES), ("FSIZE", 2**24), ("CPU", math.ceil(RUN_SECONDS)), ("CORE", 0)):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
-
-
 def group_size(group: int) -> int:
-    """How many processes of this group there are (on Linux)."""
+    """How many processes of this group live (on Linux)."""
     size = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):  # it ended just now
-            size += stat.read_text().rpartition(")")[2].split()[2] == str(group)
+        with contextlib.suppress(OSError):  # it ended just now
+            # bytes: a process may call itself what it likes, ")" and broken characters included
+            state, _parent, its_group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            size += int(its_group) == group and state not in b"ZX"  # not a dead one that nobody has buried
     return size
 
 
@@ -495,23 +397,27 @@ def passes(program: str) -> bool:
     """Run a program that a model wrote, its tests at its end: does it get there in time?
 
     It has its own process group, limits, no environment, a folder that is deleted afterwards, and
-    no network where the system can do that. That stops accidents. It is no security boundary.
+    no network where the system can do that. That stops accidents. It is no security boundary: it
+    may write where you may, and without `isolation` leave its group.
     """
     arrived = 100 + secrets.randbelow(100)  # an exit status that the program does not know
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        Path(folder, "program.py").write_text(f"{program}\nraise SystemExit({arrived})\n", encoding="utf-8", errors="replace")
-        process = subprocess.Popen(
-            [*isolation(), sys.executable, "-I", "program.py"], cwd=folder, env={}, start_new_session=True, preexec_fn=limit_resources,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        deadline = time.monotonic() + RUN_SECONDS
-        try:
-            while process.poll() is None and time.monotonic() < deadline and group_size(process.pid) <= RUN_PROCESSES:
-                time.sleep(0.02)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # the group, not the process: its children, too
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    folder = tempfile.mkdtemp()
+    Path(folder, "program.py").write_text(f"{program}\nraise SystemExit({arrived})\n", encoding="utf-8", errors="replace")
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", f'{RUN_LIMITS}; exec env -i "$@"', "sh", *isolation(), sys.executable, "-I", "program.py"], cwd=folder, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + RUN_SECONDS
+    try:
+        while process.poll() is None and time.monotonic() < deadline and group_size(process.pid) <= RUN_PROCESSES:
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the group, not the process: its children, too
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        while group_size(process.pid) and time.monotonic() < deadline + 60:  # those of a fork bomb take a while to go,
+            time.sleep(0.02)  # and until then there may be no room for the next program
+        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)  # shutil.rmtree gives up 1,000 folders deep
     return process.returncode == arrived
 
 
@@ -519,10 +425,18 @@ def passes(program: str) -> bool:
 # The tasks
 
 
+class Question(NamedTuple):
+    contexts: list[str]  # before each choice
+    choices: list[str]  # to be scored; where the model writes itself: the answer, alone
+    gold: int = 0  # number of the right choice
+    doc: dict = {}  # the item that it was made of
+    group: str = ""
+
+
 class Task(NamedTuple):
-    ask: Callable[[dict], Question]
     source: str  # public data set, its configuration, the split to evaluate on, the split of the examples
     metric: str  # the one in the paper's tables
+    ask: Callable[[dict], Question]  # from an item in the data set's own fields
     shots: int = 0  # examples before each question, in the paper
     draw: str = "any"  # examples: "first", "any", or "others", not the item itself (the harness's choice, task by task)
     group: str = ""  # field that divides the items; each group has its own examples
@@ -532,103 +446,154 @@ class Task(NamedTuple):
     program: Callable[[dict, str], str] | None = None  # or the program to be run, with its tests
 
 
-_ends = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+def behind(context: str, choices: list[str], gold: int = 0) -> Question:
+    return Question([context] * len(choices), choices, int(gold))
+
+
+def arc(doc: dict) -> Question:
+    return behind(f"Question: {doc['question']}\nAnswer:", doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"]))
+
+
+def hellaswag(doc: dict) -> Question:
+    def clean(text: str) -> str:  # the brackets are left over from WikiHow's headings
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
+    return behind(clean(context), [clean(ending) for ending in doc["endings"]], doc["label"])
+
+
+def winogrande(doc: dict) -> Question:
+    """The other way round: two contexts, one continuation."""
+    before, after = doc["sentence"].split("_", 1)
+    return Question([before + doc["option1"], before + doc["option2"]], [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
+
+
+def mmlu(doc: dict) -> Question:
+    a, b, c, d = doc["choices"]
+    return behind(f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:", list("ABCD"), doc["answer"])
+
+
+def detokenize(page: str) -> str:
+    """Wikitext's separated tokens as a writer would have written them, by the harness's rules, in its order."""
+    page = page.replace("s '", "s'")
+    page = re.sub(r"/' [0-9]/", "/'[0-9]/", page)
+    for mark in "-,.":
+        page = page.replace(f" @{mark}@ ", mark)
+    for mark in ":;.!?,":
+        page = page.replace(f" {mark} ", f"{mark} ")
+    for opens, closes in ("()", "[]", "{}", '""', "''"):
+        page = re.sub(rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page)
+    for n in (4, 3, 2):
+        page = page.replace(" ".join("=" * n), "=" * n)
+    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        page = page.replace(old, new)
+    return page
+
+
+def mbpp(doc: dict) -> Question:
+    one, two, three = doc["test_list"][:3]
+    ask = f"You are an expert Python programmer, and here is your task: {doc['text']} Your code should pass these tests:"
+    return behind(f"{ask}\n\n{one}\n{two}\n{three}\n[BEGIN]\n", [f"{doc['code']}\n[DONE]"])
+
+
 TASKS = {
-    "wikitext":      Task(wikitext,   "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity"),
-    "arc_easy":      Task(arc,        "allenai/ai2_arc ARC-Easy test train",                "acc_norm"),
-    "arc_challenge": Task(arc,        "allenai/ai2_arc ARC-Challenge test train",           "acc_norm"),
-    "boolq":         Task(boolq,      "aps/super_glue boolq validation train",              "acc",      draw="others"),
-    "hellaswag":     Task(hellaswag,  "Rowan/hellaswag default validation train",           "acc_norm", draw="others"),
-    "openbookqa":    Task(openbookqa, "allenai/openbookqa main test train",                 "acc_norm"),
-    "piqa":          Task(piqa,       "baber/piqa default validation train",                "acc_norm", draw="others"),
-    "winogrande":    Task(winogrande, "allenai/winogrande winogrande_xl validation train",  "acc",      draw="others"),
-    "mmlu":          Task(mmlu,       "cais/mmlu all test dev",           "acc", 5, "first", "subject"),
-    "gsm8k":         Task(gsm8k,      "openai/gsm8k main test train",     "exact_match", 5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
-    "math":          Task(hard_math,  "EleutherAI/hendrycks_math * test train", "exact_match", 5, group="type", stops=("Problem:",), grade=grade_math),
-    "humaneval":     Task(humaneval,  "openai/openai_humaneval openai_humaneval test -", "pass@1", stops=_ends, max_new_tokens=1024, program=program_humaneval),
-    "mbpp":          Task(mbpp,       "google-research-datasets/mbpp full test prompt", "pass@1", draw="first", stops=("[DONE]",), program=program_mbpp),
+    "wikitext": Task("EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity", lambda doc: behind("", [detokenize(doc["page"])])),
+    "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", arc),
+    "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", arc),
+    "boolq": Task("aps/super_glue boolq validation train", "acc", draw="others",
+        ask=lambda doc: behind(f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:", ["no", "yes"], doc["label"])),
+    "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, draw="others"),
+    "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
+        ask=lambda doc: behind(doc["question_stem"], doc["choices"]["text"], doc["choices"]["label"].index(doc["answerKey"].lstrip()))),
+    "piqa": Task("baber/piqa default validation train", "acc_norm", draw="others",
+        ask=lambda doc: behind(f"Question: {doc['goal']}\nAnswer:", [doc["sol1"], doc["sol2"]], doc["label"])),
+    "winogrande": Task("allenai/winogrande winogrande_xl validation train", "acc", winogrande, draw="others"),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, shots=5, draw="first", group="subject"),
+    "gsm8k": Task("openai/gsm8k main test train", "exact_match", shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k,
+        ask=lambda doc: behind(f"Question: {doc['question']}\nAnswer:", [doc["answer"]])),
+    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match", shots=5, group="type", stops=("Problem:",), grade=grade_math,
+        ask=lambda doc: behind(f"Problem: {doc['problem']}\nAnswer:", [boxed(doc["solution"])])),
+    "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1", max_new_tokens=1024,
+        stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), ask=lambda doc: behind(doc["prompt"], [""]),
+        program=lambda doc, text: f"{doc['prompt']}{text}\n{doc['test']}\ncheck({doc['entry_point']})"),
+    "mbpp": Task("google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, draw="first", stops=("[DONE]",),  # the harness begins at the second
+        program=lambda doc, text: "\n".join([text, *doc["test_list"]])),
 }  # fmt: skip
 
 
-def read_items(name: str, folder: Path | None, examples: bool = False) -> list[dict]:
-    """FOLDER/TASK.jsonl, or the examples in TASK.train.jsonl (mmlu.dev.jsonl); without a folder, the public data set.
+def read_items(name: str, folder: Path | None, examples: bool) -> list[tuple[str, dict]]:
+    """(where it stands, item) of FOLDER/TASK.jsonl, or of TASK.train.jsonl (mmlu.dev.jsonl) with the examples; without a folder, of the public data set.
 
     Raises FileNotFoundError or ValueError, naming file and line.
     """
+    file, items = f"{name}{'' if not examples else '.dev' if name == 'mmlu' else '.train'}.jsonl", []
     if folder is None:
-        return download(name, examples)
-    path = folder / f"{name}{'' if not examples else '.dev' if name == 'mmlu' else '.train'}.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file, {'the examples for' if examples else 'the items of'} {name} should be there")
-    items = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        return [(f"{file}, item {i}", doc) for i, doc in enumerate(download(name, examples, file), 1)]
+    if not (folder / file).is_file():
+        raise FileNotFoundError(f"{folder / file}: no such file, {'the examples for' if examples else 'the items of'} {name} should be there")
+    for number, line in enumerate((folder / file).read_bytes().splitlines(), 1):
+        where = f"{folder / file}, line {number}"
         try:
             if line.strip():
-                items.append(json.loads(line))
+                items.append((where, json.loads(line)))
         except ValueError as error:  # also where it is not UTF-8
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+            raise ValueError(f"{where}: not JSON ({error})") from None
     if not items:
-        raise ValueError(f"{path}: is empty")
+        raise ValueError(f"{folder / file}: is empty")
     return items
 
 
-def download(name: str, examples: bool) -> list[dict]:
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"--data: name the folder that has {name}.jsonl, or `pip install datasets` to download it") from None
+def download(name: str, examples: bool, file: str) -> list[dict]:
     repo, config, *splits = TASKS[name].source.split()
     try:
+        import datasets
+
         configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
         return [doc for config in configs for doc in datasets.load_dataset(repo, config, split=splits[examples])]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--data: {repo} cannot be downloaded ({str(error).splitlines()[0]}), name the folder that has {name}.jsonl") from None
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(f"--data: name the folder that has {file}; to download {repo} takes `pip install datasets` and a network ({error!r})") from None
 
 
-def ask(name: str, docs: list[dict], where: str) -> list[Question]:
-    """Raises ValueError for an item, with its number, that does not have the fields of its public data set."""
-    questions = []
-    for number, doc in enumerate(docs, 1):
+def read_questions(name: str, folder: Path | None, examples: bool = False, limit: int | None = None) -> list[Question]:
+    """Raises ValueError for an item, with its line, that does not have the fields of its public data set."""
+    task, questions = TASKS[name], []
+    for where, doc in read_items(name, folder, examples)[:limit]:
         try:
-            question = TASKS[name].ask(doc)
-            texts = question.contexts + question.choices + ([doc[TASKS[name].group]] if TASKS[name].group else [])
+            question = task.ask(doc)._replace(doc=doc, group=doc[task.group] if task.group else "")
+            texts = [*question.contexts, *question.choices, question.group]
+            if task.program:  # what it needs at the end, after hours of writing
+                texts += [str(doc["task_id"]), task.program(doc, "")]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a field that should be a text is none")
             if not 0 <= question.gold < len(question.choices):
                 raise IndexError(f"there is no answer number {question.gold}")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            reason = f"lacks {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{where}, item {number}: not an item of {name} ({reason})") from None
+            raise ValueError(f"{where}: not an item of {name} ({f'lacks {error}' if isinstance(error, KeyError) else error})") from None
         questions.append(question)
     return questions
 
 
-def questions_of(name: str, docs: list[dict], folder: Path | None, shots: int) -> list[Question]:
+def questions_of(name: str, folder: Path | None, shots: int, limit: int | None = None) -> list[Question]:
     """The questions of a task, each behind its examples, drawn as the harness draws them."""
-    task, where = TASKS[name], f"{folder / name}.jsonl" if folder else name
-    group_of = lambda doc: doc[task.group] if task.group else ""
+    task, questions = TASKS[name], read_questions(name, folder, limit=limit)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n" if name == "mmlu" else ""
     space = "" if name == "mbpp" else " "
-    asked = ask(name, docs, where)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
-    if shots:
-        pool = read_items(name, folder, examples=True)
-        for doc, question in zip(pool, ask(name, pool, f"{where}'s examples")):
-            pools[group_of(doc)].append((doc, f"{question.contexts[question.gold]}{space}{question.choices[question.gold]}\n\n"))
-    questions = []
-    for doc, question in zip(docs, asked):
-        group, pool, n = group_of(doc), pools[group_of(doc)], shots
-        if task.draw == "others" and shots:
-            n = shots + 1  # one in reserve, should it draw the item itself
+    for example in read_questions(name, folder, examples=True) if shots else ():
+        pools[example.group].append(example)
+    for i, question in enumerate(questions):
+        group, pool = question.group, pools[question.group]
+        n = shots + 1 if shots and task.draw == "others" else shots  # one in reserve, should it draw the item itself
         if len(pool) < n:
-            raise ValueError(f"--num_fewshot {shots}: {where} needs {n} examples{f' for {group}' * bool(group)}, there are {len(pool)}")
+            raise ValueError(f"--num_fewshot {shots}: {name} needs {n} examples{f' for {group}' * bool(group)}, there are {len(pool)}")
         drawn = pool[:n] if task.draw == "first" else generators[group].sample(pool, n)
         if n > shots:
-            drawn = [example for example in drawn if example[0] != doc][:shots]
+            drawn = [example for example in drawn if example.doc != question.doc][:shots]
             if len(drawn) < shots:  # it was drawn twice
-                drawn = generators[group].sample([example for example in pool if example[0] != doc], shots)
-        before = intro.format(group.replace("_", " ")) + "".join(text for _, text in drawn)
-        questions.append(question._replace(contexts=[before + context for context in question.contexts]))
+                drawn = generators[group].sample([example for example in pool if example.doc != question.doc], shots)
+        before = intro.format(group.replace("_", " "))
+        before += "".join(f"{example.contexts[example.gold]}{space}{example.choices[example.gold]}\n\n" for example in drawn)
+        questions[i] = question._replace(contexts=[before + context for context in question.contexts])
     return questions
 
 
@@ -636,59 +601,43 @@ def questions_of(name: str, docs: list[dict], folder: Path | None, shots: int) -
 # From items to numbers
 
 
-class Rules(NamedTuple):
-    """How all items of a run are scored."""
-
-    max_len: int  # tokens that the model sees at once
-    batch_tokens: int = 8192
-    allow_code_execution: bool = False
-
-
-def answer(name: str, docs: list[dict], questions: list[Question], model: GPT, tokenizer: tiktoken.Encoding, rules: Rules, title: str = "") -> list:
-    """What the model says to each item: the log-likelihoods of its choices or, of a page, of all of it; or (text, does it pass?)."""
-    task, (max_len, batch_tokens, run) = TASKS[name], rules
+def answer(name: str, questions: list[Question], model: GPT, tokenizer: tiktoken.Encoding, max_len: int, batch_tokens: int = 8192) -> list:
+    """What the model says to each question: the log-likelihoods of its choices or, of a page, of all of it; or a text."""
+    task = TASKS[name]
+    if task.stops:
+        return write(model, tokenizer, [q.contexts[0] for q in questions], task.stops, task.max_new_tokens, max_len, batch_tokens, name)
     if task.metric == "word_perplexity":
         pages = [rolling_windows(tokenizer.encode_ordinary(q.choices[0]), tokenizer.eot_token, max_len) for q in questions]
         windows = [[request] for page in pages for request in page]  # windows begin differently: each is an item of its own
-        sums = iter(log_likelihoods(model, windows, batch_tokens, title=title))
+        sums = iter(log_likelihoods(model, windows, batch_tokens, title=name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
-    if not task.stops:
-        groups = [doc[task.group] if task.group else "" for doc in docs]
-        items = [[encode_pair(tokenizer, *pair, max_len) for pair in zip(q.contexts, [f" {c}" for c in q.choices])] for q in questions]
-        return log_likelihoods(model, items, batch_tokens, groups, title)
-    texts = write(model, tokenizer, [q.contexts[0] for q in questions], task.stops, task.max_new_tokens, max_len, batch_tokens, title)
-    if task.program is None or not run:
-        return [(text, None) for text in texts]
-    programs = tqdm([task.program(doc, text) for doc, text in zip(docs, texts)], desc=f"{title}, running", leave=False, disable=None)
-    return [(text, passes(program)) for text, program in zip(texts, programs)]
+    items = [[encode_pair(tokenizer, context, f" {choice}", max_len) for context, choice in zip(q.contexts, q.choices)] for q in questions]
+    return log_likelihoods(model, items, batch_tokens, [q.group for q in questions], name)
 
 
-def measure(name: str, docs: list[dict], questions: list[Question], answers: list) -> dict:
-    """Metrics and standard errors of a task, and the rule behind them."""
-    task, result = TASKS[name], {}
+def measure(name: str, questions: list[Question], answers: list) -> dict:
+    """Metrics and standard errors of a task, and the rule behind them. answers: as `answer` gives them; of programs, whether they pass."""
+    task = TASKS[name]
     if task.metric == "word_perplexity":  # words and bytes are those of the page before it was detokenized
-        nats, pages = -math.fsum(answers), [doc["page"] for doc in docs]
+        nats, pages = -math.fsum(answers), [q.doc["page"] for q in questions]
         per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
         per_byte = nats / sum(len(page.encode()) for page in pages)
         result = {"word_perplexity": math.exp(per_word), "byte_perplexity": math.exp(per_byte), "bits_per_byte": per_byte / math.log(2)}
         return result | {f"{metric}_stderr": None for metric in result} | {"rule": "windows that score each token once, as many before it as fit"}
     if task.grade:
-        values = [task.grade(doc, text) for doc, (text, _) in zip(docs, answers)]
-        rule = "greedy, up to a stop; exact match"
+        values, rule = [task.grade(q.doc, text) for q, text in zip(questions, answers)], "greedy, up to a stop; exact match"
     elif task.program:
-        values = [{} if passed is None else {"pass@1": passed} for _, passed in answers]
-        rule = "greedy, up to a stop; one sample for each problem"
+        values, rule = [{"pass@1": passed} for passed in answers], "greedy, up to a stop; one sample for each problem"
     else:
-        values, rule = [], "the likeliest choice"
+        values, rule = [], "the likeliest choice" + "; acc_norm: per character (not token, not byte)" * (task.metric == "acc_norm")
         for q, sums in zip(questions, answers):
             values.append({"acc": int(np.argmax(sums)) == q.gold})  # the first one on a tie
             if task.metric == "acc_norm":
                 values[-1]["acc_norm"] = int(np.argmax([s / max(1, len(c)) for s, c in zip(sums, q.choices)])) == q.gold
-                rule = "the likeliest choice; acc_norm: per character (not token, not byte)"
-    groups = [doc[task.group] if task.group else "" for doc in docs]
-    for metric in values[0]:
-        result[metric], result[f"{metric}_stderr"] = mean_and_stderr([one[metric] for one in values], groups)
-    return result | {"rule": rule}
+    result = {"rule": rule}
+    for metric in values[0] if values else ():
+        result[metric], result[f"{metric}_stderr"] = mean_and_stderr([value[metric] for value in values], [q.group for q in questions])
+    return result
 
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
@@ -722,44 +671,45 @@ def gather(mine: list) -> list:
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
 
 
-def print_table(results: dict[str, dict]) -> None:
-    print(f"{'task':<14}{'n':>6}{'shots':>6}  {'metric':<21}{'value':>9}{'stderr':>9}  rule (*: the paper's metric)")
-    for name, result in results.items():
-        for metric in [key.removesuffix("_stderr") for key in result if key.endswith("_stderr")]:
-            star, stderr = "*" if metric == TASKS[name].metric else " ", result[f"{metric}_stderr"]
-            print(f"{name:<14}{result['n']:>6}{result['num_fewshot']:>6} {star}{metric:<21}{result[metric]:>9.4f}"
-                  f"{'' if stderr is None else format(stderr, '.4f'):>9}  {result['rule']}")  # fmt: skip
-        if "samples" in result:
-            print(f"{name}: the model's code is in {result['samples']}{'' if 'pass@1' in result else ', not run'}")
-    if (average := paper_average(results)) is not None:
-        print(f"the paper's Average: {average:.4f}, six columns of equal weight, ARC the mean of easy and challenge")
+def print_rows(name: str, result: dict) -> None:
+    for metric in [key.removesuffix("_stderr") for key in result if key.endswith("_stderr")]:
+        star, stderr = "*" if metric == TASKS[name].metric else " ", result[f"{metric}_stderr"]
+        print(f"{name:<14}{result['n']:>6}{result['num_fewshot']:>6}{result['max_len']:>7}  {star}{metric:<21}{result[metric]:>9.4f}"
+              f"{'' if stderr is None else format(stderr, '.4f'):>9}  {result['rule']}")  # fmt: skip
+    if "samples" in result:
+        print(f"{name}: the model's code is in {result['samples']}{'' if 'pass@1' in result else ', not run'}")
 
 
-def evaluate(work: dict[str, tuple], model: GPT, tokenizer: tiktoken.Encoding, rules: Rules, out: Path | None) -> dict[str, dict]:
-    """work: task -> (its items, its questions, shots). What `--out` gets, and beside it the code that the model wrote."""
-    results = {}
+def evaluate(work: dict[str, tuple[list[Question], int]], model: GPT, tokenizer: tiktoken.Encoding, args: argparse.Namespace) -> None:
+    """work: task -> (its questions, shots). Prints a table and writes args.out and the code that the model wrote, task after task."""
     rank, world = rank_and_world()
-    for name, (docs, questions, shots) in work.items():
-        answers = gather(answer(name, docs[rank::world], questions[rank::world], model, tokenizer, rules, name))
-        results[name] = measure(name, docs, questions, answers) | {
-            "n": len(docs), "num_fewshot": shots, "max_len": rules.max_len, "paper_metric": TASKS[name].metric,
-            "dtype": str(model.embed.weight.dtype).removeprefix("torch."),
-        }  # fmt: skip
-        if TASKS[name].program:
-            file = (out.parent if out else Path()) / name / "samples.jsonl"  # what the official scorers of both read
-            results[name]["samples"] = str(file)
+    say = print if rank == 0 else lambda *_: None
+    say(f"{'task':<14}{'n':>6}{'shots':>6}{'window':>7}   {'metric':<21}{'value':>9}{'stderr':>9}  rule (*: the paper's metric)")
+    results: dict[str, dict] = {}
+    for name, (questions, shots) in work.items():
+        task = TASKS[name]
+        facts = {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len, "dtype": str(model.embed.weight.dtype).removeprefix("torch.")}
+        answers = gather(answer(name, questions[rank::world], model, tokenizer, args.max_len, args.batch_tokens))
+        if task.program:
+            file = (args.out.parent if args.out else Path()) / name / "samples.jsonl"  # what the official scorers of both read
+            lines = [json.dumps({"task_id": q.doc["task_id"], "completion": text}) + "\n" for q, text in zip(questions, answers)]
             if rank == 0:
                 file.parent.mkdir(exist_ok=True)
-                lines = [json.dumps({"task_id": doc["task_id"], "completion": text}) for doc, (text, _) in zip(docs, answers)]
-                file.write_text("\n".join(lines) + "\n")
-    if rank == 0:
-        print_table(results)
-        if out:
-            average = paper_average(results)
+                file.write_text("".join(lines))
+            programs = [task.program(q.doc, text) for q, text in zip(questions, answers)] if args.allow_code_execution else []
+            answers = gather([passes(program) for program in tqdm(programs[rank::world], f"{name}, running", leave=False, disable=None)])
+            facts["samples"] = str(file)
+        results[name] = measure(name, questions, answers) | facts | {"paper_metric": task.metric}
+        average = paper_average(results)
+        if rank > 0:
+            continue
+        print_rows(name, results[name])
+        if args.out:  # after every task: a later one may fail
             extra = {} if average is None else {"paper_average": {"average": average, "average_stderr": None, "n": 6}}
-            out.with_suffix(".tmp").write_text(json.dumps(results | extra, indent=1) + "\n")
-            os.replace(out.with_suffix(".tmp"), out)
-    return results
+            args.out.with_suffix(".tmp").write_text(json.dumps(results | extra, indent=1) + "\n")
+            os.replace(args.out.with_suffix(".tmp"), args.out)
+    if average is not None:
+        say(f"the paper's Average: {average:.4f}, six columns of equal weight, ARC the mean of easy and challenge")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -818,47 +768,44 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def prepare_tasks(args: argparse.Namespace, model: GPT, tokenizer: tiktoken.Encoding) -> dict[str, tuple]:
-    """Everything that `evaluate` needs. Raises ValueError or OSError before anything is scored."""
-    work, max_len, seq_len = {}, args.max_len or model.cfg.seq_len, model.cfg.seq_len
-    if max_len > seq_len:
-        raise ValueError(f"--max_len {max_len}: the model's seq_len is {seq_len}")
-    if tokenizer.n_vocab > model.cfg.vocab_size:
-        raise ValueError(f"{args.model}: its tokenizer has {tokenizer.n_vocab} tokens, its embedding only {model.cfg.vocab_size} rows")
-    folder = Path(args.data) if args.data else None
+def prepare_tasks(args: argparse.Namespace, cfg: GPTConfig) -> dict[str, tuple[list[Question], int]]:
+    """Task -> (its questions, shots). Raises ValueError or OSError before anything is scored."""
+    work, args.max_len = {}, args.max_len or cfg.seq_len
+    if args.max_len > cfg.seq_len:
+        raise ValueError(f"--max_len {args.max_len}: the model's seq_len is {cfg.seq_len}")
     for name in args.tasks.split(","):
         task = TASKS[name]
-        if task.stops and task.max_new_tokens >= max_len:
-            raise ValueError(f"--tasks {name}: writes {task.max_new_tokens} tokens, which leaves no room for a prompt in a window of {max_len}")
+        if task.stops and task.max_new_tokens >= args.max_len:
+            raise ValueError(f"--tasks {name}: writes {task.max_new_tokens} tokens, which leaves no room for a prompt in a window of {args.max_len}")
         fixed = task.source.endswith(" -")  # there are no examples for it
         shots = task.shots if args.num_fewshot is None or fixed else args.num_fewshot
-        docs = read_items(name, folder)[: args.limit]
-        work[name] = docs, questions_of(name, docs, folder, shots), shots
+        work[name] = questions_of(name, Path(args.data) if args.data else None, shots, args.limit), shots
     return work
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
-        device, tokenizer, corpus = pick_device(args.device), None, None
+        device = pick_device(args.device)
         if args.tasks and "LOCAL_RANK" in os.environ:  # started by torchrun
             dist.init_process_group("gloo")  # what the processes exchange is small
-            device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+            device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}") if device == "cuda" else device
         model = load_model(args.model, device, None if args.dtype == "auto" else getattr(torch, args.dtype))
-        if args.tasks or is_granite(args.model) and args.prompt is not None:
+        if args.tasks or args.prompt is not None:
             tokenizer = data.tokenizer_of(args.model)
-            work = prepare_tasks(args, model, tokenizer) if args.tasks else {}
+            if tokenizer.n_vocab > model.cfg.vocab_size:
+                raise ValueError(f"{args.model}: its tokenizer has {tokenizer.n_vocab} tokens, its embedding only {model.cfg.vocab_size} rows")
+            work = prepare_tasks(args, model.cfg) if args.tasks else {}
         else:
             corpus = data.load_corpus(args.data) if args.data else trained_on(args.model)
             for source in corpus.sources.values():
                 check_corpus(model.cfg, source)
-            tokenizer = corpus.tokenizer
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2
     if args.tasks:
         try:
-            evaluate(work, model, tokenizer, Rules(args.max_len or model.cfg.seq_len, args.batch_tokens, args.allow_code_execution), args.out)
+            evaluate(work, model, tokenizer, args)
         except OSError as error:  # a full disk
             print(f"eval.py: {error}", file=sys.stderr)
             return 2

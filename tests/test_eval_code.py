@@ -9,7 +9,7 @@ import pytest
 
 import data
 import eval as evaluation
-from eval import TASKS, Rules, passes
+from eval import passes
 from model import GPT, GPTConfig, export_granite
 
 SOLVED = "def add(a, b):\n    return a + b\n\nassert add(2, 3) == 5\n"
@@ -24,6 +24,8 @@ HOSTILE = {
     "exits early": "raise SystemExit(0)", "exits at once": "import os\nos._exit(0)", 
     "kills its group": "import os, signal\nos.killpg(0, signal.SIGKILL)", "fails": "assert 1 == 2", "is not Python": "def f(:", "is not text": "\ud800 = 1\0",
     "reads what is typed": "input()", "closes everything": "import os\n[os.close(i) for i in range(3)]\nassert 0",
+    "has an odd name": "import time\nopen('/proc/self/comm', 'wb').write(b') \\xff')\ntime.sleep(1000)",
+    "nests folders": "import os, time\nfor _ in range(1200): os.mkdir('d'), os.chdir('d')\ntime.sleep(1000)",
     "catches everything": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
 }  # fmt: skip
 
@@ -103,11 +105,21 @@ def test_humaneval_and_mbpp(monkeypatch, capsys):
         assert len(ran) == 6 * allowed and ("not run" in out) != allowed
 
 
-def test_the_models_code_is_not_run_unasked(monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "write", lambda *args: ["    return a + b\n"])
-    monkeypatch.setattr(evaluation, "passes", lambda program: pytest.fail("it ran"))
-    answers = evaluation.answer("humaneval", [ADD], [TASKS["humaneval"].ask(ADD)], None, None, Rules(1200))
-    assert answers == [("    return a + b\n", None)]
+def test_the_help_says_what_running_code_means(capsys):
     with pytest.raises(SystemExit):
         evaluation.main(["--help"])
     assert "no security boundary" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_code_is_saved_before_it_runs(monkeypatch):
+    """It took hours to write, and running it may end the evaluation."""
+    export_granite(GPT(GPTConfig(n_layer=1, n_embd=16, n_head=1, seq_len=1200, vocab_size=256)), Path("run"), 255, data.tokenizer_files(data.load_tokenizer("bytes")))
+    Path("humaneval.jsonl").write_text(json.dumps(ADD) + "\n")
+    monkeypatch.setattr(evaluation, "write", lambda *args: ["    return a + b\n"])
+
+    def full(program):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(evaluation, "passes", full)
+    assert evaluation.main(["--model", "run", "--tasks", "humaneval", "--data", ".", "--device", "cpu", "--allow_code_execution"]) == 2
+    assert json.loads(Path("humaneval/samples.jsonl").read_text())["completion"] == "    return a + b\n"

@@ -19,7 +19,7 @@ from test_tokenizer import train_tokenizer
 import data
 import eval as evaluation
 import model as model_file
-from eval import TASKS, Rules
+from eval import TASKS
 from model import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
@@ -98,30 +98,29 @@ def short_answers(monkeypatch):
         monkeypatch.setitem(TASKS, name, TASKS[name]._replace(max_new_tokens=harness.SHORT))
 
 
-def run(name, folder, model, tokenizer, shots=0, **rules):
-    docs = evaluation.read_items(name, folder)
-    questions = evaluation.questions_of(name, docs, folder, shots)
-    answers = evaluation.answer(name, docs, questions, model, tokenizer, Rules(MAX_LEN, **rules))
-    return docs, questions, answers, evaluation.measure(name, docs, questions, answers)
+def run(name, folder, model, tokenizer, shots=0, max_len=MAX_LEN):
+    questions = evaluation.questions_of(name, folder, shots)
+    answers = evaluation.answer(name, questions, model, tokenizer, max_len)
+    return questions, answers, evaluation.measure(name, questions, answers)
 
 
 @pytest.mark.parametrize("name, shots", [(name, shots) for name in SCORED for shots in (0, 2) if name != "wikitext" or shots == 0])
 def test_numbers_are_the_harnesses(name, shots, theirs, folder, model, tokenizer):
-    docs, questions, answers, result = run(name, folder, model, tokenizer, shots)
+    questions, answers, result = run(name, folder, model, tokenizer, shots)
     metrics, samples = theirs[shots]
     for group in GROUPS[name]:
-        mine = [one for one in zip(docs, questions, answers) if not group or group == one[0][TASKS[name].group]]
+        mine = [(question, answer) for question, answer in zip(questions, answers) if group == question.group]
         # a sample appears once for each filter of its task
         by_doc = {sample["doc_id"]: sample for sample in samples[name, group]}
         assert len(mine) == len(by_doc)
-        for i, (doc, question, answer) in enumerate(mine):
+        for i, (question, answer) in enumerate(mine):
             asked, said = by_doc[i]["arguments"], by_doc[i]["resps"]
             if name == "wikitext":
                 assert asked[0][0] == question.choices[0]
                 assert answer == pytest.approx(said[0][0], abs=1e-4, rel=1e-6)
             elif TASKS[name].stops:
                 assert asked[0][0] == question.contexts[0]
-                assert answer[0] == said[0][0]
+                assert answer == said[0][0]
             else:
                 assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in zip(question.contexts, question.choices)]
                 assert answer == pytest.approx([one[0][0] for one in said], abs=1e-4)
@@ -147,7 +146,7 @@ def compare_metrics(name: str, ours: dict, theirs: dict[str, dict]) -> None:
 
 def test_the_items_tell_right_from_wrong(folder, model, tokenizer):
     """Else the comparison above would compare zeros with zeros."""
-    results = {name: run(name, folder, model, tokenizer)[3] for name in SCORED}
+    results = {name: run(name, folder, model, tokenizer)[2] for name in SCORED}
     assert sum(0 < result.get("acc", 0) < 1 for result in results.values()) >= 6
     assert sum(result.get("acc") != result.get("acc_norm", result.get("acc")) for result in results.values()) >= 2
 
@@ -173,13 +172,12 @@ def test_code_prompts_stops_and_cut_off_outputs(name, shots, exported, files, fo
     logging.disable(logging.WARNING)
     _, samples = harness.run_harness(harness.harness_model(exported, MAX_LEN), {name: files[name]}, [(name, "")], {name: shots})
     logging.disable(logging.NOTSET)
-    docs = evaluation.read_items(name, folder)
-    questions = evaluation.questions_of(name, docs, folder, shots)
-    answers = evaluation.answer(name, docs, questions, model, tokenizer, Rules(MAX_LEN))
-    for sample, question, (text, passed) in zip(samples[name, ""], questions, answers, strict=True):
+    questions = evaluation.questions_of(name, folder, shots)
+    answers = evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
+    for sample, question, text in zip(samples[name, ""], questions, answers, strict=True):
         assert sample["arguments"][0][0] == question.contexts[0]
         assert sample["arguments"][0][1]["until"][: len(TASKS[name].stops)] == list(TASKS[name].stops)
-        assert sample["resps"][0][0] == text and passed is None
+        assert sample["resps"][0][0] == text
 
 
 # -- without the harness -----------------------------------------------------------------------------
@@ -357,7 +355,7 @@ def test_results_as_a_table_and_as_json(exported, folder, tmp_path, capsys):
         assert result["n"] == (5 if name == "wikitext" else 12) and result["num_fewshot"] == 0 and result["max_len"] == MAX_LEN
         assert result[metric] > 0 or metric != "word_perplexity"
         assert (result[f"{metric}_stderr"] is None) == (name == "wikitext")
-        assert re.search(rf"^{name} .*\*{metric} +{result[metric]:.4f}", out, re.M), name
+        assert re.search(rf"^{name} +{result['n']} +0 +{MAX_LEN} +\*{metric} +{result[metric]:.4f}", out, re.M), name
     assert "per character" in scores["piqa"]["rule"] and f"{scores['paper_average']['average']:.4f}" in out
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
@@ -388,16 +386,18 @@ def test_processes_share_the_items(exported, folder, tmp_path):
 WRONG = [  # file, its content, what the line names
     ("piqa.jsonl", None, "piqa.jsonl: no such file"), ("piqa.jsonl", "", "piqa.jsonl: is empty"),
     ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n{"goal": \n', "piqa.jsonl, line 2"),
-    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "label": 0}\n', "item 1"), ("piqa.jsonl", "[1]\n", "item 1"), ("piqa.jsonl", "7\n", "item 1"),
-    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": 3, "label": 0}\n', "item 1"), ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}\n', "item 1"),
-    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": -1}\n', "item 1"),
-    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": null}\n', "item 1"), ("piqa.jsonl", b"\xff\xfe\n", "line 1"),
-    ("arc_easy.jsonl", '{"question": "a", "choices": {"text": ["b"], "label": ["A"]}, "answerKey": "B"}\n', "item 1"),
-    ("winogrande.jsonl", '{"sentence": "no gap", "option1": "a", "option2": "b", "answer": "1"}\n', "item 1"),
-    ("mmlu.jsonl", '{"question": "a", "choices": ["b", "c", "d"], "answer": 0, "subject": "x"}\n', "item 1"),
+    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "label": 0}\n', "line 1: not an item"), ("piqa.jsonl", "[1]\n", "line 1: not an item"), ("piqa.jsonl", "7\n", "line 1: not an item"),
+    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": 3, "label": 0}\n', "line 1: not an item"), ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}\n', "line 1: not an item"),
+    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": -1}\n', "line 1: not an item"),
+    ("piqa.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": null}\n', "line 1: not an item"), ("piqa.jsonl", b"\xff\xfe\n", "line 1"),
+    ("arc_easy.jsonl", '{"question": "a", "choices": {"text": ["b"], "label": ["A"]}, "answerKey": "B"}\n', "line 1: not an item"),
+    ("winogrande.jsonl", '{"sentence": "no gap", "option1": "a", "option2": "b", "answer": "1"}\n', "line 1: not an item"),
+    ("mmlu.jsonl", '{"question": "a", "choices": ["b", "c", "d"], "answer": 0, "subject": "x"}\n', "line 1: not an item"),
     ("mmlu.jsonl", '{"question": "a", "choices": ["b", "c", "d", "e"], "answer": 0}\n', "subject"),
     ("mmlu.jsonl", '{"question": "a", "choices": ["b", "c", "d", "e"], "answer": 0, "subject": "x"}\n', "mmlu.dev.jsonl: no such file"),
-    ("hellaswag.jsonl", '{"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["d"], "label": ""}\n', "item 1"),
+    ("hellaswag.jsonl", '{"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["d"], "label": ""}\n', "line 1: not an item"),
+    ("humaneval.jsonl", '{"prompt": "a", "test": "b", "entry_point": "c"}\n', "line 1: not an item of humaneval (lacks 'task_id')"),
+    ("humaneval.jsonl", '{"task_id": "a", "prompt": "b", "entry_point": "c"}\n', "lacks 'test'"), ("mbpp.jsonl", '{"task_id": 1, "text": "a", "code": "b", "test_list": ["c"]}\n', "line 1"),
     ("math.jsonl", '{"problem": "a", "solution": "none", "type": "Algebra"}\n', "boxed"),
 ]  # fmt: skip
 
@@ -429,6 +429,35 @@ def test_wrong_flags(argv, says, exported, folder, tmp_path, capsys):
 def test_without_a_network_the_folder_has_to_be_named(exported, capsys):
     error = one_line(evaluation.main, ["--model", str(exported), "--tasks", "piqa", "--device", "cpu"], capsys)
     assert "--data" in error and "piqa.jsonl" in error
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_downloads_are_the_harness_data_sets(name, monkeypatch):
+    """Its repositories, configurations and splits, by its own definitions."""
+    loader = pytest.importorskip("lm_eval.tasks._yaml_loader", reason="lm-evaluation-harness is not installed: pip install -r requirements-dev.txt")
+    tasks, asked = Path(loader.__file__).parent, []
+    group = {"mmlu": "anatomy", "math": "algebra"}.get(name, "")
+    theirs = loader.load_yaml(tasks / f"{harness.HARNESS_FILES[name][0].format(group)}.yaml", resolve_func=False)
+
+    class Hub:
+        get_dataset_config_names = staticmethod(lambda repo: ["algebra"])
+
+        def load_dataset(repo, config, split):
+            asked.append((repo, config, split))
+            return [{"task_id": i} for i in range(1, 11)]
+
+    monkeypatch.setitem(sys.modules, "datasets", Hub)
+    splits = [theirs.get("test_split") or theirs["validation_split"], theirs.get("fewshot_split") or theirs.get("training_split")]
+    for examples, split in enumerate(splits if splits[1] and name != "wikitext" else splits[:1]):
+        items = evaluation.read_items(name, None, bool(examples))
+        assert items[9] == (f"{name}{'.dev' if name == 'mmlu' else '.train'}.jsonl, item 10" if examples else f"{name}.jsonl, item 10", {"task_id": 10})
+        repo, config, ours = asked.pop()
+        assert (repo, ours) == (theirs["dataset_path"], split)
+        assert config == theirs.get("dataset_name") or config in ("default", "openai_humaneval") or (name, config) == ("mmlu", "all")
+    if name == "mbpp":  # the harness has its examples in its own code: these rows of this split, which holds task_id 1 to 10
+        evaluation.read_items(name, None, True)
+        written_there = re.findall(r'"task_id": (\d+)', (tasks / "mbpp" / "utils.py").read_text())
+        assert asked == [("google-research-datasets/mbpp", "full", "prompt[1:]")] and written_there == ["2", "3", "4"]
 
 
 # -- a command, not part of the suite --------------------------------------------------------------------
@@ -465,9 +494,7 @@ def test_speed_beside_the_harness(tmp_path):
             harness.run_harness(theirs, files, [(name, group)], {name: shots})
             times["harness"].append(time.process_time() - began)
             began = time.process_time()
-            docs = evaluation.read_items(name, folder)
-            questions = evaluation.questions_of(name, docs, folder, shots)
-            evaluation.measure(name, docs, questions, evaluation.answer(name, docs, questions, model, tokenizer, Rules(1024)))
+            run(name, folder, model, tokenizer, shots, max_len=1024)
             times["eval.py"].append(time.process_time() - began)
         best = {who: min(some) for who, some in times.items()}
         print(f"\n{name}, {shots} shots, {len(files[name])} items: harness {best['harness']:.2f} s, eval.py {best['eval.py']:.2f} s, {best['harness'] / best['eval.py']:.2f} times as fast")
