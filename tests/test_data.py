@@ -86,13 +86,18 @@ def test_batches_read_the_same_text_in_the_same_order(corpus, monkeypatch):
     assert len(streams[0]) == 64 and all(stream == streams[0] for stream in streams)
 
 
-def test_sequences_are_cut_where_they_should_be():
-    tokens = np.arange(101, dtype=np.uint16)
+def test_sequences_are_cut_where_they_should_be(tmp_path):
+    np.arange(101, dtype=np.uint16).tofile(tmp_path / "ids")
+    tokens = np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r")
     assert data.n_sequences(tokens, 10) == 10  # the last sequence's last target is token 100
     x, y = data.read_sequences(tokens, np.array([0, 9]), 10)
     assert x.tolist() == [list(range(10)), list(range(90, 100))]
     assert y.tolist() == [list(range(1, 11)), list(range(91, 101))]
     assert x.dtype == np.int64
+    os.truncate(tmp_path / "ids", 190)
+    assert data.read_sequences(tokens, np.array([0]), 10)[0].tolist() == [list(range(10))]
+    with pytest.raises(OSError, match="ends before sequence 9"):
+        data.read_sequences(tokens, np.array([0, 9]), 10)
 
 
 # -- the corpus ------------------------------------------------------------------------------------
@@ -319,14 +324,22 @@ PATTERNS = {
 }  # fmt: skip
 
 
+LETTERS = {
+    "any": [*"aabbCS stdm   \n\r\t''1,.", "é", "文", "\U0001f600", "e\u0301", " a", "a b", "'s", "\u3000", "\xa0"],
+    "chinese": [*"文文字é文字文,.。/_", "\U0001f600", "e\u0301", "\n", "\r\n", "\n\n", " ", "\u3000", "\xa0", "\x1c"],
+    "numbers": [*"0123456789,.-_", " ", "  ", "\t", "\n", "\r\n"],
+}
+
+
+@pytest.mark.parametrize("letters", LETTERS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_long_text_in_parts_is_the_same_as_in_one(pattern, tmp_path, monkeypatch):
+def test_a_long_text_in_parts_is_the_same_as_in_one(pattern, letters, tmp_path, monkeypatch):
     """A hostile text, cut wherever that is allowed: no token differs from those of the whole."""
     rng = np.random.default_rng(0)
-    alphabet = [*"aabbCS stdm   \n\r\t''1,.", "é", "文", "\U0001f600", "e\u0301", " a", "a b", "'s", "\u3000", "\xa0"]
+    alphabet = LETTERS[letters]
     text = "".join(rng.choice(alphabet, 60_000))
     ranks = {bytes([i]): i for i in range(256)}
-    for pair in (b" a", b" b", b"a ", b"b a", b"ab", b" ab", b"  ", b"\n ", b" \n", b"'s", b"s ", b"st", b" st", b"aa", b"\r\n"):
+    for pair in (b" a", b" b", b"a ", b"b a", b"ab", b" ab", b"  ", b"\n ", b" \n", b"'s", b"s ", b"st", b" st", b"aa", b"\r\n", b"\n\n", b",\n", b"12", b" 1", b"1\n"):
         ranks[pair] = len(ranks)
     tokenizer = data.tiktoken.Encoding("t", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
     monkeypatch.setattr(data, "LONG", 500)
@@ -355,9 +368,9 @@ def test_long_texts_among_others(tmp_path, monkeypatch):
         meta = data.prepare(data.read_blocks(data.source_files([str(tmp_path / "s")])), "bytes", tmp_path / f"c{workers}", 0.3, workers)
         corpus = data.open_corpus(tmp_path / f"c{workers}")
         assert split_at_end_of_text(corpus.train, corpus.tokenizer) == texts and meta["train_documents"] == len(texts)
-        assert meta["val_documents"] == len(held_out) and all(
-            b.startswith(a) for a, b in zip(split_at_end_of_text(corpus.val, corpus.tokenizer), held_out)
-        )
+        kept = split_at_end_of_text(corpus.val, corpus.tokenizer)
+        assert meta["val_documents"] == len(held_out) == len(kept) and all(b.startswith(a) for a, b in zip(kept, held_out))
+        assert meta["notes"].pop("held-out documents cut at 32 KB")[0] == sum(a != b for a, b in zip(kept, held_out)) > 0
         assert meta["notes"] == {"binary files skipped": (1, f"{tmp_path}/s/z.txt:1"), "sequences of invalid UTF-8 replaced": (500, f"{tmp_path}/s/y.txt:1")}
 
 
