@@ -2,12 +2,14 @@
 
 import base64
 import bz2
+import functools
 import gzip
 import hashlib
 import json
 import lzma
 import math
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -206,6 +208,17 @@ def test_two_tokenizer_files_of_one_name_are_two_tokenizers(word_tokenizer, tmp_
         monkeypatch.chdir(folder)
         sizes.append(data.load_tokenizer("words.tiktoken").n_vocab)
     assert sizes == [262, 261]
+
+
+def test_a_corpus_without_its_tokenizer_is_refused(documents, word_tokenizer, tmp_path, monkeypatch):
+    """A file of that name that lies elsewhere is another one; a name that is no path is none."""
+    (tmp_path / "bytes").write_text("a file that happens to have this name")
+    data.prepare(documents, "bytes", tmp_path / "b")
+    assert data.open_corpus(tmp_path / "b").tokenizer.name == "bytes" and not (tmp_path / "b" / "bytes").exists()
+    data.prepare(documents, word_tokenizer, tmp_path / "c")
+    (tmp_path / "c" / "words.tiktoken").unlink()
+    with pytest.raises(ValueError, match="c/words.tiktoken: no such file"):
+        data.open_corpus(tmp_path / "c")
 
 
 def test_large_vocabularies_get_more_bits(tmp_path):
@@ -579,6 +592,36 @@ def test_interrupted_and_changed(documents, tmp_path, monkeypatch, capsys):
     assert seen == [2]  # the second time, the first two were done
 
 
+def test_the_hub_goes_away(documents, tmp_path, monkeypatch, capsys):
+    """What has been read of it stays; where there is nothing to go on with, nothing stays."""
+    datasets = pytest.importorskip("datasets")
+
+    class Rows(list):
+        column_names = ["text"]
+
+        def __iter__(self):
+            for i, row in enumerate(super().__iter__()):
+                if i == lost_at:
+                    raise ConnectionError("Server\nDisconnected")
+                yield row
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows({"text": text} for text in documents))
+    monkeypatch.setattr(data, "SAVE_EVERY", 0)
+    monkeypatch.setattr(data, "BLOCK", 5000)
+    monkeypatch.setattr(data, "encode_blocks", functools.partial(encode_in_this_process, data.encode_blocks))
+    for lost_at, left in ((0, []), (200, [".c.partial"])):
+        assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 2
+        assert capsys.readouterr().err == "data.py: --source hf:some/thing: Server Disconnected\n"
+        assert [path.name for path in tmp_path.iterdir()] == left
+    done, lost_at = json.loads((tmp_path / ".c.partial" / "progress.json").read_text())["blocks"], None
+    assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 0 and done > 5
+    assert files_of(tmp_path / "c")["train.bin"] == plainly(documents, "bytes")["train"]
+
+
+def encode_in_this_process(encode_blocks, blocks, tokenizer_name, val_fraction, workers):
+    return encode_blocks(blocks, tokenizer_name, val_fraction, 0)
+
+
 def test_two_processes_on_one_folder(documents, tmp_path, capsys):
     write_in("jsonl", documents, tmp_path / "s")
     (tmp_path / ".c.partial").mkdir()
@@ -603,18 +646,22 @@ def sparse_corpus(path: Path, n_tokens: int) -> Path:
     return path
 
 
-def test_a_trillion_tokens_cost_what_a_million_cost(tmp_path):
+@pytest.mark.parametrize("batch, seq_len, draws", [(8, 1024, 200), (64, 4096, 40)])
+def test_a_trillion_tokens_cost_what_a_million_cost(batch, seq_len, draws, tmp_path):
+    """Neither file in the cache: to fill it is the kernel's work, a page at a time, whatever the size of the file."""
     small, path = data.open_corpus(sparse_corpus(tmp_path / "small", 10**7)), sparse_corpus(tmp_path / "huge", 10**12)
     memory, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     huge = data.open_corpus(path)
     assert time.process_time() - started < 1
     times = {"small": [], "huge": []}
-    for k in range(200):
-        for name, corpus in (("small", small), ("huge", huge)):
+    for k in range(draws):
+        for name, corpus in random.sample([("small", small), ("huge", huge)], 2):
+            with open(corpus.train.filename, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             started = time.process_time()
-            inputs, _ = data.draw(corpus, np.arange(8 * k, 8 * k + 8), 1024, 0)
+            inputs, _ = data.draw(corpus, np.arange(batch * k, batch * (k + 1)), seq_len, 0)
             times[name].append(time.process_time() - started)
-            assert inputs.shape == (8, 1024)
+            assert inputs.shape == (batch, seq_len)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 * 1024  # kilobytes
     assert np.median(times["huge"]) < 1.2 * np.median(times["small"])
 
