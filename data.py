@@ -822,7 +822,8 @@ def mixed(g: np.ndarray, shares: tuple[float, ...], seed: int) -> tuple[np.ndarr
 
     The smallest source takes one sequence out of every 1 / share, at a random place among these, so
     that it has no favourite place in a batch. The sequences that it leaves are numbered anew, and the
-    next larger source does the same with them. So all of this follows from g and the seed alone, and after any number of sequences each source has had its share, give or take two.
+    next larger source does the same with them. So all of this follows from g and the seed alone, and
+    after any number of sequences each source has had its share, give or take one per source.
     """
     rest = np.array(g, dtype=np.int64)
     source, before = np.full(rest.shape, -1), np.zeros((len(rest), len(shares)), dtype=np.int64)
