@@ -32,6 +32,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -62,7 +63,7 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")  # its names in a tok
 def load_tokenizer(name: str) -> tiktoken.Encoding:
     """'bytes', the path of a .tiktoken or tokenizer.json file, or a name that tiktoken knows (it may download).
 
-    Raises FileNotFoundError or ValueError where there is no such tokenizer.
+    Raises ValueError where there is no such tokenizer.
     """
     if name == "bytes":
         # Ids are the bytes themselves. 255 never occurs in UTF-8, so it can be end-of-text.
@@ -70,29 +71,36 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
             "bytes", explicit_n_vocab=256, pat_str=r"[\s\S]",
             mergeable_ranks={bytes([i]): i for i in range(255)}, special_tokens={"<|endoftext|>": 255},
         )  # fmt: skip
-    if name.endswith((".tiktoken", ".json")) and not Path(name).is_file():
-        raise FileNotFoundError(f"--tokenizer {name}: no such file")
-    if name.endswith(".json"):
-        return read_tokenizer_json(Path(name))
-    if name.endswith(".tiktoken"):
-        try:  # a line is a token in base64 and its rank, which is also its id
-            lines = [line.split() for line in Path(name).read_bytes().splitlines() if line]
-            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        except ValueError:
-            raise ValueError(f"--tokenizer {name}: not a .tiktoken file, a line of it is not a token and its rank") from None
-        if not all(bytes([i]) in ranks for i in range(256)):
-            raise ValueError(f"--tokenizer {name}: not a byte-level vocabulary, some of the 256 bytes are missing")
-        if sorted(ranks.values()) != list(range(len(ranks))):
-            raise ValueError(f"--tokenizer {name}: its ranks are not 0, 1, 2, ... without gap or repetition")
-        special = {"<|endoftext|>": len(ranks)}
-        return tiktoken.Encoding(Path(name).stem, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-    if name not in tiktoken.list_encoding_names():
-        known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
-        raise ValueError(f"--tokenizer {name}: not one of {known}, nor a path to a .tiktoken or tokenizer.json file")
     try:
-        return tiktoken.get_encoding(name)
+        if file := tokenizer_file(name):
+            return read_tokenizer_json(file) if file.suffix == ".json" else read_tiktoken_file(file)
+        if name in tiktoken.list_encoding_names():
+            return tiktoken.get_encoding(name)
     except OSError as error:
-        raise ValueError(f"--tokenizer {name}: tiktoken has no copy of it and cannot download one ({error})") from None
+        problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read, or not be downloaded by tiktoken ({error})"
+        raise ValueError(f"--tokenizer {name}: {problem}") from None
+    except ValueError as error:
+        raise ValueError(f"--tokenizer {name}: {error}") from None
+    known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
+    raise ValueError(f"--tokenizer {name}: not one of {known}, nor a path to a .tiktoken or tokenizer.json file")
+
+
+def tokenizer_file(name: str) -> Path | None:
+    """The path, if a tokenizer's name is one."""
+    return Path(name) if name.endswith((".tiktoken", ".json")) else None
+
+
+def read_tiktoken_file(path: Path) -> tiktoken.Encoding:
+    """A line is a token in base64 and its rank, which is also its id. Raises ValueError for anything else."""
+    try:
+        lines = [line.split() for line in path.read_bytes().splitlines() if line]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    except ValueError:
+        raise ValueError("not a .tiktoken file, a line of it is not a token and its rank") from None
+    if not all(bytes([i]) in ranks for i in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
+        raise ValueError("not a byte-level vocabulary: all 256 bytes, and ranks 0, 1, 2, ... without gap or repetition")
+    special = {"<|endoftext|>": len(ranks)}
+    return tiktoken.Encoding(path.stem, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
 def byte_letters() -> dict[int, str]:
@@ -107,41 +115,40 @@ def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
 
     tiktoken merges in the order of the ids, so the ids have to follow the order of the merges.
     """
-
-    def demand(holds: bool, problem: str) -> None:
-        if not holds:
-            raise ValueError(f"--tokenizer {path}: {problem}")
-
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
         model, cutting = spec["model"], spec["pre_tokenizer"]
-        demand(model["type"] == "BPE" and not spec["normalizer"] and not model.get("byte_fallback"), "not a byte-level BPE")
+        plain = model["type"] == "BPE" and not spec["normalizer"] and not model.get("byte_fallback")
         match cutting["pretokenizers"] if cutting["type"] == "Sequence" else [cutting]:
-            case [{"type": "ByteLevel", "add_prefix_space": False} as last] if last.get("use_regex", True):
-                pattern = GPT2_PATTERN
-            case [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False} as last] if last.get("use_regex", True):
-                pattern = STARCODER_PATTERN
             case [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
                   {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]:  # fmt: skip
                 pass
+            case [{"type": "ByteLevel", "add_prefix_space": False, **how}] if how.get("use_regex", True):
+                pattern = GPT2_PATTERN
+            case [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False, **how}] if how.get("use_regex", True):
+                pattern = STARCODER_PATTERN
             case _:
-                demand(False, "its pre-tokenizer is neither GPT-2's nor StarCoder's nor one pattern")
+                pattern = None
         vocab, special = model["vocab"], {token["content"]: token["id"] for token in spec["added_tokens"]}
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]  # older files: "a b"
         merged = list(dict.fromkeys(vocab[a + b] for a, b in merges))  # two merges may make the same token
-        demand(all(x < y for x, y in zip(merged, merged[1:])), "its ids do not follow the order of its merges")
         bytes_of = {letter: byte for byte, letter in byte_letters().items()}
         tokens = [letter for letter in bytes_of if letter in vocab] + [a + b for a, b in merges]
         ranks = {bytes(bytes_of[letter] for letter in token): vocab[token] for token in tokens}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if str(error).startswith("--tokenizer"):
-            raise
-        raise ValueError(f"--tokenizer {path}: not the tokenizer.json of a byte-level BPE ({type(error).__name__}: {error})") from None
-    # 0xC0, 0xC1 and 0xF5 ... 0xFF never occur in UTF-8
-    demand(all(bytes([b]) in ranks for b in range(0xF5) if b not in (0xC0, 0xC1)), "not a byte-level vocabulary, some of the 256 bytes are missing")
-    eot = next((special[name] for name in END_OF_TEXT if name in special), None)
-    demand(eot is not None, f"has no end-of-text, none of {', '.join(END_OF_TEXT)}")
-    return tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special | {END_OF_TEXT[0]: eot})
+        raise ValueError(f"not the tokenizer.json of a byte-level BPE ({type(error).__name__}: {error})") from None
+    in_utf8 = [b for b in range(0xF5) if b not in (0xC0, 0xC1)]
+    end_of_text = next((special[name] for name in END_OF_TEXT if name in special), None)
+    for holds, problem in (
+        (plain, "not a byte-level BPE"),
+        (pattern, "its pre-tokenizer is neither GPT-2's nor StarCoder's nor one pattern"),
+        (merged == sorted(merged), "its ids do not follow the order of its merges"),
+        (all(bytes([b]) in ranks for b in in_utf8), "not a byte-level vocabulary, some of the 256 bytes are missing"),
+        (end_of_text is not None, f"has no end-of-text, none of {', '.join(END_OF_TEXT)}"),
+    ):
+        if not holds:
+            raise ValueError(problem)
+    return tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special | {END_OF_TEXT[0]: end_of_text})
 
 
 def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
@@ -204,18 +211,16 @@ def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
 
 BLOCK = 2**20  # bytes of input that a process encodes at a time, about
 LONG = 2**22  # a text file above this is encoded in parts
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True)
 class Block:
     """A stretch of the input. Taking it apart is left to the process that encodes it."""
 
-    kind: str  # "texts", "paths" of text files, "lines" of JSON, or "part" of one text, as bytes
-    records: list
+    records: list  # text files as Path, lines as bytes, a table's rows as str, or one part of a long text as bytes
     where: str = ""  # the file, for messages,
     line: int = 1  # and the number of the first record in it
-    field: str = "text"  # of a line of JSON
+    field: str | None = None  # where the text of a line of JSON is; None: the records are no JSON
     size: int = 0  # bytes on the disk, for the progress bar
     part: int = 0  # of a text: number of this part, is it the last, and the hash of the first one
     ends: bool = True
@@ -234,8 +239,8 @@ def embedded_files() -> list[Path]:
 def source_files(sources: list[str]) -> list[Path | str]:
     """The files named by --source, in reading order; hf:NAME stays what it is.
 
-    Folders are searched to the bottom; hidden files are left alone. A quoted pattern is expanded here.
-    Raises FileNotFoundError for a path that does not exist.
+    Folders are searched to the bottom; hidden files and links to folders are left alone. A quoted
+    pattern is expanded here. Raises FileNotFoundError for a path that does not exist, ValueError if there is no file.
     """
     files: list[Path | str] = []
     for source in sources:
@@ -260,88 +265,78 @@ def read_blocks(files: list[Path | str], field: str = "text") -> Iterator[Block]
 
     .jsonl: a document per line; .parquet and hf:NAME: one per row; `field` is where its text is.
     Anything else is a text file, one document. Raises ValueError for a damaged file, or where an
-    optional library is missing.
+    optional library is missing, and OSError where the hub cannot be reached.
     """
     small, size = [], 0  # text files that wait for company
     for file in [*files, None]:
-        is_small = isinstance(file, Path) and layout(file) == "text" and file.suffix not in COMPRESSED and file.stat().st_size <= LONG
+        is_small = isinstance(file, Path) and reader_of(file) is read_text and file.suffix not in UNPACK and file.stat().st_size <= LONG
         if small and (not is_small or size >= BLOCK or len(small) == 256):
-            yield Block("paths", small, size=size)
+            yield Block(small, size=size)
             small, size = [], 0
         if is_small:
             small, size = [*small, file], size + file.stat().st_size
         elif file is not None:
-            read = {"text": read_text, "lines": read_lines, "rows": read_rows}[layout(file)]
             try:
-                yield from read(file, field)
+                yield from reader_of(file)(file, field)
+            except ImportError as error:
+                raise ValueError(f"--source {file}: {error}: pip install datasets") from None
             except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:  # ours, or a damaged file's
-                raise ValueError(f"--source {file}: {' '.join(str(error).split())}") from None
+                may_pass = isinstance(file, str) and isinstance(error, OSError)  # the hub may be there again later
+                raise (OSError if may_pass else ValueError)(f"--source {file}: {' '.join(str(error).split())}") from None
 
 
-def layout(file: Path | str) -> str:
-    """How documents lie in a file: "text" (all of it is one), "lines" of JSON, or "rows" of a table."""
+def reader_of(file: Path | str):
+    """The function that reads files of this name."""
     if isinstance(file, str):
-        return "rows"
-    compressed = file.suffix in COMPRESSED
-    suffix = Path(file.stem).suffix if compressed else file.suffix
-    if suffix in (".jsonl", ".ndjson") or (compressed and suffix == ".json"):  # big corpora call such lines .json.gz
-        return "lines"
-    return "rows" if suffix == ".parquet" else "text"
+        return read_rows
+    suffix = Path(file.stem).suffix if file.suffix in UNPACK else file.suffix
+    if suffix == ".json" and file.suffix in UNPACK:  # what big corpora call .json.gz has a document per line
+        return read_lines
+    return {".jsonl": read_lines, ".ndjson": read_lines, ".parquet": read_rows}.get(suffix, read_text)
 
 
-@contextlib.contextmanager
-def opened(file: Path):
-    """Yields a file's decompressed bytes, and a function: how many more bytes on the disk has that taken?"""
+def unzstd(raw):
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+
+
+UNPACK = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": unzstd}
+
+
+def chunks(file: Path, read) -> Iterator[tuple]:
+    """read(stream) of a file's unpacked bytes, again and again -> (what it returned, how many more bytes on the disk that took)."""
     with open(file, "rb") as raw:
-        if file.suffix in COMPRESSED and not file.stat().st_size:
+        if file.suffix in UNPACK and not file.stat().st_size:
             raise EOFError("it is empty, not even an archive")
-        match file.suffix:
-            case ".gz":
-                stream = gzip.open(raw)
-            case ".bz2":
-                stream = bz2.open(raw)
-            case ".xz":
-                stream = lzma.open(raw)
-            case ".zst":
-                stream = io.BufferedReader(optional("pyarrow").CompressedInputStream(raw, "zstd"))
-            case _:
-                stream = raw
-        positions = [0]
-
-        def advance() -> int:
-            positions.append(raw.tell())
-            return positions[-1] - positions[-2]
-
-        yield stream, advance
-
-
-def optional(library: str):
-    """Import a library that only some formats need; raises ValueError where it is missing."""
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise ValueError("reading it takes a library that is not installed: pip install datasets") from None
+        stream, at = UNPACK.get(file.suffix, lambda raw: raw)(raw), 0
+        while chunk := read(stream):
+            yield chunk, raw.tell() - at
+            at = raw.tell()
 
 
 def read_lines(file: Path, field: str) -> Iterator[Block]:
-    with opened(file) as (stream, advance):
-        number = 1
-        while lines := stream.readlines(BLOCK):
-            yield Block("lines", lines, str(file), number, field, advance())
-            number += len(lines)
+    number = 1
+    for lines, size in chunks(file, lambda stream: stream.readlines(BLOCK)):
+        yield Block(lines, str(file), number, field, size)
+        number += len(lines)
 
 
 def read_rows(file: Path | str, field: str) -> Iterator[Block]:
     """The text column of a Parquet file, or of a data set on the hub (hf:NAME or hf:NAME:CONFIG)."""
     if isinstance(file, str):
-        name, _, config = file.removeprefix("hf:").partition(":")
+        import datasets
+
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every retry
-        rows = optional("datasets").load_dataset(name, config or None, split="train", streaming=True)
-        texts, total, columns = (row.get(field) for row in rows), 0, rows.column_names or [field]
+        name, _, config = file.removeprefix("hf:").partition(":")
+        rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
+        texts, columns, bytes_per_row = (row.get(field) for row in rows), rows.column_names or [field], 0
     else:
-        table, total = optional("pyarrow.parquet").ParquetFile(file), file.stat().st_size
-        columns = table.schema_arrow.names
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.ParquetFile(file)
         texts = (text for batch in table.iter_batches(256, columns=[field]) for text in batch.column(0).to_pylist())
+        columns, bytes_per_row = table.schema_arrow.names, file.stat().st_size / max(1, table.metadata.num_rows)
     if field not in columns:
         raise ValueError(f"no column {field!r}, but {', '.join(columns)}; name one with --text_field")
     block, length, first = [], 0, 1
@@ -349,24 +344,23 @@ def read_rows(file: Path | str, field: str) -> Iterator[Block]:
         block.append(text)
         length += len(text) if isinstance(text, str) else 1
         if length >= BLOCK:
-            yield Block("texts", block, str(file), first)
+            yield Block(block, str(file), first, size=round(len(block) * bytes_per_row))
             block, length, first = [], 0, first + len(block)
-    yield Block("texts", block, str(file), first, size=total)
+    yield Block(block, str(file), first, size=round(len(block) * bytes_per_row))
 
 
 def read_text(file: Path, _field: str) -> Iterator[Block]:
     """One text of any length, in parts that give the same tokens as the whole."""
-    with opened(file) as (stream, advance):
-        rest, part, digest = b"", 0, None
-        while chunk := stream.read(LONG):
-            rest += chunk
-            if part == 0 and is_binary(rest):
-                break
-            if len(rest) > LONG and (cut := word_end(rest)):
-                digest = digest or hashlib.sha256(rest[:cut].decode(errors="replace").encode()).digest()
-                yield Block("part", [rest[:cut]], str(file), size=advance(), part=part, ends=False, digest=digest)
-                rest, part = rest[cut:], part + 1
-        yield Block("part", [rest], str(file), size=advance(), part=part, digest=digest)
+    rest, size, part, digest = b"", 0, 0, None
+    for chunk, taken in chunks(file, lambda stream: stream.read(LONG)):
+        rest, size = rest + chunk, size + taken
+        if part == 0 and is_binary(rest):
+            break
+        if len(rest) > LONG and (cut := word_end(rest)):
+            digest = digest or hashlib.sha256(rest[:cut].decode(errors="replace").encode()).digest()
+            yield Block([rest[:cut]], str(file), size=size, part=part, ends=False, digest=digest)
+            rest, size, part = rest[cut:], 0, part + 1
+    yield Block([rest], str(file), size=size, part=part, digest=digest)
 
 
 def is_binary(raw: bytes) -> bool:
@@ -374,15 +368,17 @@ def is_binary(raw: bytes) -> bool:
 
 
 def word_end(raw: bytes) -> int:
-    """The last place to cut a text: behind a letter, before a space and a letter; 0 if there is none.
+    """The last place to cut a text, 0 if there is none: before a space between two letters.
 
-    However a byte-level tokenizer takes text apart, a word ends there and the next one begins with
-    its space. No such place lies within a character of UTF-8.
+    However the usual patterns take text apart, a word ends there and the next one begins with its
+    space. Where there is no such place, as in Chinese or a table of numbers, it is enough that a
+    letter or a number ends at white space. Neither lies within a character of UTF-8.
     """
-    at = raw.rfind(b" ", 1, -1)
-    while at > 0 and not (raw[at - 1 : at].isalpha() and raw[at + 1 : at + 2].isalpha()):
-        at = raw.rfind(b" ", 1, at)
-    return max(at, 0)
+    if place := re.match(rb"(?s).*[A-Za-z](?= [A-Za-z])", raw):
+        return place.end()
+    end = raw[-(2**16) :].decode(errors="surrogateescape")
+    place = re.match(r"(?s).*[^\W_](?=\s)", end)
+    return len(raw) - len(end[place.end() :].encode(errors="surrogateescape")) if place else 0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -396,24 +392,23 @@ def is_held_out(digest: bytes, val_fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
 
 
-def texts_of(block: Block, note) -> Iterator[str]:
-    """The documents of a block; note(what, record, times=1) is told of all that is not as it should be.
+def texts_of(block: Block, note) -> Iterator[tuple[int, str]]:
+    """Number in the block and text of each document; note(what, number, times=1) is told of all that is not as it should be.
 
     Raises ValueError where the beginning of a file shows that it is not what its name says.
     """
     good, complaint = 0, None
-    for i, text in enumerate(block.records):
-        if block.kind == "paths":
-            text = text.read_bytes()
+    for i, record in enumerate(block.records):
+        text = record.read_bytes() if isinstance(record, Path) else record
         if isinstance(text, bytes):
             raw = text
-            if block.kind != "lines" and block.part == 0 and is_binary(raw):
+            if block.field is None and block.part == 0 and is_binary(raw):
                 note("binary files skipped", i)
                 continue
             text = raw.decode(errors="replace")
-            if "\ufffd" in text and (times := text.count("\ufffd") - raw.count("\ufffd".encode())):
+            if times := text.count("\ufffd") - raw.count("\ufffd".encode()):
                 note("sequences of invalid UTF-8 replaced", i, times)
-        if block.kind == "lines":
+        if block.field is not None:
             if not text.strip():
                 continue
             try:
@@ -436,9 +431,9 @@ def texts_of(block: Block, note) -> Iterator[str]:
         try:
             text.encode()
         except UnicodeEncodeError:  # JSON can write half of a surrogate pair
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            note("sequences of invalid UTF-8 replaced", i)
-        yield text
+            text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
+            note("sequences of invalid UTF-8 replaced", i, times)
+        yield i, text
     if complaint and block.line == 1 and not good:
         raise ValueError(f"--source {block.where}: {complaint}")
 
@@ -447,14 +442,13 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
     """Block number 0, 1, 2, ... -> what goes to train.bin and val.bin, and what there is to report."""
     dtype = token_type(tokenizer)
     end_of_text = np.array([tokenizer.eot_token], dtype).tobytes()
-    tokens, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, {}
+    tokens, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, []
 
-    def note(what: str, record: int, times: int = 1) -> None:
-        where = block.records[record] if block.kind == "paths" else f"{block.where}:{block.line + record}"
-        before, first = notes.get(what, (0, str(where)))
-        notes[what] = (before + times, first)
+    def note(what: str, number: int, times: int = 1) -> None:
+        record = block.records[number]
+        notes.append((what, times, str(record) if isinstance(record, Path) else f"{block.where}:{block.line + number}"))
 
-    for text in texts_of(block, note):
+    for i, text in texts_of(block, note):
         raw = text.encode()
         # (the first document is for training in any case: there is always something to read)
         first = number == block.part and not documents["train"]
@@ -464,6 +458,8 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
         if split == "val":
             if block.part > 0:
                 continue
+            if len(raw) > HELD_OUT_BYTES or not ends:
+                note(f"held-out documents cut at {HELD_OUT_BYTES // 1024} KB", i)
             text, ends = raw[:HELD_OUT_BYTES].decode(errors="ignore"), True
         ids = tokenizer.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, without a list of int
         tokens[split] += [ids.astype(dtype).tobytes(), end_of_text if ends else b""]
@@ -474,10 +470,9 @@ def token_type(tokenizer: tiktoken.Encoding) -> type:
     return np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
 
 
-def start_worker(*settings) -> None:
+def start_worker(tokenizer_name: str, val_fraction: float) -> None:
     """Load the tokenizer, once per process; and end with the parent process, even if it is killed."""
     global worker
-    tokenizer_name, val_fraction = settings
     worker = load_tokenizer(tokenizer_name), val_fraction
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
@@ -496,9 +491,8 @@ def encode_blocks(blocks: Iterator[tuple[int, Block]], tokenizer_name: str, val_
         tokenizer = load_tokenizer(tokenizer_name)
         yield from ((block, encode_block(number, block, tokenizer, val_fraction)) for number, block in blocks)
         return
-    pool = ProcessPoolExecutor(workers, initializer=start_worker, initargs=(tokenizer_name, val_fraction))
+    pool, waiting = ProcessPoolExecutor(workers, initializer=start_worker, initargs=(tokenizer_name, val_fraction)), deque()
     try:
-        waiting = deque()
         for number, block in blocks:
             waiting.append((block, pool.submit(work, number, block)))
             if len(waiting) > 2 * workers:
@@ -526,10 +520,10 @@ def prepare(
     workers: processes to encode with, 0 for this one alone. size: bytes of input, for the progress bar.
     identity: a list that is the same if and only if the input is. With it, a preparation that was
     interrupted, even by SIGKILL, goes on behind the blocks that are done, and ends with the same bytes.
-    Raises FileExistsError if `out` exists, ValueError if there is too little text to train on and to
-    hold out, or no such tokenizer.
+    Raises OSError if `out` exists, cannot be made or is being made, ValueError if there is too little
+    text to train on and to hold out, or no such tokenizer.
     """
-    tokenizer, file = load_tokenizer(tokenizer_name), Path(tokenizer_name)
+    tokenizer, file = load_tokenizer(tokenizer_name), tokenizer_file(tokenizer_name)
     if out.exists():
         raise FileExistsError(f"--out {out}: exists already, name another folder or remove it")
     building = out.with_name(f".{out.name}.{'partial' if identity else os.getpid()}")
@@ -539,24 +533,26 @@ def prepare(
         raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
     with locked(building):
         try:
-            key = repr((identity, val_fraction, tokenizer_name, file.is_file() and file.read_bytes()))
-            blocks = (d if isinstance(d, Block) else Block("texts", [d]) for d in documents)
-            encoded = lambda done: encode_blocks(itertools.islice(enumerate(blocks), done, None), tokenizer_name, val_fraction, workers)
-            done = write_tokens(building, hashlib.sha256(key.encode()).hexdigest(), encoded, size)
+            key = repr((identity, val_fraction, tokenizer_name, file is not None and file.read_bytes()))
+            done = read_progress(building, hashlib.sha256(key.encode()).hexdigest())
+            blocks = enumerate(d if isinstance(d, Block) else Block([d]) for d in documents)
+            left = itertools.islice(blocks, done["blocks"], None)
+            write_tokens(building, done, encode_blocks(left, tokenizer_name, val_fraction, workers), size)
             if not done["val"]:  # too few documents for the hash to divide them
                 hold_out_the_end(building, done, val_fraction, token_type(tokenizer)().itemsize)
             if not (done["train"] and done["val"]):
                 raise ValueError("; ".join(["--source: too little text to train on one part and hold out another", *report(done["notes"])]))
-            if file.is_file():  # a corpus can be read without the file it was made with
+            if file:  # a corpus can be read without the file it was made with
                 shutil.copy(file, building)
-            meta = {"tokenizer": file.name, "vocab_size": tokenizer.n_vocab, "dtype": token_type(tokenizer).__name__}
+            meta = {"tokenizer": Path(tokenizer_name).name, "vocab_size": tokenizer.n_vocab, "dtype": token_type(tokenizer).__name__}
             meta |= count(building, tokenizer, done["documents"], hashlib.sha256(repr(sorted(meta.items())).encode()))
             (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
             (building / "progress.json").unlink()
             os.rename(building, out)
             return meta | {"notes": done["notes"], "seconds": done["seconds"]}
         except BaseException as error:
-            if not identity or isinstance(error, ValueError):  # else the next one goes on with it
+            to_be_continued = identity and (building / "progress.json").exists() and not isinstance(error, ValueError)
+            if not to_be_continued:
                 shutil.rmtree(building, ignore_errors=True)
             raise
 
@@ -572,56 +568,54 @@ def locked(folder: Path):
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise OSError(f"{folder}: another process is at work there") from None
-    try:
         yield
+    except BlockingIOError:
+        raise OSError(f"{folder}: another process is at work there") from None
     finally:
         os.close(held)
 
 
-def write_tokens(folder: Path, key: str, encoded, size: int | None) -> dict:
-    """Write the blocks of encoded(number of blocks done already) to train.bin and val.bin.
+def read_progress(folder: Path, key: str) -> dict:
+    """How far a preparation has come, by its last note; nowhere, if there is none or it is of another input."""
+    with contextlib.suppress(FileNotFoundError):
+        done = json.loads((folder / "progress.json").read_text())
+        if done["key"] == key:
+            return done
+    return {"key": key, "blocks": 0, "size": 0, "seconds": 0.0, "train": 0, "val": 0, "documents": {"train": 0, "val": 0}, "notes": {}}
+
+
+def write_tokens(folder: Path, done: dict, encoded: Iterator[tuple[Block, dict]], size: int | None) -> None:
+    """Write encoded blocks to train.bin and val.bin, behind those that are done.
 
     Every few seconds progress.json notes how far that has come: it holds the lengths of both files, so that
-    what was written after the last note can be cut off, and written again. Returns the last note.
+    what was written after the last note can be cut off, and written again.
     """
-    done = {"key": key, "blocks": 0, "train": 0, "val": 0, "documents": {"train": 0, "val": 0}, "notes": {}, "size": 0, "seconds": 0.0}
-    with contextlib.suppress(FileNotFoundError):
-        earlier = json.loads((folder / "progress.json").read_text())
-        done = earlier if earlier["key"] == key else done  # with another input, from the start
-    saved_at = time.perf_counter()
-    with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val:
-        train.truncate(done["train"])
-        val.truncate(done["val"])
-        bar = tqdm(desc="encoding", total=size, initial=done["size"], unit="B", unit_scale=True, leave=False, disable=None)  # None: only on a terminal
-        for block, result in itertools.chain(encoded(done["blocks"]), [(None, None)]):
-            if block:
-                for split, file in (("train", train), ("val", val)):
-                    file.write(result[split])
-                    done[split] += len(result[split])
-                    done["documents"][split] += result["documents"][split]
-                for what, (times, first) in result["notes"].items():
-                    before, first = done["notes"].get(what, (0, first))
-                    done["notes"][what] = (before + times, first)
-                done["blocks"] += 1
-                done["size"] += block.size
-                bar.update(block.size)
-            if not block or time.perf_counter() - saved_at > SAVE_EVERY:
-                train.flush()
-                val.flush()
-                now = time.perf_counter()
-                done["seconds"], saved_at = done["seconds"] + now - saved_at, now
-                save_progress(folder, done)
-        bar.close()
-    return done
+    started, saved_at = time.perf_counter() - done["seconds"], done["seconds"]
+    bar = tqdm(desc="encoding", total=size, initial=done["size"], unit="B", unit_scale=True, leave=False, disable=None)  # None: only on a terminal
+    with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val, bar:
+        files = {"train": train, "val": val}
+        for split, file in files.items():
+            file.truncate(done[split])
+        for block, result in encoded:
+            for split, file in files.items():
+                file.write(result[split])
+                done[split] += len(result[split])
+                done["documents"][split] += result["documents"][split]
+            for what, times, where in result["notes"]:
+                before, first = done["notes"].get(what, (0, where))
+                done["notes"][what] = (before + times, first)
+            done |= {"blocks": done["blocks"] + 1, "size": done["size"] + block.size, "seconds": time.perf_counter() - started}
+            bar.update(block.size)
+            if done["seconds"] > saved_at + SAVE_EVERY:
+                save_progress(folder, done, files.values())
+                saved_at = done["seconds"]
+        save_progress(folder, done, files.values())
 
 
-def save_progress(folder: Path, done: dict) -> None:
-    for split in ("train", "val"):  # on the disk before the note that counts on it
-        with open(folder / f"{split}.bin", "rb") as file:
-            os.fsync(file.fileno())
+def save_progress(folder: Path, done: dict, files) -> None:
+    for file in files:  # on the disk before the note that counts on it
+        file.flush()
+        os.fsync(file.fileno())
     (folder / "progress.tmp").write_text(json.dumps(done))
     os.replace(folder / "progress.tmp", folder / "progress.json")
 
@@ -632,8 +626,8 @@ def hold_out_the_end(folder: Path, done: dict, val_fraction: float, width: int) 
     with open(folder / "train.bin", "rb") as train, open(folder / "val.bin", "wb") as val:
         train.seek(cut)
         shutil.copyfileobj(train, val)
-    done |= {"train": cut, "val": done["train"] - cut}
-    save_progress(folder, done)
+        done |= {"train": cut, "val": done["train"] - cut}
+        save_progress(folder, done, [val])  # until it is there, the whole of train.bin counts
     os.truncate(folder / "train.bin", cut)
 
 
@@ -665,14 +659,14 @@ class Corpus:
     path: Path
     meta: dict
     tokenizer: tiktoken.Encoding
-    train: np.ndarray  # token ids on disk, [train_tokens]
-    val: np.ndarray
+    train: np.memmap  # token ids on the disk, [train_tokens]
+    val: np.memmap
 
     @property
     def sources(self) -> dict[str, "Corpus"]:  # a corpus is a mixture of one
         return {self.path.name: self}
 
-    stages = ((0, (1.0,)),)
+    numbers, stages = (0,), ((0, (1.0,)),)
 
 
 @dataclass(frozen=True)
@@ -682,9 +676,10 @@ class Mixture:
     path: str  # as --data names it
     meta: dict  # tokenizer, vocab_size and fingerprint
     tokenizer: tiktoken.Encoding
-    sources: dict[str, Corpus]  # by the last part of their path
-    shares: tuple[float, ...]  # of each source in --data: the weights of the held-out loss
-    stages: tuple[tuple[int, tuple[float, ...]], ...]  # first sequence, share of each source; further shares are of past sources
+    sources: dict[str, Corpus]  # what is read from now on, by the last part of its path
+    shares: tuple[float, ...]  # of each of them in --data: the weights of the held-out loss
+    numbers: tuple[int, ...]  # of each of them among all that were ever read, which is what stages are about:
+    stages: tuple[tuple[int, tuple[float, ...]], ...]  # first sequence, share of each source
 
 
 def open_corpus(path: Path) -> Corpus:
@@ -697,8 +692,8 @@ def open_corpus(path: Path) -> Corpus:
             if file.stat().st_size != meta[f"{split}_tokens"] * dtype.itemsize:
                 raise ValueError(f"--data {path}: {file.name} is not the file that meta.json describes, prepare it again")
             parts.append(np.memmap(file, dtype=dtype, mode="r"))
-        own = path / meta["tokenizer"]
-        return Corpus(path, meta, load_tokenizer(str(own) if own.is_file() else meta["tokenizer"]), *parts)
+        own = tokenizer_file(meta["tokenizer"])
+        return Corpus(path, meta, load_tokenizer(str(path / own) if own else meta["tokenizer"]), *parts)
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise FileNotFoundError(f"--data {path}: no prepared corpus there ({missing.filename} is missing), make one with data.py") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
@@ -708,9 +703,9 @@ def open_corpus(path: Path) -> Corpus:
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared the first time. Its folder names the versions that its text has."""
     python, torch = platform.python_version(), importlib.metadata.version("torch")
-    kind = tokenizer
-    if Path(tokenizer).is_file():  # two files of one name are two tokenizers
-        kind = f"{Path(tokenizer).stem}-{hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()[:8]}"
+    kind, file = tokenizer, tokenizer_file(tokenizer)
+    if file and file.is_file():  # two files of one name are two tokenizers
+        kind = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
     path = Path(__file__).parent / "data" / f"python{python}-torch{torch}-{kind}".replace("/", "-")
     if not path.exists():
         print(f"preparing the embedded corpus, once: {path}")
@@ -758,10 +753,11 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list[tuple[i
     parents read, `data`, then what the decay reads.
     Raises ValueError or OSError where there is no such corpus, or corpora do not fit together.
     """
-    stages = [(first, parse_mixture(text or "embedded")) for first, text in stages or [(0, data)]]
     shares = parse_mixture(data or "embedded")
-    now = max(i for i, (_, weights) in enumerate(stages) if weights == shares)  # before that, a source is only counted
-    folders = list(dict.fromkeys(folder for _, weights in [(0, shares), *stages[now:]] for folder in weights))
+    stages = [(first, parse_mixture(text or "embedded")) for first, text in stages or [(0, data)]]
+    now = max(i for i, (_, weights) in enumerate(stages) if weights == shares)
+    ahead = [shares] + [weights for _, weights in stages[now:]]
+    folders = list(dict.fromkeys(itertools.chain(*ahead)))
     corpora = {Path(folder).name: embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder)) for folder in folders}
     if len(corpora) < len(folders):
         raise ValueError(f"--decay_data: two sources have the same name among {', '.join(folders)}")
@@ -771,12 +767,18 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list[tuple[i
     for other in others:
         if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(other.tokenizer)):
             raise ValueError(f"--data {other.path}: has the tokenizer {other.meta['tokenizer']}, but {first.path} has {first.meta['tokenizer']}")
-    known = dict.fromkeys(folders + [folder for _, weights in stages for folder in weights])
-    stages = tuple((start, tuple(weights.get(folder, 0.0) for folder in known)) for start, weights in stages)
-    content = [(corpora[name].meta["fingerprint"], *(share[j] for _, share in stages[now:])) for j, name in enumerate(corpora)]
-    fingerprint = first.meta["fingerprint"] if not others else hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    meta = first.meta | {"fingerprint": fingerprint}
-    return Mixture(data or "embedded", meta, first.tokenizer, corpora, tuple(shares.get(folder, 0.0) for folder in folders), stages)
+    fingerprint = first.meta["fingerprint"]
+    if others:
+        content = [(corpora[Path(folder).name].meta["fingerprint"], *(weights.get(folder, 0.0) for weights in ahead[1:])) for folder in folders]
+        fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    # Sources that are only in the past need not be there any more, but they are counted. All are numbered in the
+    # order in which they came, so that a branch counts what its parents have read as they did.
+    known = list(dict.fromkeys(itertools.chain(*(weights for _, weights in stages))))
+    return Mixture(
+        data or "embedded", first.meta | {"fingerprint": fingerprint}, first.tokenizer, corpora,
+        shares=tuple(shares.get(folder, 0.0) for folder in folders), numbers=tuple(known.index(folder) for folder in folders),
+        stages=tuple((start, tuple(weights.get(folder, 0.0) for folder in known)) for start, weights in stages),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -820,7 +822,8 @@ def mixed(g: np.ndarray, shares: tuple[float, ...], seed: int) -> tuple[np.ndarr
 
     The smallest source takes one sequence out of every 1 / share, at a random place among these, so
     that it has no favourite place in a batch. The sequences that it leaves are numbered anew, and the
-    next larger source does the same with them. So all of this follows from g and the seed alone, and after any number of sequences each source has had its share, give or take two.
+    next larger source does the same with them. So all of this follows from g and the seed alone, and
+    after any number of sequences each source has had its share, give or take one per source.
     """
     rest = np.array(g, dtype=np.int64)
     source, before = np.full(rest.shape, -1), np.zeros((len(rest), len(shares)), dtype=np.int64)
@@ -857,7 +860,7 @@ def sequences_read(stages, n: int, seed: int) -> np.ndarray:
 def epochs(corpus: Corpus | Mixture, n: int, seq_len: int, seed: int) -> dict[str, float]:
     """How often a run's first n sequences have gone through each source."""
     read = sequences_read(corpus.stages, n, seed)
-    return {name: float(count / n_sequences(source.train, seq_len)) for count, (name, source) in zip(read, corpus.sources.items())}
+    return {name: float(read[j] / n_sequences(source.train, seq_len)) for j, (name, source) in zip(corpus.numbers, corpus.sources.items())}
 
 
 def draw(corpus: Corpus | Mixture, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -872,35 +875,34 @@ def draw(corpus: Corpus | Mixture, g: np.ndarray, seq_len: int, seed: int) -> tu
     for s in set(stage.tolist()):
         start, shares = corpus.stages[s]
         here = np.flatnonzero(stage == s)
-        source, before = mixed(g[here] - start, shares, seed)
+        chosen, before = mixed(g[here] - start, shares, seed)
         before += sequences_read(corpus.stages[:s], start, seed)
-        for j in set(source.tolist()):
-            tokens = list(corpus.sources.values())[j].train
-            mine = source == j
-            index = shuffled(before[mine, j], n_sequences(tokens, seq_len), seed)
-            inputs[here[mine]], targets[here[mine]] = read_sequences(tokens, index, seq_len)
+        for j, source in zip(corpus.numbers, corpus.sources.values()):
+            if not (mine := chosen == j).any():
+                continue
+            index = shuffled(before[mine, j], n_sequences(source.train, seq_len), seed)
+            inputs[here[mine]], targets[here[mine]] = read_sequences(source.train, index, seq_len)
     return inputs, targets
 
 
-def n_sequences(tokens: np.ndarray, seq_len: int) -> int:
+def n_sequences(tokens: np.memmap, seq_len: int) -> int:
     """Whole sequences in a token file; each needs one token more, as the last one's target."""
     return (len(tokens) - 1) // seq_len
 
 
-def read_sequences(tokens: np.ndarray, index: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Sequences number `index` [B] of a token file -> (inputs, targets), [B, seq_len] int64 each.
 
     Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents begin and end: as in
     the paper's kind of pre-training, attention looks across document borders.
     """
-    rows, width = np.empty((len(index), seq_len + 1), dtype=np.int64), tokens.itemsize
-    if isinstance(tokens, np.memmap) and hasattr(os, "pread"):
-        with open(tokens.filename, "rb", buffering=0) as file:
-            for row, i in zip(rows, index.tolist()):
-                row[:] = np.frombuffer(os.pread(file.fileno(), (seq_len + 1) * width, i * seq_len * width), tokens.dtype)
-    else:
+    rows = np.empty((len(index), seq_len + 1), tokens.dtype)
+    with open(tokens.filename, "rb", buffering=0) as file:  # reading is faster than a page fault for every 4 KB of the map
         for row, i in zip(rows, index.tolist()):
-            row[:] = tokens[i * seq_len : (i + 1) * seq_len + 1]
+            file.seek(i * seq_len * tokens.itemsize)
+            if file.readinto(row) < row.nbytes:
+                raise OSError(f"{tokens.filename}: ends before sequence {i}, it has changed since it was opened")
+    rows = rows.astype(np.int64)
     return rows[:, :-1], rows[:, 1:]
 
 

@@ -2,12 +2,14 @@
 
 import base64
 import bz2
+import functools
 import gzip
 import hashlib
 import json
 import lzma
 import math
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -86,13 +88,18 @@ def test_batches_read_the_same_text_in_the_same_order(corpus, monkeypatch):
     assert len(streams[0]) == 64 and all(stream == streams[0] for stream in streams)
 
 
-def test_sequences_are_cut_where_they_should_be():
-    tokens = np.arange(101, dtype=np.uint16)
+def test_sequences_are_cut_where_they_should_be(tmp_path):
+    np.arange(101, dtype=np.uint16).tofile(tmp_path / "ids")
+    tokens = np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r")
     assert data.n_sequences(tokens, 10) == 10  # the last sequence's last target is token 100
     x, y = data.read_sequences(tokens, np.array([0, 9]), 10)
     assert x.tolist() == [list(range(10)), list(range(90, 100))]
     assert y.tolist() == [list(range(1, 11)), list(range(91, 101))]
     assert x.dtype == np.int64
+    os.truncate(tmp_path / "ids", 190)
+    assert data.read_sequences(tokens, np.array([0]), 10)[0].tolist() == [list(range(10))]
+    with pytest.raises(OSError, match="ends before sequence 9"):
+        data.read_sequences(tokens, np.array([0, 9]), 10)
 
 
 # -- the corpus ------------------------------------------------------------------------------------
@@ -201,6 +208,17 @@ def test_two_tokenizer_files_of_one_name_are_two_tokenizers(word_tokenizer, tmp_
         monkeypatch.chdir(folder)
         sizes.append(data.load_tokenizer("words.tiktoken").n_vocab)
     assert sizes == [262, 261]
+
+
+def test_a_corpus_without_its_tokenizer_is_refused(documents, word_tokenizer, tmp_path, monkeypatch):
+    """A file of that name that lies elsewhere is another one; a name that is no path is none."""
+    (tmp_path / "bytes").write_text("a file that happens to have this name")
+    data.prepare(documents, "bytes", tmp_path / "b")
+    assert data.open_corpus(tmp_path / "b").tokenizer.name == "bytes" and not (tmp_path / "b" / "bytes").exists()
+    data.prepare(documents, word_tokenizer, tmp_path / "c")
+    (tmp_path / "c" / "words.tiktoken").unlink()
+    with pytest.raises(ValueError, match="c/words.tiktoken: no such file"):
+        data.open_corpus(tmp_path / "c")
 
 
 def test_large_vocabularies_get_more_bits(tmp_path):
@@ -319,14 +337,22 @@ PATTERNS = {
 }  # fmt: skip
 
 
+LETTERS = {
+    "any": [*"aabbCS stdm   \n\r\t''1,.", "é", "文", "\U0001f600", "e\u0301", " a", "a b", "'s", "\u3000", "\xa0"],
+    "chinese": [*"文文字é文字文,.。/_", "\U0001f600", "e\u0301", "\n", "\r\n", "\n\n", " ", "\u3000", "\xa0", "\x1c"],
+    "numbers": [*"0123456789,.-_", " ", "  ", "\t", "\n", "\r\n"],
+}
+
+
+@pytest.mark.parametrize("letters", LETTERS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_long_text_in_parts_is_the_same_as_in_one(pattern, tmp_path, monkeypatch):
+def test_a_long_text_in_parts_is_the_same_as_in_one(pattern, letters, tmp_path, monkeypatch):
     """A hostile text, cut wherever that is allowed: no token differs from those of the whole."""
     rng = np.random.default_rng(0)
-    alphabet = [*"aabbCS stdm   \n\r\t''1,.", "é", "文", "\U0001f600", "e\u0301", " a", "a b", "'s", "\u3000", "\xa0"]
+    alphabet = LETTERS[letters]
     text = "".join(rng.choice(alphabet, 60_000))
     ranks = {bytes([i]): i for i in range(256)}
-    for pair in (b" a", b" b", b"a ", b"b a", b"ab", b" ab", b"  ", b"\n ", b" \n", b"'s", b"s ", b"st", b" st", b"aa", b"\r\n"):
+    for pair in (b" a", b" b", b"a ", b"b a", b"ab", b" ab", b"  ", b"\n ", b" \n", b"'s", b"s ", b"st", b" st", b"aa", b"\r\n", b"\n\n", b",\n", b"12", b" 1", b"1\n"):
         ranks[pair] = len(ranks)
     tokenizer = data.tiktoken.Encoding("t", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
     monkeypatch.setattr(data, "LONG", 500)
@@ -355,9 +381,9 @@ def test_long_texts_among_others(tmp_path, monkeypatch):
         meta = data.prepare(data.read_blocks(data.source_files([str(tmp_path / "s")])), "bytes", tmp_path / f"c{workers}", 0.3, workers)
         corpus = data.open_corpus(tmp_path / f"c{workers}")
         assert split_at_end_of_text(corpus.train, corpus.tokenizer) == texts and meta["train_documents"] == len(texts)
-        assert meta["val_documents"] == len(held_out) and all(
-            b.startswith(a) for a, b in zip(split_at_end_of_text(corpus.val, corpus.tokenizer), held_out)
-        )
+        kept = split_at_end_of_text(corpus.val, corpus.tokenizer)
+        assert meta["val_documents"] == len(held_out) == len(kept) and all(b.startswith(a) for a, b in zip(kept, held_out))
+        assert meta["notes"].pop("held-out documents cut at 32 KB")[0] == sum(a != b for a, b in zip(kept, held_out)) > 0
         assert meta["notes"] == {"binary files skipped": (1, f"{tmp_path}/s/z.txt:1"), "sequences of invalid UTF-8 replaced": (500, f"{tmp_path}/s/y.txt:1")}
 
 
@@ -566,6 +592,36 @@ def test_interrupted_and_changed(documents, tmp_path, monkeypatch, capsys):
     assert seen == [2]  # the second time, the first two were done
 
 
+def test_the_hub_goes_away(documents, tmp_path, monkeypatch, capsys):
+    """What has been read of it stays; where there is nothing to go on with, nothing stays."""
+    datasets = pytest.importorskip("datasets")
+
+    class Rows(list):
+        column_names = ["text"]
+
+        def __iter__(self):
+            for i, row in enumerate(super().__iter__()):
+                if i == lost_at:
+                    raise ConnectionError("Server\nDisconnected")
+                yield row
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows({"text": text} for text in documents))
+    monkeypatch.setattr(data, "SAVE_EVERY", 0)
+    monkeypatch.setattr(data, "BLOCK", 5000)
+    monkeypatch.setattr(data, "encode_blocks", functools.partial(encode_in_this_process, data.encode_blocks))
+    for lost_at, left in ((0, []), (200, [".c.partial"])):
+        assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 2
+        assert capsys.readouterr().err == "data.py: --source hf:some/thing: Server Disconnected\n"
+        assert [path.name for path in tmp_path.iterdir()] == left
+    done, lost_at = json.loads((tmp_path / ".c.partial" / "progress.json").read_text())["blocks"], None
+    assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 0 and done > 5
+    assert files_of(tmp_path / "c")["train.bin"] == plainly(documents, "bytes")["train"]
+
+
+def encode_in_this_process(encode_blocks, blocks, tokenizer_name, val_fraction, workers):
+    return encode_blocks(blocks, tokenizer_name, val_fraction, 0)
+
+
 def test_two_processes_on_one_folder(documents, tmp_path, capsys):
     write_in("jsonl", documents, tmp_path / "s")
     (tmp_path / ".c.partial").mkdir()
@@ -590,18 +646,22 @@ def sparse_corpus(path: Path, n_tokens: int) -> Path:
     return path
 
 
-def test_a_trillion_tokens_cost_what_a_million_cost(tmp_path):
+@pytest.mark.parametrize("batch, seq_len, draws", [(8, 1024, 200), (64, 4096, 40)])
+def test_a_trillion_tokens_cost_what_a_million_cost(batch, seq_len, draws, tmp_path):
+    """Neither file in the cache: to fill it is the kernel's work, a page at a time, whatever the size of the file."""
     small, path = data.open_corpus(sparse_corpus(tmp_path / "small", 10**7)), sparse_corpus(tmp_path / "huge", 10**12)
     memory, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     huge = data.open_corpus(path)
     assert time.process_time() - started < 1
     times = {"small": [], "huge": []}
-    for k in range(200):
-        for name, corpus in (("small", small), ("huge", huge)):
+    for k in range(draws):
+        for name, corpus in random.sample([("small", small), ("huge", huge)], 2):
+            with open(corpus.train.filename, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             started = time.process_time()
-            inputs, _ = data.draw(corpus, np.arange(8 * k, 8 * k + 8), 1024, 0)
+            inputs, _ = data.draw(corpus, np.arange(batch * k, batch * (k + 1)), seq_len, 0)
             times[name].append(time.process_time() - started)
-            assert inputs.shape == (8, 1024)
+            assert inputs.shape == (batch, seq_len)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 * 1024  # kilobytes
     assert np.median(times["huge"]) < 1.2 * np.median(times["small"])
 

@@ -1,5 +1,6 @@
 """One process or many: the same losses, one writer, and an end for all when one of them fails."""
 
+import hashlib
 import json
 import os
 import random
@@ -90,6 +91,49 @@ def test_resumed_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     finish(launch(4, {"out": out, "resume": True}))
     assert losses(out) == pytest.approx([losses(alone)[i] for i in (49, 99, 149, 199, 200)], rel=1e-5)
+
+
+WATCHED = f"""
+import os, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+import train
+from test_ddp import watch
+watch(train.data, open("read-by-" + os.environ["RANK"], "w", buffering=1))
+sys.exit(train.main())
+"""
+
+
+def watch(data, log, patch=setattr) -> None:
+    """Write down a hash of each sequence that is drawn from now on, with its number."""
+    draw = data.draw
+
+    def drawing(corpus, g, seq_len, seed):
+        inputs, targets = draw(corpus, g, seq_len, seed)
+        for number, x, y in zip(g.tolist(), inputs, targets):
+            print(json.dumps([number, hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()]), file=log)
+        return inputs, targets
+
+    patch(data, "draw", drawing)
+
+
+def test_a_mixture_of_corpora_is_read_as_by_one(documents, tmp_path, monkeypatch):
+    """Each process draws its own sequences of the mixture, before and after it changes, in the midst of a batch."""
+    for name, part in (("a", documents[:150]), ("b", documents[150:])):
+        data.prepare(part, "bytes", tmp_path / name, val_fraction=0.1)
+    a, b = tmp_path / "a", tmp_path / "b"
+    flags = TINY | {"data": f"{a}:0.7,{b}:0.3", "decay_data": f"{a}:0.2,{b}:0.8", "total_tokens": 24 * 256, "decay_tokens": 10 * 256 - 40}
+    (tmp_path / "watched.py").write_text(WATCHED)
+    processes = launch(2, flags | {"out": tmp_path / "two"}, tmp_path / "watched.py", folders=[tmp_path] * 2)
+    with open("read-by-one", "w") as log:
+        watch(data, log, monkeypatch.setattr)
+        assert train.main([f"--{k}={v}" for k, v in (flags | {"out": tmp_path / "one"}).items()]) == 0
+    finish(processes)
+    first, second, one = (dict(json.loads(line) for line in open(f"read-by-{who}")) for who in (0, 1, "one"))
+    assert sorted(one) == list(range(192)) and not set(first) & set(second) and first | second == one
+    assert len(losses(tmp_path / "one")) == 25 and losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    one, two = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("one", "two"))
+    assert two["processes"] == 2 and two["fingerprint"] == one["fingerprint"] and two["epochs_b"] == one["epochs_b"] > 0
+    assert all(two[name] == pytest.approx(one[name], rel=1e-5) for name in ("val_loss_a", "val_loss_b", "val_bpb"))
 
 
 def test_sigterm_to_all_saves_once(corpus_path, tmp_path):

@@ -85,6 +85,27 @@ def test_a_stage_goes_on_with_the_counts(sources):
     assert epochs == {name: pytest.approx(n / data.n_sequences(mixture.sources[name].train, 32)) for name, n in read.items()}
 
 
+def test_a_branch_counts_what_its_parents_read_as_they_did(sources, monkeypatch):
+    """Whatever order --data names the sources in: each in its own order, none of it twice or left out where the mixture changes."""
+    web, code, math = sources.values()
+    then, now = f"{web}:0.5,{code}:0.3,{math}:0.2", f"{math}:0.4,{code}:0.6"
+    parent, branch = data.load_corpus(then), data.load_corpus(now, stages=[(0, then), (101, now)])
+    assert list(branch.sources) == ["math", "code"] and branch.shares == (0.4, 0.6)
+    seen = {}
+
+    def reading(tokens, index, seq_len):
+        seen[Path(tokens.filename).parent.name] += index.tolist()
+        return np.zeros((2, len(index), seq_len), dtype=np.int64)
+
+    monkeypatch.setattr(data, "read_sequences", reading)
+    for seed in range(20):
+        seen |= {name: [] for name in sources}
+        data.draw(parent, np.arange(101), 32, seed)
+        data.draw(branch, np.arange(101, 200), 32, seed)
+        for name, corpus in parent.sources.items():
+            assert len(seen[name]) > 15 and seen[name] == data.shuffled(np.arange(len(seen[name])), data.n_sequences(corpus.train, 32), seed).tolist()
+
+
 def test_one_corpus_is_read_as_ever(corpus):
     """A corpus alone is a mixture of one: the order of runs that know of no mixtures."""
     g = np.arange(100, 164)
