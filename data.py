@@ -181,12 +181,17 @@ def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
     return {"tokenizer.json": json.dumps(spec, ensure_ascii=False), "tokenizer_config.json": json.dumps(config, indent=1)}
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The run's folder that a checkpoint is in, at the top or under ckpt/."""
+    return checkpoint.parent if (checkpoint.parent / "config.json").exists() else checkpoint.parent.parent
+
+
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
     """The tokenizer of a run's folder (or a checkpoint in it) or of a Granite folder.
 
     Raises FileNotFoundError or ValueError where it has none.
     """
-    folder = path if path.is_dir() else path.parent.parent
+    folder = path if path.is_dir() else run_of(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -717,7 +717,7 @@ def evaluate(work: dict[str, tuple[list[Question], int]], model: GPT, tokenizer:
 
 def trained_on(model: Path) -> data.Corpus | data.Mixture:
     """The corpus or mixture of the run that this folder, or checkpoint in a run's folder, belongs to."""
-    run = model if model.is_dir() else model.parent.parent
+    run = model if model.is_dir() else data.run_of(model)
     try:
         config = json.loads((run / "config.json").read_text())
     except OSError:
@@ -725,6 +725,17 @@ def trained_on(model: Path) -> data.Corpus | data.Mixture:
     if is_granite(run):
         raise ValueError(f"{model}: released weights, they do not say which text they were trained on, name a corpus with --data")
     return data.load_corpus(config["data"], config["tokenizer"])
+
+
+def check_tokenizer(model: Path, tokenizer: tiktoken.Encoding) -> None:
+    """Raise ValueError if a corpus with this tokenizer means nothing to the model."""
+    try:
+        own = data.tokenizer_of(model)
+    except (OSError, ValueError):
+        return  # it does not say which one is its own
+    text = Path(__file__).read_text(encoding="utf-8")  # any text that is long enough
+    if own.encode_ordinary(text) != tokenizer.encode_ordinary(text):
+        raise ValueError(f"--data: that corpus has the tokenizer {tokenizer.name}, {model} was trained with {own.name}")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -800,6 +811,8 @@ def main(argv: list[str] | None = None) -> int:
             corpus = data.load_corpus(args.data) if args.data else trained_on(args.model)
             for source in corpus.sources.values():
                 check_corpus(model.cfg, source)
+            if args.data:
+                check_tokenizer(args.model, corpus.tokenizer)
     except (ValueError, OSError) as mistake:
         print(f"eval.py: {mistake}", file=sys.stderr)
         return 2

@@ -279,3 +279,15 @@ def test_evaluation_mistakes_are_one_line(argv, says, corpus_path, tmp_path, cap
     assert evaluation.main(argv) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and says in error
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(corpus_path, documents, tmp_path, capsys):
+    import base64
+
+    assert train.main(flags(corpus_path, vocab_size=300, total_tokens=512, warmup_tokens=0, out="run")) == 0
+    (tmp_path / "backwards.tiktoken").write_bytes(b"".join(base64.b64encode(bytes([255 - i])) + b" %d\n" % i for i in range(256)))
+    evaluation.data.prepare(documents, str(tmp_path / "backwards.tiktoken"), tmp_path / "other")
+    capsys.readouterr()
+    assert evaluation.main(["--model", "run", "--data", "other", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and "backwards" in error and "was trained with bytes" in error
