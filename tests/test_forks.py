@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from test_train import SMALL
@@ -56,3 +57,16 @@ def test_qk_norm(fork, corpus_path):
     assert with_norm["n_params"] == without["n_params"] + 2 * 2 * 16  # two gains for each of two blocks
     print(with_norm["val_loss"], without["val_loss"])
     assert with_norm["val_loss"] < without["val_loss"]  # at far too high a rate
+
+
+def test_notebooks_as_a_corpus(fork):
+    folder = fork("notebooks")
+    (folder / "notes").mkdir()
+    cells = [{"source": ["# A title\n", "and text"], "cell_type": "markdown"}, {"source": "x = 1\nprint(x)", "cell_type": "code", "outputs": [{"text": "OUTPUT" * 99}]}]
+    for i in range(30):
+        (folder / "notes" / f"{i}.ipynb").write_text(json.dumps({"cells": [*cells, {"source": f"print({i})"}]}))
+    result = subprocess.run([sys.executable, "data.py", "--source", "notes", "--val_fraction", "0.2", "--out", "corpus"], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    ids = np.concatenate([np.fromfile(folder / "corpus" / f"{split}.bin", np.uint16) for split in ("train", "val")])
+    documents = ids.astype(np.uint8).tobytes().split(b"\xff")[:-1]  # ids are the bytes; 255 ends a document
+    assert sorted(documents) == sorted(f"# A title\nand text\n\nx = 1\nprint(x)\n\nprint({i})".encode() for i in range(30))
