@@ -191,8 +191,8 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
         check_layout(figure)
 
 
-def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
-    """Without muP the made-up best rate halves with every doubling of the width, with it it stays."""
+def transfer_records() -> list[dict]:
+    """Without muP the best rate halves with every doubling of the width, with it it stays."""
     records = []
     for width in (32, 64, 128):
         for standard, best in ((False, -6.0), (True, -6.0 - math.log2(width / 32))):
@@ -200,7 +200,11 @@ def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
                 for k in range(-4, 5):
                     loss = 3 - 0.1 * math.log2(width) + 0.03 * (k / 2) ** 2 + 0.01 * seed
                     records.append(record(width, 4, 10**5, seed, loss, lr=2 ** (best + k / 2), attention_multiplier=0.25 if standard else 1 / 16))
-    folder = write(records, tmp_path / "a")
+    return records
+
+
+def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
+    folder = write(transfer_records(), tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     lines = {tuple(line.split()[:2]): line.split()[2:] for line in capsys.readouterr().out.splitlines() if line.startswith(("muP", "standard"))}
     assert [lines["muP", str(n)] for n in (32, 64, 128)] == [["0.0156,", "0.0156", "0.0000"]] * 3
