@@ -2,6 +2,7 @@
 
     python fit.py runs/wsd-quick                                       the law with intervals, law.json, figures
     python fit.py runs/power-quick                                     the same for a and b of the Power schedule
+    python fit.py runs/wsd-quick --beyond runs/beyond-quick            does the law hold at 4 times the longest T?
     python fit.py runs/transfer-quick                                  how the best rate moves with the width
     python fit.py runs/compare-quick                                   the tables and figures of a comparison
     python fit.py runs/wsd-a --against runs/wsd-b                      two sweeps: how much their b differ
@@ -224,8 +225,8 @@ def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
 # What the records say: WSD
 
 
-def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law by both readings, write law.json and the figures into `out`."""
+def report_wsd(records: list[dict], out: Path, beyond: list[dict] = []) -> None:
+    """Print the law by both readings, write law.json and the figures into `out`. beyond: a search outside of the grid."""
     found = minima(records)
     left_out = sum(bool(m.why_not) for m in found)
     print(f"{len(records):,} runs, {len(found)} minima" + (f", {left_out} of them left out: {reasons(found)}" if left_out else ""))
@@ -259,13 +260,20 @@ def report_wsd(records: list[dict], out: Path) -> None:
         "warmup_tokens": records[0]["warmup_tokens"], "fingerprint": records[0]["fingerprint"],
     }  # fmt: skip
     (out / "law.json").write_text(json.dumps(law, indent=1) + "\n")
+    for m in minima(beyond):
+        rate = predict(law, m.T, m.beta * PAPER_SEQ_LEN)
+        x, y = np.array(sorted((math.log2(r["lr"]), loss_of(r)) for r in beyond if (shape_of(r), r["total_tokens"], r["batch_size"], r["seed"]) == (m.shape, m.T, m.batch_size, m.seed))).T
+        cost = np.interp(math.log2(rate), x, y) - m.loss
+        print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch {m.batch_size}: the law says {rate:.4f}, a search finds {2**m.x:.4f}"
+              f"{f' ({m.why_not})' if m.why_not else ''}; loss {m.loss + cost:.4f} there, {m.loss:.4f} at its best, {cost / m.loss:+.2%}")  # fmt: skip
     best = min((r for r in records if not r["diverged"]), key=lambda r: r["val_loss"])
     T = 4 * best["total_tokens"]
     flags = " ".join(f"--{name} {best[name]}" for name in ("preset", "n_layer", "n_embd", "n_head", "seq_len", "warmup_tokens", "batch_size")) + f" --total_tokens {T}"
     print(f"\nthe best run, with 4 times its tokens, under WSD and under Power:\npython train.py {flags} --schedule wsd --lr {predict(law, T, best['batch_size'] * best['seq_len']):.3g}")
     print(f"python train.py {flags} --schedule power --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
-    for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma), ("law", draw_law)):
+    for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma)):
         draw(out / f"{name}.png", records, found, joint, paper)
+    draw_law(out / "law.png", records, found, joint, [m for m in minima(beyond) if not m.why_not])
     print()
     report_price(records, None, out)
     print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
@@ -681,12 +689,12 @@ def draw_gamma(path: Path, records: list[dict], found: list[Minimum], joint: Law
     save(path, 2.1 * (len(shapes) + 1), len(shapes) + 1, draw, sharex=True, sharey=True)
 
 
-def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, paper: Law) -> None:
-    """All cells on one line: the best learning rate, the batch size's share taken out, against T."""
+def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, beyond: list[Minimum]) -> None:
+    """All cells on one line: the best learning rate, the batch size's share taken out, against T; beyond the grid a star."""
     points, q = usable(found), joint.q[0]
     shapes, colors = list(dict.fromkeys(m.shape for m in points)), shades(m.batch_size for m in points)
     height = lambda m: m.x - q * math.log2(m.beta)
-    ends = np.linspace(math.log2(min(m.T for m in points)), math.log2(max(m.T for m in points)), 50)
+    ends = np.linspace(math.log2(min(m.T for m in points)), math.log2(max(m.T for m in [*points, *beyond])), 50)
 
     def draw(ax):
         # drawn at the middle batch size: at beta = 1, far from the data, the draws' different q would widen the band
@@ -701,21 +709,23 @@ def draw_law(path: Path, records: list[dict], found: list[Minimum], joint: Law, 
             for cell in sorted({(m.T, m.batch_size) for m in points if m.shape == shape}):
                 at = [m for m in points if (m.shape, m.T, m.batch_size) == (shape, *cell)]
                 ax.scatter(math.log2(cell[0]) + dx, np.mean([height(m) for m in at]), s=24, marker=marker, facecolors="none", edgecolors=[colors[cell[1]]])
+        for m in beyond:
+            ax.scatter(math.log2(m.T), height(m), s=120, marker="*", color=[ink(colors.get(m.batch_size, (0, 0, 0)))], zorder=3)
         right = ends[-1] + 0.27
         for y, text, color in zip(spread([lines[0][-1], centre[-1]], 0.35), (f"T^{joint.b[0]:.2f}", "the paper's\nslope, -0.51"), ("black", COLORS["wsd"])):
             ax.text(right, y, text, color=color, va="center")
         ax.set_xlim(right=right + 1)
-        values = [height(m) for m in points]
+        values = [height(m) for m in [*points, *beyond]]
         ax.set_ylim(min(*values, *centre) - 0.9, max(*values, *centre) + 0.25)
         for x, shape in zip(np.linspace(0.02, 0.7, len(shapes)), shapes):
             ax.text(x, 0.12, f"{dict(zip(shapes, ['circle', 'square', 'triangle', 'diamond', 'v']))[shape]}: {shape}", transform=ax.transAxes)
         for (B, color), x in zip(colors.items(), np.linspace(0.02, 0.75, len(colors))):
             ax.text(x, 0.03, f"batch {B}", color=ink(color), transform=ax.transAxes)
-        ticks(ax.xaxis, [math.log2(m.T) for m in points], size)
+        ticks(ax.xaxis, [math.log2(m.T) for m in [*points, *beyond]], size)
         ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in values], rate_text, finest=0.5)
         low, high = interval(joint.b)
         ax.set_title(f"The best rate falls as T^{joint.b[0]:.2f} (95 %: {low:.2f} to {high:.2f})")
-        ax.set_xlabel("T, tokens")
+        ax.set_xlabel("T, tokens" + " (star: not in the fit)" * bool(beyond))
         ax.set_ylabel(f"best rate / beta^{q:.2f}")
 
     save(path, 4.2, 1, draw)
@@ -904,6 +914,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="*", help="folders of a sweep's records")
     parser.add_argument("--out", type=Path, help="folder for law.json and the figures (default: the first folder)")
     parser.add_argument("--against", type=Path, help="another sweep, to compare b and q with")
+    parser.add_argument("--beyond", type=Path, help="a search outside of the grid, to try the law on")
     parser.add_argument("--curves", type=Path, nargs="+", metavar="RUN", help="draw the losses of these runs into curves.png")
     parser.add_argument("--predict", action="store_true", help="print the best learning rate for --total_tokens and --batch_size")
     parser.add_argument("--total_tokens", type=float, help="T")
@@ -926,6 +937,11 @@ def main(argv: list[str] | None = None) -> int:
         curves = {run: read_curve(run) for run in args.curves or []}
         records = read_records(args.folders) if args.folders else []
         others = read_records([args.against]) if args.against else []
+        beyond = read_records([args.beyond]) if args.beyond else []
+        if beyond:
+            together = read_records([*args.folders, args.beyond])  # raises if they are of different corpora or warm-ups
+            if {r["schedule"] for r in together} != {"wsd"}:
+                raise ValueError(f"--beyond {args.beyond}: must hold runs of WSD, as the sweep itself")
         schedules = sorted({r["schedule"] for r in records + others})
         transfer = any(map(is_standard, records))
         reports = {("wsd",): report_transfer if transfer else report_wsd, ("power",): report_power, ("cosine", "power", "wsd"): report_compare}
@@ -938,7 +954,7 @@ def main(argv: list[str] | None = None) -> int:
         if others:
             report_difference(records, others)
         elif records:
-            reports[tuple(schedules)](records, out)
+            reports[tuple(schedules)](records, out, *([beyond] if beyond else []))
     except (ValueError, OSError) as mistake:
         print(f"fit.py: {mistake}", file=sys.stderr)
         return 2

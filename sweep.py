@@ -2,6 +2,7 @@
 
     python sweep.py wsd --scale quick               the paper's Table 2, small: the best rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run    what a larger one would cost: runs, tokens, hours
+    python sweep.py beyond --scale quick            the best rate at 4 times the longest T, to try the law on
     python sweep.py power --scale quick             the paper's Table 3: a and b of the Power schedule
     python sweep.py transfer --scale quick          the best rate at several widths, with and without muP
     python sweep.py compare --scale quick           cosine, WSD and Power, each tuned once, against a search of every cell
@@ -290,6 +291,13 @@ GRIDS = {
         "paper": dict(common={}, rows=[(dict(preset=name), doublings(16, 6), 1) for name in ("12M", "36M", "121M")], budgets=doublings(2 * 10**9, 8),
                       rates=range(2, 18, 2)),
     },
+    # one cell beyond the grid of `wsd`, at 4 times its longest T: does the law hold there? (fit.py --beyond)
+    "beyond": {
+        "quick": dict(common=_laptop, rows=[(width(64, 16), [4], 1)], budgets=[1_280_000], guess=0.007),
+        "laptop": dict(common=_laptop, rows=[(width(64, 16), [4], 1)], budgets=[5_120_000], guess=0.005),
+        "gpu": dict(common=_gpu, rows=[(width(256, 64), [32], 1)], budgets=[64 * 10**6], guess=0.005),
+        "paper": dict(common={}, rows=[(dict(preset="36M"), [128], 1)], budgets=[1024 * 10**9], rates=range(0, 10, 2)),
+    },
     "power": {
         "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a, b=_b),
         "laptop": dict(common=_laptop, rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
@@ -322,7 +330,7 @@ def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
     grid = GRIDS[experiment][scale]
     chosen = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *(name for shape, *_ in grid["rows"] for name in shape)}
-    chosen |= {"wsd": {"lr"}, "transfer": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
+    chosen |= {"wsd": {"lr"}, "transfer": {"lr"}, "beyond": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
     for name in typed.keys() & chosen:
         raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
     fields = lambda schedule, shape, batch_size, seed: (

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -324,6 +325,19 @@ def test_power_report(figures, tmp_path, capsys):  # noqa: F811
     for figure in figures:
         check_layout(figure)
     assert {path.name for path in folder.iterdir()} == {"power.png", "best_b.png", "records.jsonl"}
+
+
+def test_beyond_the_grid(figures, tmp_path, capsys):  # noqa: F811
+    write(wsd_records(), tmp_path / "a")
+    write(wsd_records(budgets=[6_400_000], batches=[4], widths=[64], seeds=1, shift=0.5), tmp_path / "b")  # there, the best rate is sqrt(2) times the law's
+    assert fit.main(["a", "--beyond", "b"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("beyond the grid")]
+    says, finds, at, best, cost = (float(number) for number in re.findall(r"says ([\d.]+), a search finds ([\d.]+); loss ([\d.]+) there, ([\d.]+) at its best, ([+\-\d.]+)%", line)[0])
+    assert says == pytest.approx(40 * (4 / 32) ** 0.6 * 6.4e6**-0.4, rel=0.01) and finds / says == pytest.approx(2**0.5, rel=0.02)
+    assert at - best == pytest.approx(0.03 * 0.25, abs=0.002) and cost == pytest.approx(100 * (at - best) / best, abs=0.01)
+    check_layout(figures[3])
+    (tmp_path / "b" / "records.jsonl").write_text(json.dumps(record(64, 4, 10**6, 0, 2.0, schedule="cosine")) + "\n")
+    assert "--beyond b" in one_line(fit.main, ["a", "--beyond", "b"], capsys)
 
 
 def test_two_sweeps_against_each_other(tmp_path, capsys):

@@ -97,3 +97,32 @@ def test_numbers_of_other_runs():
     listed = lambda losses, form: ", ".join(format(loss, form) for loss in losses)
     assert f"{listed(bfloat16, '.4f')} for seeds 0, 1, 2 in bfloat16 and at {listed(float32, '.4f')} in float32" in README
     assert f"differences of {listed([b - f for b, f in zip(bfloat16, float32)], '+.3f')} where seeds differ by {max(float32) - min(float32):.3f}" in README
+
+
+def fitted(folder: str, window: int = 5) -> tuple[fit.Law, fit.Law]:
+    found = fit.minima(fit.read_records([ROOT / "results" / folder]), window)
+    return fit.joint_law(found), fit.paper_law(found)
+
+
+def test_numbers_of_the_law():
+    """The table of both readings, for windows of 3, 5 and 7 rates."""
+    rows = re.findall(r"^\| ([\d,]+) tokens \| (\d) \| (.+?) \| (.+?) \| (.+?) \|$", README, re.M)
+    folders = {"2,000": "wsd-laptop", "32,000": "wsd-laptop-long"}
+    assert len(rows) == 3 * len([name for name in folders.values() if (ROOT / "results" / name).exists()])
+    for warmup, window, *numbers in rows:
+        joint, paper = fitted(folders[warmup], int(window))
+        assert numbers == [fit.show(joint.b, 2), fit.show(joint.q, 2), fit.show(paper.b, 2)], (warmup, window)
+
+
+def test_figures_are_drawn_from_the_results(tmp_path):
+    """Pixel by pixel, with the matplotlib of requirements.txt."""
+    import matplotlib.image
+
+    drawn = {"wsd-laptop": ("valleys", "batch", "gamma", "law"), "transfer-laptop": ("transfer",), "power-laptop": ("power", "best_b"), "compare-laptop": ("compare", "anytime", "price")}
+    for folder, names in drawn.items():
+        if (ROOT / "results" / folder).exists():
+            beyond = ["--beyond", str(ROOT / "results" / "beyond-laptop")] * (folder == "wsd-laptop" and (ROOT / "results" / "beyond-laptop").exists())
+            assert fit.main([str(ROOT / "results" / folder), *beyond, "--out", str(tmp_path)]) == 0
+            for name in names:
+                ours, committed = (matplotlib.image.imread(path / f"{name}.png") for path in (tmp_path, ROOT / "assets"))
+                assert ours.shape == committed.shape and (ours == committed).all(), name
