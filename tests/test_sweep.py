@@ -178,7 +178,7 @@ def test_every_grid_makes_sense(experiment, scale):
     columns = sweep.columns_of(experiment, scale, {})
     total = [sweep.plan(column, lambda cfg: None, "cpu") for column in columns]
     names = [name for column in columns for runs in sweep.replay(column, lambda cfg: 0.0).values() for name, _ in sweep.by_trunk(runs)]
-    if experiment != "compare":  # there, cosines have no branches, and a schedule's rate may also be one of the floor's search
+    if experiment in ("wsd", "power"):  # `compare` has cosines, without branches, and may want a rate twice; the others have one T
         assert sum(p["tokens"] for p in total) <= 0.6 * sum(p["separate"] for p in total)
         assert len(set(names)) == len(names)  # no two settings share a checkpoint
     for column in columns:
@@ -230,16 +230,14 @@ TINY_COMPARISON = dict(
 
 
 def test_a_comparison(corpus_path, corpus, monkeypatch, capsys):
-    """Stopped once, on two shards; each schedule tuned on its own, what follows follows from that."""
+    """On two shards; each schedule tuned on its own, what follows follows from that."""
     monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
     monkeypatch.setitem(sweep.GRIDS["compare"], "tiny", TINY_COMPARISON)
     argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
-    when_there_are(8, "out", lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert sweep.main([*argv, "--shard=1/2"]) == 3 and 8 <= len(records()) < 15
-    assert sweep.main([*argv, "--shard=2/2"]) == 3  # it cannot finish before the other one
-    assert "wait for some of the other shards'" in capsys.readouterr().out
-    for shard in ("1/2", "2/2", "1/2", "2/2"):
+    for shard in ("1/2", "2/2", "1/2", "2/2", "1/2"):  # each goes on where it had to wait for the other
         status = sweep.main([*argv, f"--shard={shard}"])
+        if shard == "1/2" and len(records()) < 20:
+            assert status == 3 and "wait for some of the other shards'" in capsys.readouterr().out
     assert status == 0
     found = list(records().values())
 
