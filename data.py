@@ -411,7 +411,8 @@ def texts_of(block: Block, note) -> Iterator[tuple[int, str]]:
                 note("binary files skipped", i)
                 continue
             text = raw.decode(errors="replace")
-            if times := text.count("\ufffd") - raw.count("\ufffd".encode()):
+            replaced = text.count("\ufffd")
+            if replaced and (times := replaced - raw.count("\ufffd".encode())):
                 note("sequences of invalid UTF-8 replaced", i, times)
         if block.field is not None:
             if not text.strip():
