@@ -137,3 +137,25 @@ def test_the_walk_is_short():
 def test_forks_are_the_files():
     for path in (ROOT / "forks").iterdir():
         assert path.read_text(encoding="utf-8") in README, path
+
+
+def test_numbers_in_the_prose_about_the_law():
+    records = fit.read_records([ROOT / "results" / "wsd-laptop"])
+    found, (joint, _) = fit.minima(records), fitted("wsd-laptop")
+    ratios = [fit.show(joint.a_of[f"width {n}"] / joint.a_of["width 32"], 2) for n in (64, 128)]
+    assert f"The `a` of width 64 is {ratios[0]} times that of width 32, that of width 128 {ratios[1]} times" in README
+    assert f"{ratios[0]} and {ratios[1]}" in README and f"{len(found)} minima of {len(records):,} runs" in README
+    mean = lambda **where: sum(xs := [m.x for m in found if not m.why_not and all(getattr(m, k) == v for k, v in where.items())]) / len(xs)
+    shape = dict(shape="width 64")
+    assert f"to {2 ** (mean(T=1_280_000, batch_size=2, **shape) - mean(T=80_000, batch_size=2, **shape)):.2f} of the rate" in README
+    assert f"eight times the batch wants {2 ** (mean(T=1_280_000, batch_size=8, **shape) - mean(T=1_280_000, batch_size=1, **shape)):.1f} times the rate" in README
+    low, high = fit.interval(joint.b)
+    assert f"T^{joint.b[0]:.2f} [{low:.2f}, {high:.2f}]" in README and f"q = {fit.show(joint.q, 2)}" in README
+    assert f"b {joint.b[0]:.2f} and q {joint.q[0]:.2f}, `law.json`" in README
+    assert low < -0.26 < high < -0.2 and not low <= -0.32 <= high and not low <= -0.51 <= high  # what the text says of them
+    best = {}
+    for r in records:
+        best.setdefault((fit.shape_of(r), r["total_tokens"], r["batch_size"], r["seed"]), {})[r["lr"]] = fit.loss_of(r)
+    off = [[loss - min(cell.values()) for lr, loss in cell.items() if abs(lr / min(cell, key=cell.get) / factor - 1) < 0.01] for cell in best.values() for factor in (0.5, 2)]
+    below, above = (sum(sum(off[k::2], [])) / len(sum(off[k::2], [])) for k in (0, 1))
+    assert 0.045 < below < above < 0.065  # "5 to 6 % of perplexity"
