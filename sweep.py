@@ -627,7 +627,8 @@ def main(argv: list[str] | None = None) -> int:
         workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if total["left"]]
         finished = sweep(columns, losses, folder, out / "trunks", workers, device, must_stop)
         for worker in workers:
-            worker.send(None)
+            with contextlib.suppress(BrokenPipeError):  # one that was told to stop has ended already
+                worker.send(None)
     if not finished:
         print("stopped and saved; the same command goes on")
         return 3
