@@ -23,7 +23,7 @@ ROOT = Path(train.__file__).parent
 STEPS = 200
 TINY = dict(
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, warmup_tokens=2560, log_every=256, device="cpu",
-    total_tokens=STEPS * 256, eval_every=10**6, save_every=10**6,
+    total_tokens=STEPS * 256, eval_every=10**6, save_every=10**6, lr_max=0.01,  # at higher rates rounding grows as the run goes on
 )  # fmt: skip
 MIXTURE = dict(preset="laptop-moe", n_ffn=40)
 
@@ -75,9 +75,9 @@ def alone(corpus_path, tmp_path_factory) -> Path:
 def test_many_processes_are_one(world, micro_batch_size, alone, corpus_path, tmp_path):
     out = tmp_path / "run"
     outputs = finish(launch(world, TINY | {"data": corpus_path, "out": out, "micro_batch_size": micro_batch_size}))
-    assert len(losses(out)) == STEPS + 1 and losses(out) == pytest.approx(losses(alone), rel=1e-5, abs=1e-5)
+    assert len(losses(out)) == STEPS + 1 and losses(out) == pytest.approx(losses(alone), rel=1e-5)
     ours, theirs = (json.loads((path / "record.json").read_text()) for path in (out, alone))
-    assert ours["processes"] == world and ours["batch_size"] == 8 and ours["val_bpb"] == pytest.approx(theirs["val_bpb"], rel=1e-5, abs=1e-5)
+    assert ours["processes"] == world and ours["batch_size"] == 8 and ours["val_bpb"] == pytest.approx(theirs["val_bpb"], rel=1e-5)
     assert f"{world} processes" in outputs[0][0] and all(printed == "" for printed, _ in outputs[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -90,7 +90,7 @@ def test_resumed_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
     assert [path.stem for path in (out / "ckpt").iterdir()] == [f"{50 * 256:016d}"]
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     finish(launch(4, {"out": out, "resume": True}))
-    assert losses(out) == pytest.approx([losses(alone)[i] for i in (49, 99, 149, 199, 200)], rel=1e-5, abs=1e-5)
+    assert losses(out) == pytest.approx([losses(alone)[i] for i in (49, 99, 149, 199, 200)], rel=1e-5)
 
 
 WATCHED = f"""
@@ -130,10 +130,10 @@ def test_a_mixture_of_corpora_is_read_as_by_one(documents, tmp_path, monkeypatch
     finish(processes)
     first, second, one = (dict(json.loads(line) for line in open(f"read-by-{who}")) for who in (0, 1, "one"))
     assert sorted(one) == list(range(192)) and not set(first) & set(second) and first | second == one
-    assert len(losses(tmp_path / "one")) == 25 and losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5, abs=1e-5)
+    assert len(losses(tmp_path / "one")) == 25 and losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     one, two = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("one", "two"))
     assert two["processes"] == 2 and two["fingerprint"] == one["fingerprint"] and two["epochs_b"] == one["epochs_b"] > 0
-    assert all(two[name] == pytest.approx(one[name], rel=1e-5, abs=1e-5) for name in ("val_loss_a", "val_loss_b", "val_bpb"))
+    assert all(two[name] == pytest.approx(one[name], rel=1e-5) for name in ("val_loss_a", "val_loss_b", "val_bpb"))
 
 
 def test_sigterm_to_all_saves_once(corpus_path, tmp_path):
