@@ -857,6 +857,7 @@ def draw_price(path: Path, costs: dict[str, np.ndarray]) -> None:
             ax.text(cost.mean(), -i + 0.22, rule, color=color, va="bottom")
         ax.set_xscale("log")
         ax.set_yticks([])
+        ax.set_ylabel("what the rate depends on")
         ax.set_ylim(-len(costs) + 0.6, 0.9)
         ax.set_title("What not knowing costs (dot: mean, circle: worst cell)")
         ax.set_xlabel("loss above the best measured (nats)")
