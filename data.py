@@ -448,7 +448,7 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
     """Block number 0, 1, 2, ... -> what goes to train.bin and val.bin, and what there is to report."""
     dtype = token_type(tokenizer)
     end_of_text = np.array([tokenizer.eot_token], dtype).tobytes()
-    tokens, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, []
+    tokens, n_bytes, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, {"train": 0, "val": 0}, []
 
     def note(what: str, number: int, times: int = 1) -> None:
         record = block.records[number]
@@ -467,9 +467,11 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
             if len(raw) > HELD_OUT_BYTES or not ends:
                 note(f"held-out documents cut at {HELD_OUT_BYTES // 1024} KB", i)
             text, ends = raw[:HELD_OUT_BYTES].decode(errors="ignore"), True
+            raw = text.encode()
         ids = tokenizer.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, without a list of int
         tokens[split] += [ids.astype(dtype).tobytes(), end_of_text if ends else b""]
-    return {"train": b"".join(tokens["train"]), "val": b"".join(tokens["val"]), "documents": documents, "notes": notes}
+        n_bytes[split] += len(raw)
+    return {"train": b"".join(tokens["train"]), "val": b"".join(tokens["val"]), "bytes": n_bytes, "documents": documents, "notes": notes}
 
 
 def token_type(tokenizer: tiktoken.Encoding) -> type:
@@ -545,13 +547,12 @@ def prepare(
             left = itertools.islice(blocks, done["blocks"], None)
             write_tokens(building, done, encode_blocks(left, tokenizer_name, val_fraction, workers), size)
             if not done["val"]:  # too few documents for the hash to divide them
-                hold_out_the_end(building, done, val_fraction, token_type(tokenizer)().itemsize)
+                hold_out_the_end(building, done, val_fraction, tokenizer)
             if not (done["train"] and done["val"]):
                 raise ValueError("; ".join(["--source: too little text to train on one part and hold out another", *report(done["notes"])]))
             if file:  # a corpus can be read without the file it was made with
                 shutil.copy(file, building)
-            meta = {"tokenizer": Path(tokenizer_name).name, "vocab_size": tokenizer.n_vocab, "dtype": token_type(tokenizer).__name__}
-            meta |= count(building, tokenizer, done["documents"], hashlib.sha256(repr(sorted(meta.items())).encode()))
+            meta = describe(building, done, tokenizer_name, tokenizer)
             (building / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
             (building / "progress.json").unlink()
             os.rename(building, out)
@@ -587,7 +588,7 @@ def read_progress(folder: Path, key: str) -> dict:
         done = json.loads((folder / "progress.json").read_text())
         if done["key"] == key:
             return done
-    return {"key": key, "blocks": 0, "size": 0, "seconds": 0.0, "train": 0, "val": 0, "documents": {"train": 0, "val": 0}, "notes": {}}
+    return {"key": key, "blocks": 0, "size": 0, "seconds": 0.0, "train": 0, "val": 0, "bytes": {"train": 0, "val": 0}, "documents": {"train": 0, "val": 0}, "notes": {}}
 
 
 def write_tokens(folder: Path, done: dict, encoded: Iterator[tuple[Block, dict]], size: int | None) -> None:
@@ -606,6 +607,7 @@ def write_tokens(folder: Path, done: dict, encoded: Iterator[tuple[Block, dict]]
             for split, file in files.items():
                 file.write(result[split])
                 done[split] += len(result[split])
+                done["bytes"][split] += result["bytes"][split]
                 done["documents"][split] += result["documents"][split]
             for what, times, where in result["notes"]:
                 before, first = done["notes"].get(what, (0, where))
@@ -626,29 +628,30 @@ def save_progress(folder: Path, done: dict, files) -> None:
     os.replace(folder / "progress.tmp", folder / "progress.json")
 
 
-def hold_out_the_end(folder: Path, done: dict, val_fraction: float, width: int) -> None:
-    """Move the last tokens, of `width` bytes each, from train.bin to val.bin."""
-    cut = int(done["train"] // width * (1 - val_fraction)) * width
+def hold_out_the_end(folder: Path, done: dict, val_fraction: float, tokenizer: tiktoken.Encoding) -> None:
+    """Move the last tokens from train.bin to val.bin."""
+    dtype = np.dtype(token_type(tokenizer))
+    cut = int(done["train"] // dtype.itemsize * (1 - val_fraction)) * dtype.itemsize
     with open(folder / "train.bin", "rb") as train, open(folder / "val.bin", "wb") as val:
         train.seek(cut)
         shutil.copyfileobj(train, val)
-        done |= {"train": cut, "val": done["train"] - cut}
+        val.flush()
+        n_bytes = int(bytes_per_token(tokenizer)[np.fromfile(val.name, dtype)].sum())
+        done |= {"train": cut, "val": done["train"] - cut, "bytes": {"train": done["bytes"]["train"] - n_bytes, "val": n_bytes}}
         save_progress(folder, done, [val])  # until it is there, the whole of train.bin counts
     os.truncate(folder / "train.bin", cut)
 
 
-def count(folder: Path, tokenizer: tiktoken.Encoding, documents: dict[str, int], fingerprint) -> dict:
-    """Documents, tokens and bytes of text in both files, and the hash of it all, for meta.json."""
-    lengths, meta = bytes_per_token(tokenizer), {}
+def describe(folder: Path, done: dict, tokenizer_name: str, tokenizer: tiktoken.Encoding) -> dict:
+    """For meta.json: the tokenizer, documents, tokens and bytes of text in both files, and the hash of it all."""
+    dtype = np.dtype(token_type(tokenizer))
+    meta = {"tokenizer": Path(tokenizer_name).name, "vocab_size": tokenizer.n_vocab, "dtype": dtype.name}
+    fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
     for split in ("train", "val"):
-        n_tokens = n_bytes = 0
         with open(folder / f"{split}.bin", "rb") as file:
             while chunk := file.read(2**22):
                 fingerprint.update(chunk)
-                ids = np.frombuffer(chunk, token_type(tokenizer))
-                n_tokens += len(ids)
-                n_bytes += int(np.bincount(ids, minlength=len(lengths)) @ lengths)
-        meta |= {f"{split}_documents": documents[split], f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
+        meta |= {f"{split}_documents": done["documents"][split], f"{split}_tokens": done[split] // dtype.itemsize, f"{split}_bytes": done["bytes"][split]}
     return meta | {"fingerprint": fingerprint.hexdigest()[:16]}
 
 

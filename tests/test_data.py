@@ -35,6 +35,15 @@ def split_at_end_of_text(ids: np.ndarray, tokenizer) -> list[str]:
     return [tokenizer.decode(part[part != tokenizer.eot_token].tolist()) for part in np.split(ids, ends[:-1] + 1)]
 
 
+def check_counts(folder: Path) -> None:
+    """meta.json counts while it encodes; here everything is counted again, in what was written."""
+    corpus = data.open_corpus(folder)
+    lengths = data.bytes_per_token(corpus.tokenizer)
+    for split, ids in ("train", corpus.train), ("val", corpus.val):
+        counted = [np.count_nonzero(ids == corpus.tokenizer.eot_token), len(ids), lengths[ids].sum()]
+        assert [corpus.meta[f"{split}_{what}"] for what in ("documents", "tokens", "bytes")] == counted
+
+
 # -- the order -------------------------------------------------------------------------------------
 
 
@@ -139,6 +148,7 @@ def test_held_out_documents_are_cut_between_characters(tmp_path):
     data.prepare(["short", letter + "é" * 20_000], "bytes", tmp_path / "c", val_fraction=0.5)
     texts = split_at_end_of_text(np.fromfile(tmp_path / "c" / "val.bin", np.uint16), data.load_tokenizer("bytes"))
     assert texts[0] == letter + "é" * 16_383  # 32767 bytes: half a character does not fit any more
+    check_counts(tmp_path / "c")
 
 
 def test_one_long_text_is_divided_too(tmp_path):
@@ -148,6 +158,8 @@ def test_one_long_text_is_divided_too(tmp_path):
     corpus = data.open_corpus(tmp_path / "c")
     assert meta["val_tokens"] == pytest.approx(0.1 * (len(text) + 1), abs=1)
     assert bytes(corpus.train.astype(np.uint8)) + bytes(corpus.val.astype(np.uint8)) == text.encode() + b"\xff"
+    n_bytes = [corpus.meta[f"{split}_bytes"] for split in ("train", "val")]
+    assert n_bytes == [meta["train_tokens"], meta["val_tokens"] - 1]  # a byte a token, but the end-of-text
 
 
 def test_text_survives_bytes_tokens():
@@ -310,6 +322,7 @@ def test_every_format_gives_the_same_tokens(layout, workers, documents, word_tok
     expected = plainly(texts, word_tokenizer)
     made = files_of(tmp_path / "c")
     assert made["train.bin"] == expected["train"] and made["val.bin"] == expected["val"] and expected["val"]
+    check_counts(tmp_path / "c")
 
 
 def test_a_data_set_of_the_hub(documents, tmp_path):
@@ -383,6 +396,7 @@ def test_long_texts_among_others(tmp_path, monkeypatch):
         assert split_at_end_of_text(corpus.train, corpus.tokenizer) == texts and meta["train_documents"] == len(texts)
         kept = split_at_end_of_text(corpus.val, corpus.tokenizer)
         assert meta["val_documents"] == len(held_out) == len(kept) and all(b.startswith(a) for a, b in zip(kept, held_out))
+        check_counts(tmp_path / f"c{workers}")
         assert meta["notes"].pop("held-out documents cut at 32 KB")[0] == sum(a != b for a, b in zip(kept, held_out)) > 0
         assert meta["notes"] == {"binary files skipped": (1, f"{tmp_path}/s/z.txt:1"), "sequences of invalid UTF-8 replaced": (500, f"{tmp_path}/s/y.txt:1")}
 
