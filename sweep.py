@@ -224,26 +224,32 @@ def compare_columns(grid: dict, fields: Callable[..., dict]) -> list[Column]:
     Tuning: in one cell, with seeds of its own, the same number of trials for each; of the rate for
     cosine and WSD, of a for Power. With 2^d times the batch of that cell, cosine and WSD are trained
     at the tuned rate and as common practice scales it, ∝ sqrt(batch) and ∝ batch; Power scales
-    itself. Power is also trained without a decay, its weights averaged. The floor is searched with
-    seed 0, and the rates that were best then are trained with the other seeds.
+    itself, ∝ batch, and is also trained ∝ sqrt(batch). "ours" is Power with the b and q of a law that
+    was measured at this scale, in place of the paper's. Both are also trained without a decay, their
+    weights averaged. The floor is searched with seed 0, and the rates that were best then are trained
+    with the other seeds.
     """
     budgets, (shape, batch_size, T) = grid["budgets"], grid["tune"]
-    knobs = {"cosine": by_rate, "wsd": by_rate, "power": lambda j: {"power_a": float(f"{2 ** (j / 2):.4g}")}}
+    by_a = lambda j: {"power_a": float(f"{2 ** (j / 2):.4g}")}
+    knobs = {"cosine": by_rate, "wsd": by_rate, "power": by_a, "ours": lambda j: by_a(j) | {"power_b": grid["ours"][0]}}
+    no_decay = dict(average=True, decay_tokens=0)
 
-    def trial(schedule, seed):
-        return Column(fields(schedule, shape, batch_size, seed), [T], knobs[schedule], lambda _: table(grid["trials"][schedule], [T]))
+    def trial(kind, seed):
+        schedule = "power" if kind == "ours" else kind
+        return Column(fields(schedule, shape, batch_size, seed), [T], knobs[kind], lambda _: table(grid["trials"][kind], [T]))
 
-    tuning = {schedule: [trial(schedule, seed) for seed in TUNING_SEEDS] for schedule in knobs}
+    tuning = {kind: [trial(kind, seed) for seed in TUNING_SEEDS] for kind in grid["trials"]}
 
-    def left_alone(schedule, row, steps, **more):
+    def left_alone(kind, row, steps, **more):
         """The tuned setting, moved by some steps of sqrt(2)."""
 
         def rule(loss_of):
-            j = tuned(tuning[schedule], loss_of)
+            j = tuned(tuning[kind], loss_of)
             if j is not None:
                 yield {j + step: budgets[-1] for step in steps}
 
-        return Column(fields(schedule, *row) | more, budgets, knobs[schedule], rule, look_at=tuple(budgets[:-1]) if schedule == "cosine" else ())
+        schedule = "power" if kind == "ours" else kind
+        return Column(fields(schedule, *row) | more, budgets, knobs[kind], rule, look_at=tuple(budgets[:-1]) if schedule == "cosine" else ())
 
     columns = sum(tuning.values(), [])
     for shape, batches, seeds in grid["rows"]:
@@ -252,8 +258,12 @@ def compare_columns(grid: dict, fields: Callable[..., dict]) -> list[Column]:
             floor = wsd_column(grid, fields("wsd", shape, batch, 0))
             for seed in range(seeds):
                 row = shape, batch, seed
-                columns += [left_alone("wsd", row, {0, d, 2 * d}), left_alone("cosine", row, {0, d, 2 * d}), left_alone("power", row, {0})]
-                columns += [left_alone("power", row, {0}, average=True, decay_tokens=0)]
+                columns += [left_alone("wsd", row, {0, d, 2 * d}), left_alone("cosine", row, {0, d, 2 * d})]
+                # Power's rate is ∝ batch by itself: steps of a take some of that back
+                columns += [left_alone("power", row, {0, -d}), left_alone("power", row, {0}, **no_decay)]
+                if "ours" in grid:
+                    step = round(2 * d * (grid["ours"][1] - 1))
+                    columns += [left_alone("ours", row, {step}), left_alone("ours", row, {step}, **no_decay)]
                 columns += [Column(fields("wsd", *row), budgets, by_rate, functools.partial(best_again, floor)) if seed else floor]
     return columns
 
@@ -279,7 +289,8 @@ def _with_and_without_mup(widths: tuple, head: int, batch_size: int, seeds: int)
     return [(width(n, head) | rules | dict(n_ffn=5 * n // 2), [batch_size], seeds) for rules in ({}, standard) for n in widths]
 
 
-_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15))
+_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-5, 8))
+_ours = (-0.26, 0.5)  # b and q of results/wsd-laptop/law.json
 GRIDS = {
     "wsd": {
         "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(40_000, 4), guess=0.01),
@@ -312,13 +323,14 @@ GRIDS = {
         "gpu": dict(common=_gpu, rows=_with_and_without_mup((128, 256, 512, 1024, 2048), 64, 16, 1), budgets=[4 * 10**6], guess=0.01),
         "paper": dict(common=dict(preset="36M"), rows=_with_and_without_mup((128, 256, 512, 1024), 64, 128, 1), budgets=[4 * 10**9], guess=0.01),
     },
-    # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128
+    # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128, and with
+    # our b from 0.18 to 11, which are about the same rates
     "compare": {
-        "quick": dict(common=_laptop, tune=(width(32, 16), 2, 40_000), trials=_trials, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
+        "quick": dict(common=_laptop, tune=(width(32, 16), 2, 40_000), trials=_trials, ours=_ours, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
                       budgets=doublings(20_000, 5), guess=0.01),
-        "laptop": dict(common=_laptop, tune=(width(32, 16), 2, 80_000), trials=_trials, budgets=doublings(80_000, 5), guess=0.01,
+        "laptop": dict(common=_laptop, tune=(width(32, 16), 2, 80_000), trials=_trials, ours=_ours, budgets=doublings(80_000, 5), guess=0.01,
                        rows=[(width(64, 16), [2, 8], 3), (width(128, 16), [2, 8], 3), (dict(preset="laptop-moe", **width(64, 16), n_ffn=80), [2, 8], 3)]),
-        "gpu": dict(common=_gpu, tune=(width(128, 64), 8, 10**6), trials=_trials, budgets=doublings(10**6, 5), guess=0.01,
+        "gpu": dict(common=_gpu, tune=(width(128, 64), 8, 10**6), trials=_trials, ours=_ours, budgets=doublings(10**6, 5), guess=0.01,
                     rows=[(width(256, 64), [8, 32], 3), (width(512, 64), [8, 32], 3), (dict(preset="laptop-moe", **width(256, 64), n_ffn=320), [8, 32], 3)]),
         "paper": dict(common=dict(decay_tokens=None), tune=(dict(preset="36M-power"), 128, 4 * 10**9), budgets=doublings(16 * 10**9, 5), guess=0.01,
                       trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)), rows=[(dict(preset=name), [128, 512], 3) for name in ("121M", "1B", "1B-moe")]),
@@ -329,10 +341,12 @@ GRIDS = {
 def columns_of(experiment: str, scale: str, typed: dict) -> list[Column]:
     """The columns of an experiment, with the user's fields in all of them. Raises ValueError where they do not fit in."""
     grid = GRIDS[experiment][scale]
-    chosen = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", *(name for shape, *_ in grid["rows"] for name in shape)}
+    chosen = {"preset", "schedule", "total_tokens", "batch_size", "seed", "data_seed", "out", "past_data", *(name for shape, *_ in grid["rows"] for name in shape)}
     chosen |= {"wsd": {"lr"}, "transfer": {"lr"}, "beyond": {"lr"}, "power": set(), "compare": {"lr", "power_a", "average", "decay_tokens"}}[experiment]
     for name in typed.keys() & chosen:
         raise ValueError(f"--{name} {typed[name]}: the experiment chooses it, leave it out")
+    if "decay_data" in typed:
+        raise ValueError(f"--decay_data {typed['decay_data']}: a sweep has one corpus or mixture, --data, for all of a run")
     fields = lambda schedule, shape, batch_size, seed: (
         grid["common"] | shape | dict(schedule=schedule, batch_size=batch_size, seed=seed, data_seed=seed) | typed
     )
@@ -424,17 +438,19 @@ def plan(column: Column, loss_of, device: str) -> dict:
 
 
 def work(connection, device: str, data: str | None, tokenizer: str) -> None:
-    """A worker's life: receive (runs of one setting, where to look at the longest, folder for trunks), send each record, then None; end when sent None."""
+    """A worker's life: receive (runs of one setting, where to look at the longest, folder for trunks), send each record, then None; end when sent None, or when the pipe is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     if device == "cpu":
         torch.set_num_threads(1)
     corpus = train.data.load_corpus(data, tokenizer)
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or has no more to do
         while job := connection.recv():
             runs, look_at, folder = job
             runs = [train.resolve_device(dataclasses.replace(cfg, device=device)) for cfg in runs]
             for name, trunk in by_trunk(runs):
+                if connection.poll():
+                    break
                 # whatever arrives while we train means: save and stop
                 for record in train_trunk(trunk, corpus, folder / f"{name}.pt", connection.poll, look_at if trunk[-1] is runs[-1] else ()):
                     connection.send(record)
@@ -580,10 +596,10 @@ def main(argv: list[str] | None = None) -> int:
         columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
         corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
         if "data" in typed:
-            typed |= {"data": str(corpus.path.resolve()), "tokenizer": corpus.meta["tokenizer"]}
+            typed |= {"data": train.data.format_mixture(train.data.parse_mixture(typed["data"])), "tokenizer": corpus.meta["tokenizer"]}
         columns = columns_of(args.experiment, args.scale, typed)
-        for column in columns:
-            train.check_corpus(a_run_of(column), corpus)
+        for column, source in itertools.product(columns, corpus.sources.values()):
+            train.check_corpus(a_run_of(column), source)
         out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
         records = read_records(out)
         check_records(records, columns, corpus.meta["fingerprint"], out)
@@ -606,7 +622,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sweep.py: {mistake}", file=sys.stderr)
         return 2
 
-    n_devices = {"cpu": os.cpu_count(), "cuda": torch.cuda.device_count()}.get(device, 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    n_devices = {"cpu": cores, "cuda": torch.cuda.device_count()}.get(device, 1)
     devices = [f"cuda:{i % n_devices}" if device == "cuda" else device for i in range(args.workers or n_devices)]
     losses = {identity(record): loss_in(record) for record in records}
     plans = [plan(column, lambda cfg: losses.get(identity(vars(cfg))), device) for column in columns]
@@ -625,10 +642,14 @@ def main(argv: list[str] | None = None) -> int:
     began = time.perf_counter()
     with train.stop_request(None) as must_stop:
         workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if total["left"]]
-        finished = sweep(columns, losses, folder, out / "trunks", workers, device, must_stop)
-        for worker in workers:
-            with contextlib.suppress(BrokenPipeError):  # one that was told to stop has ended already
-                worker.send(None)
+        try:
+            finished = sweep(columns, losses, folder, folder / "trunks", workers, device, must_stop)
+        except (EOFError, ConnectionError):
+            print("sweep.py: a worker died, out of memory or disk? The same command goes on with what is saved", file=sys.stderr)
+            return 2
+        finally:
+            for worker in workers:
+                worker.close()  # they notice, and end; one that still trains saves its trunk first
     if not finished:
         print("stopped and saved; the same command goes on")
         return 3

@@ -27,7 +27,6 @@ import math
 import os
 import platform
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -76,7 +75,7 @@ class TrainConfig(GPTConfig):
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
     min_lr_ratio: float = option(0.1, "final learning rate of the cosine, as a share of lr", at_least=0, at_most=1)
 
-    average: bool = option(False, "average the weights, over about the last tenth of the tokens seen: as good as a decay, at any time")
+    average: bool = option(False, "average the weights, over about the last tenth of the tokens seen: to be looked at, at any time, in place of a decay")
     router_aux_weight: float = option(0.01, "weight in the training loss of a mixture's auxiliary loss, which evens out its experts' load", at_least=0)
     weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
@@ -285,7 +284,7 @@ def resolve_device(cfg: TrainConfig) -> TrainConfig:
     _, world = rank_and_world()
     if world > 1 and kind == "cuda":
         device = f"cuda:{torch.cuda.current_device()}"
-    elif kind == "cuda":
+    elif device.startswith("cuda:"):
         torch.cuda.set_device(device)
     if kind == "cuda":
         use_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -359,9 +358,6 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus 
     return batch_loss, grad_norm, routing
 
 
-AVERAGE_POWER = 16
-
-
 def start_average(cfg: TrainConfig, model: GPT) -> GPT | None:
     """A model to hold the average of the weights, if the run wants one."""
     if not cfg.average:
@@ -369,6 +365,9 @@ def start_average(cfg: TrainConfig, model: GPT) -> GPT | None:
     average = GPT(cfg).to(cfg.device).requires_grad_(False)
     average.load_state_dict(model.state_dict())
     return average
+
+
+AVERAGE_POWER = 16  # five sixths of the average are then from the last tenth of the tokens: 1 - 0.9^17 = 0.83
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
@@ -451,7 +450,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
         metrics = continue_metrics(out / "metrics.jsonl", tokens, at_the_end=tokens + cfg.batch_tokens > cfg.total_tokens)
 
     def log(text: str, **line):
-        """A line for people and one for metrics.jsonl; JSON has no NaN: what a diverged run has to say is null."""
+        """A line for people and one for metrics.jsonl; JSON has no NaN: what is not finite becomes null."""
         finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
         if rank == 0:
             print(text, flush=True)
@@ -498,9 +497,8 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
         if due(cfg.eval_every) and not last:
             held_out = held_out_losses(cfg, model, corpus, average)
             log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
-        # Many processes must stop at the same step: they ask each other whenever a line is logged
-        stopping = not last and (must_stop() if world == 1 else due(cfg.log_every) and any_process(must_stop()))
-        if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens:
+        stopping = not last and any_process(must_stop())  # many processes must stop at the same step: they ask each other
+        if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens or last or diverged:
             save()
         if stopping:
             return None
@@ -511,7 +509,6 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
         return {}
     log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
     metrics.close()
-    save()
     model.eval()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # its growing shapes would compile again and again
@@ -526,7 +523,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
 def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int, average: GPT | None = None) -> tuple[dict, dict]:
     """A run that ends after `tokens` -> (its held-out loss as it is, the part of its record that follows from model and config)."""
     held_out = held_out_losses(cfg, model, corpus, average)
-    diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # after a step with a loss that is not finite, neither is this one
+    diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # weights that met a loss that is not finite are NaN, and so is this one
     results = dict.fromkeys(held_out) if diverged else held_out
     if len(corpus.sources) > 1:
         epochs = data.epochs(corpus, tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
@@ -631,7 +628,7 @@ def branch_point(path: Path) -> Path:
     paths = checkpoints(path)
     if not paths:
         raise FileNotFoundError(f"--branch {path}: no checkpoint in {path / 'ckpt'}, is it the folder of a run?")
-    cfg = read_checkpoint(paths[-1])["config"]
+    cfg = json.loads((path / "config.json").read_text())
     before_decay = [p for p in paths if int(p.stem) <= cfg["total_tokens"] - cfg["decay_tokens"]]
     return (before_decay or paths)[-1]
 
@@ -642,20 +639,22 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
     --decay_tokens without --total_tokens lets the decay begin right here.
     """
     tokens, parent = saved["tokens"], saved["config"]
-    for f in dataclasses.fields(GPTConfig):
-        if f.name == "seq_len" and "optimizer" not in saved:
-            continue  # released weights begin a new run: of theirs, it keeps all but the length of its sequences
-        if f.name in typed and typed[f.name] != parent[f.name]:
-            raise ValueError(f"--{f.name} {typed[f.name]}: the checkpoint has {parent[f.name]}, and a branch keeps its parent's shape")
-    if "optimizer" not in saved:
+    released = "optimizer" not in saved  # these begin a new run: of theirs, it keeps all but the length of its sequences
+    for name in {f.name for f in dataclasses.fields(GPTConfig)} - ({"seq_len"} if released else set()) | ({"preset"} if not released else set()):
+        if name in typed and typed[name] != parent[name]:
+            raise ValueError(f"--{name} {typed[name]}: the checkpoint has {parent[name]}, and a branch keeps its parent's shape")
+    if released and not {"lr", "power_a"} & set(typed):
+        raise ValueError("--branch: released weights come without a learning rate to go on with, choose one, as in --schedule wsd --lr 1e-4")
+    if released:
         return make_config(**parent | typed)
     # what depends on other fields is resolved anew
-    fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "micro_batch_size", "device", "compile", "preset"}}
+    fields = {k: v for k, v in parent.items() if k not in {"out", "decay_tokens", "device", "compile"}}
+    fields["micro_batch_size"] = math.gcd(parent["micro_batch_size"], typed.get("batch_size", parent["batch_size"]))
     if typed.get("schedule") in ("cosine", "constant"):
         fields.pop("decay_data", None)  # they have no decay
     if "decay_tokens" in typed and "total_tokens" not in typed:
         fields["total_tokens"] = tokens + typed["decay_tokens"]
-    cfg = TrainConfig(**fields | {"preset": parent["preset"]} | typed)
+    cfg = TrainConfig(**fields | typed)
     if cfg.total_tokens < tokens + cfg.batch_tokens:
         raise ValueError(f"--total_tokens {cfg.total_tokens:,}: the checkpoint has seen {tokens:,} already")
     if cfg.schedule == parent["schedule"] == "cosine" and cfg.total_tokens != parent["total_tokens"]:
@@ -698,7 +697,8 @@ def stop_request(time_limit: float | None):
 
     def note(number, _frame):
         signals.append(number)
-        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait; a cluster's SIGTERM may come twice by itself
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -742,10 +742,8 @@ def peak_flops(cfg: TrainConfig) -> float | None:
     return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
 
 
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+def clock(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=round(seconds))  # prints as 0:03:20
 
 
 def draw_curve(out: Path, record: dict) -> None:
@@ -822,6 +820,7 @@ def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
 
 def dry_run(cfg: TrainConfig, n_devices: int) -> None:
     """What the run would take, from arithmetic alone."""
+    cfg = dataclasses.replace(cfg, micro_batch_size=math.gcd(cfg.micro_batch_size, cfg.batch_size // n_devices))
     with torch.device("meta"):
         model = GPT(cfg)
     steps, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // n_devices // cfg.micro_batch_size
@@ -855,7 +854,10 @@ def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:
     model, times = steps[0][0], sorted(seconds for _, seconds in steps[3:])  # the first ones compile and warm caches
     if cfg.device.startswith("cuda"):
         peak_memory = torch.cuda.max_memory_allocated(cfg.device)
-    else:  # kilobytes on Linux, bytes on a Mac
+    else:
+        import resource  # not on Windows
+
+        # kilobytes on Linux, bytes on a Mac
         peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     speed, peak = cfg.batch_tokens / times[10], peak_flops(cfg)  # at the median
     achieved = model.flops_per_token() * speed / world
@@ -909,15 +911,14 @@ def run_folder(cfg: TrainConfig, resume: bool, overwrite: bool):
         raise FileExistsError(f"--out {out}: holds a run already; --resume continues it, --overwrite replaces it, or name another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        held = lock(out)
-        if has_run and not resume:
-            for entry in out.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        return out, held
-    except BlockingIOError:
-        raise
     except OSError as error:
         raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
+    held = lock(out)
+    if has_run and not resume:
+        for entry in out.iterdir():
+            if entry.name != ".lock":  # that is ours
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return out, held
 
 
 def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | None]:
@@ -935,7 +936,9 @@ def plan(typed: dict, actions: argparse.Namespace) -> tuple[TrainConfig, dict | 
         if checkpoints(out):
             return cfg, newest_checkpoint(out)
         begun = json.loads((out / "config.json").read_text())  # stopped before its first checkpoint
-        return cfg, branched(Path(begun["parent"])) | {"fingerprint": begun["fingerprint"]} if begun.get("parent") else None
+        if not begun.get("parent"):
+            return cfg, None
+        return cfg, branched(Path(begun["parent"])) | {"fingerprint": begun["fingerprint"]}
     if actions.branch is not None:
         start = branched(branch_point(actions.branch))
         return branch_config(start, typed), start
@@ -962,8 +965,10 @@ def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
         raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
     cfg, start = plan(typed, actions)
     if actions.dry_run:  # for a GPU, which need not be here
-        on_gpu = dict(device="cuda", dtype="bfloat16", compile=cfg.n_embd >= 256) if cfg.device == "auto" else {}
-        return dataclasses.replace(cfg, **on_gpu), None, None, None, None
+        if cfg.device in ("auto", "cuda"):
+            dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
+            cfg = dataclasses.replace(cfg, device="cuda", dtype=dtype, compile=cfg.n_embd >= 256 if cfg.compile is None else cfg.compile)
+        return cfg, None, None, None, None
     cfg = resolve_device(cfg)
     own_tokenizer = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if own_tokenizer and "tokenizer" in typed:
@@ -976,8 +981,9 @@ def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
         cfg = dataclasses.replace(cfg, tokenizer=corpus.meta["tokenizer"])
     for source in corpus.sources.values():
         check_corpus(cfg, source)
-    new_data = actions.branch and {"data", "decay_data"} & set(typed) or start and start["fingerprint"] is None  # of released weights
-    if start and start["fingerprint"] != corpus.meta["fingerprint"] and not new_data:
+    new_data = actions.branch is not None and bool({"data", "decay_data"} & set(typed))
+    of_released_weights = start is not None and start["fingerprint"] is None
+    if start and start["fingerprint"] != corpus.meta["fingerprint"] and not (new_data or of_released_weights):
         raise ValueError(f"--data {corpus.path}: fingerprint {corpus.meta['fingerprint']}, but the checkpoint was trained on {start['fingerprint']}")
     if rank > 0 or actions.benchmark or actions.profile:
         return cfg, start, corpus, None, None

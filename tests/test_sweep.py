@@ -296,16 +296,25 @@ def test_stopped_and_continued_on_two_shards_and_on_one(undisturbed, tiny, capsy
     assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
 
 
-def test_a_worker_that_dies_is_noticed(tiny, monkeypatch):
-    def start(*args):
-        worker = sweep.multiprocessing.get_context("spawn")
-        ours, theirs = worker.Pipe()
-        theirs.close()
-        return ours
-
-    monkeypatch.setattr(sweep, "start_worker", start)
-    with pytest.raises((EOFError, BrokenPipeError)):
-        sweep.main(tiny)
+def test_a_worker_that_dies_is_noticed(undisturbed, tiny):
+    """One of two is killed, as by the kernel when memory is short: one line, an end, and the records of the other."""
+    code = f"import sys, sweep; sweep.GRIDS['wsd']['tiny'] = {TINY!r}; sys.exit(sweep.main({[*tiny, '--workers=2']!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (Path("out") / "records.jsonl").exists() or not records():
+        time.sleep(0.1)
+    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(pid) for pid in own if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and "a worker died" in said and "Traceback" not in said
+    for _ in range(100):
+        if not Path(f"/proc/{workers[1]}").exists():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the other worker is still there")
+    assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
 @pytest.mark.slow
@@ -339,11 +348,31 @@ def test_killed_at_any_moment(undisturbed, tiny, corpus_path):
         (["wsd", "--n_embd=48", "--data", "CORPUS"], "widths 32, 64"), (["wsd", "--n_head=4"], "--n_head"), (["wsd", "--weight_decay", "-1"], "--weight_decay"), (["wsd", "--data", "nowhere"], "--data"), (["wsd", "--device", "cuda:9"], "--device"),
         (["wsd", "--data", "CORPUS", "--tokenizer", "gpt2"], "--tokenizer"), (["wsd", "--data", "CORPUS", "--vocab_size", "9"], "--vocab_size"),
         (["wsd", "--warmup_tokens", "1e6"], "warmup_tokens"), (["wsd", "--out", "/proc/no/sweep", "--data", "CORPUS"], "--out /proc/no"), (["wsd", "--resume"], "--resume"),
+        (["wsd", "--decay_data", "CORPUS"], "--decay_data"), (["wsd", "--past_data", "embedded@9"], "--past_data"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(argv, says, corpus_path, tmp_path, capsys):
     assert says in one_line(sweep.main, [str(corpus_path) if word == "CORPUS" else word for word in argv], capsys)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_over_a_mixture(corpus_path, documents, tmp_path, monkeypatch):
+    """Each of its runs is train.py's with the same --data."""
+    train.data.prepare(documents[:300], "bytes", Path("other"))
+    data = f"{corpus_path}:0.25,other:0.75"
+    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY | dict(rows=[(dict(n_embd=32, n_head=2), [8], 1)], budgets=[1280], rates=[12]))
+    assert sweep.main(["wsd", "--scale=tiny", "--out=out", "--workers=1", f"--data={data}", "--device=cpu"]) == 0
+    (record,) = records().values()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker of a sweep
+    try:
+        flags = [f"--{'' if v is not False else 'no-'}{k}" + f"={v}" * (v is not False) for k, v in COMMON.items()]
+        assert train.main([*flags, "--n_embd=32", "--n_head=2", "--batch_size=8", "--schedule=wsd", f"--lr={record['lr']}", "--total_tokens=1280",
+                           f"--data={data}", "--device=cpu", "--out=alone"]) == 0  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    alone = json.loads(Path("alone/record.json").read_text())
+    assert {k: alone[k] for k in record if k not in TIMELESS} == {k: v for k, v in record.items() if k not in TIMELESS} | {"threads": 1}
 
 
 def test_records_of_something_else_are_refused(undisturbed, tiny, documents, capsys):
