@@ -13,15 +13,17 @@ The procedure, fixed before the runs in results/ were made:
 
 1. A *cell* is a shape, a T and a batch size. Its best learning rate, of every seed by itself, is the
    vertex of a parabola through loss against log lr, at 5 rates: the best one measured and two on
-   each side. A run that diverged has no place in a parabola. A minimum is left out, and counted, if
-   it is the first or last of its rates, if a neighbour diverged, if fewer than the 5 rates are there,
-   or if the vertex falls outside of them. 3 and 7 rates are reported too, to see what the choice does.
+   each side, in equal steps. A minimum is left out, and counted, if it is the first or last of its
+   rates, if one of the five diverged or is not there, or if the vertex falls outside of them. 3 and 7
+   rates are reported too, to see what the choice does.
 2. The joint reading: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
 3. The paper's reading: q = 1, so only gamma = lr / beta is left to explain; of each shape and T only
    the three batch sizes with the lowest loss; log gamma = log a + b log T. (The paper averages the
    three gammas before it takes the logarithm, we average logarithms.)
 4. Intervals hold 95 % of 2,000 bootstrap draws: seeds and cells are drawn anew, with replacement,
-   both at once. So they include the noise of a seed and how far cells lie from a straight line.
+   both at once. So they include the noise of a seed and how far cells lie from a straight line. (The
+   T of one shape and batch size share a trunk, so their errors are related: drawing them together
+   leaves the interval of b in results/wsd-laptop as it is, and makes that of q wider by 0.02 a side.)
 
 Read `parabola`, then `Law` and `bootstrap`; the rest prints and draws. T counts tokens, beta
 sequences of 4096 tokens, as in schedules.py.
@@ -41,7 +43,7 @@ import numpy as np
 
 from schedules import COLORS, PAPER_SEQ_LEN, STYLE, paper_batch_size
 
-PAPER = {"a": 4.6, "b": -0.51, "q": 1.0}  # equation 6 of the paper
+PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 WINDOW = 5
 
 # ---------------------------------------------------------------------------------------------
@@ -63,23 +65,25 @@ def read_records(paths: list[Path]) -> list[dict]:
             for line in text.splitlines() if file.suffix == ".jsonl" else [text]:
                 with contextlib.suppress(json.JSONDecodeError):  # torn by a power cut
                     records.append(json.loads(line))
-    for name, what in (("fingerprint", "corpora"), ("warmup_tokens", "warm-ups"), ("seq_len", "sequence lengths")):
-        values = sorted({str(r[name]) for r in records})
-        if len(values) != 1:
-            raise ValueError(f"{' '.join(map(str, paths))}: runs with different {what} ({name} {', '.join(values)}), they cannot be fitted together")
+    for name in THE_SAME:
+        values = sorted({str(r[name]) for r in records if name in r})
+        if len(values) > 1:
+            raise ValueError(f"{' '.join(map(str, paths))}: runs with different {name} ({', '.join(values)}), they cannot be fitted together")
+    # A sweep that has attention's scale both as muP wants it and otherwise is `transfer`: each width with and without muP
+    standard = [not math.isclose(r.get("attention_multiplier", r["n_head"] / r["n_embd"]), r["n_head"] / r["n_embd"]) for r in records]
+    records = [r | {"standard": other and not all(standard)} for r, other in zip(records, standard)]
     names = ("schedule", "batch_size", "total_tokens", "seed", "lr", "power_a", "power_b", "average")
     unique = {(shape_of(r), *(r.get(name, False) for name in names)): r for r in records}
     return list(unique.values())
 
 
+# What all runs of a sweep have in common; where it differs, losses are no points of one curve
+THE_SAME = ("fingerprint", "warmup_tokens", "seq_len", "n_layer", "base_width", "init_std", "m_emb", "weight_decay", "beta1", "beta2", "adam_eps",
+            "grad_clip", "decay_shape", "min_lr_ratio", "lr_max", "router_aux_weight", "eval_tokens")  # fmt: skip
+
+
 def shape_of(record: dict) -> str:
-    return f"width {record['n_embd']}" + (f", {record['n_expert']} experts" if record["n_expert"] else "") + ", standard" * is_standard(record)
-
-
-def is_standard(record: dict) -> bool:
-    """Without muP: attention's scale is not 1 / d_head."""
-    mup = record["n_head"] / record["n_embd"]
-    return not math.isclose(record.get("attention_multiplier", mup), mup)
+    return f"width {record['n_embd']}" + (f", {record['n_expert']} experts" if record["n_expert"] else "") + ", standard" * record.get("standard", False)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -92,8 +96,8 @@ class Minimum(NamedTuple):
     batch_size: int
     beta: float
     seed: int
-    x: float  # where it lies, log2 of the learning rate (of a, or b itself, in a scan of Power)
     loss: float  # the lowest one measured
+    x: float  # where it lies, log2 of the learning rate (of a, or b itself, in a scan of Power)
     why_not: str  # why it is left out, or nothing
 
 
@@ -106,9 +110,9 @@ def parabola(points: list[tuple[float, float]], window: int = WINDOW) -> tuple[f
         return points[best][0], "at an edge"
     if math.isinf(max(points[best - 1][1], points[best + 1][1])):
         return points[best][0], "beside a diverged run"
-    if len(near) < window:
-        return points[best][0], f"fewer than {window} rates"
-    x, y = np.array([p for p in near if math.isfinite(p[1])]).T
+    if len(near) < window or np.ptp(np.diff([x for x, _ in near])) > 0.01 or math.isinf(max(y for _, y in near)):
+        return points[best][0], f"fewer than {window} rates in equal steps"
+    x, y = np.array(near).T
     curvature, slope, _ = np.polyfit(x - points[best][0], y, 2)
     vertex = points[best][0] - slope / (2 * curvature) if curvature > 0 else math.inf
     return (vertex, "") if x[0] <= vertex <= x[-1] else (points[best][0], "no valley")
@@ -122,8 +126,7 @@ def minima(records: list[dict], window: int = WINDOW, of: Callable[[dict], float
         key = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"]
         groups.setdefault(key, []).append((of(r), math.inf if r["diverged"] else r["val_loss"]))
     order = lambda key: (len(key[0]), key)  # narrow to wide
-    return [Minimum(*key, *(parabola(groups[key], window)[:1]), min(y for _, y in groups[key]), parabola(groups[key], window)[1])
-            for key in sorted(groups, key=order)]  # fmt: skip
+    return [Minimum(*key, min(y for _, y in groups[key]), *parabola(groups[key], window)) for key in sorted(groups, key=order)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,6 +177,14 @@ def joint_law(found: list[Minimum]) -> Law:
         raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({reasons(found)}); is the sweep still running?")
     log_a, b, q = solved[:, :-2], solved[:, -2], solved[:, -1]
     return Law(2 ** log_a.mean(axis=1), b, q, dict(zip(shapes, 2**log_a.T)))
+
+
+def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
+    """shape -> draws of its own b, where each has a, b and q to itself; drawn together, so that they can be subtracted."""
+    points = usable(found)
+    weights = bootstrap(points)
+    by_shape = {shape: [i for i, m in enumerate(points) if m.shape == shape] for shape in dict.fromkeys(m.shape for m in points)}
+    return {shape: regress([points[i] for i in mine], weights[:, mine], [[shape]], free_q=True)[:, -2] for shape, mine in by_shape.items()}
 
 
 def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
@@ -241,23 +252,24 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict] = []) -> None:
             print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
         except ValueError as too_few:
             print(f"{window:7d}  {too_few}")
-    for name, draws, values in (("b", joint.b, (-0.51, -0.32)), ("q", joint.q, (1, 0.5))):
+    for name, draws, values in (("b", joint.b, {"the paper's": -0.51, "Bjorck's": -0.32}), ("q", joint.q, {"the paper's": 1, "the root's": 0.5})):
         low, high = interval(draws)
-        print(f"{name}, joint: " + ", ".join(f"{value:g} lies {'inside' if low <= value <= high else 'outside'}" for value in values))
+        where = [f"{whose} {value:g} lies {'inside' if low <= value <= high else 'outside'}" for whose, value in values.items()]
+        print(f"{name}, joint, {WINDOW} rates: {', '.join(where)}")
 
-    first = next(iter(joint.a_of))
+    first, own = next(iter(joint.a_of)), slopes(found)
     for shape, a in joint.a_of.items():
-        ratio = f", {show(a / joint.a_of[first], 2)} of {first}'s" if shape != first else ""
-        alone = f"   paper's reading alone: b {show(paper_law(found, shape).b, 2)}" if len(joint.a_of) > 1 else ""
-        print(f"{shape}: a = {a[0]:.3g}{ratio}{alone}")
-    for T in sorted({m.T for m in found}):
-        best = {m.shape: m.batch_size for m in sorted(found, key=lambda m: -m.loss) if m.T == T}
-        print(f"T = {size(T)}: lowest loss with batch size {', '.join(f'{B} ({shape})' for shape, B in best.items())}")
+        line = f"{shape}: a = {a[0]:.3g}"
+        if len(own) > 1:
+            line += f", b alone {show(own[shape], 2)}"
+        if shape != first:
+            line += f"; a {show(a / joint.a_of[first], 2)} times {first}'s, b alone {show(own[shape] - own[first], 2)} beside it"
+        print(line)
 
     law = {
         "a": joint.a[0], "b": joint.b[0], "q": joint.q[0], "a_interval": interval(joint.a), "b_interval": interval(joint.b), "q_interval": interval(joint.q),
         "a_paper": paper.a[0], "b_paper": paper.b[0], "b_paper_interval": interval(paper.b), "rule": f"parabola through {WINDOW} rates, 2000 draws of seeds and cells",
-        "warmup_tokens": records[0]["warmup_tokens"], "fingerprint": records[0]["fingerprint"],
+        "seq_len": records[0]["seq_len"], "warmup_tokens": records[0]["warmup_tokens"], "fingerprint": records[0]["fingerprint"],
     }  # fmt: skip
     (out / "law.json").write_text(json.dumps(law, indent=1) + "\n")
     for m in minima(beyond):
@@ -267,15 +279,15 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict] = []) -> None:
         print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch {m.batch_size}: the law says {rate:.4f}, a search finds {2**m.x:.4f}"
               f"{f' ({m.why_not})' if m.why_not else ''}; loss {m.loss + cost:.4f} there, {m.loss:.4f} at its best, {cost / m.loss:+.2%}")  # fmt: skip
     best = min((r for r in records if not r["diverged"]), key=lambda r: r["val_loss"])
-    T = 4 * best["total_tokens"]
-    flags = " ".join(f"--{name} {best[name]}" for name in ("preset", "n_layer", "n_embd", "n_head", "seq_len", "warmup_tokens", "batch_size")) + f" --total_tokens {T}"
+    T, names = 4 * best["total_tokens"], ("preset", "data", "n_layer", "n_embd", "n_head", "n_ffn", "seq_len", "base_width", "warmup_tokens", "dtype", "batch_size")
+    flags = " ".join(f"--{name} {best[name]}" for name in names if best.get(name) is not None) + f" --total_tokens {T}"
     print(f"\nthe best run, with 4 times its tokens, under WSD and under Power:\npython train.py {flags} --schedule wsd --lr {predict(law, T, best['batch_size'] * best['seq_len']):.3g}")
     print(f"python train.py {flags} --schedule power --power_a {paper.a[0]:.3g} --power_b {paper.b[0]:.3g}")
     for name, draw in (("valleys", draw_valleys), ("batch", draw_batches), ("gamma", draw_gamma)):
         draw(out / f"{name}.png", records, found, joint, paper)
     draw_law(out / "law.png", records, found, joint, [m for m in minima(beyond) if not m.why_not])
     print()
-    report_price(records, None, out)
+    report_price(records, {}, out)
     print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
 
 
@@ -295,7 +307,7 @@ def report_difference(records: list[dict], others: list[dict]) -> None:
 
 def report_transfer(records: list[dict], out: Path) -> None:
     """Print the best rate of every width, with and without muP, and what the narrowest one's costs the others; draw them into `out`."""
-    kinds = {"muP": [r for r in records if not is_standard(r)], "standard": [r for r in records if is_standard(r)]}
+    kinds = {"muP": [r for r in records if not r["standard"]], "standard": [r for r in records if r["standard"]]}
     print(f"T = {size(records[0]['total_tokens'])}, batch {records[0]['batch_size']}; cost: loss at the narrowest width's best rate, above the lowest\n")
     print(f"{'':<10}{'width':>6}  {'best rate, each seed':<32}{'cost':>8}")
     for kind, some in kinds.items():
@@ -353,59 +365,74 @@ def report_power(records: list[dict], out: Path) -> None:
 TUNING = 100  # runs with this seed or a higher one tuned the schedules; sweep.py made them first
 
 
-def tuned(records: list[dict], schedule: str, knob: str) -> tuple[float, str]:
-    """The value that a schedule's trials chose, and a sentence about them."""
+def kind_of(record: dict) -> str:
+    """Its schedule; "ours" for Power with another b than the paper's, one that was measured at this scale."""
+    return "ours" if record["schedule"] == "power" and record["power_b"] != PAPER["b"] else record["schedule"]
+
+
+def tuned(records: list[dict], kind: str) -> tuple[float, str]:
+    """The value that the trials of a kind chose, and a sentence about them."""
     trials: dict = {}
     for r in records:
-        if r["seed"] >= TUNING and r["schedule"] == schedule:
-            trials.setdefault(r[knob], []).append(loss_of(r))
+        if r["seed"] >= TUNING and kind_of(r) == kind:
+            trials.setdefault(r[KNOBS[kind]], []).append(loss_of(r))
     if not trials:
-        raise ValueError(f"no runs that tuned {schedule}, seeds from {TUNING} on")
+        raise ValueError(f"no runs that tuned {kind}, seeds from {TUNING} on")
     best = min(trials, key=lambda value: np.mean(trials[value]))
     edge = ", at the edge of its trials" if best in (min(trials), max(trials)) else ""
-    return best, f"{schedule}: {knob} {best:g}, best of {len(trials)}{edge}"
+    return best, f"{kind}: {KNOBS[kind]} {best:g}, best of {len(trials)}{edge}"
 
 
 def loss_of(record: dict, name: str = "val_loss") -> float:
     return math.inf if record["diverged"] else record[name]
 
 
-SCALED = {"": 0.0, ", rate ∝ √batch": 0.5, ", rate ∝ batch": 1.0}
-LINES = ["Power", "Power, averaged", *(f"{name}{scaled}" for name in ("WSD", "cosine") for scaled in SCALED), "floor"]
+KNOBS = {"power": "power_a", "ours": "power_a", "wsd": "lr", "cosine": "lr"}  # what was tuned
+# Line -> (kind, p, averaged): the tuned value, times (batch / the batch it was tuned with)^p. Power's rate has one
+# power of the batch by itself; half of it is taken back where it shall be ∝ √batch, as in the law that we measured.
+LINES = {
+    "Power": ("power", 0.0, False), "Power, averaged": ("power", 0.0, True), "Power, rate ∝ √batch": ("power", -0.5, False),
+    "Power, our law": ("ours", -0.5, False), "Power, our law, averaged": ("ours", -0.5, True),
+    "WSD": ("wsd", 0.0, False), "WSD, rate ∝ √batch": ("wsd", 0.5, False), "WSD, rate ∝ batch": ("wsd", 1.0, False),
+    "cosine": ("cosine", 0.0, False), "cosine, rate ∝ √batch": ("cosine", 0.5, False), "cosine, rate ∝ batch": ("cosine", 1.0, False),
+}  # fmt: skip
 
 
 def comparison(records: list[dict]) -> tuple[dict, list[str]]:
-    """-> {line: {cell: {seed: loss}}} of the cells (shape, T, batch size) that are compared, and what the tuning chose.
+    """-> {line: {cell: {seed: loss}}} of the cells (shape, T, batch size) that have all their runs, and what the tuning chose.
 
-    A line of WSD or cosine: at the tuned rate, or that times a power of how much larger the batch is
-    than the one it was tuned with. The floor: WSD at the rate that was the best with seed 0.
+    The floor: WSD at the rate that was the best with seed 0. Raises ValueError as long as there is no such cell.
     """
-    knobs = {"power": "power_a", "wsd": "lr", "cosine": "lr"}
-    best, said = zip(*(tuned(records, schedule, knob) for schedule, knob in knobs.items()))
-    best, batch = dict(zip(knobs, best)), next(r["batch_size"] for r in records if r["seed"] >= TUNING)
-    runs = [(r, (shape_of(r), r["total_tokens"], r["batch_size"])) for r in records if r["seed"] < TUNING]
-    cells = list(dict.fromkeys(cell for r, cell in runs if r["schedule"] == "power"))
-    runs = [(r, cell) for r, cell in runs if cell in cells]
-    lines: dict = {line: {cell: {} for cell in cells} for line in LINES}
-    for r, cell in runs:
-        if r["schedule"] == "power" and r["power_a"] == best["power"]:
-            average = bool(r.get("average"))
-            lines["Power, averaged" if average else "Power"][cell][r["seed"]] = loss_of(r, "average_val_loss" if average else "val_loss")
-        for scaled, power in SCALED.items():
-            if r["schedule"] != "power" and math.isclose(r["lr"], best[r["schedule"]] * (r["batch_size"] / batch) ** power, rel_tol=0.01):
-                lines[{"wsd": "WSD", "cosine": "cosine"}[r["schedule"]] + scaled][cell][r["seed"]] = loss_of(r)
-    for cell in cells:
-        searched = [r for r, where in runs if where == cell and r["schedule"] == "wsd"]
-        lr = min((r for r in searched if r["seed"] == 0), key=loss_of)["lr"]
-        lines["floor"][cell] = {r["seed"]: loss_of(r) for r in searched if r["lr"] == lr}
-    return lines, list(said)
+    compared = [r for r in records if r["seed"] < TUNING]
+    kinds = {kind: tuned(records, kind) for kind in KNOBS if kind != "ours" or "ours" in map(kind_of, records)}
+    batch, seeds = next(r["batch_size"] for r in records if r["seed"] >= TUNING), {r["seed"] for r in compared}
+    lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in kinds} | {"floor": {}}
+    searched: dict = {}
+    for r in compared:
+        cell, kind, average = (shape_of(r), r["total_tokens"], r["batch_size"]), kind_of(r), r.get("average", False)
+        for line in lines.keys() - {"floor"}:
+            its_kind, p, averaged = LINES[line]
+            if (kind, average) == (its_kind, averaged) and math.isclose(r[KNOBS[kind]], kinds[kind][0] * (r["batch_size"] / batch) ** p, rel_tol=0.01):
+                lines[line].setdefault(cell, {})[r["seed"]] = loss_of(r, "average_val_loss" if averaged else "val_loss")
+        if kind == "wsd":
+            searched.setdefault(cell, []).append(r)
+    for cell, runs in searched.items():
+        lr = min((r for r in runs if r["seed"] == 0), key=loss_of, default={"lr": None})["lr"]
+        lines["floor"][cell] = {r["seed"]: loss_of(r) for r in runs if r["lr"] == lr}
+    whole = [cell for cell in lines["Power"] if all(seeds == by_cell.get(cell, {}).keys() for by_cell in lines.values())]
+    if not whole:
+        raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
+    return {line: {cell: by_cell[cell] for cell in whole} for line, by_cell in lines.items()}, [said for _, said in kinds.values()]
 
 
 def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.ndarray]:
-    """seed -> loss of a line above the floor with the same seed, in each cell."""
+    """seed -> loss of a line above the floor with the same seed, in each cell.
+
+    Without seed 0, if there are others: its noise has chosen the floor's rates, so its floor is too low.
+    """
     cells = list(lines["floor"]) if cells is None else cells
-    seeds = set.intersection(*(lines[line][cell].keys() & lines["floor"][cell].keys() for cell in cells))
-    return {seed: np.array([lines[line][cell][seed] - lines["floor"][cell][seed] for cell in cells]) for seed in sorted(seeds)}
+    seeds = sorted(lines["floor"][cells[0]])
+    return {seed: np.array([lines[line][cell][seed] - lines["floor"][cell][seed] for cell in cells]) for seed in seeds[1:] or seeds}
 
 
 def report_compare(records: list[dict], out: Path) -> None:
@@ -414,22 +441,18 @@ def report_compare(records: list[dict], out: Path) -> None:
     first = next(r for r in records if r["seed"] >= TUNING)
     print(f"tuned at {shape_of(first)}, T = {size(first['total_tokens'])}, batch {first['batch_size']}:", *said, sep="\n")
     cells, tuned_batch = list(lines["floor"]), first["batch_size"]
-    names = [line for line in LINES if all(lines[line].values())]  # all but what is still in training
+    seeds = len(lines["floor"][cells[0]])
+    print("\nheld-out loss in nats, mean" + f" ± standard deviation over {seeds} seeds" * (seeds > 1) + "; bold: the lowest, the floor aside")
     for shape, batch in dict.fromkeys((shape, batch) for shape, _, batch in cells):
         budgets = sorted(T for s, T, b in cells if (s, b) == (shape, batch))
         print(f"\n| {shape}, batch {batch}: T = | " + " | ".join(map(size, budgets)) + " |\n|---" + "|---" * len(budgets) + "|")
-        means = {line: [np.mean(list(lines[line][shape, T, batch].values())) for T in budgets] for line in names}
-        for line in names:
-            if batch == tuned_batch and "rate" in line:
-                continue  # the same run
-            row = []
-            for T, mean in zip(budgets, means[line]):
-                text = f"{mean:.3f} ± {np.std(list(lines[line][shape, T, batch].values())):.3f}"
-                lowest = min(means[other][budgets.index(T)] for other in names if other != "floor")
-                row.append(f"**{text}**" if line != "floor" and mean == lowest else text)
-            print(f"| {line} | " + " | ".join(row) + " |")
+        losses = {line: [list(lines[line][shape, T, batch].values()) for T in budgets] for line in lines if batch != tuned_batch or "rate" not in line}
+        lowest = np.min([np.mean(losses[line], axis=1) for line in losses if line != "floor"], axis=0)
+        for line, by_T in losses.items():
+            texts = [f"{np.mean(some):.3f}" + (f" ± {np.std(some, ddof=1):.3f}" if seeds > 1 else "") for some in by_T]
+            print(f"| {line} | " + " | ".join(f"**{text}**" if line != "floor" and np.mean(some) == low else text for text, some, low in zip(texts, by_T, lowest)) + " |")
     print("\n| all cells | loss | perplexity | above the floor, mean (of each seed) | worst cell |\n|---|---|---|---|---|")
-    for line in names:
+    for line in lines:
         loss = np.mean([np.mean(list(lines[line][cell].values())) for cell in cells])
         by_seed = above(lines, line)
         cost = np.mean(list(by_seed.values()), axis=0)
@@ -437,10 +460,12 @@ def report_compare(records: list[dict], out: Path) -> None:
         shape, T, batch = cells[int(cost.argmax())]
         where = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch {batch})" if line != "floor" else ""
         print(f"| {line} | {loss:.3f} | {math.exp(loss):.3f} | {cost.mean():+.4f} ({each}) | {where} |")
+    if seeds > 1:
+        print("above the floor: without seed 0, which has chosen the floor's rates")
     print()
     draw_compare(out / "compare.png", lines, tuned_batch)
     draw_anytime(out / "anytime.png", lines, records, tuned_batch)
-    report_price(records, lines["Power"], out)
+    report_price(records, {f"{line}, tuned in one cell": lines[line] for line in ("WSD", "Power", "Power, our law") if line in lines}, out)
     print(f"\n{out}: compare.png, anytime.png, price.png")
 
 
@@ -450,49 +475,59 @@ def report_compare(records: list[dict], out: Path) -> None:
 
 RULES = {  # what is known -> (the features of a linear model of log2 lr, q where it is given)
     "nothing: one rate for all": (lambda m, _: [1], 0),
-    "the batch size: a rate for each": (lambda m, batches: [m.batch_size == B for B in batches], 0),
+    "T: a rate for each": (lambda m, every: [m.T == T for T in every["T"]], 0),
+    "the batch size: a rate for each": (lambda m, every: [m.batch_size == B for B in every["batch_size"]], 0),
     "both, rate ∝ batch": (lambda m, _: [1, math.log2(m.T)], 1),
     "both, rate ∝ √batch": (lambda m, _: [1, math.log2(m.T)], 0.5),
     "both, free exponents": (lambda m, _: [1, math.log2(m.T), math.log2(m.beta)], 0),
 }
 
 
-def price(records: list[dict], power: dict | None = None) -> tuple[dict[str, np.ndarray], int]:
+def price(records: list[dict], lines: dict) -> tuple[dict[str, np.ndarray], int]:
     """What a rule for the learning rate costs: {rule: loss above the lowest one measured, for each cell}, and how many cells.
 
-    A rule's constants are fitted to all minima. Its rate in a cell is looked up among the measured
-    losses there, means over the seeds that were searched, on straight lines between neighbouring
-    rates; beyond the outermost one that one's counts. power: Power's losses, {cell: {seed: loss}}.
+    A rule's constants are fitted to the minima of all other cells. Its rate in a cell is looked up
+    among the measured losses there, means over the seeds that were searched, on straight lines
+    between neighbouring rates; beyond the outermost one that one's counts.
+    lines: losses of more rules, {name: {cell: {seed: loss}}}.
     """
-    valleys: dict = {}
-    for r in records:
-        if r["schedule"] == "wsd" and r["seed"] < TUNING:
-            cell = shape_of(r), r["total_tokens"], r["batch_size"]
-            valleys.setdefault(cell, {}).setdefault(r["seed"], {})[math.log2(r["lr"])] = loss_of(r)
-    for cell, by_seed in valleys.items():
-        searched = {seed: some for seed, some in by_seed.items() if len(some) >= WINDOW}
-        common = sorted(set.intersection(*map(set, searched.values()))) if searched else []
-        valleys[cell] = list(searched), common, [np.mean([some[x] for some in searched.values()]) for x in common]
-    found = [m for m in usable(minima([r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING])) if len(valleys[m.shape, m.T, m.batch_size][1]) >= WINDOW]
-    cells = {(m.shape, m.T, m.batch_size): m for m in found}
-    batches = sorted({m.batch_size for m in found})
-    costs = {}
+    wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING]
+    found = usable(minima(wsd))
+    searched: dict = {}  # cell -> the seeds that have a minimum there
+    for m in found:
+        searched.setdefault((m.shape, m.T, m.batch_size), {})[m.seed] = {}
+    for r in wsd:
+        cell = shape_of(r), r["total_tokens"], r["batch_size"]
+        if r["seed"] in searched.get(cell, ()):
+            searched[cell][r["seed"]][math.log2(r["lr"])] = loss_of(r)
+    valleys = {}
+    for cell, by_seed in searched.items():
+        rates = sorted(set.intersection(*map(set, by_seed.values())))
+        if len(rates) >= WINDOW:
+            valleys[cell] = rates, np.mean([[losses[x] for x in rates] for losses in by_seed.values()], axis=0)
+    found = [m for m in found if (m.shape, m.T, m.batch_size) in valleys]
+    every = {name: sorted({getattr(m, name) for m in found}) for name in ("T", "batch_size")}
+    costs: dict = {}
     for rule, (features, q) in RULES.items():
-        X = np.array([features(m, batches) for m in found], dtype=float)
-        solution = np.linalg.lstsq(X, np.array([m.x - q * math.log2(m.beta) for m in found]), rcond=None)[0]
-        rates = {cell: np.dot(features(m, batches), solution) + q * math.log2(m.beta) for cell, m in cells.items()}
-        costs[rule] = np.array([np.interp(rates[cell], *valleys[cell][1:]) - min(valleys[cell][2]) for cell in cells])
-    if power:
-        there = [cell for cell in cells if cell in power and set(valleys[cell][0]) <= set(power[cell])]
-        costs["Power, tuned in one cell"] = np.array([np.mean([power[cell][seed] for seed in valleys[cell][0]]) - min(valleys[cell][2]) for cell in there])
-    return costs, len(cells)
+        X = np.array([features(m, every) for m in found], dtype=float)
+        y = np.array([m.x - q * math.log2(m.beta) for m in found])
+        for cell, (rates, losses) in valleys.items():
+            here = np.array([(m.shape, m.T, m.batch_size) == cell for m in found])
+            solution = np.linalg.lstsq(X[~here], y[~here], rcond=None)[0]
+            m = found[here.argmax()]
+            cost = np.interp(X[here.argmax()] @ solution + q * math.log2(m.beta), rates, losses) - min(losses)
+            costs.setdefault(rule, []).append(cost)
+    for name, line in lines.items():
+        there = [cell for cell in valleys if cell in line and searched[cell].keys() <= line[cell].keys()]
+        costs[name] = [np.mean([line[cell][seed] for seed in searched[cell]]) - min(valleys[cell][1]) for cell in there]
+    return {rule: np.array(cost) for rule, cost in costs.items() if cost}, len(valleys)
 
 
-def report_price(records: list[dict], power: dict | None, out: Path) -> None:
-    costs, n = price(records, power)
-    print(f"the price of not knowing, in nats above the best measured loss; {n} cells\n{'what the rate depends on':<36}{'mean':>8}{'worst':>8}")
+def report_price(records: list[dict], lines: dict, out: Path) -> None:
+    costs, n = price(records, lines)
+    print(f"the price of not knowing, in nats above the best measured loss; {n} cells\n{'what the rate depends on':<40}{'mean':>8}{'worst':>8}")
     for rule, cost in costs.items():
-        print(f"{rule:<36}{cost.mean():8.4f}{cost.max():8.4f}" + (f"   ({len(cost)} cells)" if len(cost) != n else ""))
+        print(f"{rule:<40}{cost.mean():8.4f}{cost.max():8.4f}" + (f"   ({len(cost)} cells)" if len(cost) != n else ""))
     draw_price(out / "price.png", costs)
 
 
@@ -780,10 +815,9 @@ HUES = {"Power": COLORS["power"], "WSD": COLORS["wsd"], "cosine": COLORS["cosine
 
 def look(line: str) -> dict:
     """One colour for a schedule; the rate that grows with the batch dashed, or dotted."""
-    if line == "Power, averaged":
-        return dict(color=COLORS["average"])
-    style = {"": "-", ", rate ∝ √batch": "--", ", rate ∝ batch": ":"}[line.removeprefix(line.split(",")[0])]
-    return dict(color=HUES[line.split(",")[0]], linestyle=style, linewidth=2.4 if line == "Power" else 1.2)
+    name = line.split(",")[0]
+    style = "--" if "√batch" in line or "our law" in line else ":" if "∝ batch" in line else "-"
+    return dict(color=COLORS["average"] if "averaged" in line else HUES[name], linestyle=style, linewidth=2.4 if line == "Power" else 1.2)
 
 
 def draw_above(ax, lines: dict, names: list[str], shapes: list[str], batch: int) -> None:
@@ -791,7 +825,7 @@ def draw_above(ax, lines: dict, names: list[str], shapes: list[str], batch: int)
     budgets = sorted({T for _, T, b in lines["floor"] if b == batch})
     ends = []
     for name in names:
-        costs = [above(lines, name, [(shape, T, batch) for shape in shapes]) for T in budgets]
+        costs = [above(lines, name, [cell for cell in lines["floor"] if cell[0] in shapes and cell[1:] == (T, batch)]) for T in budgets]
         means = [np.mean(list(cost.values())) for cost in costs]
         ax.plot(np.log2(budgets), means, **look(name))
         for T, cost in zip(budgets, costs):
@@ -816,7 +850,7 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
     def draw(*panels):
         for ax, batch in zip(panels, batches):
             scaled = batch != tuned_batch
-            names = [line for line in LINES[:-1] if all(lines[line].values()) and (scaled or "rate" not in line)]
+            names = [line for line in lines if line != "floor" and "averaged" not in line and "∝ batch" not in line and (scaled or "rate" not in line)]
             draw_above(ax, lines, names, shapes, batch)
             ax.set_title(f"batch {batch}, " + (f"{batch / tuned_batch:g} times what they were tuned at" if scaled else "at which they were tuned"))
         panels[-1].set_xlabel("T, tokens (mean over " + ("shapes" if len(shapes) > 1 else shapes[0]) + "; dots: seeds)")
@@ -828,18 +862,22 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> No
     """If you stop here: one Power run, cooled down or averaged, against cosines planned for it and one that was not."""
     shape = [s for s, *_ in lines["floor"] if "experts" not in s][-1]
     budgets = sorted(T for s, T, b in lines["floor"] if (s, b) == (shape, batch))
+    if budgets != sorted({r["total_tokens"] for r in records if r["schedule"] == "cosine" and r["seed"] < TUNING}):
+        return  # some are still in training
     longest = [r for r in records if r["schedule"] == "cosine" and (shape_of(r), r["batch_size"], r["total_tokens"]) == (shape, batch, budgets[-1]) and r["seed"] < TUNING]
 
     def draw(ax):
-        cut = [[r[f"val_loss_at_{T}"] - lines["floor"][shape, T, batch][r["seed"]] for r in longest] for T in budgets[:-1]]
-        end = [loss_of(r) - lines["floor"][shape, budgets[-1], batch][r["seed"]] for r in longest]
-        ax.plot(np.log2(budgets), [np.mean(some) for some in (*cut, end)], color=COLORS["cosine"], linestyle="--", linewidth=1.2)
-        for T, some in zip(budgets, cut):
+        stopped = {T: [loss_of(r, f"val_loss_at_{T}" if T < budgets[-1] else "val_loss") - lines["floor"][shape, T, batch][r["seed"]] for r in longest] for T in budgets}
+        means = {T: np.mean(some) for T, some in stopped.items()}
+        ax.plot(np.log2(budgets), list(means.values()), color=COLORS["cosine"], linestyle="--", linewidth=1.2)
+        for T, some in stopped.items():
             ax.scatter([math.log2(T)] * len(some), some, s=6, color=COLORS["cosine"])
-        draw_above(ax, lines, ["Power", "Power, averaged", "cosine"], [shape], batch)
-        label = f"the cosine for {size(budgets[-1])},\nstopped early"
-        ax.annotate(label, (math.log2(budgets[0]), np.mean(cut[0])), (0, -6), textcoords="offset points", color=COLORS["cosine"], va="top")
-        ax.set_title("If you stop here: one Power run, a cosine for each T")
+        draw_above(ax, lines, [line for line in ("Power", "Power, our law", "Power, our law, averaged", "cosine") if line in lines], [shape], batch)
+        top = max(means, key=means.get)
+        ax.annotate(f"the cosine for {size(budgets[-1])}, stopped early", (math.log2(top), max(stopped[top])), (0, 5),
+                    textcoords="offset points", color=COLORS["cosine"], ha="center", va="bottom")  # fmt: skip
+        ax.set_ylim(top=ax.get_ylim()[1] + 0.1 * np.ptp(ax.get_ylim()))
+        ax.set_title("One Power run, and a cosine for each T")
         ax.set_xlabel(f"tokens at which one stops ({shape}, batch {batch})")
 
     save(path, 3.6, 1, draw)
@@ -920,16 +958,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--predict", action="store_true", help="print the best learning rate for --total_tokens and --batch_size")
     parser.add_argument("--total_tokens", type=float, help="T")
     parser.add_argument("--batch_size", type=float, help="sequences per optimizer step")
-    parser.add_argument("--seq_len", type=float, default=PAPER_SEQ_LEN, help=f"tokens per sequence (default: {PAPER_SEQ_LEN})")
+    parser.add_argument("--seq_len", type=float, help=f"tokens per sequence (default: those of the law; the paper's: {PAPER_SEQ_LEN})")
     parser.add_argument("--law", default="paper", help="'paper' or a law.json (default: paper)")
     args = parser.parse_args(argv)
     try:
         if args.predict:
+            law = read_law(args.law)
+            args.seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
             for name in ("total_tokens", "batch_size", "seq_len"):
                 value = getattr(args, name)
                 if value is None or not 0 < value < math.inf:
                     raise ValueError(f"--{name} {value}: --predict needs a number above 0")
-            print(f"{predict(read_law(args.law), args.total_tokens, args.batch_size * args.seq_len):.2g}")
+            print(f"{predict(law, args.total_tokens, args.batch_size * args.seq_len):.2g}")
             return 0
         if not args.folders and not args.curves:
             raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
@@ -939,12 +979,14 @@ def main(argv: list[str] | None = None) -> int:
         records = read_records(args.folders) if args.folders else []
         others = read_records([args.against]) if args.against else []
         beyond = read_records([args.beyond]) if args.beyond else []
+        transfer = any(r["standard"] for r in records)
+        if beyond and (transfer or others):
+            raise ValueError(f"--beyond {args.beyond}: goes with the sweep of WSD that gives the law, and not with --against")
         if beyond:
             together = read_records([*args.folders, args.beyond])  # raises if they are of different corpora or warm-ups
             if {r["schedule"] for r in together} != {"wsd"}:
                 raise ValueError(f"--beyond {args.beyond}: must hold runs of WSD, as the sweep itself")
         schedules = sorted({r["schedule"] for r in records + others})
-        transfer = any(map(is_standard, records))
         reports = {("wsd",): report_transfer if transfer else report_wsd, ("power",): report_power, ("cosine", "power", "wsd"): report_compare}
         if records and tuple(schedules) not in reports:
             raise ValueError(f"runs with different schedules ({', '.join(schedules)}), they cannot be fitted together")

@@ -276,19 +276,25 @@ def doublings(first: int, number: int) -> list[int]:
     return [first * 2**k for k in range(number)]
 
 
-# What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
-# are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
-# The warm-up is 2.5 % of the laptop's smallest T; in the paper it is half. One dtype for all widths,
-# on every machine.
-_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
-_gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
-_a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
-def _with_and_without_mup(widths: tuple, head: int, batch_size: int, seeds: int) -> list[tuple]:
+def with_and_without_mup(widths: tuple, head: int, batch_size: int, seeds: int) -> list[tuple]:
     """Rows: each width under muP, and with the rules of muP switched off and attention's usual scale."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
     return [(width(n, head) | rules | dict(n_ffn=5 * n // 2), [batch_size], seeds) for rules in ({}, standard) for n in widths]
 
 
+def warmed_up(common: dict, smallest_budget: int) -> dict:
+    return common | dict(warmup_tokens=2 * smallest_budget // 5)
+
+
+# What stands in no row is the preset's. Rows are (shape, batch sizes in sequences, seeds), budgets
+# are T in tokens. `guess` is where a search begins, at the smallest T and 1,024 tokens a batch.
+# One dtype for all widths, on every machine. The warm-up: in the paper a billion tokens whatever T is,
+# half of its smallest one. Here `wsd` has 2.5 % of it (give it --warmup_tokens 32000 to see what that
+# does), and where Power is trained it is 40 %: a Power run begins at its ceiling, and with a warm-up of
+# a few steps that hurts it for long (results/compare-short).
+_laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
+_gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
+_a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
 _trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-5, 8))
 _ours = (-0.26, 0.5)  # b and q of results/wsd-laptop/law.json
 GRIDS = {
@@ -310,27 +316,27 @@ GRIDS = {
         "paper": dict(common={}, rows=[(dict(preset="36M"), [128], 1)], budgets=[1024 * 10**9], rates=range(0, 10, 2)),
     },
     "power": {
-        "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a, b=_b),
-        "laptop": dict(common=_laptop, rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
-        "gpu": dict(common=_gpu, rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
+        "quick": dict(common=warmed_up(_laptop, 40_000), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a, b=_b),
+        "laptop": dict(common=warmed_up(_laptop, 80_000), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
+        "gpu": dict(common=warmed_up(_gpu, 10**6), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
         # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),
                       a=[0.75, 0.875, 1, 1.125, 1.25], b=[k / 100 for k in range(-9, 12, 2)]),
     },
     "transfer": {
-        "quick": dict(common=_laptop, rows=_with_and_without_mup((32, 64, 128), 16, 4, 1), budgets=[80_000], guess=0.01),
-        "laptop": dict(common=_laptop, rows=_with_and_without_mup((32, 64, 128, 256), 16, 4, 3), budgets=[160_000], guess=0.01),
-        "gpu": dict(common=_gpu, rows=_with_and_without_mup((128, 256, 512, 1024, 2048), 64, 16, 1), budgets=[4 * 10**6], guess=0.01),
-        "paper": dict(common=dict(preset="36M"), rows=_with_and_without_mup((128, 256, 512, 1024), 64, 128, 1), budgets=[4 * 10**9], guess=0.01),
+        "quick": dict(common=_laptop, rows=with_and_without_mup((32, 64, 128), 16, 4, 1), budgets=[80_000], guess=0.01),
+        "laptop": dict(common=_laptop, rows=with_and_without_mup((32, 64, 128, 256), 16, 4, 3), budgets=[160_000], guess=0.01),
+        "gpu": dict(common=_gpu, rows=with_and_without_mup((128, 256, 512, 1024, 2048), 64, 16, 1), budgets=[4 * 10**6], guess=0.01),
+        "paper": dict(common=dict(preset="36M"), rows=with_and_without_mup((128, 256, 512, 1024), 64, 128, 1), budgets=[4 * 10**9], guess=0.01),
     },
     # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128, and with
     # our b from 0.18 to 11, which are about the same rates
     "compare": {
-        "quick": dict(common=_laptop, tune=(width(32, 16), 2, 40_000), trials=_trials, ours=_ours, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
+        "quick": dict(common=warmed_up(_laptop, 20_000), tune=(width(32, 16), 2, 40_000), trials=_trials, ours=_ours, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
                       budgets=doublings(20_000, 5), guess=0.01),
-        "laptop": dict(common=_laptop, tune=(width(32, 16), 2, 80_000), trials=_trials, ours=_ours, budgets=doublings(80_000, 5), guess=0.01,
+        "laptop": dict(common=warmed_up(_laptop, 80_000), tune=(width(32, 16), 2, 80_000), trials=_trials, ours=_ours, budgets=doublings(80_000, 5), guess=0.01,
                        rows=[(width(64, 16), [2, 8], 3), (width(128, 16), [2, 8], 3), (dict(preset="laptop-moe", **width(64, 16), n_ffn=80), [2, 8], 3)]),
-        "gpu": dict(common=_gpu, tune=(width(128, 64), 8, 10**6), trials=_trials, ours=_ours, budgets=doublings(10**6, 5), guess=0.01,
+        "gpu": dict(common=warmed_up(_gpu, 10**6), tune=(width(128, 64), 8, 10**6), trials=_trials, ours=_ours, budgets=doublings(10**6, 5), guess=0.01,
                     rows=[(width(256, 64), [8, 32], 3), (width(512, 64), [8, 32], 3), (dict(preset="laptop-moe", **width(256, 64), n_ffn=320), [8, 32], 3)]),
         "paper": dict(common=dict(decay_tokens=None), tune=(dict(preset="36M-power"), 128, 4 * 10**9), budgets=doublings(16 * 10**9, 5), guess=0.01,
                       trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)), rows=[(dict(preset=name), [128, 512], 3) for name in ("121M", "1B", "1B-moe")]),

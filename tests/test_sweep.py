@@ -224,7 +224,7 @@ def test_a_sweep_makes_the_records_of_train(undisturbed, corpus_path):
 
 
 TINY_COMPARISON = dict(
-    common=COMMON, tune=(dict(n_embd=32, n_head=2), 4, 1280), trials=dict(cosine=range(14, 17), wsd=range(13, 16), power=range(2, 5)),
+    common=COMMON, tune=(dict(n_embd=32, n_head=2), 4, 1280), trials=dict(cosine=range(14, 17), wsd=range(13, 16), power=range(2, 5), ours=range(-3, 0)), ours=(-0.25, 0.5),
     rows=[(dict(n_embd=32, n_head=2), [4, 16], 2)], budgets=[1280, 2560], guess=0.02,
 )  # fmt: skip
 
@@ -242,11 +242,16 @@ def test_a_comparison(corpus_path, corpus, monkeypatch, capsys):
     found = list(records().values())
 
     tuning, compared = [r for r in found if r["seed"] >= 100], [r for r in found if r["seed"] < 100]
-    assert len(tuning) == 3 * 3 * 3 and {r["total_tokens"] for r in tuning} == {1280}
+    assert len(tuning) == 4 * 3 * 3 and {r["total_tokens"] for r in tuning} == {1280}
     best = {}
-    for schedule, knob in (("cosine", "lr"), ("wsd", "lr"), ("power", "power_a")):
-        mean = lambda x: sum(r["val_loss"] for r in tuning if r["schedule"] == schedule and r[knob] == x)
-        best[schedule] = min({r[knob] for r in tuning if r["schedule"] == schedule}, key=mean)
+    for kind, knob, of in (
+        ("cosine", "lr", dict(schedule="cosine")), ("wsd", "lr", dict(schedule="wsd")),
+        ("power", "power_a", dict(schedule="power", power_b=-0.51)), ("ours", "power_a", dict(schedule="power", power_b=-0.25)),
+    ):  # fmt: skip
+        mean = lambda x: sum(r["val_loss"] for r in trials if r[knob] == x)
+        trials = [r for r in tuning if all(r[k] == v for k, v in of.items())]
+        assert len(trials) == 9
+        best[kind] = min({r[knob] for r in trials}, key=mean)
     runs = lambda **where: [r for r in compared if all(r[k] == v for k, v in where.items())]
     for T in (1280, 2560):
         for batch, factors in ((4, {1}), (16, {1, 2, 4})):
@@ -254,8 +259,11 @@ def test_a_comparison(corpus_path, corpus, monkeypatch, capsys):
                 cell = dict(total_tokens=T, batch_size=batch, seed=seed)
                 assert {round(r["lr"] / best["cosine"], 2) for r in runs(schedule="cosine", **cell)} == factors
                 assert {round(r["lr"] / best["wsd"], 2) for r in runs(schedule="wsd", **cell)} >= factors
-                assert [(r["average"], r["power_a"], r["decay_tokens"]) for r in sorted(runs(schedule="power", **cell), key=lambda r: r["average"])] == [
-                    (False, best["power"], T // 10), (True, best["power"], 0)]  # fmt: skip
+                steps = lambda a: round(2 * math.log2(a))  # of sqrt(2)
+                decayed, averaged = ({(r["power_b"], steps(r["power_a"])) for r in runs(schedule="power", average=a, decay_tokens=0 if a else T // 10, **cell)} for a in (False, True))
+                half = (batch / 4) ** -0.5  # of Power's own factor, taken back
+                assert averaged == {(-0.51, steps(best["power"])), (-0.25, steps(best["ours"] * half))}
+                assert decayed == averaged | {(-0.51, steps(best["power"] * half))}
             floor = min(runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=0), key=lambda r: r["val_loss"])
             assert runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=1, lr=floor["lr"])
 
