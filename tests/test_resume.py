@@ -15,7 +15,7 @@ import torch
 
 import model as model_file
 import train
-from test_train import flags, read, weights
+from test_train import SMALL, flags, read, weights
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
@@ -206,7 +206,7 @@ def test_a_branch_with_another_batch_size_goes_on_with_the_text(batch, corpus_pa
     monkeypatch.setattr(train, "held_out_loss", lambda *a: {"val_loss": 1.0, "val_bpb": 1.0})  # it shuffles too
     assert train.main(["--branch", f"run/ckpt/{36 * 256:016d}.pt", "--batch_size", str(batch), "--total_tokens", str(60 * 256), "--out", "b"]) == 0
     assert seen == list(range(36 * 8, 60 * 8))  # sequences: none again, none left out
-    assert read(tmp_path / "b" / "record.json")["micro_batch_size"] == batch
+    assert read(tmp_path / "b" / "record.json")["micro_batch_size"] == min(batch, 8)  # what fitted into memory before still does
 
 
 def test_a_branch_may_change_the_tail_and_the_optimizer(corpus_path, tmp_path):
@@ -289,6 +289,7 @@ def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, monkeypatch, 
         (["--out", "run", "--resume", "--data", "other"], ("--data", "other")),
         (["--branch", "run", "--n_embd", "64"], ("--n_embd 64", "32")),
         (["--branch", "run", "--seq_len", "64"], ("--seq_len 64", "32")),
+        (["--branch", "run", "--preset", "1B"], ("--preset 1B", "laptop")),
         (["--branch", "run", "--total_tokens", "5120"], ("--total_tokens 5,120", "5,120")),
         (["--branch", "run", "--total_tokens", "7000", "--decay_tokens", "3000"], ("3,000", "7,000", "4,000", "5,120")),
         (["--branch", "run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
@@ -305,6 +306,24 @@ def test_what_does_not_fit_is_refused(argv, says, corpus_path, tmp_path, monkeyp
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and all(word in error for word in says), error
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"} == before
+
+
+def test_nothing_is_lost_in_the_last_evaluation(corpus_path, tmp_path, monkeypatch):
+    """All steps are saved before it: if it fails, --resume only evaluates."""
+    with monkeypatch.context() as broken:
+        broken.setattr(train, "evaluate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train.main(flags(corpus_path, out="run"))
+    assert train.checkpoints(tmp_path / "run")[-1].stem == f"{SMALL['total_tokens']:016d}"
+    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1 / 0)
+    assert train.main(["--out", "run", "--resume"]) == 0
+    assert read(tmp_path / "run" / "record.json")["tokens"] == SMALL["total_tokens"]
+
+
+def test_a_damaged_last_checkpoint_does_not_stop_a_branch_from_before_the_decay(corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    train.checkpoints(tmp_path / "run")[-1].write_bytes(b"")
+    assert train.main(["--branch", "run", "--decay_tokens", "1024", "--out", "b"]) == 0
 
 
 def test_another_corpus_is_refused(corpus_path, documents, tmp_path, monkeypatch, capsys):

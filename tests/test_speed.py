@@ -147,6 +147,21 @@ def test_dry_run_counts(capsys):
     assert train.memory(train.make_config(preset="1B"), n_micro=1)["gradients"] == 0
 
 
+def test_dry_run_keeps_what_was_typed(capsys):
+    assert train.main(["--preset=1B", "--dry_run", "--dtype=float32", "--no-compile"]) == 0
+    assert "(cuda, float32, eager, no recompute" in capsys.readouterr().out
+    train.dry_run(train.make_config(preset="laptop"), n_devices=2)  # a batch of 8 in one piece, where it is not shared
+    assert "devices: 2, each 1 micro-batch of 4 sequences" in capsys.readouterr().out
+
+
+def test_one_gpu_without_a_number_is_no_mistake(monkeypatch):
+    """torch.cuda.set_device refuses a plain "cuda", before it looks for a GPU; the current one is right already."""
+    monkeypatch.setattr(train, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: True)
+    cfg = train.resolve_device(train.make_config(preset="1B"))
+    assert (cfg.device, cfg.dtype, cfg.compile) == ("cuda", "bfloat16", True)
+
+
 def test_profile_writes_a_trace(corpus_path, tmp_path, capsys):
     flags = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
     assert train.main([*flags, "--profile", "trace.json"]) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +116,14 @@ def test_new_runs_get_new_folders_and_old_ones_stay(corpus_path, tmp_path, capsy
     assert (tmp_path / "runs" / "laptop-power-1" / "record.json").read_bytes() == before
     assert train.main([*flags(corpus_path, **quick, out="runs/laptop-power-1", seed=1), "--overwrite"]) == 0
     assert read(tmp_path / "runs" / "laptop-power-1" / "record.json")["seed"] == 1
+
+
+def test_a_replaced_run_is_guarded_like_a_new_one(corpus_path):
+    assert train.main(flags(corpus_path, total_tokens=512, warmup_tokens=0, out="a")) == 0
+    _, held = train.run_folder(train.make_config(**SMALL, out="a"), resume=False, overwrite=True)
+    with pytest.raises(BlockingIOError, match="another process"):
+        train.lock(Path("a"))
+    held.close()
 
 
 # -- the step --------------------------------------------------------------------------------------
