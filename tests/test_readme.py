@@ -6,6 +6,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
+
 import data
 import eval as evaluation
 import fit
@@ -112,6 +114,24 @@ def test_numbers_of_the_law():
     for warmup, window, *numbers in rows:
         joint, paper = fitted(folders[warmup], int(window))
         assert numbers == [fit.show(joint.b, 2), fit.show(joint.q, 2), fit.show(paper.b, 2)], (warmup, window)
+
+
+def test_numbers_of_the_comparison():
+    """Section 7's table, from the records; the floor of the dense cells is part of the sweep of WSD."""
+    lines, _ = fit.comparison(fit.read_records([ROOT / "results" / folder for folder in ("compare-short", "wsd-laptop")]))
+    names = {
+        "Power: the paper's b, rate ∝ batch": "Power", "Power, our b and q (section 5)": "Power, our law", "the same, averaged instead of decayed": "Power, our law, averaged",
+        "WSD": "WSD", "WSD, rate ∝ √batch": "WSD, rate ∝ √batch", "cosine, rate ∝ √batch": "cosine, rate ∝ √batch",
+    }  # fmt: skip
+    rows = re.findall(r"^\| (.+?) \| ([+-]0\.\d{3}) \| ([+-]0\.\d{3}) \|$", README, re.M)
+    assert [name for name, *_ in rows] == list(names) and len(lines["floor"]) == 30 and f"*Nats, {len(lines['floor'])} cells" in README
+    costs = {line: np.mean(list(fit.above(lines, line).values()), axis=0) for line in names.values()}  # mean over seeds, for each cell
+    for name, mean, worst in rows:
+        cost = costs[names[name]]
+        assert (mean, worst) == (f"{cost.mean():+.3f}", f"{cost.max():+.3f}"), name
+    floor = np.mean([np.mean(list(by_seed.values())) for by_seed in lines["floor"].values()])
+    assert f"One tuned rate of WSD, {costs['WSD'].mean() / floor:.1%} above the floor".replace("%", " %") in README
+    assert 0.3 < 1 - costs["Power, our law"].mean() / costs["Power"].mean() < 0.4  # "mend a third of Power's loss"
 
 
 def test_figures_are_drawn_from_the_results(tmp_path):
