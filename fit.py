@@ -816,7 +816,7 @@ HUES = {"Power": COLORS["power"], "WSD": COLORS["wsd"], "cosine": COLORS["cosine
 def look(line: str) -> dict:
     """One colour for a schedule; the rate that grows with the batch dashed, or dotted."""
     name = line.split(",")[0]
-    style = "--" if "√batch" in line or "our law" in line else ":" if "∝ batch" in line else "-"
+    style = "--" if "√batch" in line else ":" if "∝ batch" in line else "-." if "our law" in line else "-"
     return dict(color=COLORS["average"] if "averaged" in line else HUES[name], linestyle=style, linewidth=2.4 if line == "Power" else 1.2)
 
 
@@ -860,7 +860,7 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
 
 def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> None:
     """If you stop here: one Power run, cooled down or averaged, against cosines planned for it and one that was not."""
-    shape = [s for s, *_ in lines["floor"] if "experts" not in s][-1]
+    shape = max((s for s, *_ in lines["floor"] if "experts" not in s), key=lambda s: (len(s), s))  # the widest
     budgets = sorted(T for s, T, b in lines["floor"] if (s, b) == (shape, batch))
     if budgets != sorted({r["total_tokens"] for r in records if r["schedule"] == "cosine" and r["seed"] < TUNING}):
         return  # some are still in training
