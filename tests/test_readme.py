@@ -169,6 +169,10 @@ def test_numbers_in_the_prose_about_the_law():
     ratios = [fit.show(joint.a_of[f"width {n}"] / joint.a_of["width 32"], 2) for n in (64, 128)]
     assert f"The `a` of width 64 is {ratios[0]} times that of width 32, that of width 128 {ratios[1]} times" in README
     assert f"{ratios[0]} and {ratios[1]}" in README and f"{len(found)} minima of {len(records):,} runs" in README
+    own = fit.slopes(found)
+    b32, b64, b128 = (own[f"width {n}"] for n in (32, 64, 128))
+    assert f"have b {b32[0]:.2f}, {b64[0]:.2f} and {b128[0]:.2f}; the last is {fit.show(b128 - b32, 2)} below the first" in README
+    assert f"b: {b32[0]:.2f}, {b64[0]:.2f}, {b128[0]:.2f}, difference {fit.show(b128 - b32, 2)}" in README
     mean = lambda **where: sum(xs := [m.x for m in found if not m.why_not and all(getattr(m, k) == v for k, v in where.items())]) / len(xs)
     shape = dict(shape="width 64")
     assert f"to {2 ** (mean(T=1_280_000, batch_size=2, **shape) - mean(T=80_000, batch_size=2, **shape)):.2f} of the rate" in README
