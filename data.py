@@ -91,7 +91,11 @@ def tokenizer_file(name: str) -> Path | None:
 
 
 def read_tiktoken_file(path: Path) -> tiktoken.Encoding:
-    """A line is a token in base64 and its rank, which is also its id. Raises ValueError for anything else."""
+    """A line is a token in base64 and its rank, which is also its id. Raises ValueError for anything else.
+
+    The file does not say how text is cut into words before: as GPT-2 does it. (For cl100k_base and
+    o200k_base, which do it in their own ways, give tiktoken's name and not the file.)
+    """
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
@@ -269,8 +273,8 @@ def read_blocks(files: list[Path | str], field: str = "text") -> Iterator[Block]
     """All of these files in order, each by what its name says.
 
     .jsonl: a document per line; .parquet and hf:NAME: one per row; `field` is where its text is.
-    Anything else is a text file, one document. Raises ValueError for a damaged file, or where an
-    optional library is missing, and OSError where the hub cannot be reached.
+    Anything else is a text file, one document. Raises ValueError for a damaged file, OSError where
+    an optional library is missing or the hub cannot be reached.
     """
     small, size = [], 0  # text files that wait for company
     for file in [*files, None]:
@@ -283,8 +287,8 @@ def read_blocks(files: list[Path | str], field: str = "text") -> Iterator[Block]
         elif file is not None:
             try:
                 yield from reader_of(file)(file, field)
-            except ImportError as error:
-                raise ValueError(f"--source {file}: {error}: pip install datasets") from None
+            except ImportError as error:  # an OSError, and no ValueError: when it is installed, the same command goes on
+                raise OSError(f"--source {file}: {error}: pip install datasets") from None
             except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:  # ours, or a damaged file's
                 may_pass = isinstance(file, str) and isinstance(error, OSError)  # the hub may be there again later
                 raise (OSError if may_pass else ValueError)(f"--source {file}: {' '.join(str(error).split())}") from None
@@ -456,7 +460,8 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
 
     for i, text in texts_of(block, note):
         raw = text.encode()
-        # (the first document is for training in any case: there is always something to read)
+        # The first document is for training in any case: there is always something to read. (Block number k
+        # is part k of a text only if all blocks before it are parts of it too: then it is the first text.)
         first = number == block.part and not documents["train"]
         split = "val" if not first and is_held_out(block.digest or hashlib.sha256(raw).digest(), val_fraction) else "train"
         documents[split] += block.part == 0

@@ -400,7 +400,7 @@ def passes(program: str) -> bool:
     no network where the system can do that. That stops accidents. It is no security boundary: it
     may write where you may, and without `isolation` leave its group.
     """
-    arrived = 100 + secrets.randbelow(100)  # an exit status that the program does not know
+    arrived = 100 + secrets.randbelow(100)  # an exit status that no program ends with by accident
     folder = tempfile.mkdtemp()
     Path(folder, "program.py").write_text(f"{program}\nraise SystemExit({arrived})\n", encoding="utf-8", errors="replace")
     process = subprocess.Popen(
@@ -691,7 +691,7 @@ def evaluate(work: dict[str, tuple[list[Question], int]], model: GPT, tokenizer:
         facts = {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len, "dtype": str(model.embed.weight.dtype).removeprefix("torch.")}
         answers = gather(answer(name, questions[rank::world], model, tokenizer, args.max_len, args.batch_tokens))
         if task.program:
-            file = (args.out.parent if args.out else Path()) / name / "samples.jsonl"  # what the official scorers of both read
+            file = args.out.parent / name / "samples.jsonl"  # what the official scorers of both read
             lines = [json.dumps({"task_id": q.doc["task_id"], "completion": text}) + "\n" for q, text in zip(questions, answers)]
             if rank == 0:
                 file.parent.mkdir(exist_ok=True)
@@ -774,6 +774,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name in args.tasks.split(",") if args.tasks is not None else ():
         if name not in TASKS:
             raise ValueError(f"--tasks {name}: not one of {', '.join(TASKS)}")
+        if TASKS[name].program and not args.out:
+            raise ValueError(f"--tasks {name}: needs --out, a file in the folder that the model's code goes to, as in --out results/scores.json")
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: {'is a folder' if args.out.is_dir() else 'its folder does not exist'}")
     return args

@@ -346,7 +346,8 @@ def report_power(records: list[dict], out: Path) -> None:
         good = [m for m in some if not m.why_not]
         budgets, batches = sorted({m.T for m in some}), sorted({m.batch_size for m in some})
         if not good:
-            raise ValueError(f"no best {name}: {reasons(some)}")
+            print(f"no best {name}: {reasons(some)}\n")
+            continue
         at = lambda **where: [m.x if name == "b" else 2**m.x for m in good if all(getattr(m, k) == v for k, v in where.items())]
         print(f"best {name}, mean over seeds" + (f" ({reasons(some)})" if len(good) < len(some) else ""))
         print(f"{'T':>8} " + "".join(f"{f'batch {B}':>11}" for B in batches))
@@ -354,9 +355,12 @@ def report_power(records: list[dict], out: Path) -> None:
             print(f"{size(T):>8} " + "".join(f"{np.mean(at(T=T, batch_size=B)) if at(T=T, batch_size=B) else math.nan:11.3f}" for B in batches))
         x = np.array(at())
         print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, from {x.min():.3f} to {x.max():.3f}, {len(x)} minima\n")
+    if not any(m.why_not == "" for some in found.values() for m in some):
+        raise ValueError(f"no best a or b: {reasons(found['a'] + found['b'])}")
     draw_power(out / "power.png", records, found)
-    draw_best_b(out / "best_b.png", found["b"])
-    print(f"{out}: power.png, best_b.png")
+    if any(m.why_not == "" for m in found["b"]):
+        draw_best_b(out / "best_b.png", found["b"])
+    print(f"{out}: the figures power.png and, if there is a best b, best_b.png")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -651,13 +655,13 @@ def draw_valleys(path: Path, records: list[dict], found: list[Minimum], joint: L
 
 
 def draw_transfer(path: Path, kinds: dict[str, list[dict]]) -> None:
-    """Loss against learning rate at several widths: without muP the valleys move, with it they stay."""
+    """Loss against learning rate at several widths: does muP hold the valleys in place?"""
 
     def draw(*panels):
-        for ax, (kind, title) in zip(panels, (("standard", "Standard: the best rate moves with the width"), ("muP", "muP: the best rate stays"))):
+        for ax, (kind, title) in zip(panels, (("standard", "Without muP"), ("muP", "With muP"))):
             colors = shades(r["n_embd"] for r in kinds[kind])
-            valleys(ax, [(f"width {n}", [r for r in kinds[kind] if r["n_embd"] == n]) for n in colors], lambda r: math.log2(r["lr"]), list(colors.values()))
-            ax.set_title(title)
+            at = valleys(ax, [(f"width {n}", [r for r in kinds[kind] if r["n_embd"] == n]) for n in colors], lambda r: math.log2(r["lr"]), list(colors.values()))
+            ax.set_title(f"{title}, {max(colors) / min(colors):.0f} x the width: {2 ** (at[-1] - at[0]):.2f} x the rate")
         ticks(panels[0].xaxis, [math.log2(r["lr"]) for some in kinds.values() for r in some], rate_text)
         panels[1].set_xlabel("learning rate (triangles: each seed's minimum)")
 

@@ -121,5 +121,5 @@ def test_the_code_is_saved_before_it_runs(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(evaluation, "passes", full)
-    assert evaluation.main(["--model", "run", "--tasks", "humaneval", "--data", ".", "--device", "cpu", "--allow_code_execution"]) == 2
+    assert evaluation.main(["--model", "run", "--tasks", "humaneval", "--data", ".", "--device", "cpu", "--allow_code_execution", "--out", "scores.json"]) == 2
     assert json.loads(Path("humaneval/samples.jsonl").read_text())["completion"] == "    return a + b\n"
