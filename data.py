@@ -226,7 +226,7 @@ LONG = 2**22  # a text file above this is encoded in parts
 class Block:
     """A stretch of the input. Taking it apart is left to the process that encodes it."""
 
-    records: list  # text files as Path, lines as bytes, a table's rows as str, or one part of a long text as bytes
+    records: list  # text files as Path, a table's rows as str, one part of a long text as bytes, or many lines of JSON as one bytes
     where: str = ""  # the file, for messages,
     line: int = 1  # and the number of the first record in it
     field: str | None = None  # where the text of a line of JSON is; None: the records are no JSON
@@ -326,9 +326,9 @@ def chunks(file: Path, read) -> Iterator[tuple]:
 
 def read_lines(file: Path, field: str) -> Iterator[Block]:
     number = 1
-    for lines, size in chunks(file, lambda stream: stream.readlines(BLOCK)):
-        yield Block(lines, str(file), number, field, size)
-        number += len(lines)
+    for lines, size in chunks(file, lambda stream: stream.read(BLOCK) + stream.readline()):
+        yield Block([lines], str(file), number, field, size)
+        number += lines.count(b"\n")
 
 
 def read_rows(file: Path | str, field: str) -> Iterator[Block]:
@@ -407,7 +407,7 @@ def texts_of(block: Block, note) -> Iterator[tuple[int, str]]:
     Raises ValueError where the beginning of a file shows that it is not what its name says.
     """
     good, complaint = 0, None
-    for i, record in enumerate(block.records):
+    for i, record in enumerate(block.records if block.field is None else block.records[0].split(b"\n")):
         text = record.read_bytes() if isinstance(record, Path) else record
         if isinstance(text, bytes):
             raw = text
@@ -455,7 +455,7 @@ def encode_block(number: int, block: Block, tokenizer: tiktoken.Encoding, val_fr
     tokens, n_bytes, documents, notes = {"train": [], "val": []}, {"train": 0, "val": 0}, {"train": 0, "val": 0}, []
 
     def note(what: str, number: int, times: int = 1) -> None:
-        record = block.records[number]
+        record = block.records[number] if block.field is None else None
         notes.append((what, times, str(record) if isinstance(record, Path) else f"{block.where}:{block.line + number}"))
 
     for i, text in texts_of(block, note):
