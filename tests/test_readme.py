@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import data
 import eval as evaluation
@@ -138,6 +139,17 @@ def test_numbers_of_the_comparison():
     assert all(abs(mean(long, f"{name}, rate ∝ √batch") - mean(long, "Power")) < 0.002 for name in ("WSD", "cosine")) and mean(short, "Power") > mean(short, "cosine") > mean(short, "WSD")
 
 
+def test_numbers_of_the_long_warmup(capsys):
+    folder, other = (str(ROOT / "results" / name) for name in ("wsd-laptop", "wsd-laptop-long"))
+    assert fit.main([folder, "--against", other]) == 0
+    short, long, difference, low, high = map(float, re.search(r"b: (\S+) .*? against (\S+) .*?, difference (\S+) \[(.+?), (.+?)\]", capsys.readouterr().out).groups())
+    joint, _ = fitted("wsd-laptop-long")
+    assert f"b is {joint.b[0]:.2f}: from {short:.2f} in the same cells and seeds, a difference of {difference:.2f} [{low:.2f}, {high:.2f}]" in README
+    assert long == pytest.approx(joint.b[0], abs=0.005) and low < 0 < high  # "a step, if it is one"
+    low, high = fit.interval(joint.b)
+    assert f"T^{joint.b[0]:.2f} [{low:.2f}, {high:.2f}], 32,000" in README and low < -0.32 < high
+
+
 def test_figures_are_drawn_from_the_results(tmp_path):
     """Pixel by pixel, with the matplotlib of requirements.txt."""
     import matplotlib.image
@@ -171,7 +183,7 @@ def test_numbers_in_the_prose_about_the_law():
     assert f"{ratios[0]} and {ratios[1]}" in README and f"{len(found)} minima of {len(records):,} runs" in README
     own = fit.slopes(found)
     b32, b64, b128 = (own[f"width {n}"] for n in (32, 64, 128))
-    assert f"have b {b32[0]:.2f}, {b64[0]:.2f} and {b128[0]:.2f}; the last is {fit.show(b128 - b32, 2)} below the first" in README
+    assert f"own b: {b32[0]:.2f}, {b64[0]:.2f} and {b128[0]:.2f}; the last is {fit.show(b128 - b32, 2)} below the first" in README
     assert f"b: {b32[0]:.2f}, {b64[0]:.2f}, {b128[0]:.2f}, difference {fit.show(b128 - b32, 2)}" in README
     mean = lambda **where: sum(xs := [m.x for m in found if not m.why_not and all(getattr(m, k) == v for k, v in where.items())]) / len(xs)
     shape = dict(shape="width 64")
