@@ -448,7 +448,7 @@ def test_a_truncated_archive_is_refused(packed, how, tmp_path, capsys):
         ("a.jsonl", b'{"content": "x", "id": 1}\n' * 9, [], ("a.jsonl", "line 1", "'text'", "content, id", "--text_field")),
         ("a.jsonl", b'{"text": "x"}\n' * 9, ["--text_field", "body"], ("'body'", "text")),
         ("a.jsonl", b"plain text\n" * 9, [], ("a.jsonl", "line 1 is not JSON")),
-        ("a.json.gz", gzip.compress(b"{\n}\n"), [], ("a.json.gz", "not JSON")),
+        ("a.json.gz", gzip.compress(b"{\n}\n", mtime=0), [], ("a.json.gz", "not JSON")),
         ("a.parquet", b"PAR1 and then nothing", [], ("a.parquet",)),
         ("a.parquet", b"", [], ("a.parquet",)),
         ("a.jsonl.gz", b"not compressed", [], ("a.jsonl.gz",)),
