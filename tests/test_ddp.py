@@ -85,9 +85,10 @@ def test_many_processes_are_one(world, micro_batch_size, alone, corpus_path, tmp
 def test_resumed_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
     out = tmp_path / "run"
     flags = TINY | {"data": corpus_path, "out": out, "log_every": 50 * 256}
-    outputs = finish(launch(2, flags | {"time_limit": 0.001}), status=3)  # they agree to stop when a line is logged
+    outputs = finish(launch(2, flags | {"time_limit": 0.001}), status=3)  # they agree to stop behind the same step
     assert "stopped and saved" in outputs[0][0] and outputs[1] == ("", "")
-    assert [path.stem for path in (out / "ckpt").iterdir()] == [f"{50 * 256:016d}"]
+    assert [path.stem for path in (out / "ckpt").iterdir()] == [f"{256:016d}"]
+    finish(launch(2, {"out": out, "resume": True, "time_limit": 0.2}), status=3)
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     finish(launch(4, {"out": out, "resume": True}))
     assert losses(out) == pytest.approx([losses(alone)[i] for i in (49, 99, 149, 199, 200)], rel=1e-5)
