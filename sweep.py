@@ -295,8 +295,8 @@ def warmed_up(common: dict, smallest_budget: int) -> dict:
 _laptop = dict(preset="laptop", n_layer=2, warmup_tokens=2_000, eval_tokens=2**16, dtype="float32")
 _gpu = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000, eval_tokens=2**19)
 _a, _b = [2 ** (k / 2) for k in range(-4, 5)], [k / 50 for k in range(-5, 6) if k]  # factors of a, steps of b
-_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-5, 8))
-_ours = (-0.26, 0.5)  # b and q of results/wsd-laptop/law.json
+_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-4, 9))
+_ours = (-0.3, 0.5)  # b and q of results/wsd-laptop-long/law.json, of the same warm-up
 GRIDS = {
     "wsd": {
         "quick": dict(common=_laptop, rows=[(width(32, 16), [2, 4, 8], 1), (width(64, 16), [2, 4, 8], 1)], budgets=doublings(40_000, 4), guess=0.01),
@@ -330,7 +330,7 @@ GRIDS = {
         "paper": dict(common=dict(preset="36M"), rows=with_and_without_mup((128, 256, 512, 1024), 64, 128, 1), budgets=[4 * 10**9], guess=0.01),
     },
     # `tune`: the cell in which `trials` are made, in steps of sqrt(2): of the rate from 0.0008 to 0.0512, of a from 2 to 128, and with
-    # our b from 0.18 to 11, which are about the same rates
+    # our b from 0.25 to 16, which are about the same rates
     "compare": {
         "quick": dict(common=warmed_up(_laptop, 20_000), tune=(width(32, 16), 2, 40_000), trials=_trials, ours=_ours, rows=[(width(32, 16), [2, 8], 1), (width(64, 16), [2, 8], 1)],
                       budgets=doublings(20_000, 5), guess=0.01),
