@@ -984,7 +984,7 @@ def main(argv: list[str] | None = None) -> int:
         others = read_records([args.against]) if args.against else []
         beyond = read_records([args.beyond]) if args.beyond else []
         transfer = any(r["standard"] for r in records)
-        if beyond and (transfer or others):
+        if beyond and (others or any(r["standard"] for r in records + beyond)):
             raise ValueError(f"--beyond {args.beyond}: goes with the sweep of WSD that gives the law, and not with --against")
         if beyond:
             together = read_records([*args.folders, args.beyond])  # raises if they are of different corpora or warm-ups

@@ -385,6 +385,8 @@ def test_beyond_the_grid(figures, tmp_path, capsys):  # noqa: F811
     check_layout(figures[3])
     (tmp_path / "b" / "records.jsonl").write_text(json.dumps(record(64, 4, 10**6, 0, 2.0, schedule="cosine")) + "\n")
     assert "--beyond b" in one_line(fit.main, ["a", "--beyond", "b"], capsys)
+    write(transfer_records(), tmp_path / "c")  # also widths without muP, which the law was not made for
+    assert "--beyond c" in one_line(fit.main, ["a", "--beyond", "c"], capsys)
 
 
 def test_two_sweeps_against_each_other(tmp_path, capsys):

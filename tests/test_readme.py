@@ -139,6 +139,12 @@ def test_numbers_of_the_comparison():
     assert all(abs(mean(long, f"{name}, rate ∝ √batch") - mean(long, "Power")) < 0.002 for name in ("WSD", "cosine")) and mean(short, "Power") > mean(short, "cosine") > mean(short, "WSD")
 
 
+def test_number_beyond_the_grid(tmp_path, capsys):
+    assert fit.main([str(ROOT / "results" / "wsd-laptop"), "--beyond", str(ROOT / "results" / "beyond-laptop"), "--out", str(tmp_path)]) == 0
+    T, rate, cost = re.search(r"T = (\S+), batch 4: the law says (\S+), .*, \+(\S+)%$", capsys.readouterr().out, re.M).groups()
+    assert T == "5.12M" and f"(the star) the law's rate costs {cost} % more than the best of a search" in README
+
+
 def test_numbers_of_the_long_warmup(capsys):
     folder, other = (str(ROOT / "results" / name) for name in ("wsd-laptop", "wsd-laptop-long"))
     assert fit.main([folder, "--against", other]) == 0
