@@ -455,17 +455,25 @@ def report_compare(records: list[dict], out: Path) -> None:
         for line, by_T in losses.items():
             texts = [f"{np.mean(some):.3f}" + (f" ± {np.std(some, ddof=1):.3f}" if seeds > 1 else "") for some in by_T]
             print(f"| {line} | " + " | ".join(f"**{text}**" if line != "floor" and np.mean(some) == low else text for text, some, low in zip(texts, by_T, lowest)) + " |")
-    print("\n| all cells | loss | perplexity | above the floor, mean (of each seed) | worst cell |\n|---|---|---|---|---|")
-    for line in lines:
-        loss = np.mean([np.mean(list(lines[line][cell].values())) for cell in cells])
-        by_seed = above(lines, line)
-        cost = np.mean(list(by_seed.values()), axis=0)
-        each = ", ".join(f"{d.mean():+.3f}" for d in by_seed.values())
-        shape, T, batch = cells[int(cost.argmax())]
-        where = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch {batch})" if line != "floor" else ""
-        print(f"| {line} | {loss:.3f} | {math.exp(loss):.3f} | {cost.mean():+.4f} ({each}) | {where} |")
+    for kind in ("dense", "mixture of experts"):
+        some = [cell for cell in cells if ("experts" in cell[0]) == (kind != "dense")]
+        if not some:
+            continue
+        print(f"\n| {kind}, {len(some)} cells | loss | perplexity | above the floor, mean (of each seed) | of the floor | worst cell |\n|---|---|---|---|---|---|")
+        mean = {line: np.mean([np.mean(list(by_cell[cell].values())) for cell in some]) for line, by_cell in lines.items()}
+        for line, loss in mean.items():
+            by_seed = above(lines, line, some)
+            cost = np.mean(list(by_seed.values()), axis=0)
+            each = ", ".join(f"{d.mean():+.3f}" for d in by_seed.values())
+            shape, T, batch = some[int(cost.argmax())]
+            where = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch {batch})" if line != "floor" else ""
+            print(f"| {line} | {loss:.3f} | {math.exp(loss):.3f} | {cost.mean():+.4f} ({each}) | {cost.mean() / mean['floor']:+.2%} | {where} |")
     if seeds > 1:
         print("above the floor: without seed 0, which has chosen the floor's rates")
+    print("\none run, stopped anywhere, against a cosine planned for each T, its rate ∝ √batch: all cells, and the worst one")
+    for line in (line for line in lines if line.startswith("Power")):
+        ratios = [np.mean(list(lines[line][cell].values())) / np.mean(list(lines["cosine, rate ∝ √batch"][cell].values())) - 1 for cell in cells]
+        print(f"{line:<28}{np.mean(ratios):+8.2%}{max(ratios):+8.2%}")
     print()
     draw_compare(out / "compare.png", lines, tuned_batch)
     draw_anytime(out / "anytime.png", lines, records, tuned_batch)

@@ -317,7 +317,7 @@ GRIDS = {
     },
     "power": {
         "quick": dict(common=warmed_up(_laptop, 40_000), rows=[(width(32, 16), [2, 8], 1)], budgets=doublings(40_000, 4), a=_a, b=_b),
-        "laptop": dict(common=warmed_up(_laptop, 80_000), rows=[(width(64, 16), [2, 4, 8], 3)], budgets=doublings(80_000, 5), a=_a, b=_b),
+        "laptop": dict(common=warmed_up(_laptop, 80_000), rows=[(width(64, 16), [2, 4, 8], 2)], budgets=doublings(80_000, 5), a=_a, b=_b),
         "gpu": dict(common=warmed_up(_gpu, 10**6), rows=[(width(256, 64), [16, 32, 64], 1)], budgets=doublings(10**6, 5), a=_a, b=_b),
         # the paper's Table 3: a in [3, 5], b in [-0.6, -0.4]; in which steps it does not say
         "paper": dict(common={}, rows=[(dict(preset="36M-power"), doublings(32, 5), 1)], budgets=doublings(2 * 10**9, 7),

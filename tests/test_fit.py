@@ -194,10 +194,21 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
     folder = write(compare_records(), tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "| **2.9" in out and "worst cell" in out and "Power, tuned in one cell" in out
+    assert "| **2.9" in out and "| dense, 20 cells |" in out and "experts" not in out and "Power, tuned in one cell" in out
+    losses: dict = {}  # the planned cosines, at the tuned rate times sqrt(batch / 2), each with what it is measured from
+    tuned = min(r["lr"] for r in compare_records() if r["schedule"] == "cosine" and r["seed"] < 100)
+    for r in compare_records():
+        if r["schedule"] == "cosine" and r["seed"] < 100 and math.isclose(r["lr"], tuned * (r["batch_size"] / 2) ** 0.5, rel_tol=0.01):
+            losses.setdefault((r["n_embd"], r["total_tokens"], r["batch_size"]), []).append((r["val_loss"], 3 - 0.1 * math.log2(r["total_tokens"] / 100_000) + 0.01 * r["seed"]))
+    ratios = [sum(base + 0.0005 for _, base in some) / sum(loss for loss, _ in some) - 1 for some in losses.values()]
+    assert len(ratios) == 20 and f"Power, our law, averaged    {np.mean(ratios):+8.2%}{max(ratios):+8.2%}\n" in out
     assert {path.name for path in folder.glob("*.png")} == {"compare.png", "anytime.png", "price.png"}
     for figure in figures:
         check_layout(figure)
+    mixed = [r | {"n_expert": 8} if r["n_embd"] == 64 else r for r in compare_records()]
+    assert fit.main([str(write(mixed, tmp_path / "b"))]) == 0
+    out = capsys.readouterr().out
+    assert "| dense, 10 cells |" in out and "| mixture of experts, 10 cells |" in out
 
 
 def test_a_comparison_that_is_still_running(tmp_path, capsys):
