@@ -584,46 +584,69 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
             near = difflib.get_close_matches(flag, known, n=1)
             parser.error(f"unknown argument {word}" + (f", did you mean {near[0]}?" if near else ", see --help, and that of train.py"))
     typed, _ = train.parse(rest)
+    args.out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
     return args, typed
+
+
+def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Column], list[dict], str]:
+    """-> (the columns of our shard, all records that are there, device). Raises ValueError or OSError where something does not fit."""
+    shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
+    if not shard or int(shard[1]) > int(shard[2]):
+        raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"--workers {args.workers}: must be at least 1")
+    if "data" in typed and "tokenizer" in typed:
+        raise ValueError(f"--tokenizer {typed['tokenizer']}: --data {typed['data']} has a tokenizer of its own, leave one of them out")
+    device = train.pick_device(typed.pop("device", "auto"))
+    only_width = typed.pop("n_embd", None) if args.experiment != "compare" else None  # there, other widths wait for the tuned one's
+    columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
+    corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
+    if "data" in typed:
+        typed |= {"data": train.data.format_mixture(train.data.parse_mixture(typed["data"])), "tokenizer": corpus.meta["tokenizer"]}
+    columns = columns_of(args.experiment, args.scale, typed)
+    for column, source in itertools.product(columns, corpus.sources.values()):
+        train.check_corpus(a_run_of(column), source)
+    records = read_records(args.out)
+    check_records(records, columns, corpus.meta["fingerprint"], args.out)
+    there = sorted({a_run_of(column).n_embd for column in columns})
+    if only_width not in (None, *there):
+        raise ValueError(f"--n_embd {only_width}: the experiment has the widths {', '.join(map(str, there))}")
+    columns = [column for column in columns if only_width in (None, a_run_of(column).n_embd)][int(shard[1]) - 1 :: int(shard[2])]
+    if not columns:
+        raise ValueError(f"--shard {args.shard}: there are fewer columns than that")
+    return columns, records, device
+
+
+def take(args: argparse.Namespace):
+    """-> (the folder that this shard writes to, its lock). Raises OSError where another sweep has it, or it cannot be written."""
+    folder = args.out if args.shard == "1/1" else args.out / f"shard-{args.shard.replace('/', '-of-')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, train.lock(folder)
+    except BlockingIOError:
+        raise BlockingIOError(f"--out {args.out}: another sweep is writing there") from None
+    except OSError as error:
+        raise OSError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+
+
+def say_what_it_takes(args: argparse.Namespace, columns: list[Column], plans: list[dict], devices: list[str]) -> None:
+    total = lambda name: sum(p[name] for p in plans)
+    budgets = sorted({T for column in columns for T in column.budgets})
+    print(f"{args.out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in budgets)} tokens")
+    print(f"about {total('runs'):,} runs on {total('trunks'):,} trunks, {total('tokens'):.3g} tokens, {total('flops'):.2g} FLOPs")
+    print(f"as separate runs: {total('separate'):.3g} tokens, so branches take {total('tokens') / total('separate'):.0%} of that")
+    if args.experiment == "compare":
+        shares = {name: sum(p["tokens"] for p, c in zip(plans, columns) if c.fields["schedule"] == name) for name in ("wsd", "power", "cosine")}
+        print(", ".join(f"{name} {tokens:.3g} tokens" for name, tokens in shares.items()) + "; every cosine is trained from its start")
+    workers = f"{len(devices)} {devices[0].split(':')[0]} worker{'s' * (len(devices) > 1)}"
+    print(f"about {total('left') / len(devices) / 3600:.2g} hours left on {workers}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     args, typed = parse(argv)
     try:
-        shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
-        if not shard or int(shard[1]) > int(shard[2]):
-            raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
-        if args.workers is not None and args.workers < 1:
-            raise ValueError(f"--workers {args.workers}: must be at least 1")
-        if "data" in typed and "tokenizer" in typed:
-            raise ValueError(f"--tokenizer {typed['tokenizer']}: --data {typed['data']} has a tokenizer of its own, leave one of them out")
-        device = train.pick_device(typed.pop("device", "auto"))
-        only_width = typed.pop("n_embd", None) if args.experiment != "compare" else None  # there, other widths wait for the tuned one's
-        columns_of(args.experiment, args.scale, typed)  # raises before a corpus is prepared
-        corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
-        if "data" in typed:
-            typed |= {"data": train.data.format_mixture(train.data.parse_mixture(typed["data"])), "tokenizer": corpus.meta["tokenizer"]}
-        columns = columns_of(args.experiment, args.scale, typed)
-        for column, source in itertools.product(columns, corpus.sources.values()):
-            train.check_corpus(a_run_of(column), source)
-        out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
-        records = read_records(out)
-        check_records(records, columns, corpus.meta["fingerprint"], out)
-        there = sorted({a_run_of(column).n_embd for column in columns})
-        if only_width not in (None, *there):
-            raise ValueError(f"--n_embd {only_width}: the experiment has the widths {', '.join(map(str, there))}")
-        columns = [column for column in columns if only_width in (None, a_run_of(column).n_embd)][int(shard[1]) - 1 :: int(shard[2])]
-        if not columns:
-            raise ValueError(f"--shard {args.shard}: there are fewer columns than that")
-        if not args.dry_run:
-            folder = out if args.shard == "1/1" else out / f"shard-{shard[1]}-of-{shard[2]}"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                held = train.lock(folder)
-            except BlockingIOError:
-                raise BlockingIOError(f"--out {out}: another sweep is writing there") from None
-            except OSError as error:
-                raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
+        columns, records, device = prepare(args, typed)
+        folder, held = (None, None) if args.dry_run else take(args)
     except (ValueError, OSError) as mistake:
         print(f"sweep.py: {mistake}", file=sys.stderr)
         return 2
@@ -633,21 +656,13 @@ def main(argv: list[str] | None = None) -> int:
     devices = [f"cuda:{i % n_devices}" if device == "cuda" else device for i in range(args.workers or n_devices)]
     losses = {identity(record): loss_in(record) for record in records}
     plans = [plan(column, lambda cfg: losses.get(identity(vars(cfg))), device) for column in columns]
-    total = {name: sum(p[name] for p in plans) for name in plans[0]}
-    budgets = sorted({T for column in columns for T in column.budgets})
-    print(f"{out}: {args.experiment}, {len(columns)} columns (shape, batch size, seed), T = {', '.join(f'{T:,}' for T in budgets)} tokens")
-    print(f"about {total['runs']:,} runs on {total['trunks']:,} trunks, {total['tokens']:.3g} tokens, {total['flops']:.2g} FLOPs")
-    print(f"as separate runs: {total['separate']:.3g} tokens, so branches take {total['tokens'] / total['separate']:.0%} of that")
-    if args.experiment == "compare":
-        shares = {name: sum(p["tokens"] for p, c in zip(plans, columns) if c.fields["schedule"] == name) for name in ("wsd", "power", "cosine")}
-        print(", ".join(f"{name} {tokens:.3g} tokens" for name, tokens in shares.items()) + "; every cosine is trained from its start")
-    print(f"about {total['left'] / len(devices) / 3600:.2g} hours left on {len(devices)} {device} worker{'s' * (len(devices) > 1)}", flush=True)
+    say_what_it_takes(args, columns, plans, devices)
     if args.dry_run:
         return 0
 
     began = time.perf_counter()
     with train.stop_request(None) as must_stop:
-        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if total["left"]]
+        workers = [start_worker(each, typed.get("data"), typed.get("tokenizer", "bytes")) for each in devices if any(p["left"] for p in plans)]
         try:
             finished = sweep(columns, losses, folder, folder / "trunks", workers, device, must_stop)
         except (EOFError, ConnectionError):
@@ -656,14 +671,14 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             for worker in workers:
                 worker.close()  # they notice, and end; one that still trains saves its trunk first
+    held.close()
     if not finished:
         print("stopped and saved; the same command goes on")
         return 3
-    held.close()
     if any(plan(column, lambda cfg: losses.get(identity(vars(cfg))), device)["left"] for column in columns):
         print("these runs wait for some of the other shards'; when those are there, the same command goes on")
         return 3
-    print(f"finished after {train.clock(time.perf_counter() - began)}: {len(losses):,} records; next: python fit.py {out}")
+    print(f"finished after {train.clock(time.perf_counter() - began)}: {len(losses):,} records; next: python fit.py {args.out}")
     return 0
 
 

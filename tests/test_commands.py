@@ -37,7 +37,7 @@ def world(monkeypatch, tmp_path, corpus_path, documents):
     one = dict(common=COMMON, rows=[(dict(n_embd=32, n_head=2), [4], 1)], budgets=[1024], guess=0.02, rates=[14])
     trials = dict(cosine=[14], wsd=[14], power=[4])
     for scale in ("quick", "laptop"):
-        for experiment in ("wsd", "transfer"):
+        for experiment in ("wsd", "transfer", "beyond"):
             monkeypatch.setitem(sweep.GRIDS[experiment], scale, one)
         monkeypatch.setitem(sweep.GRIDS["power"], scale, one | dict(a=[1], b=[0.02]))
         monkeypatch.setitem(sweep.GRIDS["compare"], scale, one | dict(tune=(dict(n_embd=32, n_head=2), 4, 1024), trials=trials))
@@ -63,6 +63,7 @@ def world(monkeypatch, tmp_path, corpus_path, documents):
     }.items():  # fmt: skip
         Path(f"items/{name}.jsonl").write_text((json.dumps(item) + "\n") * 6)
     made_up = dict(wsd=test_fit.wsd_records(noise=0.004, cells=0.08), power=test_fit.power_records(), compare=test_fit.compare_records(), transfer=test_fit.transfer_records())
+    made_up["beyond-laptop"] = test_fit.wsd_records(budgets=[6_400_000], batches=[4], widths=[64], seeds=1)
     made_up["wsd-laptop-long"] = [r | {"warmup_tokens": 50_000} for r in made_up["wsd"]]
     for name, records in made_up.items():
         for folder in [name] if "-" in name else [f"{name}-quick", f"{name}-laptop"]:
@@ -90,6 +91,9 @@ def test_every_command_runs(world, corpus_path, monkeypatch, capsys):
     for command in dict.fromkeys(["python train.py --schedule power", *COMMANDS]):
         file, *argv = words_of(command)
         argv = smaller(argv) if file != "fit.py" else argv
+        if file == "-c":
+            exec(argv[0])
+            continue
         if "hf:" in command or "power_q" in command or file in ("moe.py", "mup.py") or "data/notebooks" in command or "web/**" in command:
             continue  # the network; a fork; what other tests run
         if "PowerLM-3B" in argv and not Path("PowerLM-3B").exists():  # as if it had been downloaded

@@ -1,6 +1,7 @@
 """What the README shows is what is there."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -45,6 +46,8 @@ def test_commands_are_understood():
     assert len(commands) > 12
     for command in commands:
         _, file, *argv = shlex.split(command)
+        if file == "-c":
+            continue
         assert (ROOT / file).exists(), command
         if file == "train.py":
             typed, actions = train.parse(argv)
@@ -137,6 +140,37 @@ def test_numbers_of_the_comparison():
     mean = lambda lines, line: cost(lines, line).mean()
     assert mean(long, "Power, our law, averaged") < 0 and mean(long, "Power") < min(mean(long, "WSD"), mean(long, "cosine"))
     assert all(abs(mean(long, f"{name}, rate ∝ √batch") - mean(long, "Power")) < 0.002 for name in ("WSD", "cosine")) and mean(short, "Power") > mean(short, "cosine") > mean(short, "WSD")
+
+
+def test_arithmetic_of_the_walk():
+    b = round(fitted("wsd-laptop")[0].b[0], 2)  # as the reader knows it
+    assert f"By T^-0.51, the paper's law, to {4**-0.51:.2f} of where it was; by the slope found below, T^{b:.2f}, to {4**b:.2f}." in README
+    rate = lambda beta, T: 4.6 * beta * T**-0.51
+    assert f"= {rate(1024, 1e13):.4f} is the paper's rate" in README and f"the same formula says {rate(1024 * 4096, 1e13):.1f}" in README
+    assert f"{rate(1024, 1e13):.5f}, {rate(1024 * 4096, 1e13):.2f} and {rate(1024, 1e13 / (1024 * 4096)):.2f}: only the first" in README
+    assert "T doubles 23 times. T^-0.51 and T^-0.32 are then 4.4 factors of two apart" in README
+    assert math.floor(math.log2(1e13 / 1e6)) == 23 and round(math.log2(1e13 / 1e6) * (0.51 - 0.32), 1) == 4.4
+    assert f"for the first {(4 / 4.6) ** (1 / 0.51):.0%} of a run".replace("%", " %") in README  # 4 n^b = 4.6 T^b
+    trunks: dict = {}
+    records = fit.read_records([ROOT / "results" / "wsd-laptop"])
+    for r in records:
+        trunks.setdefault((r["n_embd"], r["batch_size"], r["lr"], r["seed"]), []).append(r)
+    trained = sum(max(r["total_tokens"] - r["decay_tokens"] for r in runs) + sum(r["decay_tokens"] for r in runs) for runs in trunks.values())
+    assert f"for {100 * trained / sum(r['total_tokens'] for r in records):.0f} % of their tokens" in README
+    steps = [r["total_tokens"] / (128 * r["batch_size"]) for r in records]
+    assert f"({min(steps):.0f} to {max(steps):,.0f} steps)" in README
+    dense, mixture = (json.loads((ROOT / "results" / name / "records.jsonl").read_text().splitlines()[0])["n_params"] for name in ("laptop", "laptop-moe"))
+    assert f"{mixture / dense:.1f} times the parameters" in README
+
+
+def test_numbers_of_the_transfer():
+    records = fit.read_records([ROOT / "results" / "transfer-quick"])
+    best = lambda standard: {m.shape.split(",")[0]: m.x for m in fit.minima([r for r in records if r["standard"] == standard]) if not m.why_not}
+    ours, other = best(False), best(True)
+    assert ours.keys() == other.keys() == {"width 32", "width 64", "width 128"}
+    assert max(ours.values()) - min(ours.values()) < math.log2(1.3) and other["width 128"] - other["width 32"] < -1
+    assert "the best rate of widths 32, 64, 128 stays within 30 % under μP, and falls by more than half without" in README
+    assert "stays within 30 % from width 32 to 128; without μP it falls by more than half (one seed)" in README
 
 
 def test_number_beyond_the_grid(tmp_path, capsys):
