@@ -424,6 +424,7 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
         lr = min((r for r in runs if r["seed"] == 0), key=loss_of, default={"lr": None})["lr"]
         lines["floor"][cell] = {r["seed"]: loss_of(r) for r in runs if r["lr"] == lr}
     whole = [cell for cell in lines["Power"] if all(seeds == by_cell.get(cell, {}).keys() for by_cell in lines.values())]
+    whole.sort(key=lambda cell: (len(cell[0]), cell))  # narrow to wide, the mixture last
     if not whole:
         raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
     return {line: {cell: by_cell[cell] for cell in whole} for line, by_cell in lines.items()}, [said for _, said in kinds.values()]
@@ -862,9 +863,12 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
     def draw(*panels):
         for ax, batch in zip(panels, batches):
             scaled = batch != tuned_batch
+            cells = [cell for cell in lines["floor"] if cell[2] == batch]
+            mean = {name: round(np.mean(list(above(lines, name, cells).values())), 3) + 0.0 for name in ("Power", "WSD")}  # no -0.000
             names = [line for line in lines if line != "floor" and "averaged" not in line and "∝ batch" not in line and (scaled or "rate" not in line)]
             draw_above(ax, lines, names, shapes, batch)
-            ax.set_title(f"batch {batch}, " + (f"{batch / tuned_batch:g} times what they were tuned at" if scaled else "at which they were tuned"))
+            where = f"{batch / tuned_batch:g} x as tuned" if scaled else "as tuned"
+            ax.set_title(f"Batch {batch}, {where}: Power {mean['Power']:+.3f}, WSD {mean['WSD']:+.3f}")
         panels[-1].set_xlabel("T, tokens (mean over " + ("shapes" if len(shapes) > 1 else shapes[0]) + "; dots: seeds)")
 
     save(path, 3.2 * len(batches), len(batches), draw, sharex=True)
@@ -886,10 +890,11 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> No
             ax.scatter([math.log2(T)] * len(some), some, s=6, color=COLORS["cosine"])
         draw_above(ax, lines, [line for line in ("Power", "Power, our law", "Power, our law, averaged", "cosine") if line in lines], [shape], batch)
         top = max(means, key=means.get)
-        ax.annotate(f"the cosine for {size(budgets[-1])}, stopped early", (math.log2(top), max(stopped[top])), (0, 5),
-                    textcoords="offset points", color=COLORS["cosine"], ha="center", va="bottom")  # fmt: skip
-        ax.set_ylim(top=ax.get_ylim()[1] + 0.1 * np.ptp(ax.get_ylim()))
-        ax.set_title("One Power run, and a cosine for each T")
+        ax.annotate(f"the cosine for {size(budgets[-1])},\nstopped early", (math.log2(top), max(stopped[top])), (5, -4),
+                    textcoords="offset points", color=COLORS["cosine"], ha="left", va="bottom")  # fmt: skip
+        ax.set_ylim(top=ax.get_ylim()[1] + 0.14 * np.ptp(ax.get_ylim()))
+        power, cosine = (np.mean(list(above(lines, line, [(shape, T, batch) for T in budgets]).values())) for line in ("Power", "cosine"))
+        ax.set_title(f"One Power run: {round(power - cosine, 3) + 0.0:+.3f} from planned cosines")
         ax.set_xlabel(f"tokens at which one stops ({shape}, batch {batch})")
 
     save(path, 3.6, 1, draw)

@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="mup.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("assets/coordinates.png"), help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=Path("coordinates.png"), help="where the picture goes")
     args = parser.parse_args(argv)
 
     from model import GPT

@@ -69,6 +69,7 @@ def world(monkeypatch, tmp_path, corpus_path, documents):
         for folder in [name] if "-" in name else [f"{name}-quick", f"{name}-laptop"]:
             Path("fits/runs", folder).mkdir(parents=True)
             Path("fits/runs", folder, "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    Path("fits/results").symlink_to("runs")
     for name in ("power", "wsd", "moe-power"):
         Path(f"fits/runs/laptop-{name}-1").mkdir()
         Path(f"fits/runs/laptop-{name}-1/metrics.jsonl").write_text("".join(json.dumps(dict(tokens=n, loss=5 / n, val_loss=5 / n)) + "\n" for n in range(1, 40)))

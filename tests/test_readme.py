@@ -120,26 +120,63 @@ def test_numbers_of_the_law():
         assert numbers == [fit.show(joint.b, 2), fit.show(joint.q, 2), fit.show(paper.b, 2)], (warmup, window)
 
 
-def test_numbers_of_the_comparison():
-    """Section 7's table, from the records; with the short warm-up, the floor of the dense cells is part of the sweep of WSD."""
-    results = lambda *folders: fit.comparison(fit.read_records([ROOT / "results" / folder for folder in folders]))[0]
-    short, long = results("compare-short", "wsd-laptop"), results("compare-quick")
+@pytest.fixture(scope="module")
+def comparisons() -> dict[str, dict]:
+    """With the long warm-up and with the short one; the floor's dense runs are, in part, those of the sweeps of WSD."""
+    folders = {"long": ("compare-laptop", "wsd-laptop-long"), "short": ("compare-short", "wsd-laptop")}
+    return {name: fit.comparison(fit.read_records([ROOT / "results" / folder for folder in some]))[0] for name, some in folders.items()}
+
+
+def costs_of(lines: dict, line: str, mixture: bool) -> np.ndarray:
+    """Above the floor, mean over seeds, for each cell."""
+    return np.mean(list(fit.above(lines, line, [cell for cell in lines["floor"] if ("experts" in cell[0]) == mixture]).values()), axis=0)
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+def test_tables_of_the_comparison(comparisons, mixture):
+    """Sections 7 and 8, from the records."""
     names = {
         "Power: the paper's b, rate ∝ batch": "Power", "Power, our b and q (section 5)": "Power, our law", "the same, averaged instead of decayed": "Power, our law, averaged",
         "WSD": "WSD", "WSD, rate ∝ √batch": "WSD, rate ∝ √batch", "cosine": "cosine", "cosine, rate ∝ √batch": "cosine, rate ∝ √batch",
     }  # fmt: skip
-    rows = re.findall(r"^\| (.+?) " + r"\| ([+-]0\.\d{3}) " * 4 + r"\|$", README, re.M)
-    assert [name for name, *_ in rows] == list(names) and (len(short["floor"]), len(long["floor"])) == (30, 20)
-    cost = lambda lines, line: np.mean(list(fit.above(lines, line).values()), axis=0)  # mean over seeds, for each cell
+    head = f"| schedule: loss above the floor, {'mixture' if mixture else 'dense'} | warm-up 32,000: mean | worst cell | warm-up 2,000: mean | worst cell |"
+    rows = re.findall(r"^\| (.+?) " + r"\| ([+-]0\.\d{3}) " * 4 + r"\|$", README.split(head)[1].split("\n\n")[0], re.M)
+    assert [name for name, *_ in rows] == list(names)
     for name, *numbers in rows:
-        costs = [cost(lines, names[name]) for lines in (short, long)]
-        assert numbers == [f"{x:+.3f}" for c in costs for x in (c.mean(), c.max())], name
-    floor = np.mean([loss for by_seed in long["floor"].values() for loss in by_seed.values()])
-    for line, text in (("Power", "it is 0.6 % above the floor"), ("Power, our law", "it is 0.2 % above")):
-        assert text in README and f"{cost(long, line).mean() / floor:.1%}" == re.search(r"[\d.]+ %", text)[0].replace(" ", "")
-    mean = lambda lines, line: cost(lines, line).mean()
-    assert mean(long, "Power, our law, averaged") < 0 and mean(long, "Power") < min(mean(long, "WSD"), mean(long, "cosine"))
-    assert all(abs(mean(long, f"{name}, rate ∝ √batch") - mean(long, "Power")) < 0.002 for name in ("WSD", "cosine")) and mean(short, "Power") > mean(short, "cosine") > mean(short, "WSD")
+        costs = [costs_of(comparisons[warmup], names[name], mixture) for warmup in ("long", "short")]
+        assert [len(c) for c in costs] == [10 if mixture else 20] * 2 and numbers == [f"{x:+.3f}" for c in costs for x in (c.mean(), c.max())], name
+
+
+def test_numbers_in_the_prose_about_the_comparison(comparisons):
+    long, short = comparisons["long"], comparisons["short"]
+    loss = lambda lines, line, cell: np.mean(list(lines[line][cell].values()))
+    share = {}
+    for mixture in (False, True):
+        floor = np.mean([loss(long, "floor", cell) for cell in long["floor"] if ("experts" in cell[0]) == mixture])
+        share[mixture] = {line: f"{100 * costs_of(long, line, mixture).mean() / floor:.2f} %" for line in long}
+    dense, experts = share[False], share[True]
+    root = dense["cosine, rate ∝ √batch"]
+    assert f"Power is {dense['Power']} above the floor, below WSD ({dense['WSD']}) and cosine ({dense['cosine']}); cosines that know T and the √batch rule are level with it ({root})." in README
+    below = lambda shares, line: f"{shares[line].removeprefix('-')} below" * shares[line].startswith("-")
+    assert f"With our own b and q it is {below(dense, 'Power, our law')} the floor" in README
+    assert f"Averaged, without any decay, it is {below(dense, 'Power, our law, averaged')}:" in README
+    ratios = [loss(long, "Power, our law, averaged", cell) / loss(long, "cosine, rate ∝ √batch", cell) - 1 for cell in long["floor"] if "experts" not in cell[0]]
+    assert f"within {100 * max(ratios):.1f} % of a cosine planned for it, {-100 * np.mean(ratios):.1f} % better on average" in README
+    everywhere = [loss(long, "floor", cell) - loss(short, "floor", cell) for cell in long["floor"] if "experts" not in cell[0]]
+    assert f"(The floor itself is {np.mean(everywhere):.3f} lower then.)" in README
+    assert costs_of(short, "Power", False).mean() > costs_of(short, "WSD", False).mean()
+    assert f"Our own law carries over, {below(experts, 'Power, our law')} the floor." in README and f"Power is {experts['Power']} above, no better" in README
+    assert costs_of(long, "Power", True).mean() > max(costs_of(long, name, True).mean() for name in ("WSD", "cosine", "cosine, rate ∝ √batch"))
+    claims = f"{dense['Power']} above a search; WSD {dense['WSD']}, cosine {dense['cosine']}, with √batch {root}; with a short warm-up behind WSD"
+    assert claims in README and f"{experts['Power']} above; WSD {experts['WSD']}, cosine {experts['cosine']}; with our b and q {below(experts, 'Power, our law')}" in README
+    records = fit.read_records([ROOT / "results" / folder for folder in ("compare-laptop", "wsd-laptop-long")])
+    price, n = fit.price(records, {})
+    one, batch, both = (price[rule].mean() for rule in ("nothing: one rate for all", "the batch size: a rate for each", "both, rate ∝ √batch"))
+    assert f"One rate for all cells costs {one:.3f} nats, a rate for each batch size {batch:.3f}, one by T and √batch {both:.3f}" in README and n == 60
+    assert {r["warmup_tokens"] for r in records} == {32_000} == {2 * 80_000 // 5}
+    law = fit.joint_law(fit.minima(fit.read_records([ROOT / "results" / "wsd-laptop-long"])))
+    (ours,) = {r["power_b"] for r in records if fit.kind_of(r) == "ours"}
+    assert "section 5's long warm-up, -0.3 and ½" in README and ours == -0.3 == round(law.b[0], 1) and abs(law.q[0] - 0.5) < 0.05
 
 
 def test_arithmetic_of_the_walk():
@@ -194,14 +231,20 @@ def test_figures_are_drawn_from_the_results(tmp_path):
     """Pixel by pixel, with the matplotlib of requirements.txt."""
     import matplotlib.image
 
-    drawn = {"wsd-laptop": ("valleys", "batch", "gamma", "law"), "transfer-quick": ("transfer",), "power-laptop": ("power", "best_b"), "compare-quick": ("anytime",)}
-    for folder, names in drawn.items():
-        if (ROOT / "results" / folder).exists():
-            beyond = ["--beyond", str(ROOT / "results" / "beyond-laptop")] * (folder == "wsd-laptop" and (ROOT / "results" / "beyond-laptop").exists())
-            assert fit.main([str(ROOT / "results" / folder), *beyond, "--out", str(tmp_path)]) == 0
-            for name in names:
-                ours, committed = (matplotlib.image.imread(path / f"{name}.png") for path in (tmp_path, ROOT / "assets"))
-                assert ours.shape == committed.shape and (ours == committed).all(), name
+    beyond = ["--beyond", str(ROOT / "results" / "beyond-laptop")]
+    drawn = [
+        (["wsd-laptop"], beyond, ["valleys", "batch", "gamma", "law"]), (["transfer-quick"], [], ["transfer"]), (["power-laptop"], [], ["power", "best_b"]),
+        (["compare-laptop", "wsd-laptop-long"], [], ["compare", "anytime", "price"]),
+    ]  # fmt: skip
+    for folders, more, names in drawn:
+        assert fit.main([*(str(ROOT / "results" / folder) for folder in folders), *more, "--out", str(tmp_path)]) == 0
+        for name in names:
+            ours, committed = (matplotlib.image.imread(path / f"{name}.png") for path in (tmp_path, ROOT / "assets"))
+            assert ours.shape == committed.shape and (ours == committed).all(), name
+    assert schedules.main(["--out", str(tmp_path / "schedules.png")]) == 0
+    ours, committed = (matplotlib.image.imread(path / "schedules.png") for path in (tmp_path, ROOT / "assets"))
+    assert ours.shape == committed.shape and (ours == committed).all()
+    assert {path.stem for path in (ROOT / "assets").glob("*.png")} == {name for *_, names in drawn for name in names} | {"schedules"}
 
 
 def test_the_walk_is_short():
