@@ -63,12 +63,12 @@ def world(monkeypatch, tmp_path, corpus_path, documents):
     }.items():  # fmt: skip
         Path(f"items/{name}.jsonl").write_text((json.dumps(item) + "\n") * 6)
     made_up = dict(wsd=test_fit.wsd_records(noise=0.004, cells=0.08), power=test_fit.power_records(), compare=test_fit.compare_records(), transfer=test_fit.transfer_records())
-    made_up["beyond-laptop"] = test_fit.wsd_records(budgets=[6_400_000], batches=[4], widths=[64], seeds=1)
-    made_up["wsd-laptop-long"] = [r | {"warmup_tokens": 50_000} for r in made_up["wsd"]]
+    made_up = {f"{name}-{scale}": records for name, records in made_up.items() for scale in ("quick", "laptop")}
+    made_up |= {"wsd-laptop-long": made_up["wsd-laptop"], "beyond-laptop": test_fit.wsd_records(budgets=[6_400_000], batches=[4], widths=[64], seeds=1)}
     for name, records in made_up.items():
-        for folder in [name] if "-" in name else [f"{name}-quick", f"{name}-laptop"]:
-            Path("fits/runs", folder).mkdir(parents=True)
-            Path("fits/runs", folder, "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        longer = {"warmup_tokens": 50_000} if name in ("wsd-laptop-long", "compare-laptop") else {}
+        Path("fits/runs", name).mkdir(parents=True)
+        Path("fits/runs", name, "records.jsonl").write_text("".join(json.dumps(r | longer) + "\n" for r in records))
     Path("fits/results").symlink_to("runs")
     for name in ("power", "wsd", "moe-power"):
         Path(f"fits/runs/laptop-{name}-1").mkdir()
