@@ -631,7 +631,11 @@ def valleys(ax, groups: list[tuple[str, list[dict]]], of: Callable[[dict], float
             ax.scatter(at, [row] * len(at), s=22, color=[color], marker="^")
         else:
             label += ": no minimum inside"
-        ax.text(max(at or [min(map(of, some))]) + 0.03 * np.ptp(ax.get_xlim()), row, label, color=ink(color), va="center")
+        left, right = ax.get_xlim()
+        x = max(at or [min(map(of, some))])
+        ax.text(x + 0.03 * (right - left), row, label, color=ink(color), va="center")
+        if x + 0.2 * (right - left) > right:
+            ax.set_xlim(right=x + 0.2 * (right - left))  # room for the label
     ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
@@ -787,8 +791,9 @@ def draw_power(path: Path, records: list[dict], found: dict) -> None:
     def draw(*panels):
         for ax, (name, some) in zip(panels, scans(records).items()):
             at = {B: [r for r in some if r["batch_size"] == B and r["total_tokens"] == longest and shape_of(r) == shape] for B in colors}
-            valleys(ax, [(f"batch {B}", at[B]) for B in colors], KNOB[name], list(colors.values()))
-            ax.set_title(f"Power at T = {size(longest)} ({shape}): loss against {name}")
+            best = valleys(ax, [(f"batch {B}", at[B]) for B in colors], KNOB[name], list(colors.values()))
+            low, high = (2**x if name == "a" else x for x in (np.nanmin(best), np.nanmax(best)))
+            ax.set_title(f"Best {name}: {low:.2g} to {high:.2g} (T = {size(longest)}, {shape})")
         ticks(panels[0].xaxis, [KNOB["a"](r) for r in records], lambda a: f"{a:.3g}")
         panels[0].set_xlabel(f"a, with b = {scans(records)['a'][0]['power_b']:g}")
         panels[1].set_xticks(sorted({r["power_b"] for r in scans(records)["b"]})[1::4])

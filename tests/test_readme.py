@@ -210,6 +210,29 @@ def test_numbers_of_the_transfer():
     assert "stays within 30 % from width 32 to 128; without μP it falls by more than half (one seed)" in README
 
 
+def test_numbers_of_power():
+    records = fit.read_records([ROOT / "results" / "power-laptop"])
+    scans = fit.scans(records)
+    good = [m for m in fit.minima(scans["b"], of=fit.KNOB["b"]) if not m.why_not]
+    x = np.array([m.x for m in good])
+    assert f"b {x.mean():.2f} ± {x.std():.2f}, from {x.min():.2f} to {x.max():.2f} (a = 16)" in README
+    assert f"The best b lies at {x.mean():.2f}, with a standard deviation of {x.std():.2f} over" in README and np.abs(x - x.mean()).max() < 0.055  # "within 0.05"
+    at = lambda batch, T: np.mean([m.x for m in good if (m.batch_size, m.T) == (batch, T)])
+    assert f"batch 8, where it rises from {at(8, 80_000):.2f} to {at(8, 1_280_000):.2f} with T" in README
+    assert all(abs(at(batch, T) - x.mean()) < 0.03 for batch in (2, 4) for T in {m.T for m in good})
+    cost = {}
+    for name, step in (("a", 1), ("b", 0.06)):
+        cells: dict = {}
+        for r in scans[name]:
+            cells.setdefault((r["total_tokens"], r["batch_size"], r["seed"]), {})[fit.KNOB[name](r)] = fit.loss_of(r)
+        best = {key: min(cell, key=cell.get) for key, cell in cells.items()}
+        off = [loss - cell[best[key]] for key, cell in cells.items() for value, loss in cell.items() if abs(abs(value - best[key]) - step) < 0.001]
+        cost[name] = np.mean(off)
+    assert f"A factor of 2 in a costs {cost['a']:.3f} nats, 0.06 in b {cost['b']:.3f}." in README
+    assert 1.9 < 80_000**0.06 < 1_280_000**0.06 < 2.4  # "about a factor of 2"
+    assert {r["power_a"] for r in scans["b"]} == {16} and {r["power_b"] for r in scans["a"]} == {-0.51} and {r["seed"] for r in records} == {0, 1}
+
+
 def test_number_beyond_the_grid(tmp_path, capsys):
     assert fit.main([str(ROOT / "results" / "wsd-laptop"), "--beyond", str(ROOT / "results" / "beyond-laptop"), "--out", str(tmp_path)]) == 0
     T, rate, cost = re.search(r"T = (\S+), batch 4: the law says (\S+), .*, \+(\S+)%$", capsys.readouterr().out, re.M).groups()
