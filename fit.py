@@ -895,9 +895,9 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> No
             ax.scatter([math.log2(T)] * len(some), some, s=6, color=COLORS["cosine"])
         draw_above(ax, lines, [line for line in ("Power", "Power, our law", "Power, our law, averaged", "cosine") if line in lines], [shape], batch)
         top = max(means, key=means.get)
-        ax.annotate(f"the cosine for {size(budgets[-1])},\nstopped early", (math.log2(top), max(stopped[top])), (5, -4),
+        ax.annotate(f"the cosine for {size(budgets[-1])},\nstopped early", (math.log2(top), max(stopped[top])), (0, 5),
                     textcoords="offset points", color=COLORS["cosine"], ha="left", va="bottom")  # fmt: skip
-        ax.set_ylim(top=ax.get_ylim()[1] + 0.14 * np.ptp(ax.get_ylim()))
+        ax.set_ylim(top=ax.get_ylim()[1] + 0.18 * np.ptp(ax.get_ylim()))
         power, cosine = (np.mean(list(above(lines, line, [(shape, T, batch) for T in budgets]).values())) for line in ("Power", "cosine"))
         ax.set_title(f"One Power run: {round(power - cosine, 3) + 0.0:+.3f} from planned cosines")
         ax.set_xlabel(f"tokens at which one stops ({shape}, batch {batch})")
