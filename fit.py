@@ -888,7 +888,8 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], batch: int) -> No
     longest = [r for r in records if r["schedule"] == "cosine" and (shape_of(r), r["batch_size"], r["total_tokens"]) == (shape, batch, budgets[-1]) and r["seed"] < TUNING]
 
     def draw(ax):
-        stopped = {T: [loss_of(r, f"val_loss_at_{T}" if T < budgets[-1] else "val_loss") - lines["floor"][shape, T, batch][r["seed"]] for r in longest] for T in budgets}
+        shown = above(lines, "cosine")  # the same seeds as the other lines
+        stopped = {T: [loss_of(r, f"val_loss_at_{T}" if T < budgets[-1] else "val_loss") - lines["floor"][shape, T, batch][r["seed"]] for r in longest if r["seed"] in shown] for T in budgets}
         means = {T: np.mean(some) for T, some in stopped.items()}
         ax.plot(np.log2(budgets), list(means.values()), color=COLORS["cosine"], linestyle="--", linewidth=1.2)
         for T, some in stopped.items():
