@@ -385,10 +385,10 @@ def isolation() -> tuple[str, ...]:
 def group_size(group: int) -> int:
     """How many processes of this group live (on Linux)."""
     size = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):  # not "[0-9]*/stat": glob itself would look at one that ended just now, and raise
         with contextlib.suppress(OSError):  # it ended just now
             # bytes: a process may call itself what it likes, ")" and broken characters included
-            state, _parent, its_group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            state, _parent, its_group = (process / "stat").read_bytes().rpartition(b")")[2].split()[:3]
             size += int(its_group) == group and state not in b"ZX"  # not a dead one that nobody has buried
     return size
 
