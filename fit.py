@@ -129,6 +129,19 @@ def minima(records: list[dict], window: int = WINDOW, of: Callable[[dict], float
     return [Minimum(*key, min(y for _, y in groups[key]), *parabola(groups[key], window)) for key in sorted(groups, key=order)]
 
 
+def cost_beside(records: list[dict], of: Callable[[dict], float], step: float) -> tuple[float, float]:
+    """Mean loss above the lowest one measured, of the runs a step below the best value and a step above it (nats)."""
+    cells: dict = {}
+    for r in records:
+        cells.setdefault((shape_of(r), r["total_tokens"], r["batch_size"], r["seed"]), []).append((of(r), loss_of(r)))
+    off: dict = {-1: [], 1: []}
+    for points in cells.values():
+        best, lowest = min(points, key=lambda point: point[1])
+        for side, costs in off.items():
+            costs += [y - lowest for x, y in points if math.isfinite(y) and abs(x - best - side * step) < 0.01 * step]
+    return tuple(float(np.mean(costs)) if costs else math.nan for costs in off.values())
+
+
 # ---------------------------------------------------------------------------------------------
 # From minima to a law
 
@@ -257,6 +270,7 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict] = []) -> None:
         where = [f"{whose} {value:g} lies {'inside' if low <= value <= high else 'outside'}" for whose, value in values.items()]
         print(f"{name}, joint, {WINDOW} rates: {', '.join(where)}")
 
+    print("a rate half of the best measured one, and twice it: {:.3f} and {:.3f} nats above it".format(*cost_beside(records, lambda r: math.log2(r["lr"]), 1)))
     first, own = next(iter(joint.a_of)), slopes(found)
     for shape, a in joint.a_of.items():
         line = f"{shape}: a = {a[0]:.3g}"
@@ -354,13 +368,16 @@ def report_power(records: list[dict], out: Path) -> None:
         for T in budgets:
             print(f"{size(T):>8} " + "".join(f"{np.mean(at(T=T, batch_size=B)) if at(T=T, batch_size=B) else math.nan:11.3f}" for B in batches))
         x = np.array(at())
-        print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, from {x.min():.3f} to {x.max():.3f}, {len(x)} minima\n")
+        print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, from {x.min():.3f} to {x.max():.3f}, {len(x)} minima")
+        step, text = (1, "half of the best a, and twice it") if name == "a" else (0.06, "0.06 below the best b, and above it")
+        print("{}: {:.3f} and {:.3f} nats above its loss\n".format(text, *cost_beside(some, KNOB[name], step)))
     if not any(m.why_not == "" for some in found.values() for m in some):
         raise ValueError(f"no best a or b: {reasons(found['a'] + found['b'])}")
     draw_power(out / "power.png", records, found)
-    if any(m.why_not == "" for m in found["b"]):
+    has_b = any(m.why_not == "" for m in found["b"])
+    if has_b:
         draw_best_b(out / "best_b.png", found["b"])
-    print(f"{out}: the figures power.png and, if there is a best b, best_b.png")
+    print(f"{out}: power.png" + ", best_b.png" * has_b)
 
 
 # ---------------------------------------------------------------------------------------------

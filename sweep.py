@@ -589,7 +589,10 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Column], list[dict], str]:
-    """-> (the columns of our shard, all records that are there, device). Raises ValueError or OSError where something does not fit."""
+    """-> (the columns of our shard, all records that are there, device). Raises ValueError or OSError where something does not fit.
+
+    typed: loses what a sweep decides, --device and --n_embd; gets the tokenizer of its --data.
+    """
     shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
     if not shard or int(shard[1]) > int(shard[2]):
         raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
