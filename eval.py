@@ -3,7 +3,7 @@
 The tasks' numbers are those of lm-evaluation-harness, which the paper used: the same texts, the
 same rules, from local files. A model is a run's folder or a Granite folder, such as the released ones.
 
-Read `held_out_loss`; then `score`, which finds how likely a model thinks a text is, `complete`,
+Read `validation_loss`; then `score`, which finds how likely a model thinks a text is, `complete`,
 which lets it write, `TASKS`, what it is asked, and `measure`, what comes out.
 
     python eval.py --model runs/laptop-power-1                      loss on all held-out text
@@ -40,26 +40,15 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import data
-from model import GPT, GPTConfig, is_granite, load_model, pick_device
+from model import GPT, GPTConfig, is_granite, load_model
+from tools.devices import pick_device, rank_and_world, total
 
 # ---------------------------------------------------------------------------------------------
 # Held-out loss
 
 
-def rank_and_world() -> tuple[int, int]:
-    """Which of how many processes this is; (0, 1) where there is only one."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def total(x: torch.Tensor) -> torch.Tensor:
-    """The sum over all processes of a tensor, in place."""
-    if dist.is_initialized():
-        dist.all_reduce(x)
-    return x
-
-
 @torch.no_grad()
-def held_out_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict[str, float]:
+def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict[str, float]:
     """Mean cross-entropy on the held-out tokens, in whole sequences of the model's seq_len.
 
     Returns val_loss, in nats per token, and val_bpb, bits per byte: the nats of all targets over
@@ -831,7 +820,7 @@ def main(argv: list[str] | None = None) -> int:
         print(sample(model, tokenizer, args.prompt, args.max_new_tokens, args.temperature, args.top_k))
     else:
         for source in corpus.sources.values():
-            result = held_out_loss(model, source)
+            result = validation_loss(model, source)
             print(f"{args.model} on {source.path}: {result['val_loss']:.4f} nats per token, {result['val_bpb']:.4f} bits per byte")
     return 0
 

@@ -41,7 +41,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedules import COLORS, PAPER_SEQ_LEN, STYLE, paper_batch_size
+from schedules import PAPER_SEQ_LEN, paper_batch_size
+from tools.figures import COLORS, STYLE
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 WINDOW = 5

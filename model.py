@@ -15,12 +15,9 @@ import dataclasses
 import json
 import math
 import os
-import pickle
-import re
 import shutil
 import sys
-import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -31,55 +28,11 @@ from torch.utils.checkpoint import checkpoint
 
 import mup
 from moe import MoE, Routing, matmul_dtype
+from tools.config import check_limits, fill_in, option
+from tools.runs import newest_checkpoint, read_checkpoint
 
 # ---------------------------------------------------------------------------------------------
 # Configuration
-
-
-def option(default=dataclasses.MISSING, help="", **limits):
-    """A config field that is also a command-line flag: its help and limits travel with it.
-
-    Limits: above, at_least, at_most, below (numbers), choices (a sequence).
-    """
-    return field(default=default, metadata={"help": help, **limits})
-
-
-def check_limits(cfg) -> None:
-    """Raise ValueError, naming flag, value and limit, for the first field outside its limits."""
-    for f in dataclasses.fields(cfg):
-        value, limits = getattr(cfg, f.name), f.metadata
-
-        def demand(holds: bool, what: str) -> None:
-            if not holds:
-                raise ValueError(f"--{f.name} {value}: must be {what}")
-
-        if value is None:
-            continue
-        if isinstance(value, str):
-            demand(value != "", "something")
-        if isinstance(value, float):
-            demand(math.isfinite(value), "a finite number")
-        if "choices" in limits:
-            demand(value in limits["choices"], "one of " + ", ".join(limits["choices"]))
-        if "above" in limits:
-            demand(value > limits["above"], f"above {limits['above']}")
-        if "at_least" in limits:
-            demand(value >= limits["at_least"], f"at least {limits['at_least']}")
-        if "at_most" in limits:
-            demand(value <= limits["at_most"], f"at most {limits['at_most']}")
-        if "below" in limits:
-            demand(value < limits["below"], f"below {limits['below']}")
-
-
-def fill_in(cfg, **values) -> None:
-    """Replace each None among these fields. Only for __post_init__: a config is frozen after it.
-
-    So a config always says what is used. To derive another one, build it again from what was typed
-    (train.make_config); dataclasses.replace would keep values that followed from the old width.
-    """
-    for name, value in values.items():
-        if getattr(cfg, name) is None:
-            object.__setattr__(cfg, name, value)
 
 
 @dataclass(frozen=True)
@@ -364,59 +317,6 @@ class GPT(nn.Module):
 
 # ---------------------------------------------------------------------------------------------
 # Loading
-
-
-def pick_device(name: str = "auto") -> str:
-    """"auto" is cuda where there is one, else mps, else cpu. Raises ValueError for a device that is not there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return next(kind for kind in there if there[kind])
-    form = re.fullmatch(r"(cpu|mps|cuda)(?::(\d+))?", name)
-    if form is None or not there[form[1]] or (form[2] and int(form[2]) >= (torch.cuda.device_count() if form[1] == "cuda" else 1)):
-        raise ValueError(f"--device {name}: not on this machine, it has {', '.join(k for k in there if there[k])}")
-    return name
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run's folder, oldest first; their names are the tokens seen."""
-    return sorted((run / "ckpt").glob("*.pt"))
-
-
-def read_checkpoint(path: Path) -> dict:
-    """What train.save_checkpoint wrote. Raises FileNotFoundError, or ValueError for a damaged file.
-
-    weights_only: a pickle that would run code is refused. The checksums are compared first, since
-    torch.load itself would take a flipped bit for a weight.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such run or checkpoint")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"wrong checksum in {damaged}")
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not {"config", "tokens", "model", "optimizer"} <= set(saved):
-            raise KeyError("it lacks config, tokens, model or optimizer")
-        return saved
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
-
-
-def newest_checkpoint(run: Path) -> dict:
-    """The newest checkpoint of a run's folder that can be read; damaged ones are reported.
-
-    Raises FileNotFoundError where there is none, ValueError where none can be read.
-    """
-    paths = checkpoints(run)
-    if not paths:
-        raise FileNotFoundError(f"{run}: no checkpoint in {run / 'ckpt'}, is it the folder of a run?")
-    for path in reversed(paths):
-        try:
-            return read_checkpoint(path)
-        except ValueError as damage:
-            print(f"{damage}, trying the one before it", file=sys.stderr)
-    raise ValueError(f"{run}: none of its checkpoints can be read")
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:

@@ -76,10 +76,10 @@ class MoE(nn.Module):
         multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
         if x.device.type == "cpu" and multiply is loop:  # its bfloat16 kernels are built anew for every size of a group
             dtype = torch.promote_types(dtype, torch.float32)
-        rows = Spread.apply(x.to(dtype), order, back, self.k)         # [N*k, C]
-        weight = Spread.apply(weight.view(-1, 1), order, back, 1)     # [N*k, 1]
+        rows = Dispatch.apply(x.to(dtype), order, back, self.k)         # [N*k, C]
+        weight = Dispatch.apply(weight.view(-1, 1), order, back, 1)     # [N*k, 1]
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
-        y = Collect.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
+        y = Combine.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
 
         return y, routing(scores, ends, over_processes=self.training)
 
@@ -116,7 +116,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 # gradient, both only read, and two runs agree to the last bit.
 
 
-class Spread(torch.autograd.Function):
+class Dispatch(torch.autograd.Function):
     """[N, C] -> [N*k, C]: every token once per pair, in the order of the experts."""
 
     @staticmethod
@@ -128,10 +128,10 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         order, back = ctx.saved_tensors
-        return Collect.apply(grad, order, back, ctx.k), None, None, None
+        return Combine.apply(grad, order, back, ctx.k), None, None, None
 
 
-class Collect(torch.autograd.Function):
+class Combine(torch.autograd.Function):
     """[N*k, C] -> [N, C]: the sum over the pairs of every token."""
 
     @staticmethod
@@ -143,7 +143,7 @@ class Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         order, back = ctx.saved_tensors
-        return Spread.apply(grad, order, back, ctx.k), None, None, None
+        return Dispatch.apply(grad, order, back, ctx.k), None, None, None
 
 
 # Both of these: rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C], w_out [E, C, M] -> [N*k, C]
@@ -221,7 +221,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
     args = parser.parse_args(argv)
 
-    from model import MLP, GPTConfig, pick_device
+    from model import MLP, GPTConfig
+    from tools.devices import pick_device
 
     try:
         device = pick_device(args.device)

@@ -202,42 +202,6 @@ def slope(sizes: list[float], widths=WIDTHS) -> float:
     return sum((a - mean) * b for a, b in zip(x, y)) / sum((a - mean) ** 2 for a in x)
 
 
-def draw(path: Path, changes: dict[str, dict[str, list[float]]]) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    colors = dict(zip(HOOKS, ("#0072B2", "#B34700", "#00735A", "#000000")))
-    markers = dict(zip(HOOKS, "os^D"))
-    with matplotlib.rc_context(fname=Path(__file__).with_name("figures.mplstyle")):
-        fig = Figure(figsize=(5, 6.2))
-        panels = fig.subplots(2, 1, sharex=True, sharey=True)
-        for ax, (name, change) in zip(panels, changes.items()):
-            for hook in HOOKS:
-                ax.plot(WIDTHS, change[hook], color=colors[hook], marker=markers[hook])
-            for hook, y in spread({hook: change[hook][-1] for hook in HOOKS}).items():
-                ax.text(WIDTHS[-1] * 1.1, y, f"{hook} {slope(change[hook]):+.1f}", color=colors[hook], va="center")
-            ax.set_xscale("log", base=2)
-            ax.set_yscale("log", base=2)
-            ax.set_xticks(WIDTHS, [str(w) for w in WIDTHS])
-            ax.set_xlim(WIDTHS[0] * 0.9, WIDTHS[-1] * 2.6)
-            ax.set_ylim(bottom=min(map(min, change.values())) / 2)
-            ax.set_ylabel("mean change in 4 steps")
-        panels[0].set_title("Standard: wider models move further")
-        panels[1].set_title("μP: they move the same at any width")
-        panels[1].set_xlabel("width (numbers: slope of the log change)")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path)
-
-
-def spread(ends: dict[str, float], factor: float = 1.9) -> dict[str, float]:
-    """Heights for labels on a log axis: each near its line's end, no two closer than `factor`."""
-    placed: dict[str, float] = {}
-    ceiling = math.inf
-    for name, y in sorted(ends.items(), key=lambda item: -item[1]):
-        placed[name] = ceiling = min(y, ceiling / factor)
-    return placed
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="mup.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
@@ -247,6 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     from model import GPT
+    from tools.figures import draw_coordinates
 
     cfg = check_config(256, mup=True)
     print(f"width 256, base width 32, m_width {cfg.m_width:g}:")
@@ -278,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     for claim, holds in verdicts.items():
         print(f"{'pass' if holds else 'FAIL'}  {claim}")
     try:
-        draw(args.out, {"standard": standard_change, "muP": mup_change})
+        draw_coordinates(args.out, {"standard": standard_change, "muP": mup_change}, WIDTHS, slope)
     except OSError as error:
         print(f"mup.py: cannot write --out {args.out}: {error.strerror}", file=sys.stderr)
         return 2

@@ -141,8 +141,6 @@ def make_schedule(cfg) -> Schedule:
 # ---------------------------------------------------------------------------------------------
 # The picture
 
-STYLE = Path(__file__).with_name("figures.mplstyle")
-COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700", "average": "#00735A"}
 
 
 def best_lr(total_tokens: float, batch: float) -> float:
@@ -163,61 +161,6 @@ def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
     }
 
 
-def draw(path: Path, T: float, batch: int) -> None:
-    """Figure 1 of the paper, and below it what the two words of its title mean."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    crossing = (4.6 / 4) ** (1 / -0.51)  # share of T where 4 n^-0.51 has come down to 4.6 T^-0.51
-    look = {
-        "cosine": dict(color=COLORS["cosine"], linestyle="--"),
-        "wsd": dict(color=COLORS["wsd"]),
-        "power": dict(color=COLORS["power"], linewidth=2.4),
-    }
-
-    with matplotlib.rc_context(fname=STYLE):
-        fig = Figure(figsize=(5, 6.2))
-        top, bottom = fig.subplots(2, 1, sharex=True, sharey=True)
-
-        def plot(ax, schedule, total, **style):
-            n = [total * i / 2000 for i in range(2001)]
-            ax.plot([x / 1e9 for x in n], [schedule(x) for x in n], **style)
-
-        for name, schedule in paper_curves(T, batch).items():
-            plot(top, schedule, T, **look[name])
-        top.set_title("WSD holds its rate, Power lets it fall with n")
-        top.text(2.2, 0.0112, "Power", color=COLORS["power"])
-        top.text(3.0, 0.0030, "WSD", color=COLORS["wsd"])
-        top.text(12.2, 0.0005, "cosine", color=COLORS["cosine"])
-        at = crossing * T / 1e9
-        top.annotate(
-            f"below WSD's best rate\nafter {crossing:.0%} of the run",
-            (at, best_lr(T, batch)), (at, 0.0073), ha="center", arrowprops={"arrowstyle": "-", "linewidth": 0.8},
-        )  # fmt: skip
-
-        for total in (T / 4, T / 2, T):
-            for name in ("cosine", "power"):
-                plot(bottom, paper_curves(total, batch)[name], total, **look[name])
-        for other in (batch // 2, batch * 2):
-            plot(bottom, paper_curves(T, other)["power"], T, color=COLORS["power"], linewidth=0.8)
-        bottom.set_title("Power is one curve for all budgets, cosine is not")
-        bottom.text(15.2, 0.0168, "dashed: cosines, another\ncurve for every budget", color=COLORS["cosine"])
-        bottom.text(15.2, 0.0122, f"thin: batch {batch // 2} and {batch * 2},\nhalf and twice the rate", color=COLORS["power"])
-        tail = 0.93 * T / 2  # a place on the middle tail to point at
-        bottom.annotate(
-            f"budgets {T / 4e9:.0f}B, {T / 2e9:.0f}B, {T / 1e9:.0f}B:\none curve, three tails",
-            (tail / 1e9, paper_curves(T / 2, batch)["power"](tail)), (15.2, 0.0077),
-            color=COLORS["power"], arrowprops={"arrowstyle": "-", "linewidth": 0.8, "color": COLORS["power"]},
-        )  # fmt: skip
-        bottom.set_xlabel("tokens seen (billions)")
-        for ax in (top, bottom):
-            ax.set_ylabel("learning rate")
-            ax.set_xlim(0, T / 1e9 * 1.02)
-            ax.set_ylim(0, 0.0212)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="schedules.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
@@ -225,6 +168,8 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("assets/schedules.png"), help="where the picture goes")
     args = parser.parse_args(argv)
+
+    from tools import figures
 
     T, batch = 32e9, 128  # one cell of the paper's Table 2
     curves = paper_curves(T, batch)
@@ -234,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     for share in (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 0.9, 0.95, 0.99, 1):
         print(f"{share * T / 1e9:7.2f}B" + "".join(f"{f(share * T):10.6f}" for f in curves.values()))
     try:
-        draw(args.out, T, batch)
+        figures.draw_schedules(args.out, paper_curves, best_lr, T, batch)
     except OSError as error:
         print(f"schedules.py: cannot write --out {args.out}: {error.strerror}", file=sys.stderr)
         return 2

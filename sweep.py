@@ -87,7 +87,7 @@ def train_trunk(runs: list[TrainConfig], corpus, checkpoint: Path, must_stop=lam
             if f"val_loss_at_{T}" not in looks and not must_stop():
                 looks[f"val_loss_at_{T}"] = train.evaluate(cfg, model, corpus, tokens)[1]["val_loss"]
         tokens = advance(cfg, model, optimizer, average, corpus, tokens, cfg.total_tokens - cfg.decay_tokens, must_stop)
-        train.save_checkpoint(checkpoint, cfg, corpus, model, optimizer, average, train.NOTHING_DONE | {"tokens": tokens, "looks": looks})
+        train.save_checkpoint(checkpoint, cfg, corpus, model, optimizer, average, train.FRESH | {"tokens": tokens, "looks": looks})
         trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict(), average and average.state_dict()))
         end = advance(cfg, model, optimizer, average, corpus, tokens, cfg.total_tokens, must_stop)
         if must_stop():
@@ -550,7 +550,7 @@ def open_records(folder: Path):
 def check_records(records: list[dict], columns: list[Column], fingerprint: str, out: Path) -> None:
     """Raise ValueError if there are records of another experiment, of other flags or of another corpus."""
     configs = [a_run_of(column) for column in columns]
-    free = {*IDENTITY, *train.HOW, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"}
+    free = {*IDENTITY, *train.RUNTIME_FLAGS, "decay_tokens", "dtype", "data", "tokenizer", "out", "log_every", "eval_every"}
     same = {name: value for name, value in vars(configs[0]).items() if all(getattr(cfg, name) == value for cfg in configs) and name not in free}
     expected, schedules = {"fingerprint": fingerprint} | same, sorted({cfg.schedule for cfg in configs})
     for record in records:

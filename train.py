@@ -19,7 +19,6 @@ metrics.jsonl, checkpoint, curve.png, sample.txt and, last of all, record.json.
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import difflib
 import itertools
 import json
@@ -29,11 +28,9 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import traceback
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,16 +38,47 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 import data
 import mup
-from eval import check_corpus, held_out_loss, rank_and_world, sample, total
+from eval import check_corpus, sample, validation_loss
 from model import (
-    GPT, PRESETS, GPTConfig, checkpoints, fill_in, is_granite, newest_checkpoint, option, pick_device, read_checkpoint, read_granite,
+    GPT,
+    PRESETS,
+    GPTConfig,
+    is_granite,
+    read_granite,
 )  # fmt: skip
-from schedules import COLORS, DECAY_SHAPES, SCHEDULES, STYLE, make_schedule
+from schedules import DECAY_SHAPES, SCHEDULES, make_schedule
+from tools.config import fill_in, option, whole_number
+from tools.devices import (
+    PEAK_FLOPS,
+    any_process,
+    failed,
+    first_error,
+    is_out_of_memory,
+    join,
+    mixed_precision,
+    peak_flops,
+    pick_device,
+    rank_and_world,
+    to_device,
+    total,
+)  # fmt: skip
+from tools.figures import draw_curve
+from tools.runs import (
+    checkpoints,
+    clock,
+    continue_metrics,
+    is_run,
+    lock,
+    newest_checkpoint,
+    prune_checkpoints,
+    read_checkpoint,
+    stop_request,
+    write_json,
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
 # Configuration: a field is a flag
@@ -163,16 +191,6 @@ def make_config(**typed) -> TrainConfig:
     return TrainConfig(**fields)
 
 
-def whole_number(text: str) -> int:
-    """'2e9' and '2000000000' are the same number of tokens."""
-    if text.lstrip("+-").isdigit():
-        return int(text)
-    with contextlib.suppress(ValueError):
-        if float(text).is_integer():
-            return int(float(text))
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-
-
 def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
     """Command line -> (the typed config fields, the actions). Exits with status 2 on a wrong flag."""
     parser = argparse.ArgumentParser(
@@ -215,63 +233,9 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
 # averages their gradients. Rank 0 alone prints and writes.
 
 
-def join(device: str) -> None:
-    """Meet the other processes, if torchrun started us. Raises ValueError where they do not come."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
-        return
-    on_gpus, local_rank = pick_device(device).startswith("cuda"), int(os.environ.get("LOCAL_RANK", 0))
-    if on_gpus and local_rank >= torch.cuda.device_count():
-        raise ValueError(f"torchrun: process {local_rank} of this machine has no GPU, there are {torch.cuda.device_count()}")
-    if on_gpus:
-        torch.cuda.set_device(local_rank)
-    try:
-        timeout = datetime.timedelta(seconds=60)
-        store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
-        store.set_timeout(timeout)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=world)
-    except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"cannot meet the other {world - 1} processes that WORLD_SIZE={world} promises: {reason}") from None
-
-
-def first_mistake(mistake: str | None) -> str | None:
-    """Of all processes. Each asks, in the same places: one that went on alone would wait for ever."""
-    _, world = rank_and_world()
-    if world == 1:
-        return mistake
-    mistakes = [None] * world
-    dist.all_gather_object(mistakes, mistake)
-    return next((f"rank {rank}: {m}" if rank else m for rank, m in enumerate(mistakes) if m), None)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def failed(error: Exception, rank: int) -> int:
-    """Say in one line why this process cannot go on. The others notice that it is gone, and end too."""
-    if is_out_of_memory(error):
-        reason = "out of memory; a smaller --micro_batch_size or --recompute needs less, --dry_run says how much"
-    elif isinstance(error, RuntimeError) and re.search("gloo|nccl|Connection", str(error), re.IGNORECASE):
-        reason = "lost the other processes, one of them has failed"
-    else:
-        traceback.print_exception(error)
-        reason = f"{type(error).__name__}: {error}"
-    print(f"train.py: rank {rank}: {reason}", file=sys.stderr, flush=True)
-    if dist.is_initialized():
-        os._exit(2)  # an orderly exit would wait for the others
-    return 2
-
-
-def any_process(flag: bool) -> bool:
-    return bool(total(torch.tensor(int(flag))))
-
-
 # ---------------------------------------------------------------------------------------------
 # Device
 
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}  # bf16, dense, datasheets
 
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
@@ -300,26 +264,6 @@ def resolve_device(cfg: TrainConfig) -> TrainConfig:
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile, micro_batch_size=micro_batch_size)
 
 
-@contextlib.contextmanager
-def fast_math(cfg: TrainConfig):
-    """Matrix products in bfloat16 where the run asks for it; parameters stay in float32.
-
-    On Hopper GPUs cuDNN's attention comes first: 1.7 to 2.3 times as fast there as the default, by
-    others' reports, and slower elsewhere.
-    """
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    hopper = cfg.device.startswith("cuda") and torch.cuda.get_device_capability(cfg.device) == (9, 0)
-    with torch.autocast(cfg.device.split(":")[0], torch.bfloat16, enabled=cfg.dtype == "bfloat16"):
-        with sdpa_kernel(order, set_priority=True) if hopper else contextlib.nullcontext():
-            yield
-
-
-def to_device(array: np.ndarray, device: str) -> torch.Tensor:
-    """Copy to the device; from pinned memory to a GPU, so that the program need not wait for it."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else tensor.to(device)
-
-
 # ---------------------------------------------------------------------------------------------
 # One step
 
@@ -344,7 +288,7 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus 
         inputs, targets = to_device(inputs, cfg.device), to_device(targets, cfg.device)
         to_be_continued = world > 1 and i < n_micro - 1  # gradients travel once, with the last micro-batch
         with model.no_sync() if to_be_continued else contextlib.nullcontext():
-            with fast_math(cfg):
+            with mixed_precision(cfg):
                 loss, routing = model(inputs, targets)
                 aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
             # Micro-batches are equal: the mean of their means. Their gradients add up. The auxiliary
@@ -403,15 +347,15 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
 # The run
 
 
-def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, average: GPT | None = None) -> dict[str, float]:
+def validation_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, average: GPT | None = None) -> dict[str, float]:
     """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss.
 
     The same of the averaged weights, if there are any, as average_val_loss and so on.
     """
     if average:
-        return held_out_losses(cfg, model, corpus) | {f"average_{name}": loss for name, loss in held_out_losses(cfg, average, corpus).items()}
-    with fast_math(cfg):
-        results = {name: held_out_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
+        return validation_losses(cfg, model, corpus) | {f"average_{name}": loss for name, loss in validation_losses(cfg, average, corpus).items()}
+    with mixed_precision(cfg):
+        results = {name: validation_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
     if len(results) == 1:
         return next(iter(results.values()))
     mean = lambda of: sum(share * of(result) for share, result in zip(corpus.shares, results.values()))
@@ -420,7 +364,7 @@ def held_out_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mix
     return {"val_loss": loss, "val_bpb": loss / bytes_per_token / math.log(2), **each}
 
 
-def in_words(held_out: dict[str, float]) -> str:
+def summary(held_out: dict[str, float]) -> str:
     averaged = f", of the averaged weights {held_out['average_val_loss']:.4f}" if "average_val_loss" in held_out else ""
     return f"held-out loss {held_out['val_loss']:.4f}{averaged}"
 
@@ -438,7 +382,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     rank, world = rank_and_world()
     model, optimizer = build(cfg)
     average = start_average(cfg, model)
-    progress = restore(start, model, optimizer, average) if start else NOTHING_DONE
+    progress = restore(start, model, optimizer, average) if start else FRESH
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True) if world > 1 else model
     tokens, step, parent = progress["tokens"], progress["step"], progress["parent"]
     schedule = make_schedule(cfg)
@@ -495,8 +439,8 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             window_start, window_tokens = time.perf_counter(), tokens
         pause = time.perf_counter()  # what follows is not training time
         if due(cfg.eval_every) and not last:
-            held_out = held_out_losses(cfg, model, corpus, average)
-            log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
+            held_out = validation_losses(cfg, model, corpus, average)
+            log(f"{tokens:>14,} tokens   {summary(held_out)}", tokens=tokens, **held_out)
         stopping = not last and any_process(must_stop())  # many processes must stop at the same step: they ask each other
         if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens or last or diverged:
             save()
@@ -507,7 +451,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     held_out, record = evaluate(cfg, model, corpus, tokens, average)
     if rank > 0:
         return {}
-    log(f"{tokens:>14,} tokens   {in_words(held_out)}", tokens=tokens, **held_out)
+    log(f"{tokens:>14,} tokens   {summary(held_out)}", tokens=tokens, **held_out)
     metrics.close()
     model.eval()
     torch.manual_seed(cfg.seed)
@@ -522,7 +466,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
 
 def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int, average: GPT | None = None) -> tuple[dict, dict]:
     """A run that ends after `tokens` -> (its held-out loss as it is, the part of its record that follows from model and config)."""
-    held_out = held_out_losses(cfg, model, corpus, average)
+    held_out = validation_losses(cfg, model, corpus, average)
     diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # weights that met a loss that is not finite are NaN, and so is this one
     results = dict.fromkeys(held_out) if diverged else held_out
     if len(corpus.sources) > 1:
@@ -536,7 +480,7 @@ def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, t
 # ---------------------------------------------------------------------------------------------
 # Checkpoints: stop at any time, go on from any of them
 
-NOTHING_DONE = {"tokens": 0, "step": 0, "parent": None, "seconds": 0.0, "training_seconds": 0.0, "trained_tokens": 0}
+FRESH = {"tokens": 0, "step": 0, "parent": None, "seconds": 0.0, "training_seconds": 0.0, "trained_tokens": 0}
 
 
 def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GPT, optimizer, average: GPT | None, progress: dict) -> None:
@@ -567,45 +511,17 @@ def restore(saved: dict, model: GPT, optimizer, average: GPT | None = None) -> d
     if average:  # of a parent that had none, it begins with the parent's weights
         average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" not in saved:  # released weights come alone
-        return {key: saved[key] for key in NOTHING_DONE}
+        return {key: saved[key] for key in FRESH}
     ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved["optimizer"])
     for group, settings in zip(optimizer.param_groups, ours):
         group.update(settings)  # a branch may have another weight decay than its parent
     torch.set_rng_state(saved["random_state"].cpu())
-    return {key: saved[key] for key in NOTHING_DONE}
-
-
-def prune_checkpoints(out: Path, keep: int, decay_start: int) -> None:
-    """Delete all but the newest, and the last one before the decay: runs go on from there."""
-    paths = checkpoints(out)
-    stable = [path for path in paths if int(path.stem) <= decay_start][-1:]
-    for path in paths[:-keep]:
-        if path not in stable:
-            path.unlink()
-
-
-def continue_metrics(path: Path, tokens: int, at_the_end: bool):
-    """Open metrics.jsonl behind its last line at or before `tokens`; later and torn lines go.
-
-    at_the_end: all steps are done, the last evaluation comes next; it may be there already.
-    """
-    kept = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            entry = json.loads(line)
-            if entry["tokens"] < tokens or (entry["tokens"] == tokens and not (at_the_end and "val_loss" in entry)):
-                kept.append(line + "\n")
-        except (json.JSONDecodeError, KeyError):
-            pass  # the process was killed while it wrote this line
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
-    return open(path, "a", buffering=1)  # line by line: readable while it grows
+    return {key: saved[key] for key in FRESH}
 
 
 # Flags that may differ when a run is resumed: they say how it is computed, not what
-HOW = {"device", "compile", "recompute", "micro_batch_size", "save_every", "keep_checkpoints"}
+RUNTIME_FLAGS = {"device", "compile", "recompute", "micro_batch_size", "save_every", "keep_checkpoints"}
 
 
 def resumed_config(out: Path, typed: dict) -> TrainConfig:
@@ -616,9 +532,9 @@ def resumed_config(out: Path, typed: dict) -> TrainConfig:
         raise ValueError(f"--out {out}: its config.json is damaged, --overwrite starts the run again") from None
     saved = {f.name: saved[f.name] for f in dataclasses.fields(TrainConfig) if f.name in saved}
     for name, value in typed.items():
-        if name not in HOW | {"out"} and value not in (saved.get(name), "auto"):
+        if name not in RUNTIME_FLAGS | {"out"} and value not in (saved.get(name), "auto"):
             raise ValueError(f"--{name} {value}: the run in {out} has {saved.get(name)}; leave the flag out, or use --branch for a new run")
-    return TrainConfig(**saved | {name: typed[name] for name in HOW & set(typed)} | {"out": str(out)})
+    return TrainConfig(**saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)} | {"out": str(out)})
 
 
 def branch_point(path: Path) -> Path:
@@ -673,47 +589,6 @@ def branch_config(saved: dict, typed: dict) -> TrainConfig:
     return dataclasses.replace(cfg, past_data=";".join(past) or None)
 
 
-def lock(out: Path):
-    """Keep other processes out of a run's folder until this one ends, however it ends.
-
-    Raises BlockingIOError if another process is there.
-    """
-    file = open(out / ".lock", "w")
-    try:
-        import fcntl  # not on Windows: there, nobody guards the folder
-    except ImportError:
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BlockingIOError(f"--out {out}: another process is training there") from None
-    return file
-
-
-@contextlib.contextmanager
-def stop_request(time_limit: float | None):
-    """Yields a function: must we save and stop? After Ctrl-C, SIGTERM or time_limit seconds, yes."""
-    began, signals = time.perf_counter(), []
-
-    def note(number, _frame):
-        signals.append(number)
-        if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait; a cluster's SIGTERM may come twice by itself
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(signals) or (time_limit is not None and time.perf_counter() - began > time_limit)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def write_json(path: Path, content: dict) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
-
-
 def describe_origin(cfg: TrainConfig, corpus: data.Corpus) -> dict:
     """What one would need to know to repeat this run somewhere else."""
 
@@ -732,61 +607,6 @@ def describe_origin(cfg: TrainConfig, corpus: data.Corpus) -> dict:
         "threads": torch.get_num_threads(), "processes": rank_and_world()[1], "fingerprint": corpus.meta["fingerprint"],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }  # fmt: skip
-
-
-def peak_flops(cfg: TrainConfig) -> float | None:
-    """The GPU's bf16 peak by its datasheet, None where we do not know it."""
-    if not cfg.device.startswith("cuda"):
-        return None
-    name = torch.cuda.get_device_name(cfg.device)
-    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
-
-
-def clock(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=round(seconds))  # prints as 0:03:20
-
-
-def draw_curve(out: Path, record: dict) -> None:
-    """curve.png: the loss, and below it the learning rate that made it; of a mixture also how even its experts' load is."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
-    training = [line for line in lines if "loss" in line]
-    held_out = [line for line in lines if "val_loss" in line]
-    mixture = record["n_expert"] > 0
-    color = COLORS[record["schedule"]]
-    with matplotlib.rc_context(fname=STYLE):
-        fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
-        top, bottom, *third = fig.subplots(2 + mixture, 1, sharex=True, height_ratios=(2, 1, 1)[: 2 + mixture])
-        millions = lambda some: [line["tokens"] / 1e6 for line in some]
-        values = lambda some, key: [math.nan if line[key] is None else line[key] for line in some]
-        top.plot(millions(training), values(training, "loss"), color=color, linewidth=0.8, alpha=0.6)
-        top.plot(millions(held_out), values(held_out, "val_loss"), color="black", marker="o", markersize=4)
-        labels = [(0.93, "held-out text", "black"), (0.84, "training batches", color)]
-        if record["average"]:
-            top.plot(millions(held_out), values(held_out, "average_val_loss"), color=COLORS["average"], marker="s", markersize=4)
-            labels.append((0.75, "averaged weights", COLORS["average"]))
-        for y, label, hue in labels:
-            top.text(0.98, y, label, color=hue, ha="right", va="top", transform=top.transAxes)  # losses fall: this corner is free
-        end = "diverged" if record["diverged"] else f"{record['val_loss']:.3f} nats on held-out text"
-        top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
-        top.set_ylabel("loss (nats per token)")
-        bottom.plot(millions(training), [line["lr"] for line in training], color=color, linewidth=2)
-        bottom.set_ylabel("learning rate")
-        bottom.set_ylim(bottom=0)
-        for panel in third:
-            for x, key, label, hue in (
-                (0.0, "max_load", "max load / mean", "#0072B2"),  # a line for each layer
-                (0.37, "aux_loss", "auxiliary loss", "#B34700"),
-                (0.68, "router_entropy", "entropy (nats)", "#00735A"),
-            ):
-                panel.plot(millions(training), values(training, key), color=hue, linewidth=0.8)
-                panel.text(x, 1.04, label, color=hue, transform=panel.transAxes)
-            panel.set_ylim(bottom=0)
-            panel.set_ylabel("experts")
-        fig.axes[-1].set_xlabel("tokens seen (millions)")
-        fig.savefig(out / "curve.png")
 
 
 def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
@@ -886,12 +706,6 @@ def profile(cfg: TrainConfig, corpus: data.Corpus, file: Path) -> None:
 # ---------------------------------------------------------------------------------------------
 
 
-def is_run(out: Path) -> bool:
-    """Is this the folder of a run? Other programs, too, call a file config.json; --overwrite spares theirs."""
-    config = out / "config.json"
-    return config.exists() and '"total_tokens"' in config.read_text(encoding="utf-8", errors="replace")
-
-
 def run_folder(cfg: TrainConfig, resume: bool, overwrite: bool):
     """Make the folder that --out names, or the next free runs/PRESET-SCHEDULE-NUMBER -> (folder, its lock).
 
@@ -950,9 +764,9 @@ def branched(path: Path) -> dict:
     if is_granite(path):
         cfg, weights = read_granite(path)
         shape = dataclasses.asdict(cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
-        return NOTHING_DONE | {"model": weights, "config": shape, "parent": str(path), "fingerprint": None}
+        return FRESH | {"model": weights, "config": shape, "parent": str(path), "fingerprint": None}
     saved = read_checkpoint(path)
-    return saved | NOTHING_DONE | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
+    return saved | FRESH | {"tokens": saved["tokens"], "step": saved["step"], "parent": str(path)}
 
 
 def set_up(typed: dict, actions: argparse.Namespace) -> tuple:
@@ -1006,7 +820,7 @@ def main(argv: list[str] | None = None) -> int:
                 ready = set_up(typed, actions)
         except (ValueError, OSError) as error:
             mistake = str(error)
-        if mistake := first_mistake(mistake):
+        if mistake := first_error(mistake):
             if rank == 0:
                 print(f"train.py: {mistake}", file=sys.stderr)
             return 2
@@ -1051,7 +865,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not record["diverged"]:
         print(f"\na sample:\n\n{(out / 'sample.txt').read_text(encoding='utf-8')}\n")
-    end = "diverged" if record["diverged"] else f"{in_words(record)} nats per token, {record['val_bpb']:.4f} bits per byte"
+    end = "diverged" if record["diverged"] else f"{summary(record)} nats per token, {record['val_bpb']:.4f} bits per byte"
     print(f"{end}, after {clock(record['seconds'])}; record and curve.png in {out}")
     return 0
 

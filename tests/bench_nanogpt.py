@@ -71,7 +71,7 @@ def compare_speed(nanogpt, compiled: bool, bfloat16: bool, pairs: int, widths: l
             x, y = torch.randint(256, (2, 16, seq_len))
 
             def our_step():
-                with train.fast_math(cfg):
+                with train.mixed_precision(cfg):
                     loss, _ = ours(x, y)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
@@ -134,7 +134,7 @@ def compare_quality(nanogpt, corpus: data.Corpus, total_tokens: int) -> None:
         tokens = step * cfg.batch_tokens
         train.optimizer_step(cfg, model, optimizer, corpus, tokens, schedule(tokens + cfg.batch_tokens / 2))
     our_seconds = time.perf_counter() - started
-    our_loss = train.held_out_loss(model, corpus)["val_loss"]
+    our_loss = train.validation_loss(model, corpus)["val_loss"]
     print(
         f"laptop, power, {total_tokens:,} tokens: {our_loss:.4f} nats per byte after {our_seconds:.1f} s, "
         f"{our_seconds / their_seconds:.2f} of nanoGPT's time, {torch.get_num_threads()} threads"

@@ -45,10 +45,10 @@ def test_it_watches_and_changes_nothing(corpus_path, corpus, capsys):
     with_it, without = run("a", "--average", data=corpus_path), run("b", data=corpus_path)
     assert with_it["val_loss"] == without["val_loss"] and "average_val_loss" not in without
     model = evaluation.load_model("a/average.pt")  # what was saved is what the record says
-    assert evaluation.held_out_loss(model, corpus, FLAGS.get("eval_tokens"))["val_loss"] == pytest.approx(with_it["average_val_loss"], abs=1e-6)
+    assert evaluation.validation_loss(model, corpus, FLAGS.get("eval_tokens"))["val_loss"] == pytest.approx(with_it["average_val_loss"], abs=1e-6)
     assert with_it["average_val_loss"] != with_it["val_loss"]
     assert evaluation.main(["--model=a/average.pt", "--device=cpu"]) == 0  # it knows whose it is
-    assert f"{evaluation.held_out_loss(model, corpus)['val_loss']:.4f} nats" in capsys.readouterr().out
+    assert f"{evaluation.validation_loss(model, corpus)['val_loss']:.4f} nats" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
     assert [line["tokens"] for line in lines if "average_val_loss" in line] == [1024, 2048, 3072]
 

@@ -187,7 +187,7 @@ def test_bits_per_byte_with_longer_tokens(documents, word_tokenizer, tmp_path):
     cfg = train.make_config(n_layer=1, n_embd=16, n_head=1, seq_len=32, vocab_size=corpus.meta["vocab_size"], warmup_tokens=0)
     model = train.GPT(cfg)
     model.embed.weight.data.zero_()
-    result = evaluation.held_out_loss(model, corpus)
+    result = evaluation.validation_loss(model, corpus)
     n = (len(corpus.val) - 1) // 32 * 32
     targets = corpus.val[1 : n + 1].tolist()
     n_bytes = sum(len(corpus.tokenizer.decode_bytes([t])) for t in targets if t != corpus.tokenizer.eot_token)
@@ -204,9 +204,9 @@ def test_held_out_loss_is_the_mean_over_all_targets(corpus):
     targets = torch.from_numpy(corpus.val[1 : n * 32 + 1].astype(np.int64)).view(n, 32)
     with torch.no_grad():
         by_hand = -model(rows).log_softmax(-1).gather(-1, targets[..., None]).double().mean().item()
-    assert evaluation.held_out_loss(model, corpus)["val_loss"] == pytest.approx(by_hand, rel=1e-6)
+    assert evaluation.validation_loss(model, corpus)["val_loss"] == pytest.approx(by_hand, rel=1e-6)
     assert model.training  # left as it was found
-    some = [evaluation.held_out_loss(model, corpus, 320)["val_loss"] for _ in range(2)]
+    some = [evaluation.validation_loss(model, corpus, 320)["val_loss"] for _ in range(2)]
     assert some[0] == some[1] != by_hand
 
 

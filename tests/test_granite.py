@@ -129,10 +129,10 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, tmp_path, capsys)
     corpus = data.open_corpus(corpus_path)
     released = load_model("released")
     # 64 at a time, as in the run
-    nats = evaluation.held_out_loss(load_model("new"), corpus)["val_loss"]
+    nats = evaluation.validation_loss(load_model("new"), corpus)["val_loss"]
     short = GPT(GPTConfig(**{f: getattr(released.cfg, f) for f in released.cfg.__dataclass_fields__} | {"seq_len": 64}))
     short.load_state_dict(released.state_dict())
-    assert nats == pytest.approx(evaluation.held_out_loss(short, corpus)["val_loss"], rel=1e-4)
+    assert nats == pytest.approx(evaluation.validation_loss(short, corpus)["val_loss"], rel=1e-4)
     capsys.readouterr()
     assert train.main(["--branch", "released", f"--data={corpus_path}", "--n_layer=3", "--lr=1e-4"]) == 2
     assert "--n_layer 3" in capsys.readouterr().err

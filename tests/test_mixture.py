@@ -156,7 +156,7 @@ def test_two_stages(sources, tmp_path, monkeypatch, capsys):
     record, text = read(tmp_path / "two" / "record.json"), capsys.readouterr().out
     assert data.parse_mixture(record["data"]) == data.parse_mixture(stage_1) and data.parse_mixture(record["decay_data"]) == data.parse_mixture(stage_2)
     model = model_file.load_model(tmp_path / "two")
-    losses = {name: evaluation.held_out_loss(model, data.open_corpus(Path(sources[name]))) for name in sources}
+    losses = {name: evaluation.validation_loss(model, data.open_corpus(Path(sources[name]))) for name in sources}
     for name, result in losses.items():
         assert record[f"val_loss_{name}"] == pytest.approx(result["val_loss"], rel=1e-5)
     assert record["val_loss"] == pytest.approx(0.75 * losses["web"]["val_loss"] + 0.25 * losses["code"]["val_loss"], rel=1e-5)

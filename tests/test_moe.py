@@ -279,7 +279,7 @@ def test_a_run_like_any_other(corpus_path, tmp_path, capsys):
         assert line["aux_loss"] > 0.95 and 0 < line["router_entropy"] <= math.log(8) + 1e-6
     assert (tmp_path / "a" / "curve.png").read_bytes()[:4] == b"\x89PNG"
     loaded = model_file.load_model(tmp_path / "a")
-    assert evaluation.held_out_loss(loaded, evaluation.data.open_corpus(corpus_path))["val_loss"] == pytest.approx(record["val_loss"])
+    assert evaluation.validation_loss(loaded, evaluation.data.open_corpus(corpus_path))["val_loss"] == pytest.approx(record["val_loss"])
     assert train.main([*flags, "--out=boom", "--schedule=constant", "--lr=1e6", "--grad_clip=0"]) == 0
     assert json.loads((tmp_path / "boom" / "record.json").read_text())["diverged"]
     assert train.main([*flags, "--benchmark"]) == 0

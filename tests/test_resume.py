@@ -92,7 +92,7 @@ def test_stopped_again_and_again(undisturbed, corpus_path, tmp_path, monkeypatch
 def test_time_limit(undisturbed, corpus_path, tmp_path):
     argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]
     assert train.main([*argv, "--time_limit", "1e-6"]) == 3
-    assert [path.stem for path in model_file.checkpoints(tmp_path / "run")] == ["0000000000000256"]
+    assert [path.stem for path in train.checkpoints(tmp_path / "run")] == ["0000000000000256"]
     assert train.main(argv) == 0
     assert_same(everything(tmp_path / "run"), undisturbed)
 
@@ -203,7 +203,7 @@ def test_a_branch_with_another_batch_size_goes_on_with_the_text(batch, corpus_pa
     assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
     seen, real = [], train.data.shuffled
     monkeypatch.setattr(train.data, "shuffled", lambda g, n, seed: (seen.extend(g.tolist()), real(g, n, seed))[1])
-    monkeypatch.setattr(train, "held_out_loss", lambda *a: {"val_loss": 1.0, "val_bpb": 1.0})  # it shuffles too
+    monkeypatch.setattr(train, "validation_loss", lambda *a: {"val_loss": 1.0, "val_bpb": 1.0})  # it shuffles too
     assert train.main(["--branch", f"run/ckpt/{36 * 256:016d}.pt", "--batch_size", str(batch), "--total_tokens", str(60 * 256), "--out", "b"]) == 0
     assert seen == list(range(36 * 8, 60 * 8))  # sequences: none again, none left out
     assert read(tmp_path / "b" / "record.json")["micro_batch_size"] == min(batch, 8)  # what fitted into memory before still does
@@ -236,7 +236,7 @@ def test_a_branch_can_be_resumed(corpus_path, tmp_path, monkeypatch):
 
 def test_the_checkpoint_before_the_decay_stays(corpus_path, tmp_path):
     assert train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
-    assert [int(p.stem) // 256 for p in model_file.checkpoints(tmp_path / "run")] == [36, 39, 40]
+    assert [int(p.stem) // 256 for p in train.checkpoints(tmp_path / "run")] == [36, 39, 40]
 
 
 # -- what can go wrong -----------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def stopped_run(corpus_path, monkeypatch, steps=20) -> Path:
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "empty", "not even a zip"])
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, undisturbed, corpus_path, tmp_path, monkeypatch, capsys):
     run = stopped_run(corpus_path, monkeypatch)
-    newest = model_file.checkpoints(run)[-1]
+    newest = train.checkpoints(run)[-1]
     content = bytearray(newest.read_bytes())
     if damage == "garbled":
         content[len(content) // 2] ^= 1  # one bit of one weight
@@ -271,7 +271,7 @@ class Malice:
 
 def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, monkeypatch, capsys):
     run = stopped_run(corpus_path, monkeypatch)
-    for path in model_file.checkpoints(run):
+    for path in train.checkpoints(run):
         torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
     assert train.main(["--out", "run", "--resume"]) == 2
     path.write_bytes(pickle.dumps(Malice()))
@@ -376,7 +376,7 @@ def test_two_processes_on_one_folder(corpus_path, tmp_path, monkeypatch, capsys)
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1 and "another process" in error
     held.close()
-    assert model_file.checkpoints(run) and train.main(["--out", "run", "--resume"]) == 0
+    assert train.checkpoints(run) and train.main(["--out", "run", "--resume"]) == 0
 
 
 def test_a_full_disk(undisturbed, corpus_path, tmp_path, monkeypatch, capsys):

@@ -33,7 +33,7 @@ def kept_bytes(cfg: train.TrainConfig) -> int:
         return tensor
 
     x = torch.randint(cfg.vocab_size, (cfg.batch_size, cfg.seq_len))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), train.fast_math(cfg):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), train.mixed_precision(cfg):
         model(x, x)
     return sum(n for address, n in sizes.items() if address not in own)
 
@@ -87,7 +87,7 @@ def test_a_block_is_one_graph_for_all_batches(shape):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 / (step + 1) * group["lr_scale"]
         x = torch.randint(256, (4, 64))
-        with train.fast_math(cfg):
+        with train.mixed_precision(cfg):
             loss, _ = model(x, x)
         loss.backward()
         optimizer.step()

@@ -55,7 +55,7 @@ def test_a_run_from_the_command_line(schedule, corpus_path, tmp_path, capsys):
     held_out = metrics(run, "val_loss")
     assert [line["tokens"] for line in held_out] == [2560, 5120, 7680, 10240]
     assert record["val_loss"] == held_out[-1]["val_loss"] and record["val_bpb"] == held_out[-1]["val_bpb"]
-    assert record["val_loss"] == pytest.approx(evaluation.held_out_loss(model_file.load_model(run), evaluation.data.open_corpus(corpus_path))["val_loss"])
+    assert record["val_loss"] == pytest.approx(evaluation.validation_loss(model_file.load_model(run), evaluation.data.open_corpus(corpus_path))["val_loss"])
 
     assert set(config) < set(record) and all(record[key] == config[key] for key in config)
     assert {f.name for f in dataclasses.fields(train.TrainConfig)} <= set(config)
