@@ -1,47 +1,51 @@
-"""A mixture of experts: many small MLPs in each layer, of which every token goes through a few.
+"""A mixture of experts (MoE): many small MLPs in each layer, of which every token uses a few.
 
-A router scores the experts for each token. The k best are computed and added up, weighted by the
-softmax of their scores; no token is dropped and no expert is shared (the paper's PowerMoE). An
-expert is fast when its tokens lie next to each other, so the layer does four things:
+A router scores the experts for each token. The layer computes the k best and adds them up, weighted
+by the softmax of their scores; no token is dropped and no expert is shared (the paper's PowerMoE).
+An expert is fast if its tokens are adjacent in memory, so the layer takes four steps:
 
     sort        the token-expert pairs by expert
-    group       the tokens in that order
-    multiply    every group by its expert's matrices
-    put back    undo the order, add up the k results of each token
+    dispatch    a copy of every token to each of its pairs
+    multiply    each group by its expert's matrices
+    combine     add up the k results of every token
 
-Read `MoE.forward`; `one_by_one` is the same layer as one would explain it.
+Read `MoE.forward`; `one_by_one` is the slow, obvious version of the same layer.
 
     python moe.py        checks the first against the second and times it beside a dense MLP
 """
 
-import argparse
+import tools.threads  # isort: skip, before torch
+
 import sys
 import time
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# N tokens, C = n_embd, E experts of hidden width M, k of them per token: N*k pairs
+from tools.config import fail, program_parser
+from tools.devices import pick_device, total
+
+# Shapes: N tokens, C = n_embd, E experts of hidden width M, k of them per token, so N*k pairs
 
 
 class Routing(NamedTuple):
-    """What a layer's router did. That of a whole model has n_layer as first dimension."""
+    """What the router of a layer did. For a whole model, every field has n_layer in front."""
 
-    aux_loss: Tensor  # to be added to the training loss with a small weight; all else is for looking at
+    aux_loss: Tensor  # added to the training loss with a small weight; the rest is for monitoring
     load: Tensor      # [E] share of the pairs that each expert got  # fmt: skip
-    entropy: Tensor   # of the softmax over all experts in nats, mean over the tokens  # fmt: skip
+    entropy: Tensor   # nats, of the softmax over all experts, mean over the tokens  # fmt: skip
 
     def metrics(self) -> dict:
-        """A whole model's, as numbers: means over the layers, and of each layer its busiest expert's load over the mean load."""
+        """Numbers for a whole model: means over the layers; per layer, the largest load / mean."""
         max_load = self.load.amax(-1) * self.load.shape[-1]  # [n_layer]
-        return {"aux_loss": self.aux_loss.mean().item(), "max_load": max_load.tolist(), "router_entropy": self.entropy.mean().item()}
+        means = {"aux_loss": self.aux_loss, "router_entropy": self.entropy}
+        return {name: x.mean().item() for name, x in means.items()} | {"max_load": max_load.tolist()}
 
 
 class Router(nn.Linear):
-    """The experts' scores, in float32 at least: rounded, they would send tokens elsewhere."""
+    """Score every expert in float32 or better; rounding would route some tokens differently."""
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -54,66 +58,74 @@ class MoE(nn.Module):
         super().__init__()
         self.k = cfg.n_expert_active
         self.router = Router(cfg.n_embd, cfg.n_expert, bias=False)
-        self.experts_in = nn.Parameter(torch.empty(cfg.n_expert, 2 * cfg.n_ffn, cfg.n_embd))  # gate above, up below
+        # gate in the first half of the rows, up in the second
+        self.experts_in = nn.Parameter(torch.empty(cfg.n_expert, 2 * cfg.n_ffn, cfg.n_embd))
         self.experts_out = nn.Parameter(torch.empty(cfg.n_expert, cfg.n_embd, cfg.n_ffn))
 
     def forward(self, x: Tensor, multiply=None) -> tuple[Tensor, Routing]:
-        """x [..., C] -> (y [..., C] in x's dtype, Routing). multiply: `grouped` or `loop` (default: whichever suits x)."""
+        """x [..., C] -> y [..., C] in x's dtype, Routing. multiply: `grouped` or `loop`."""
         shape, x = x.shape, x.flatten(0, -2)
-        scores = self.router(x)            # [N, E]
-        best, expert = scores.topk(self.k)  # [N, k] each
-        weight = best.softmax(-1)          # [N, k], over the chosen experts only  # fmt: skip
+        scores = self.router(x)             # [N, E]
+        best, expert = scores.topk(self.k)  # both [N, k]
+        weight = best.softmax(-1)           # [N, k], over the chosen experts only  # fmt: skip
 
-        # Sort. Pair i is of token i // k. The GPU is never waited for: every shape here is known beforehand.
-        expert, order = expert.flatten().sort(stable=True)  # [N*k]: place j has pair order[j]
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))  # [N*k]: pair i is in place back[i]
-        each = torch.arange(scores.shape[1], device=x.device)
-        ends = torch.searchsorted(expert, each, right=True, out_int32=True)  # [E]: where each expert's group ends
+        # Sort; pair i is of token i // k. All shapes are known in advance: nothing waits for a GPU
+        expert, order = expert.flatten().sort(stable=True)  # [N*k]: pair order[j] goes to place j
+        places = torch.arange(len(order), device=x.device)
+        back = torch.empty_like(order).scatter_(0, order, places)  # [N*k]: pair i is at back[i]
+        experts = torch.arange(scores.shape[1], device=x.device)
+        ends = torch.searchsorted(expert, experts, right=True, out_int32=True)  # [E]: end of group
 
-        # Group, multiply, put back. The weight goes in between the two products: behind them would be
-        # the same mathematics, but with more to keep for the backward pass.
-        dtype = matmul_dtype(x)
-        multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
-        if x.device.type == "cpu" and multiply is loop:  # its bfloat16 kernels are built anew for every size of a group
-            dtype = torch.promote_types(dtype, torch.float32)
-        rows = Dispatch.apply(x.to(dtype), order, back, self.k)         # [N*k, C]
-        weight = Dispatch.apply(weight.view(-1, 1), order, back, 1)     # [N*k, 1]
+        # Dispatch, multiply, combine. To weight the results would be the same mathematics; the
+        # weight goes between the two products, where less is kept for the backward pass.
+        multiply, dtype = multiply or fastest(x), matmul_dtype(x)
+        if multiply is loop:
+            dtype = cpu_dtype(x, dtype)
+        rows = Dispatch.apply(x.to(dtype), order, back, self.k)      # [N*k, C]
+        weight = Dispatch.apply(weight.view(-1, 1), order, back, 1)  # [N*k, 1]
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
-        y = Combine.apply(rows, order, back, self.k).view(shape).type_as(x)  # fmt: skip
-
-        return y, routing(scores, ends, over_processes=self.training)
+        y = Combine.apply(rows, order, back, self.k)                 # [N, C]  # fmt: skip
+        return y.view(shape).type_as(x), routing(scores, ends, over_processes=self.training)
 
 
 def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routing:
-    """Statistics of one layer. Auxiliary loss: E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), as in IBM's code.
+    """Statistics of a layer; auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2).
 
-    f, the share of the pairs, is counted and has no gradient; P, the mean probability, has. So the
-    first term pushes an expert's probability down in proportion to its load; it is 1 when all loads
-    are equal. The second one keeps the scores from growing.
+    That is the formula of IBM's code. f, the share of the pairs, is counted and has no gradient; P,
+    the mean probability, has one. So the first term pushes an expert's probability down in
+    proportion to its load; it is 1 if all loads are equal. The second term keeps scores small.
 
-    Where several processes train together, f is counted over all of them and P is each one's own.
-    P enters linearly: the mean over the processes is the loss that one process would find for the
-    whole batch. (Micro-batches do not see each other, each has an f of its own.)
+    If several processes train together, f is counted over all of them and P separately in each. The
+    loss is linear in P: its mean over the processes is the loss of one process with the whole
+    batch. (Each micro-batch has its own f.)
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
-    p = (scores - log_z).exp()                  # [N, E], the softmax over all experts
-    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)  # fmt: skip
-    if over_processes and dist.is_initialized():
-        dist.all_reduce(load)
+    p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
+    load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)
+    if over_processes:
+        load = total(load)
     load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer would compute in. (grouped_mm does not ask autocast.)"""
+    """The dtype in which a linear layer would compute (grouped_mm ignores autocast)."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-# Autograd would send the gradient of x[index] back by adding it up at the index, in the order in
-# which a GPU's threads happen to arrive. Here the way back is known: these two are each other's
-# gradient, both only read, and two runs agree to the last bit.
+def cpu_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """dtype, but at least float32 on a CPU, whose bfloat16 kernels are slow in two places.
+
+    Attention takes 4 times as long backwards; products are prepared anew for each size of a group.
+    """
+    return torch.promote_types(dtype, torch.float32) if x.device.type == "cpu" else dtype
+
+
+# Autograd computes the gradient of x[index] with atomic adds, and on a GPU their order varies from
+# run to run. We know the inverse index, so dispatch and combine can each be the other's gradient.
+# Both only read, so repeated runs are bit-identical.
 
 
 class Dispatch(torch.autograd.Function):
@@ -127,8 +139,7 @@ class Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        order, back = ctx.saved_tensors
-        return Combine.apply(grad, order, back, ctx.k), None, None, None
+        return Combine.apply(grad, *ctx.saved_tensors, ctx.k), None, None, None
 
 
 class Combine(torch.autograd.Function):
@@ -142,33 +153,37 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        order, back = ctx.saved_tensors
-        return Dispatch.apply(grad, order, back, ctx.k), None, None, None
+        return Dispatch.apply(grad, *ctx.saved_tensors, ctx.k), None, None, None
 
 
 # Both of these: rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C], w_out [E, C, M] -> [N*k, C]
 
 
 def grouped(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """Two matrix products for all experts together; the CPU need not know where the groups end."""
-    gate, up = F.grouped_mm(rows, w_in.mT, offs=ends).chunk(2, dim=-1)  # [N*k, M] each
+    """Two matrix products for all experts together; the sizes of the groups stay on the GPU."""
+    gate, up = F.grouped_mm(rows, w_in.mT, offs=ends).chunk(2, dim=-1)  # both [N*k, M]
     h = F.silu(gate) * up * weight
     return F.grouped_mm(h.to(rows.dtype), w_out.mT, offs=ends)
 
 
-@torch.compiler.disable  # the groups' sizes change with every batch: nothing to compile
+@torch.compiler.disable  # group sizes change with every batch: nothing to compile
 def loop(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """One expert after the other: for CPUs, and dtypes that grouped_mm does not take."""
+    """One expert after the other, for CPUs and dtypes that grouped_mm lacks; waits for a GPU."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    groups = zip(rows.split(sizes), weight.split(sizes), w_in.unflatten(1, (2, -1)), w_out)
     outputs = []
-    for x, w, (gate, up), out in zip(rows.split(sizes), weight.split(sizes), w_in.unflatten(1, (2, -1)), w_out):
+    for x, w, (gate, up), out in groups:
         h = F.silu(F.linear(x, gate)) * F.linear(x, up) * w
         outputs.append(F.linear(h.to(rows.dtype), out))
     return torch.cat(outputs)
 
 
+def fastest(x: Tensor):
+    return grouped if x.is_cuda and matmul_dtype(x) == torch.bfloat16 else loop
+
+
 def one_by_one(layer: MoE, x: Tensor) -> Tensor:
-    """The layer as one would explain it: x [N, C], a token and one of its experts at a time -> [N, C]."""
+    """The slow, obvious version: x [N, C], one token and one of its experts at a time -> [N, C]."""
     y = []
     for token in x:
         best, experts = layer.router(token).topk(layer.k)
@@ -182,7 +197,6 @@ def one_by_one(layer: MoE, x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------
 
-
 SHAPES = {  # what to time: n_embd, n_ffn, n_expert, n_expert_active, tokens
     "cpu": {"laptop-moe": (128, 160, 8, 2, 4096), "smaller experts": (128, 128, 8, 2, 4096)},
     "cuda": {"1B-moe": (1024, 512, 32, 8, 32768), "PowerMoE-3B": (1536, 512, 40, 8, 32768)},
@@ -190,12 +204,16 @@ SHAPES = {  # what to time: n_embd, n_ffn, n_expert, n_expert_active, tokens
 
 
 def worst_difference(layer: MoE, x: Tensor, multiply) -> float:
-    """Of outputs and all gradients between the layer and one_by_one, relative to the largest of each."""
+    """Largest difference between the layer and one_by_one, over the output and every gradient.
+
+    Each difference is relative to the largest entry of its tensor.
+    """
     target, wanted = torch.randn_like(x), [x, *layer.parameters()]
     results = []
     for y in (layer(x, multiply)[0], one_by_one(layer, x)):
         results.append([y, *torch.autograd.grad(y, wanted, target)])
-    return max(((ours - plain).abs().max() / plain.abs().max()).item() for ours, plain in zip(*results))
+    worst = lambda ours, plain: ((ours - plain).abs().max() / plain.abs().max()).item()
+    return max(map(worst, *results))
 
 
 def seconds(layer: nn.Module, x: Tensor, *args) -> float:
@@ -210,54 +228,64 @@ def seconds(layer: nn.Module, x: Tensor, *args) -> float:
         y.backward(grad.to(y.dtype))
         wait()
         times.append(time.perf_counter() - start)
-    return sorted(times[5:])[5]  # the first ones compile and warm caches
+    return sorted(times[5:])[5]  # the first five compile and warm caches
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="moe.py", description=__doc__, usage=argparse.SUPPRESS, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
-    args = parser.parse_args(argv)
+def build(kind, device: str, n_embd: int, n_ffn: int, **experts) -> nn.Module:
+    """A MoE or MLP with random weights."""
+    from model import GPTConfig
 
-    from model import MLP, GPTConfig
-    from tools.devices import pick_device
+    shape = dict(n_layer=1, n_head=1, seq_len=1, vocab_size=2, n_embd=n_embd, n_ffn=n_ffn)
+    layer = kind(GPTConfig(**shape, **experts))
+    for p in layer.parameters():
+        nn.init.normal_(p, std=n_embd**-0.5)
+    return layer.to(device)
 
-    try:
-        device = pick_device(args.device)
-    except ValueError as mistake:
-        print(f"moe.py: {mistake}", file=sys.stderr)
-        return 2
-    cuda, ways = device.startswith("cuda"), {"loop": loop} if device == "mps" else {"grouped": grouped, "loop": loop}
-    torch.manual_seed(0)
 
-    def build(kind, n_embd, n_ffn, **experts):
-        layer = kind(GPTConfig(n_layer=1, n_embd=n_embd, n_head=1, seq_len=1, vocab_size=2, n_ffn=n_ffn, **experts))
-        for p in layer.parameters():
-            nn.init.normal_(p, std=n_embd**-0.5)
-        return layer.to(device)
-
-    print(f"{device}, {torch.get_num_threads()} threads: largest difference from one token and one expert at a time")
-    layer = build(MoE, 64, 80, n_expert=8, n_expert_active=2).to(torch.bfloat16 if cuda else torch.float32)
-    x = torch.randn(100, 64, device=device, dtype=layer.experts_in.dtype, requires_grad=True)
-    limit, passed = (0.05 if cuda else 1e-5), True  # bfloat16 has 8 bits
+def check(device: str, ways: dict) -> bool:
+    """Print how far each way is from one_by_one; is it near enough?"""
+    cuda, passed = device.startswith("cuda"), True
+    dtype, limit = (torch.bfloat16, 0.05) if cuda else (torch.float32, 1e-5)  # bfloat16: 8 bits
+    layer = build(MoE, device, 64, 80, n_expert=8, n_expert_active=2).to(dtype)
+    x = torch.randn(100, 64, device=device, dtype=dtype, requires_grad=True)
     for name, multiply in ways.items():
         difference = worst_difference(layer, x, multiply)
         passed &= difference <= limit
         print(f"{'pass' if difference <= limit else 'FAIL'}  {name:<8} {difference:.1e}")
+    return passed
 
-    for name, (n_embd, n_ffn, n_expert, k, tokens) in SHAPES["cuda" if cuda else "cpu"].items():
-        layer = build(MoE, n_embd, n_ffn, n_expert=n_expert, n_expert_active=k)
-        dense = build(MLP, n_embd, k * n_ffn)
-        x = torch.randn(tokens, n_embd, device=device, requires_grad=True)
-        if cuda:
-            layer.compile()
-            dense.compile()
-        times = {way: seconds(layer, x, multiply) for way, multiply in ways.items()} | {"dense": seconds(dense, x)}
-        print(f"\n{name}, forward and backward of {tokens:,} tokens: width {n_embd}, {k} of {n_expert} experts of {n_ffn}, or one MLP of {k * n_ffn}")
-        for way, t in times.items():
-            print(f"{way:<8} {1e3 * t:8.2f} ms {18e-12 * tokens * n_embd * k * n_ffn / t:8.3f} TFLOP/s {t / times['dense']:6.2f}x dense")
+
+def benchmark(device: str, ways: dict, n_embd: int, n_ffn: int, n_expert: int, k: int, tokens: int):
+    """Print the time of every way, and of a dense MLP that does as much work."""
+    from model import MLP
+
+    layer = build(MoE, device, n_embd, n_ffn, n_expert=n_expert, n_expert_active=k)
+    dense = build(MLP, device, n_embd, k * n_ffn)
+    x = torch.randn(tokens, n_embd, device=device, requires_grad=True)
+    if x.is_cuda:
+        layer.compile()
+        dense.compile()
+    times = {way: seconds(layer, x, multiply) for way, multiply in ways.items()}
+    times["dense"] = seconds(dense, x)
+    for way, t in times.items():
+        tflops = 18e-12 * tokens * n_embd * k * n_ffn / t
+        print(f"{way:<8} {1e3 * t:8.2f} ms {tflops:8.3f} TFLOP/s {t / times['dense']:6.2f}x dense")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = program_parser("moe.py", __doc__)
+    parser.add_argument("--device", default="auto", help="auto: cuda, else mps, else cpu")
+    try:
+        device = pick_device(parser.parse_args(argv).device)
+    except ValueError as error:
+        return fail("moe.py", error)
+    ways = {"loop": loop} if device == "mps" else {"grouped": grouped, "loop": loop}
+    torch.manual_seed(0)
+    print(f"{device}: largest difference from one token and one expert at a time")
+    passed = check(device, ways)
+    for name, shape in SHAPES["cuda" if device.startswith("cuda") else "cpu"].items():
+        print("\n{}, width {}, experts of {}, {} of them, {} per token, {} tokens".format(name, *shape))
+        benchmark(device, ways, *shape)
     return 0 if passed else 1
 
 
