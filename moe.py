@@ -2,22 +2,19 @@
 
 A router scores the experts for each token. The layer computes the k best and adds them up, weighted
 by the softmax of their scores; no token is dropped and no expert is shared (the paper's PowerMoE).
-An expert is fast if its tokens are adjacent in memory, so the layer takes four steps:
-
-    sort        the token-expert pairs by expert
-    dispatch    a copy of every token to each of its pairs
-    multiply    each group by its expert's matrices
-    combine     add up the k results of every token
-
-Read `MoE.forward`; `one_by_one` is the slow, obvious version of the same layer.
+An expert is fast if its tokens are adjacent in memory. So we sort the token-expert pairs by expert,
+dispatch a copy of the token to each pair, multiply each group by its expert's matrices, and combine
+the k results of every token. `one_by_one` is the slow, obvious version of the same layer.
 
     python moe.py        checks the first against the second and times it beside a dense MLP
 """
 
 import tools.threads  # isort: skip, before torch
 
+import copy
+import statistics
 import sys
-import time
+import timeit
 from typing import NamedTuple
 
 import torch
@@ -39,9 +36,9 @@ class Routing(NamedTuple):
 
     def metrics(self) -> dict:
         """Numbers for a whole model: means over the layers; per layer, the largest load / mean."""
-        max_load = self.load.amax(-1) * self.load.shape[-1]  # [n_layer]
-        means = {"aux_loss": self.aux_loss, "router_entropy": self.entropy}
-        return {name: x.mean().item() for name, x in means.items()} | {"max_load": max_load.tolist()}
+        max_load = (self.load.amax(-1) * self.load.shape[-1]).tolist()  # [n_layer]
+        aux_loss, entropy = self.aux_loss.mean().item(), self.entropy.mean().item()
+        return {"aux_loss": aux_loss, "max_load": max_load, "router_entropy": entropy}
 
 
 class Router(nn.Linear):
@@ -69,18 +66,16 @@ class MoE(nn.Module):
         best, expert = scores.topk(self.k)  # both [N, k]
         weight = best.softmax(-1)           # [N, k], over the chosen experts only  # fmt: skip
 
-        # Sort; pair i is of token i // k. All shapes are known in advance: nothing waits for a GPU
+        # Sort; pair i is of token i // k. All shapes are known in advance, so no step waits for a GPU
         expert, order = expert.flatten().sort(stable=True)  # [N*k]: pair order[j] goes to place j
-        places = torch.arange(len(order), device=x.device)
-        back = torch.empty_like(order).scatter_(0, order, places)  # [N*k]: pair i is at back[i]
-        experts = torch.arange(scores.shape[1], device=x.device)
-        ends = torch.searchsorted(expert, experts, right=True, out_int32=True)  # [E]: end of group
+        count = lambda n: torch.arange(n, device=x.device)
+        back = torch.empty_like(order).scatter_(0, order, count(len(order)))  # pair i: back[i]
+        ends = torch.searchsorted(expert, count(scores.shape[1]), right=True, out_int32=True)  # [E]
 
-        # Dispatch, multiply, combine. To weight the results would be the same mathematics; the
-        # weight goes between the two products, where less is kept for the backward pass.
+        # Dispatch, multiply, combine. The weight goes in between the two products: after them would
+        # be the same mathematics, but more to keep for the backward pass
         multiply, dtype = multiply or fastest(x), matmul_dtype(x)
-        if multiply is loop:
-            dtype = cpu_dtype(x, dtype)
+        dtype = cpu_dtype(x, dtype) if multiply is loop else dtype
         rows = Dispatch.apply(x.to(dtype), order, back, self.k)      # [N*k, C]
         weight = Dispatch.apply(weight.view(-1, 1), order, back, 1)  # [N*k, 1]
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
@@ -94,10 +89,8 @@ def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routi
     That is the formula of IBM's code. f, the share of the pairs, is counted and has no gradient; P,
     the mean probability, has one. So the first term pushes an expert's probability down in
     proportion to its load; it is 1 if all loads are equal. The second term keeps scores small.
-
-    If several processes train together, f is counted over all of them and P separately in each. The
-    loss is linear in P: its mean over the processes is the loss of one process with the whole
-    batch. (Each micro-batch has its own f.)
+    f is counted over all processes, P in each: since the loss is linear in P, its mean over the
+    processes is the loss of one process with the whole batch. (Each micro-batch has its own f.)
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
@@ -116,9 +109,9 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 
 def cpu_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """dtype, but at least float32 on a CPU, whose bfloat16 kernels are slow in two places.
+    """dtype, but at least float32 on a CPU, where two parts of a model are slow in bfloat16:
 
-    Attention takes 4 times as long backwards; products are prepared anew for each size of a group.
+    attention takes 4 times as long backwards, and each new size of a group is prepared first.
     """
     return torch.promote_types(dtype, torch.float32) if x.device.type == "cpu" else dtype
 
@@ -156,7 +149,7 @@ class Combine(torch.autograd.Function):
         return Dispatch.apply(grad, *ctx.saved_tensors, ctx.k), None, None, None
 
 
-# Both of these: rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C], w_out [E, C, M] -> [N*k, C]
+# Both: rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C], w_out [E, C, M] -> [N*k, C]
 
 
 def grouped(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
@@ -197,79 +190,27 @@ def one_by_one(layer: MoE, x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------
 
-SHAPES = {  # what to time: n_embd, n_ffn, n_expert, n_expert_active, tokens
-    "cpu": {"laptop-moe": (128, 160, 8, 2, 4096), "smaller experts": (128, 128, 8, 2, 4096)},
-    "cuda": {"1B-moe": (1024, 512, 32, 8, 32768), "PowerMoE-3B": (1536, 512, 40, 8, 32768)},
-}
-
 
 def worst_difference(layer: MoE, x: Tensor, multiply) -> float:
-    """Largest difference between the layer and one_by_one, over the output and every gradient.
-
-    Each difference is relative to the largest entry of its tensor.
-    """
+    """Largest relative difference from one_by_one, over the output and every gradient."""
     target, wanted = torch.randn_like(x), [x, *layer.parameters()]
-    results = []
-    for y in (layer(x, multiply)[0], one_by_one(layer, x)):
-        results.append([y, *torch.autograd.grad(y, wanted, target)])
-    worst = lambda ours, plain: ((ours - plain).abs().max() / plain.abs().max()).item()
-    return max(map(worst, *results))
+    both = layer(x, multiply)[0], one_by_one(layer, x)
+    ours, plain = ([y, *torch.autograd.grad(y, wanted, target)] for y in both)
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, plain))
 
 
 def seconds(layer: nn.Module, x: Tensor, *args) -> float:
     """Median time of a forward and backward pass, in bfloat16 on a GPU."""
-    grad, times = torch.randn_like(x), []
-    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
-    for _ in range(15):
-        wait()
-        start = time.perf_counter()
+    grad = torch.randn_like(x)
+
+    def step():
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             y, _ = layer(x, *args)
         y.backward(grad.to(y.dtype))
-        wait()
-        times.append(time.perf_counter() - start)
-    return sorted(times[5:])[5]  # the first five compile and warm caches
+        if x.is_cuda:
+            torch.cuda.synchronize()
 
-
-def build(kind, device: str, n_embd: int, n_ffn: int, **experts) -> nn.Module:
-    """A MoE or MLP with random weights."""
-    from model import GPTConfig
-
-    shape = dict(n_layer=1, n_head=1, seq_len=1, vocab_size=2, n_embd=n_embd, n_ffn=n_ffn)
-    layer = kind(GPTConfig(**shape, **experts))
-    for p in layer.parameters():
-        nn.init.normal_(p, std=n_embd**-0.5)
-    return layer.to(device)
-
-
-def check(device: str, ways: dict) -> bool:
-    """Print how far each way is from one_by_one; is it near enough?"""
-    cuda, passed = device.startswith("cuda"), True
-    dtype, limit = (torch.bfloat16, 0.05) if cuda else (torch.float32, 1e-5)  # bfloat16: 8 bits
-    layer = build(MoE, device, 64, 80, n_expert=8, n_expert_active=2).to(dtype)
-    x = torch.randn(100, 64, device=device, dtype=dtype, requires_grad=True)
-    for name, multiply in ways.items():
-        difference = worst_difference(layer, x, multiply)
-        passed &= difference <= limit
-        print(f"{'pass' if difference <= limit else 'FAIL'}  {name:<8} {difference:.1e}")
-    return passed
-
-
-def benchmark(device: str, ways: dict, n_embd: int, n_ffn: int, n_expert: int, k: int, tokens: int):
-    """Print the time of every way, and of a dense MLP that does as much work."""
-    from model import MLP
-
-    layer = build(MoE, device, n_embd, n_ffn, n_expert=n_expert, n_expert_active=k)
-    dense = build(MLP, device, n_embd, k * n_ffn)
-    x = torch.randn(tokens, n_embd, device=device, requires_grad=True)
-    if x.is_cuda:
-        layer.compile()
-        dense.compile()
-    times = {way: seconds(layer, x, multiply) for way, multiply in ways.items()}
-    times["dense"] = seconds(dense, x)
-    for way, t in times.items():
-        tflops = 18e-12 * tokens * n_embd * k * n_ffn / t
-        print(f"{way:<8} {1e3 * t:8.2f} ms {tflops:8.3f} TFLOP/s {t / times['dense']:6.2f}x dense")
+    return statistics.median(timeit.repeat(step, number=1, repeat=15)[5:])  # the first 5 warm up
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -279,13 +220,30 @@ def main(argv: list[str] | None = None) -> int:
         device = pick_device(parser.parse_args(argv).device)
     except ValueError as error:
         return fail("moe.py", error)
-    ways = {"loop": loop} if device == "mps" else {"grouped": grouped, "loop": loop}
+    from model import MLP, PRESETS, GPTConfig
+
     torch.manual_seed(0)
-    print(f"{device}: largest difference from one token and one expert at a time")
-    passed = check(device, ways)
-    for name, shape in SHAPES["cuda" if device.startswith("cuda") else "cpu"].items():
-        print("\n{}, width {}, experts of {}, {} of them, {} per token, {} tokens".format(name, *shape))
-        benchmark(device, ways, *shape)
+    cuda = device.startswith("cuda")
+    preset, tokens = ("1B-moe", 32768) if cuda else ("laptop-moe", 4096)
+    cfg = GPTConfig(**PRESETS[preset])
+    as_wide = PRESETS[preset] | {"n_ffn": cfg.n_expert_active * cfg.n_ffn}
+    layer, dense = MoE(cfg).to(device), MLP(GPTConfig(**as_wide)).to(device)
+    for p in (*layer.parameters(), *dense.parameters()):
+        nn.init.normal_(p, std=cfg.n_embd**-0.5)
+    x = torch.randn(tokens, cfg.n_embd, device=device, requires_grad=True)
+
+    dtype, limit = (torch.bfloat16, 0.05) if cuda else (torch.float32, 1e-5)  # bfloat16: 8 bits
+    exact, few = copy.deepcopy(layer).to(dtype), x[:100].detach().to(dtype).requires_grad_()
+    for module in (layer, dense) if cuda else ():
+        module.compile()
+
+    print(f"{device}, {preset}: error against one_by_one, forward and backward of {tokens:,} tokens")
+    passed = True
+    for way in (loop,) if device == "mps" else (grouped, loop):
+        error, t = worst_difference(exact, few, way), seconds(layer, x, way)
+        passed &= error <= limit
+        print(f"{'pass' if error <= limit else 'FAIL'}  {way.__name__:<8}{error:9.1e}{1e3 * t:10.2f} ms")
+    print(f"{'a dense MLP as wide':<23}{1e3 * seconds(dense, x):10.2f} ms")
     return 0 if passed else 1
 
 

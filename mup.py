@@ -183,42 +183,42 @@ def slope(sizes: list[float], widths=WIDTHS) -> float:
     return sum((a - mean) * b for a, b in zip(x, y)) / sum((a - mean) ** 2 for a in x)
 
 
+START = {  # where a slope at initialization should be
+    "attention": (-0.15, 0.15), "MLP": (-0.15, 0.15), "router": (-0.15, 0.15),
+    "logits": (-0.7, -0.2),  # the head adds m times as many random terms, divided by m: m^-0.5
+}  # fmt: skip
+
+
+def is_flat(start: dict, change: dict) -> bool:
+    """Do all changes have slope 0 (within 0.25), and do activations start as START says?"""
+    starts = all(low <= slope(start[h]) <= high for h, (low, high) in START.items() if h in start)
+    return starts and all(abs(slope(sizes)) <= 0.25 for sizes in change.values())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("mup.py", __doc__)
     parser.add_argument("--out", type=Path, default=Path("coordinates.png"), help="the figure")
     args = parser.parse_args(argv)
     from tools import figures
 
-    for name, rule in rules(check_config(256, mup=True)).items():  # m_width 8
-        print(f"{name:<10}", rule)
-    start, change = coordinate_check(lambda width: check_config(width, mup=True))
     moe = dict(n_expert=8, n_expert_active=2)
-    moe_start, moe_change = coordinate_check(lambda width: check_config(width, mup=True, **moe))
-    _, standard = coordinate_check(lambda width: check_config(width, mup=False))
-    sizes = {"muP, change": change, "muP, at start": start, "standard, change": standard,
-             "MoE, change": moe_change, "MoE, at start": moe_start}  # fmt: skip
-    slopes = {column: {h: slope(s[h]) for h in s} for column, s in sizes.items()}
-    print("slope of log2 |activation| against log2 width, 32 to 256, 3 seeds, 4 steps of AdamW")
-    print(" " * 10, *(f"{column:>17}" for column in slopes))
-    for hook in moe_change:
-        cells = (f"{s[hook]:+.2f}" if hook in s else "" for s in slopes.values())
-        print(f"{hook:<10}", *(f"{cell:>17}" for cell in cells))
-
-    flat = lambda column, within, hooks: all(abs(slopes[column][h]) <= within for h in hooks)
-    verdicts = {
-        "muP: every change is flat (within 0.25)": flat("muP, change", 0.25, HOOKS),
-        "muP: attention and MLP start flat (within 0.15)": flat("muP, at start", 0.15, HOOKS[:2]),
-        # the tied head adds up m times as many random terms, then divides by m: m^-0.5
-        "muP: logits start smaller when wider (-0.7 to -0.2)":
-            -0.7 <= slopes["muP, at start"]["logits"] <= -0.2,
-        "MoE: the same is flat, the router's scores too": flat("MoE, change", 0.25, moe_change)
-            and flat("MoE, at start", 0.15, ("attention", "MLP", "router")),
-        "standard: changes grow with width (by 0.8 or more)":
-            max(slopes["standard, change"].values()) >= 0.8,
-    }  # fmt: skip
-    print(*(f"\n{'pass' if holds else 'FAIL'}  {claim}" for claim, holds in verdicts.items()))
+    checks = {
+        "muP": coordinate_check(lambda width: check_config(width, mup=True)),
+        "muP MoE": coordinate_check(lambda width: check_config(width, mup=True, **moe)),
+        "standard": coordinate_check(lambda width: check_config(width, mup=False)),
+    }
+    print("slope of log2 |activation| against log2 width, 32 to 256: at the start, after 4 steps")
+    for name, (start, change) in checks.items():
+        for hook in change:
+            print(f"{name:<9} {hook:<11} {slope(start[hook]):+6.2f} {slope(change[hook]):+6.2f}")
+    verdicts = {f"{name}: flat at any width": is_flat(*checks[name]) for name in ("muP", "muP MoE")}
+    grows = max(map(slope, checks["standard"][1].values())) >= 0.8
+    verdicts["standard: changes grow with the width, by 0.8 or more"] = grows
+    for claim, holds in verdicts.items():
+        print(f"{'pass' if holds else 'FAIL'}  {claim}")
     try:
-        figures.draw_coordinates(args.out, {"standard": standard, "muP": change}, WIDTHS, slope)
+        changes = {name: checks[name][1] for name in ("standard", "muP")}
+        figures.draw_coordinates(args.out, changes, WIDTHS, slope)
     except OSError as error:
         return fail("mup.py", f"--out {args.out}: {error.strerror}; choose another path")
     print(f"\nfigure: {args.out}")

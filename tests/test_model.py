@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import model as model_file
-from model import GPT, PRESETS, GPTConfig
+from model import GPT, PRESETS, GPTConfig, empty_model, new_model
 
 TINY = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16)
 
@@ -20,36 +20,44 @@ def tiny(**changed) -> GPT:
     return model.eval()
 
 
-# -- an independent oracle -----------------------------------------------------------------------
+# -- an independent oracle -------------------------------------------------------------------------
+
+THEIRS = {  # written out here, not taken from tools/granite.py
+    "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head",
+    "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj", "router": "block_sparse_moe.router",
+    "experts_in": "block_sparse_moe.experts.gate_up_proj",
+    "experts_out": "block_sparse_moe.experts.down_proj",
+}  # fmt: skip
 
 
 def granite_twin(model: GPT):
     """transformers' Granite, or GraniteMoe, with the same weights."""
-    from transformers import GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM
+    import transformers
 
     cfg = model.cfg
-    mixture = dict(num_local_experts=cfg.n_expert, num_experts_per_tok=cfg.n_expert_active) if cfg.n_expert else {}
-    config = (GraniteMoeConfig if mixture else GraniteConfig)(
-        hidden_size=cfg.n_embd, intermediate_size=cfg.n_ffn, num_hidden_layers=cfg.n_layer, num_attention_heads=cfg.n_head,
-        num_key_value_heads=cfg.n_kv_head, vocab_size=cfg.vocab_size, max_position_embeddings=cfg.seq_len,
-        rms_norm_eps=cfg.norm_eps, rope_parameters={"rope_theta": cfg.rope_theta, "rope_type": "default"},
-        tie_word_embeddings=cfg.tie_embeddings, embedding_multiplier=cfg.m_emb, residual_multiplier=cfg.m_res,
-        attention_multiplier=cfg.attention_multiplier, logits_scaling=cfg.logits_scaling,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0, **mixture,
+    kind, experts = "Granite", {}
+    if cfg.n_expert:
+        kind = "GraniteMoe"
+        experts = dict(num_local_experts=cfg.n_expert, num_experts_per_tok=cfg.n_expert_active)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=cfg.n_embd, intermediate_size=cfg.n_ffn, num_hidden_layers=cfg.n_layer,
+        num_attention_heads=cfg.n_head, num_key_value_heads=cfg.n_kv_head,
+        vocab_size=cfg.vocab_size, max_position_embeddings=cfg.seq_len, rms_norm_eps=cfg.norm_eps,
+        rope_parameters={"rope_theta": cfg.rope_theta, "rope_type": "default"},
+        tie_word_embeddings=cfg.tie_embeddings, embedding_multiplier=cfg.m_emb,
+        residual_multiplier=cfg.m_res, attention_multiplier=cfg.attention_multiplier,
+        logits_scaling=cfg.logits_scaling, bos_token_id=0, eos_token_id=0, pad_token_id=0, **experts,
     )  # fmt: skip
-    theirs = {
-        "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "attn_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
-        "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj", "router": "block_sparse_moe.router",
-        "experts_in": "block_sparse_moe.experts.gate_up_proj", "experts_out": "block_sparse_moe.experts.down_proj",
-    }  # fmt: skip
     state = {}
     for name, p in model.state_dict().items():
         weight = ".weight" * name.endswith(".weight")
         *where, part = name.removesuffix(weight).split(".")
         layer = f"model.layers.{where[1]}." if where else ""
-        state[f"{layer}{theirs[part]}{weight}"] = p
-    twin = (GraniteMoeForCausalLM if mixture else GraniteForCausalLM)(config).eval()
+        state[f"{layer}{THEIRS[part]}{weight}"] = p
+    twin = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     missing, unexpected = twin.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     twin.tie_weights()
@@ -62,11 +70,14 @@ def test_logits_equal_transformers_granite(case):
     d_head, kv = rng.choice([8, 16, 64]), rng.choice([1, 2, 3])
     heads = kv * rng.choice([1, 2, 4])
     model = tiny(
-        n_layer=rng.randint(1, 3), n_head=heads, n_kv_head=kv, n_embd=heads * d_head, n_ffn=rng.randrange(16, 200, 2),
-        seq_len=40, vocab_size=rng.randint(20, 300), m_emb=rng.uniform(0.5, 12), m_res=rng.uniform(0.1, 1.3),
-        base_width=rng.choice([16, 48, 100]), attention_multiplier=rng.uniform(0.01, 0.3) if case % 2 else None,
-        logits_scaling=rng.uniform(0.5, 9) if case % 3 else None, norm_eps=rng.choice([1e-5, 1e-6]),
-        rope_theta=rng.choice([10000.0, 500.0]), tie_embeddings=case % 4 > 0,
+        n_layer=rng.randint(1, 3), n_head=heads, n_kv_head=kv, n_embd=heads * d_head,
+        n_ffn=rng.randrange(16, 200, 2), seq_len=40, vocab_size=rng.randint(20, 300),
+        m_emb=rng.uniform(0.5, 12), m_res=rng.uniform(0.1, 1.3),
+        base_width=rng.choice([16, 48, 100]),
+        attention_multiplier=rng.uniform(0.01, 0.3) if case % 2 else None,
+        logits_scaling=rng.uniform(0.5, 9) if case % 3 else None,
+        norm_eps=rng.choice([1e-5, 1e-6]), rope_theta=rng.choice([10000.0, 500.0]),
+        tie_embeddings=case % 4 > 0,
     )  # fmt: skip
     idx = torch.randint(model.cfg.vocab_size, (3, 40))
     with torch.no_grad():
@@ -76,48 +87,75 @@ def test_logits_equal_transformers_granite(case):
 
 # -- the paper's sizes -----------------------------------------------------------------------------
 
+MILLIONS = {"12M": 12.3, "36M": 36.7, "121M": 121.7, "36M-power": 36.7, "1B": 1208.1, "PowerLM-3B": 3510.8}
 
-@pytest.mark.parametrize(
-    "preset, millions",
-    [("12M", 12.3), ("36M", 36.7), ("121M", 121.7), ("36M-power", 36.7), ("1B", 1208.1), ("PowerLM-3B", 3510.8)],
-)
-def test_parameter_counts(preset, millions):
+
+@pytest.mark.parametrize("preset", MILLIONS)
+def test_parameter_counts(preset):
     cfg = GPTConfig(**PRESETS[preset])
-    with torch.device("meta"):
-        model = GPT(cfg)
-    assert round(model.n_params() / 1e6, 1) == millions
+    model = empty_model(cfg)
     per_layer = 4 * cfg.n_embd**2 + 3 * cfg.n_embd * cfg.n_ffn + 2 * cfg.n_embd
-    assert model.n_params() == cfg.vocab_size * cfg.n_embd + cfg.n_layer * per_layer + cfg.n_embd
-    assert model.n_active_params() == model.n_params()
+    expected = cfg.vocab_size * cfg.n_embd + cfg.n_layer * per_layer + cfg.n_embd
+    assert model.n_active_params() == model.n_params() == expected
+    assert round(expected / 1e6, 1) == MILLIONS[preset]
 
 
 def test_exact_count_and_flops():
-    with torch.device("meta"):
-        one, three = GPT(GPTConfig(**PRESETS["1B"])), GPT(GPTConfig(**PRESETS["PowerLM-3B"]))
-        untied = GPT(GPTConfig(**PRESETS["1B"], tie_embeddings=False))
+    one, three = (empty_model(GPTConfig(**PRESETS[name])) for name in ("1B", "PowerLM-3B"))
+    untied = empty_model(GPTConfig(**PRESETS["1B"], tie_embeddings=False))
     assert three.n_params() == 3_510_819_072
     assert one.flops_per_token() == pytest.approx(8.76e9, rel=1e-3)
     assert three.flops_per_token() == pytest.approx(23.3e9, rel=2e-3)
-    assert untied.n_active_params() == one.n_params() and untied.flops_per_token() == one.flops_per_token()
+    assert untied.n_active_params() == one.n_params()
+    assert untied.flops_per_token() == one.flops_per_token()
 
 
 def test_presets_are_the_papers_tables():
-    widths = {name: GPTConfig(**shape).m_width for name, shape in PRESETS.items()}
-    assert {name: m for name, m in widths.items() if "laptop" not in name} == {
-        "12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "1B-moe": 4, "PowerLM-3B": 8, "PowerMoE-3B": 6,
-    }  # fmt: skip
-    for name in set(PRESETS) - {"laptop", "laptop-moe"}:
+    m_widths = {"12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "1B-moe": 4}
+    m_widths |= {"PowerLM-3B": 8, "PowerMoE-3B": 6}
+    assert set(PRESETS) == {"laptop", "laptop-moe", *m_widths}
+    for name, m_width in m_widths.items():
         cfg = GPTConfig(**PRESETS[name])
         assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
-        assert cfg.attention_multiplier == 1 / 64 and cfg.logits_scaling == cfg.m_width
+        assert cfg.m_width == cfg.logits_scaling == m_width
+        assert cfg.attention_multiplier == 1 / 64
 
 
-# -- the model against itself ------------------------------------------------------------------------
+def test_main_prints_the_table(capsys):
+    assert model_file.main([]) == 0
+    out = capsys.readouterr().out
+    assert "3,510,819,072" in out and all(preset in out for preset in PRESETS)
+
+
+# -- initial weights -------------------------------------------------------------------------------
+
+SHAPES = [{}, dict(tie_embeddings=False), dict(n_expert=4, n_expert_active=2, n_ffn=24), dict(n_embd=8, vocab_size=3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_new_model_has_the_weights_of_gpt(shape):
+    """Built on the meta device, with the same numbers drawn and the same ones left to draw."""
+    cfg = GPTConfig(**TINY | shape)
+    built = []
+    for build in (GPT, new_model):
+        torch.manual_seed(3)
+        model = build(cfg)
+        built.append([*model.parameters(), *model.buffers(), torch.rand(5)])
+    assert all(torch.equal(a, b) for a, b in zip(*built, strict=True))
+
+
+def test_an_empty_model_draws_nothing():
+    before = torch.get_rng_state()
+    model = empty_model(GPTConfig(**PRESETS["12M"]))
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- the model against itself ----------------------------------------------------------------------
 
 
 def test_loss_is_the_cross_entropy_of_the_logits():
-    model = tiny()
-    idx = torch.randint(50, (3, 17))
+    model, idx = tiny(), torch.randint(50, (3, 17))
     logits = model(idx[:, :-1])
     assert logits.shape == (3, 16, 50)
     by_hand = -logits.log_softmax(-1).gather(-1, idx[:, 1:, None]).mean()
@@ -125,8 +163,7 @@ def test_loss_is_the_cross_entropy_of_the_logits():
 
 
 def test_no_position_sees_the_future():
-    model = tiny()
-    idx = torch.randint(50, (1, 16))
+    model, idx = tiny(), torch.randint(50, (1, 16))
     changed = idx.clone()
     changed[0, 9] = (idx[0, 9] + 1) % 50
     with torch.no_grad():
@@ -137,73 +174,68 @@ def test_no_position_sees_the_future():
 
 def test_standard_parametrization_at_base_width():
     """m_width 1 and 1 / sqrt(d_head) are all that it takes."""
-    cfg = GPTConfig(**TINY | {"base_width": 32}, attention_multiplier=8**-0.5)
-    assert cfg.m_width == cfg.logits_scaling == 1
     model = tiny(base_width=32, attention_multiplier=8**-0.5)
-    attn = model.blocks[0].attn
-    x, rope = torch.randn(2, 16, 32), (model.cos, model.sin)
-    q = model_file.rotate(attn.q(x).view(2, 16, 4, 8), rope).transpose(1, 2)
-    k = model_file.rotate(attn.k(x).view(2, 16, 2, 8), rope).transpose(1, 2).repeat_interleave(2, dim=1)
-    v = attn.v(x).view(2, 16, 2, 8).transpose(1, 2).repeat_interleave(2, dim=1)
-    y = attn.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 16, 32))
-    assert torch.allclose(attn(x, rope), y, atol=1e-5)
+    assert model.cfg.m_width == model.cfg.logits_scaling == 1
+    attn, x = model.blocks[0].attn, torch.randn(2, 16, 32)
+    heads = lambda y: y.view(2, 16, -1, 8)
+    q = model_file.rotate(heads(attn.q(x)), model.rope).transpose(1, 2)
+    k = model_file.rotate(heads(attn.k(x)), model.rope).transpose(1, 2)
+    k, v = (t.repeat_interleave(2, dim=1) for t in (k, heads(attn.v(x)).transpose(1, 2)))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    assert torch.allclose(attn(x, model.rope), attn.out(y.reshape(2, 16, 32)), atol=1e-5)
 
 
-def test_chunks_behind_a_cache_equal_the_whole():
-    model = tiny()
-    idx = torch.randint(50, (2, 16))
+def test_chunks_after_a_cache_equal_the_whole():
+    model, idx = tiny(), torch.randint(50, (2, 16))
     with torch.no_grad():
         whole, cache = model(idx), [{} for _ in model.blocks]
         parts = [model(part, cache=cache) for part in idx.split([5, 1, 7, 3], dim=1)]
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
+    with pytest.raises(ValueError, match="17 tokens"):
+        model(idx[:, :1], cache=cache)
 
 
-@pytest.mark.parametrize("how", [dict(temperature=0), dict(temperature=1.0), dict(temperature=0.7, top_k=5)])
-def test_generation_with_and_without_cache(how):
-    model = tiny()
-    prompt = torch.randint(50, (3, 4))
-    outputs = []
-    for use_cache in (True, False):
-        torch.manual_seed(1)
-        outputs.append(model.generate(prompt, 40, use_cache=use_cache, **how))  # twice past the window of 16
-    assert outputs[0].shape == (3, 44) and torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0][:, :4], prompt)
-
-
-def test_greedy_generation_is_the_dumb_loop():
-    model = tiny()
-    idx = torch.randint(50, (1, 3))
-    expected = idx
-    with torch.no_grad():
-        for _ in range(13):
-            expected = torch.cat((expected, model(expected)[:, -1].argmax(-1, keepdim=True)), dim=1)
-    assert torch.equal(model.generate(idx, 13, temperature=0), expected)
-
-
-def test_top_k_samples_only_the_likeliest():
-    model = tiny()
-    idx = torch.randint(50, (1, 8))
-    with torch.no_grad():
-        likeliest = set(model(idx)[0, -1].topk(3).indices.tolist())
-    torch.manual_seed(0)
-    drawn = {model.generate(idx, 1, temperature=3.0, top_k=3)[0, -1].item() for _ in range(100)}
-    assert drawn == likeliest
+@torch.no_grad()
+def dumb_generation(model, idx, n, temperature, top_k=None):
+    """Without a cache: the whole window is read again for every token."""
+    window = idx
+    for _ in range(n):
+        window = window if window.shape[1] <= 16 else window[:, -9:]
+        logits = model(window)[:, -1]
+        for row in logits if top_k else ():
+            row[row < row.sort().values[-top_k]] = -torch.inf
+        p = (logits / (temperature or 1e-9)).softmax(-1)
+        new = torch.multinomial(p, 1) if temperature else p.argmax(-1, keepdim=True)
+        idx, window = torch.cat((idx, new), dim=1), torch.cat((window, new), dim=1)
+    return idx
 
 
 @pytest.mark.parametrize(
-    "wrong, names",
-    [
-        (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"), (dict(n_layer=0), "--n_layer 0"),
-        (dict(n_embd=-64), "--n_embd -64"), (dict(n_embd=12, n_head=4), "--n_head 4"), (dict(init_std=float("nan")), "--init_std nan"),
-        (dict(m_emb=float("inf")), "--m_emb inf"), (dict(vocab_size=1), "--vocab_size 1"),
-    ],
-)  # fmt: skip
-def test_impossible_shapes_are_refused(wrong, names):
-    with pytest.raises(ValueError, match=names):
-        GPTConfig(**TINY | wrong)
+    "how", [dict(temperature=0), dict(temperature=1.0), dict(temperature=0.7, top_k=5)]
+)
+def test_generation_is_the_dumb_loop(how):
+    model, prompt = tiny(), torch.randint(50, (3, 4))
+    outputs = []
+    for generate in (model.generate, lambda *a, **k: dumb_generation(model, *a, **k)):
+        torch.manual_seed(1)
+        outputs.append(generate(prompt, 40, **how))  # twice past the window of 16
+    assert outputs[0].shape == (3, 44) and torch.equal(*outputs)
 
 
-def test_main_prints_the_table(capsys):
-    assert model_file.main([]) == 0
-    out = capsys.readouterr().out
-    assert "3,510,819,072" in out and all(preset in out for preset in PRESETS)
+WRONG = [
+    (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"),
+    (dict(n_layer=0), "--n_layer 0"), (dict(n_embd=-64), "--n_embd -64"),
+    (dict(n_embd=12), "--n_head 4"), (dict(n_embd=2), "--n_head 4"),
+    (dict(init_std=float("nan")), "--init_std nan"), (dict(m_emb=float("inf")), "--m_emb inf"),
+    (dict(n_expert=4, n_expert_active=5), "--n_expert_active 5: must be at most n_expert 4"),
+    (dict(n_expert_active=2), "--n_expert_active 2: must be at most n_expert 0"),
+    (dict(n_expert=4), "--n_expert 4: needs n_expert_active"),
+    (dict(n_expert=4, n_expert_active=2, n_ffn=20), "--n_ffn 20: must be a multiple of 8"),
+    (dict(n_expert=4, n_expert_active=2, n_embd=36, n_head=2), "--n_embd 36: must be a multiple"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, message", WRONG)
+def test_impossible_shapes_are_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**TINY | shape)

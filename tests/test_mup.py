@@ -10,48 +10,62 @@ import mup
 from model import GPT, GPTConfig
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
+MOE = dict(n_expert=8, n_expert_active=2)
 
 
-def test_which_parameter_is_in_which_group():
+def test_every_parameter_has_its_role():
     block = {
-        "attn_norm.weight": "gain", "attn.q.weight": "hidden", "attn.k.weight": "hidden", "attn.v.weight": "hidden",
-        "attn.out.weight": "output", "mlp_norm.weight": "gain", "mlp.gate.weight": "hidden", "mlp.up.weight": "hidden",
-        "mlp.down.weight": "output",
+        "attn_norm.weight": "gain", "attn.q.weight": "hidden", "attn.k.weight": "hidden",
+        "attn.v.weight": "hidden", "attn.out.weight": "output", "mlp_norm.weight": "gain",
+        "mlp.gate.weight": "hidden", "mlp.up.weight": "hidden", "mlp.down.weight": "output",
     }  # fmt: skip
     golden = {"embed.weight": "embedding", "norm.weight": "gain", "head.weight": "embedding"}
     golden |= {f"blocks.{i}.{name}": role for i in (0, 1) for name, role in block.items()}
     model = GPT(GPTConfig(**TINY, tie_embeddings=False))
     assert {name: mup.role(name) for name, _ in model.named_parameters()} == golden
+    experts = {name for name, _ in GPT(GPTConfig(**TINY, **MOE)).named_parameters() if "mlp." in name}
+    assert {name.split("mlp.")[1]: mup.role(name) for name in experts} == {
+        "router.weight": "router", "experts_in": "hidden", "experts_out": "output",
+    }  # fmt: skip
 
 
-def test_the_groups_are_the_model():
-    for tied in (True, False):
-        model = GPT(GPTConfig(**TINY, tie_embeddings=tied))
-        groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
-        grouped = [id(p) for g in groups for p in g["params"]]
-        assert sorted(grouped) == sorted(id(p) for p in model.parameters())  # all, and none twice
-        assert {g["role"]: (g["lr_scale"], g["weight_decay"]) for g in groups} == {
-            "embedding": (1, 0.1), "hidden": (1 / 4, 0.1), "output": (1 / 4, 0.1), "gain": (1, 0),
-        }  # fmt: skip
+@pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
+def test_the_groups_are_the_model(shape):
+    model = GPT(GPTConfig(**TINY, **shape))
+    groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
+    grouped = [id(p) for g in groups for p in g["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())  # all, and none twice
+    golden = [("embedding", 1, 0.1), ("hidden", 1 / 4, 0.1), ("output", 1 / 4, 0.1), ("gain", 1, 0)]
+    if shape == MOE:  # in this order: a checkpoint numbers the optimizer's parameters by it
+        golden.insert(3, ("router", 1 / 4, 0.1))
+    assert [(g["role"], g["lr_scale"], g["weight_decay"]) for g in groups] == golden
 
 
-def test_initial_weights_follow_the_table():
-    for depth_init in (False, True):
-        cfg = GPTConfig(n_layer=8, n_embd=256, n_head=4, seq_len=8, vocab_size=1000, base_width=64, init_std=0.1, depth_init=depth_init)
-        torch.manual_seed(0)
-        for name, p in GPT(cfg).named_parameters():
-            if p.dim() == 1:
-                assert (p == 1).all()
-                continue
-            std = {"embedding": 0.1, "hidden": 0.05, "output": 0.05 / (4 if depth_init else 1)}[mup.role(name)]
-            assert p.std().item() == pytest.approx(std, rel=0.02)
-            assert abs(p.mean().item()) < 5 * std / math.sqrt(p.numel())
+@pytest.mark.parametrize("depth_init", [False, True])
+def test_initial_weights_follow_the_table(depth_init):
+    cfg = GPTConfig(n_layer=8, n_embd=256, n_head=4, seq_len=8, vocab_size=1000, base_width=64,
+                    n_expert=16, n_expert_active=2, n_ffn=64, init_std=0.1, depth_init=depth_init)  # fmt: skip
+    stds = {"embedding": 0.1, "hidden": 0.05, "output": 0.05 / (4 if depth_init else 1), "router": 0.05}
+    torch.manual_seed(0)
+    for name, p in GPT(cfg).named_parameters():
+        if p.dim() == 1:
+            assert (p == 1).all()
+            continue
+        std = stds[mup.role(name)]
+        assert p.std().item() == pytest.approx(std, rel=0.05)
+        assert abs(p.mean().item()) < 5 * std / math.sqrt(p.numel())
+
+
+def test_the_routers_row_is_a_choice():
+    rule = lambda name: mup.rules(GPTConfig(**TINY, **MOE, router_rule=name))["router"]  # m_width 4
+    assert [rule(name) for name in mup.ROUTER_RULES] == [(0.01, 0.25, 1), (0.005, 0.25, 1), (0.02, 1, 1)]
 
 
 def test_a_parameter_without_a_rule_is_refused():
     model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
-    for use in (lambda: mup.init_weights(model, mup.rules(model.cfg)), lambda: mup.param_groups(model, mup.rules(model.cfg), 0)):
+    table = mup.rules(model.cfg)
+    for use in (lambda: mup.init_weights(model, table), lambda: mup.param_groups(model, table, 0)):
         with pytest.raises(KeyError, match="no rule for blocks.0.attn.q_norm.weight"):
             use()
 
@@ -61,31 +75,30 @@ def test_standard_parametrization_is_the_table_at_width_one():
         assert rule.lr_scale == 1 and rule.init_std in (None, 0.02)
 
 
-# -- the coordinate check, and each rule removed --------------------------------------------------
+# -- the coordinate check, and each rule removed ---------------------------------------------------
 
 BLOCKS = ("attention", "MLP")
 
 
-def check(mup_config=True, rules_at=mup.rules, **changed):
-    def config_at(width):
-        cfg = mup.check_config(width, mup_config)
-        return GPTConfig(**{f: getattr(cfg, f) for f in cfg.__dataclass_fields__} | changed)
-
-    start, change = mup.coordinate_check(config_at, rules_at)
-    return {h: mup.slope(s) for h, s in start.items()}, {h: mup.slope(s) for h, s in change.items()}
+def check(mup_config=True, rules_at=mup.rules, seeds=(0, 1, 2), **changed):
+    """Slopes of the sizes at the start, and of the changes."""
+    config_at = lambda width: mup.check_config(width, mup_config, **changed)
+    both = mup.coordinate_check(config_at, rules_at, seeds=seeds)
+    return ({h: mup.slope(s) for h, s in sizes.items()} for sizes in both)
 
 
 def without(field, value):
     """The table with one column overwritten for the hidden matrices."""
-    return lambda cfg: {
-        role: rule._replace(**{field: value}) if role in ("hidden", "output") else rule for role, rule in mup.rules(cfg).items()
-    }
+    spoil = lambda role, rule: rule._replace(**{field: value}) if role in ("hidden", "output") else rule
+    return lambda cfg: {role: spoil(role, rule) for role, rule in mup.rules(cfg).items()}
 
 
-def test_mup_is_flat():
-    start, change = check()
+@pytest.mark.parametrize("shape", [{}, MOE], ids=["dense", "MoE"])
+def test_mup_is_flat(shape):
+    start, change = check(**shape)
+    assert set(change) == {*mup.HOOKS, *(["router"] if shape else [])}
     assert all(abs(slope) <= 0.25 for slope in change.values()), change
-    assert all(abs(start[hook]) <= 0.15 for hook in BLOCKS), start
+    assert all(abs(start[hook]) <= 0.15 for hook in start if hook in (*BLOCKS, "router")), start
     assert -0.7 <= start["logits"] <= -0.2
 
 
@@ -109,36 +122,63 @@ def test_without_dividing_the_initial_weights():
     assert min(start[hook] for hook in BLOCKS) >= 0.7, start
 
 
+def test_without_the_routers_rule_its_scores_are_not_flat():
+    start, change = check(seeds=(0,), router_rule="embedding", **MOE)
+    assert start["router"] >= 0.35 and change["router"] >= 0.5
+
+
+def router_share(cfg, steps: int, seeds=(0, 1, 2)) -> float:
+    """Share of the gradient at a layer's input that comes through the router, after some steps."""
+    shares = []
+    for seed in seeds:
+        model = mup.train_a_little(cfg, seed, mup.rules(cfg), steps=steps)[2]
+        sizes = {"router": 0, "layer": 0}
+
+        def add(part):
+            return lambda _m, into, _out: sizes.update({part: sizes[part] + into[0].abs().mean()})
+
+        for block in model.blocks:
+            block.mlp.router.register_full_backward_hook(add("router"))
+            block.mlp.register_full_backward_hook(add("layer"))
+        torch.manual_seed(seed)
+        idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
+        model(idx[:, :-1], idx[:, 1:])[0].backward()
+        shares.append((sizes["router"] / sizes["layer"]).item())
+    return sum(shares) / len(shares)
+
+
+def test_the_gradient_through_the_router():
+    """The numbers of the comment in mup.rules."""
+    at = lambda width, rule: mup.check_config(width, True, router_rule=rule, **MOE)
+    slope = lambda steps, rule: mup.slope([router_share(at(width, rule), steps) for width in mup.WIDTHS])
+    assert abs(slope(0, "hidden")) <= 0.2 <= 0.35 <= slope(0, "embedding")
+    assert abs(slope(4, "readout")) <= 0.25 < slope(4, "hidden") <= 0.55
+
+
 def test_attention_logits_are_divided_by_the_head_size():
     """The coordinate check cannot see this rule at a fixed head size: softmax written out instead."""
-    cfg = GPTConfig(**TINY)
     torch.manual_seed(0)
-    model = GPT(cfg).double()
+    model = GPT(GPTConfig(**TINY)).double()
     attn, x = model.blocks[0].attn, torch.randn(1, 5, 32, dtype=torch.float64)
-    plain = torch.ones(5, 1, 16, dtype=torch.float64), torch.zeros(5, 1, 16, dtype=torch.float64)  # no rotation
+    plain = torch.stack((torch.ones(5, 1, 16), torch.zeros(5, 1, 16))).double()  # no rotation
     for p in attn.parameters():
         p.data.mul_(20)  # so that the softmax is far from flat
     heads = []
     for h in range(2):
-        q, k, v = (F.linear(x[0], w.weight[16 * h : 16 * h + 16]) for w in (attn.q, attn.k, attn.v))
-        rows = [torch.softmax(torch.stack([q[t] @ k[s] / 16 for s in range(t + 1)]), 0) @ v[: t + 1] for t in range(5)]
-        heads.append(torch.stack(rows))
+        part = slice(16 * h, 16 * h + 16)
+        q, k, v = (F.linear(x[0], w.weight[part]) for w in (attn.q, attn.k, attn.v))
+        scores = lambda t: torch.stack([q[t] @ k[s] / 16 for s in range(t + 1)])
+        heads.append(torch.stack([scores(t).softmax(0) @ v[: t + 1] for t in range(5)]))
     expected = F.linear(torch.cat(heads, dim=-1), attn.out.weight)
     assert torch.allclose(attn(x, plain)[0], expected, rtol=1e-12)
-    # aligned queries and keys grow like d_head: with 1 / d_head their product stays put
-    for d_head in (4, 16, 64):
-        wide = GPTConfig(**TINY | {"n_embd": 2 * d_head})
-        aligned = torch.ones(d_head, dtype=torch.float64)
-        assert wide.attention_multiplier * (aligned @ aligned) == 1
 
 
-def test_main_passes_and_draws(tmp_path, capsys, monkeypatch):
-    assert mup.main(["--out", str(tmp_path / "c.png")]) == 0
+def test_main_passes_and_fails_without_mup(tmp_path, capsys, monkeypatch):
+    figure = tmp_path / "c.png"
+    assert mup.main(["--out", str(figure)]) == 0
     out = capsys.readouterr().out
-    assert out.count("pass  ") == 5 and "FAIL" not in out and (tmp_path / "c.png").stat().st_size > 10_000
-    monkeypatch.setattr(mup, "check_config", lambda width, mup: check_config(width, False))  # muP switched off
-    assert mup.main(["--out", str(tmp_path / "c.png")]) == 1
+    assert out.count("pass  ") == 3 and "FAIL" not in out and figure.stat().st_size > 10_000
+    real = mup.check_config
+    monkeypatch.setattr(mup, "check_config", lambda width, mup, **more: real(width, False, **more))
+    assert mup.main(["--out", str(figure)]) == 1
     assert "FAIL" in capsys.readouterr().out
-
-
-check_config = mup.check_config
