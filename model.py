@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mup
-from moe import MoE, Routing, cpu_dtype, matmul_dtype
+from moe import MoE, Routing
 from tools import granite
 from tools.config import check_limits, fail, fill_in, option, program_parser
 from tools.granite import is_granite
+from tools.precision import cpu_dtype, matmul_dtype
 from tools.runs import newest_checkpoint, read_checkpoint
 
 
@@ -58,16 +59,16 @@ class GPTConfig:
 
     def __post_init__(self):
         check_limits(self)
-        width, ffn = self.n_embd, round(2.5 * self.n_embd)
-        fill_in(self, n_kv_head=self.n_head, n_ffn=ffn, m_width=width / self.base_width)
-        fill_in(self, attention_multiplier=self.n_head / width, logits_scaling=self.m_width)
-        by_8 = 8 if self.n_expert else 1  # grouped_mm needs rows of whole 16 bytes
-        few, many = self.n_expert_active, self.n_expert
+        width, heads = self.n_embd, self.n_head
+        experts, active = self.n_expert, self.n_expert_active
+        fill_in(self, n_kv_head=heads, n_ffn=round(2.5 * width), m_width=width / self.base_width)
+        fill_in(self, attention_multiplier=heads / width, logits_scaling=self.m_width)
+        by_8 = 8 if experts else 1  # grouped_mm needs rows of whole 16 bytes
         for flag, wrong, rule in (
-            ("n_head", width % (2 * self.n_head), f"must divide n_embd {width} into even parts"),
-            ("n_kv_head", self.n_head % self.n_kv_head, f"must divide n_head {self.n_head}"),
-            ("n_expert_active", few > many, f"must be at most n_expert {many}"),
-            ("n_expert", many and not few, "needs n_expert_active too"),
+            ("n_head", width % (2 * heads), f"must divide n_embd {width} into even parts"),
+            ("n_kv_head", heads % self.n_kv_head, f"must divide n_head {heads}"),
+            ("n_expert_active", active > experts, f"must be at most n_expert {experts}"),
+            ("n_expert", experts and not active, "needs n_expert_active too"),
             ("n_embd", width % by_8, "must be a multiple of 8 with experts"),
             ("n_ffn", self.n_ffn % by_8, "must be a multiple of 8 with experts"),
         ):
@@ -123,10 +124,10 @@ class Attention(nn.Module):
         k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
         v = self.v(x).view(B, T, -1, D).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
         q, k, v = (heads.to(cpu_dtype(x, x.dtype)) for heads in (q, k, v))
+        if cache:
+            k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
         if cache is not None:
-            if cache:
-                k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
-            cache["k"], cache["v"] = k, v
+            cache.update(k=k, v=v)
         S = k.shape[2]  # T new tokens attend to S; `is_causal` is a square triangle, for T == S
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
         with torch.autocast(x.device.type, enabled=False):  # it would convert q, k and v again
@@ -169,11 +170,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only language model with muP's initial weights (none on the meta device).
-
-    gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T]
-    gpt(idx, targets) -> mean cross-entropy in nats per token, Routing of all layers or None
-    """
+    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T];
+    gpt(idx, targets) -> mean cross-entropy in nats per token, Routing of all layers or None."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -184,14 +182,14 @@ class GPT(nn.Module):
         if not cfg.tie_embeddings:
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
-        self.recompute = False  # keep only the blocks' inputs for the backward pass
+        self.recompute = False  # True: keep only the blocks' inputs for the backward pass
         if not self.embed.weight.is_meta:
             mup.init_weights(self, mup.rules(cfg))
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
         """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every block."""
-        start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # position of idx's first token
-        end = start + idx.shape[1]
+        start = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
             raise ValueError(f"{end} tokens are more than the model's seq_len {self.cfg.seq_len}")
         x, rope, routings = self.embed(idx) * self.cfg.m_emb, self.rope[:, start:end], []  # muP
@@ -209,9 +207,9 @@ class GPT(nn.Module):
         return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.logits(x)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # for the softmax
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits = self.logits(x).flatten(0, 1)
+        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
+        return F.cross_entropy(logits.to(dtype), targets.flatten())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         x, routings = self.hidden(idx, cache)
@@ -231,11 +229,8 @@ class GPT(nn.Module):
         return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
 
     def flops_per_token(self) -> float:
-        """Floating-point operations per token at full seq_len, forward and backward.
-
-        A weight of a matrix counts 6: a multiply-add is 2, and backward costs twice the forward.
-        Only the causal half of attention counts (all of it would add 17% at 1B, sequence 4096).
-        """
+        """Operations per token at full seq_len: 6 per weight of a matrix, since a multiply-add is 2
+        and backward costs twice the forward; plus attention, of which the causal half counts."""
         cfg = self.cfg
         matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
@@ -243,9 +238,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=None) -> Tensor:
         """Continue the tokens idx [B, T >= 1] -> [B, T + max_new_tokens]; temperature 0 is greedy.
-
-        When the window of seq_len is full, its older half is forgotten and the rest read again.
-        """
+        When the window of seq_len is full, its older half is forgotten and the rest read again."""
         window, cache = idx[:, -self.cfg.seq_len :], None
         for _ in range(max_new_tokens):
             if window.shape[1] > self.cfg.seq_len:
@@ -256,8 +249,8 @@ class GPT(nn.Module):
             if top_k is not None:
                 worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < worst, -math.inf)
-            greedy, p = logits.argmax(-1, keepdim=True), logits.softmax(-1)
-            new = torch.multinomial(p, 1) if temperature else greedy  # [B, 1]
+            best, p = logits.argmax(-1, keepdim=True), logits.softmax(-1)
+            new = torch.multinomial(p, 1) if temperature else best  # [B, 1]
             idx, window = torch.cat((idx, new), dim=1), torch.cat((window, new), dim=1)
         return idx
 
@@ -272,10 +265,9 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
     """GPT(cfg).to(device) bit for bit, with one tensor at a time in the host's memory."""
     model = empty_model(cfg).to_empty(device=device)
     model.rope = rope_table(cfg).to(device)
-    for module in model.modules():  # torch's layers would draw these first: pass over them, so that
-        if isinstance(module, nn.Embedding):  # a seed means the same weights as in GPT(cfg)
-            torch.empty(module.weight.shape).normal_()
-        elif isinstance(module, nn.Linear):
+    torch.empty(model.embed.weight.shape).normal_()  # pass over the numbers that torch's layers
+    for module in model.modules():  # would draw first, so that a seed means the weights of GPT(cfg)
+        if isinstance(module, nn.Linear):
             torch.empty(module.weight.shape).uniform_()
     mup.init_weights(model, mup.rules(cfg))
     return model
@@ -285,15 +277,15 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
     dtype: of the weights (default: as saved). They are mapped from the file, never twice in memory.
-    Raises FileNotFoundError if there is no checkpoint, ValueError if it cannot be read.
+    Raises FileNotFoundError or ValueError if there is no checkpoint, or none that can be read.
     """
     path = Path(path)
     if is_granite(path):
         cfg, weights = read_granite(path)
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-        shape = {f.name for f in dataclasses.fields(GPTConfig)} & set(saved["config"])
-        cfg = GPTConfig(**{name: saved["config"][name] for name in shape})
+        fields = {f.name for f in dataclasses.fields(GPTConfig)} & set(saved["config"])
+        cfg = GPTConfig(**{name: saved["config"][name] for name in fields})
         weights = saved.pop("model")
     model = empty_model(cfg)
     model.load_state_dict(weights, assign=True)
@@ -342,16 +334,14 @@ PAPER_COUNTS = dict(zip(list(PRESETS)[2:], "12M 36M 121M 36M 1.2B 1.3B 3.5B 3.3B
 
 
 def print_table() -> None:
-    """Print the presets with their parameters, as we count them and as the paper does."""
+    """Print the presets and their parameters, as we count them and as the paper does."""
     print(f"{'preset':<12}{'parameters':>13}{'paper':>6}{'active':>14}{'GFLOP':>8}  flags")
     for name, shape in PRESETS.items():
         model = empty_model(GPTConfig(**shape))
         active = model.n_active_params() - model.embed.weight.numel()
-        flags = " ".join(f"{flag}={value}" for flag, value in shape.items())
         print(f"{name:<12}{model.n_params():13,d}{PAPER_COUNTS.get(name, ''):>6}{active:14,d}"
-              f"{model.flops_per_token() / 1e9:8.3g}  {flags}")  # fmt: skip
-    print("active: parameters that a token uses, without the embedding (the paper: 377M and 800M)")
-    print("GFLOP: of a token, forward and backward, with the causal half of attention")
+              f"{model.flops_per_token() / 1e9:8.3g} ", *(f"{k}={v}" for k, v in shape.items()))
+    print("active: used by a token, without the embedding; GFLOP: of a token, both ways")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -362,11 +352,11 @@ def main(argv: list[str] | None = None) -> int:
     if not args.export and not args.to:
         print_table()
         return 0
+    if not args.export or not args.to:
+        return fail("model.py", "--export RUN and --to DIR: one is missing; give both")
     import data  # a model knows nothing of text, but its tokenizer travels with it
 
     try:
-        if not args.export or not args.to:
-            raise ValueError("--export RUN and --to DIR: one is missing; give both")
         model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)
         export_granite(model, args.to, tokenizer.eot_token, data.tokenizer_files(tokenizer))
     except (ValueError, OSError) as error:

@@ -125,7 +125,7 @@ def read_granite(path: Path, shapes: dict) -> dict[str, Tensor]:
             if theirs == "lm_head.weight" and "head.weight" not in shapes:
                 continue  # tied: the embedding once more
             if theirs not in ours:
-                raise ValueError(f"{file}: tensor {theirs} does not belong to a model of this shape")
+                raise ValueError(f"{file}: tensor {theirs} does not belong in a model of its shape")
             name = ours[theirs]
             if tensor.shape != shapes[name]:
                 sizes = f"is {list(tensor.shape)}, config.json says {list(shapes[name])}"
@@ -149,7 +149,7 @@ def describe(fields: dict, dtype: str, eot: int) -> dict:
             "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot}  # fmt: skip
 
 
-def write_granite(to: Path, fields: dict, weights: dict[str, Tensor], eot: int, texts: dict) -> None:
+def write_granite(to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]) -> None:
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: further files, name -> content, such as the tokenizer's.
