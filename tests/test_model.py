@@ -49,7 +49,8 @@ def granite_twin(model: GPT):
         rope_parameters={"rope_theta": cfg.rope_theta, "rope_type": "default"},
         tie_word_embeddings=cfg.tie_embeddings, embedding_multiplier=cfg.m_emb,
         residual_multiplier=cfg.m_res, attention_multiplier=cfg.attention_multiplier,
-        logits_scaling=cfg.logits_scaling, bos_token_id=0, eos_token_id=0, pad_token_id=0, **experts,
+        logits_scaling=cfg.logits_scaling, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        **experts,
     )  # fmt: skip
     state = {}
     for name, p in model.state_dict().items():
@@ -87,7 +88,7 @@ def test_logits_equal_transformers_granite(case):
 
 # -- the paper's sizes -----------------------------------------------------------------------------
 
-MILLIONS = {"12M": 12.3, "36M": 36.7, "121M": 121.7, "36M-power": 36.7, "1B": 1208.1, "PowerLM-3B": 3510.8}
+MILLIONS = {"12M": 12.3, "36M": 36.7, "121M": 121.7, "36M-power": 36.7, "1B": 1208.1}
 
 
 @pytest.mark.parametrize("preset", MILLIONS)
@@ -129,7 +130,8 @@ def test_main_prints_the_table(capsys):
 
 # -- initial weights -------------------------------------------------------------------------------
 
-SHAPES = [{}, dict(tie_embeddings=False), dict(n_expert=4, n_expert_active=2, n_ffn=24), dict(n_embd=8, vocab_size=3)]
+MOE = dict(n_expert=4, n_expert_active=2, n_ffn=24)
+SHAPES = [{}, dict(tie_embeddings=False), MOE, dict(n_embd=8, vocab_size=3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -152,14 +154,6 @@ def test_an_empty_model_draws_nothing():
 
 
 # -- the model against itself ----------------------------------------------------------------------
-
-
-def test_loss_is_the_cross_entropy_of_the_logits():
-    model, idx = tiny(), torch.randint(50, (3, 17))
-    logits = model(idx[:, :-1])
-    assert logits.shape == (3, 16, 50)
-    by_hand = -logits.log_softmax(-1).gather(-1, idx[:, 1:, None]).mean()
-    assert model(idx[:, :-1], idx[:, 1:])[0].item() == pytest.approx(by_hand.item(), rel=1e-6)
 
 
 def test_no_position_sees_the_future():
@@ -210,9 +204,10 @@ def dumb_generation(model, idx, n, temperature, top_k=None):
     return idx
 
 
-@pytest.mark.parametrize(
-    "how", [dict(temperature=0), dict(temperature=1.0), dict(temperature=0.7, top_k=5)]
-)
+HOW = [dict(temperature=0), dict(temperature=1.0), dict(temperature=0.7, top_k=5)]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_generation_is_the_dumb_loop(how):
     model, prompt = tiny(), torch.randint(50, (3, 4))
     outputs = []

@@ -23,10 +23,9 @@ def test_every_parameter_has_its_role():
     golden |= {f"blocks.{i}.{name}": role for i in (0, 1) for name, role in block.items()}
     model = GPT(GPTConfig(**TINY, tie_embeddings=False))
     assert {name: mup.role(name) for name, _ in model.named_parameters()} == golden
-    experts = {name for name, _ in GPT(GPTConfig(**TINY, **MOE)).named_parameters() if "mlp." in name}
-    assert {name.split("mlp.")[1]: mup.role(name) for name in experts} == {
-        "router.weight": "router", "experts_in": "hidden", "experts_out": "output",
-    }  # fmt: skip
+    layer = GPT(GPTConfig(**TINY, **MOE)).blocks[0].mlp
+    roles = {name: mup.role(f"blocks.0.mlp.{name}") for name, _ in layer.named_parameters()}
+    assert roles == {"router.weight": "router", "experts_in": "hidden", "experts_out": "output"}
 
 
 @pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
@@ -43,9 +42,10 @@ def test_the_groups_are_the_model(shape):
 
 @pytest.mark.parametrize("depth_init", [False, True])
 def test_initial_weights_follow_the_table(depth_init):
-    cfg = GPTConfig(n_layer=8, n_embd=256, n_head=4, seq_len=8, vocab_size=1000, base_width=64,
-                    n_expert=16, n_expert_active=2, n_ffn=64, init_std=0.1, depth_init=depth_init)  # fmt: skip
-    stds = {"embedding": 0.1, "hidden": 0.05, "output": 0.05 / (4 if depth_init else 1), "router": 0.05}
+    shape = dict(n_layer=8, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
+    cfg = GPTConfig(**shape, **MOE, base_width=64, init_std=0.1, depth_init=depth_init)
+    stds = {"embedding": 0.1, "hidden": 0.05, "output": 0.05, "router": 0.05}
+    stds["output"] /= 4 if depth_init else 1
     torch.manual_seed(0)
     for name, p in GPT(cfg).named_parameters():
         if p.dim() == 1:
@@ -57,8 +57,9 @@ def test_initial_weights_follow_the_table(depth_init):
 
 
 def test_the_routers_row_is_a_choice():
-    rule = lambda name: mup.rules(GPTConfig(**TINY, **MOE, router_rule=name))["router"]  # m_width 4
-    assert [rule(name) for name in mup.ROUTER_RULES] == [(0.01, 0.25, 1), (0.005, 0.25, 1), (0.02, 1, 1)]
+    golden = {"hidden": (0.01, 0.25, 1), "readout": (0.005, 0.25, 1), "embedding": (0.02, 1, 1)}
+    for name in mup.ROUTER_RULES:  # m_width 4
+        assert mup.rules(GPTConfig(**TINY, **MOE, router_rule=name))["router"] == golden[name]
 
 
 def test_a_parameter_without_a_rule_is_refused():
@@ -89,8 +90,8 @@ def check(mup_config=True, rules_at=mup.rules, seeds=(0, 1, 2), **changed):
 
 def without(field, value):
     """The table with one column overwritten for the hidden matrices."""
-    spoil = lambda role, rule: rule._replace(**{field: value}) if role in ("hidden", "output") else rule
-    return lambda cfg: {role: spoil(role, rule) for role, rule in mup.rules(cfg).items()}
+    broken = lambda table: {r: table[r]._replace(**{field: value}) for r in ("hidden", "output")}
+    return lambda cfg: mup.rules(cfg) | broken(mup.rules(cfg))
 
 
 @pytest.mark.parametrize("shape", [{}, MOE], ids=["dense", "MoE"])
@@ -127,36 +128,30 @@ def test_without_the_routers_rule_its_scores_are_not_flat():
     assert start["router"] >= 0.35 and change["router"] >= 0.5
 
 
-def router_share(cfg, steps: int, seeds=(0, 1, 2)) -> float:
+def router_share(width: int, rule: str, steps: int) -> float:
     """Share of the gradient at a layer's input that comes through the router, after some steps."""
-    shares = []
-    for seed in seeds:
-        model = mup.train_a_little(cfg, seed, mup.rules(cfg), steps=steps)[2]
-        sizes = {"router": 0, "layer": 0}
-
-        def add(part):
-            return lambda _m, into, _out: sizes.update({part: sizes[part] + into[0].abs().mean()})
-
-        for block in model.blocks:
-            block.mlp.router.register_full_backward_hook(add("router"))
-            block.mlp.register_full_backward_hook(add("layer"))
+    cfg, shares = mup.check_config(width, True, router_rule=rule, **MOE), []
+    for seed in (0, 1, 2):
+        *_, model = mup.train_a_little(cfg, seed, mup.rules(cfg), steps=steps)
+        layer, sizes = model.blocks[0].mlp, []  # of the router, then of the whole layer
+        for module in (layer.router, layer):
+            module.register_full_backward_hook(lambda _m, x, _y: sizes.append(x[0].abs().mean()))
         torch.manual_seed(seed)
         idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
         model(idx[:, :-1], idx[:, 1:])[0].backward()
-        shares.append((sizes["router"] / sizes["layer"]).item())
+        shares.append((sizes[0] / sizes[1]).item())
     return sum(shares) / len(shares)
 
 
 def test_the_gradient_through_the_router():
-    """The numbers of the comment in mup.rules."""
-    at = lambda width, rule: mup.check_config(width, True, router_rule=rule, **MOE)
-    slope = lambda steps, rule: mup.slope([router_share(at(width, rule), steps) for width in mup.WIDTHS])
-    assert abs(slope(0, "hidden")) <= 0.2 <= 0.35 <= slope(0, "embedding")
-    assert abs(slope(4, "readout")) <= 0.25 < slope(4, "hidden") <= 0.55
+    """The claim in mup.rules: flat at the start as "hidden", and after some steps as "readout"."""
+    slope = lambda rule, steps: mup.slope([router_share(w, rule, steps) for w in mup.WIDTHS])
+    assert abs(slope("hidden", 0)) <= 0.2
+    assert abs(slope("readout", 4)) <= 0.25 < slope("hidden", 4) <= 0.55
 
 
 def test_attention_logits_are_divided_by_the_head_size():
-    """The coordinate check cannot see this rule at a fixed head size: softmax written out instead."""
+    """The coordinate check has a fixed head size: here the softmax is written out instead."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY)).double()
     attn, x = model.blocks[0].attn, torch.randn(1, 5, 32, dtype=torch.float64)
@@ -178,7 +173,7 @@ def test_main_passes_and_fails_without_mup(tmp_path, capsys, monkeypatch):
     assert mup.main(["--out", str(figure)]) == 0
     out = capsys.readouterr().out
     assert out.count("pass  ") == 3 and "FAIL" not in out and figure.stat().st_size > 10_000
-    real = mup.check_config
-    monkeypatch.setattr(mup, "check_config", lambda width, mup, **more: real(width, False, **more))
+    standard = mup.coordinate_check(lambda width: mup.check_config(width, False), seeds=(0,))
+    monkeypatch.setattr(mup, "coordinate_check", lambda config_at: standard)
     assert mup.main(["--out", str(figure)]) == 1
     assert "FAIL" in capsys.readouterr().out

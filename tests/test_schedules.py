@@ -2,15 +2,12 @@
 
 import math
 import random
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import schedules
-from schedules import PLANNED, READS, SCHEDULES, constant, decay, make_schedule, power_law, warmup
+from schedules import PLANNED, READS, SCHEDULES, make_schedule, power_law
 
 
 def config(**changed):
@@ -33,13 +30,11 @@ def test_the_papers_numbers():
     assert make_schedule(config(batch_size=128))(1e9) == pytest.approx(0.0132, abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    "batch, leaves_the_ceiling_at",
-    [(16, 7.46e6), (32, 29.0e6), (64, 113e6), (128, 440e6), (256, 1.713e9), (512, 6.67e9), (1024, 25.96e9)],
-)  # fmt: skip
-def test_where_the_ceiling_ends(batch, leaves_the_ceiling_at):
-    lr = power_law(4, -0.51, batch, 0.02)
-    assert lr(leaves_the_ceiling_at * 0.99) == 0.02 > lr(leaves_the_ceiling_at * 1.01)
+def test_where_the_ceiling_ends():
+    ends = {16: 7.46e6, 32: 29.0e6, 64: 113e6, 128: 440e6, 256: 1.713e9, 512: 6.67e9, 1024: 25.96e9}
+    for batch, n in ends.items():
+        lr = power_law(4, -0.51, batch, 0.02)
+        assert lr(n * 0.99) == 0.02 > lr(n * 1.01)
 
 
 def test_exponential_decay_is_ibms_table():
@@ -60,7 +55,8 @@ def test_every_phase_has_its_closed_form():
         total = rng.randrange(10**6, 10**12)
         warm, tail = (rng.randrange(1, total // 2) for _ in range(2))
         batch, shape = rng.choice([1, 16, 100, 1024]), rng.choice(list(shapes))
-        cfg = config(total_tokens=total, warmup_tokens=warm, decay_tokens=tail, decay_shape=shape, batch_size=batch)
+        cfg = config(total_tokens=total, warmup_tokens=warm, decay_tokens=tail, batch_size=batch)
+        cfg.decay_shape = shape
         law = lambda n: min(0.02, batch * 4 * math.exp(-0.51 * math.log(n)))
         for stable, cfg.schedule in ((law, "power"), (lambda n: 0.01, "wsd")):
             lr = make_schedule(cfg)
@@ -75,18 +71,6 @@ def test_every_phase_has_its_closed_form():
         assert make_schedule(cfg)(n) == close(0.001 + 0.009 * fall / 2)
         cfg.schedule = "constant"
         assert make_schedule(cfg)(rng.uniform(warm, 2 * total)) == 0.01
-
-
-@pytest.mark.parametrize("shape", schedules.DECAY_SHAPES)
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("batch", [64, 1024])
-def test_continuous_at_both_joints(kind, batch, shape):
-    cfg = config(schedule=kind, batch_size=batch, decay_shape=shape)
-    lr = make_schedule(cfg)
-    for joint in (cfg.warmup_tokens, cfg.total_tokens - cfg.decay_tokens):
-        # 1 - sqrt(x) starts with infinite slope: a token is 1e-11 of the decay, its root 3e-6
-        assert lr(joint - 1) == pytest.approx(lr(joint), rel=1e-5)
-        assert lr(joint + 1) == pytest.approx(lr(joint), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -105,8 +89,9 @@ def test_a_schedule_reads_the_fields_in_its_row(kind):
     changes = dict(lr=0.02, power_a=0.2, power_b=-0.4, lr_max=0.003, min_lr_ratio=0.2)
     changes |= dict(warmup_tokens=200, decay_tokens=400, decay_shape="linear")
     curve = lambda cfg: [make_schedule(cfg)(n) for n in range(0, 1000, 7)]
-    reads = {f for f, v in changes.items() if curve(SimpleNamespace(**vars(base) | {f: v})) != curve(base)}
-    assert set(READS) == set(SCHEDULES) and reads == READS[kind]
+    moved = {f: curve(SimpleNamespace(**vars(base) | {f: value})) for f, value in changes.items()}
+    assert {f for f in moved if moved[f] != curve(base)} == READS[kind]
+    assert set(READS) == set(SCHEDULES) and set(PLANNED) <= set(SCHEDULES)
 
 
 def test_only_tokens_matter_and_power_is_proportional_to_the_batch():
@@ -135,11 +120,10 @@ def test_no_step_has_learning_rate_zero(kind):
         batch_tokens = rng.randrange(1, 5000)
         total = batch_tokens * rng.choice([1, 1, 2, 3, 50]) + rng.randrange(batch_tokens)
         warm = rng.choice([0, rng.randrange(total)])
-        cfg = config(
-            schedule=kind, total_tokens=total, warmup_tokens=warm, batch_size=1, seq_len=batch_tokens,
-            decay_tokens=rng.choice([0, total - warm, rng.randrange(total - warm)]),
-            decay_shape=rng.choice(list(schedules.DECAY_SHAPES)), min_lr_ratio=0,
-        )  # fmt: skip
+        cfg = config(schedule=kind, total_tokens=total, warmup_tokens=warm, seq_len=batch_tokens)
+        cfg.decay_tokens = rng.choice([0, total - warm, rng.randrange(total - warm)])
+        cfg.decay_shape = rng.choice(list(schedules.DECAY_SHAPES))
+        cfg.batch_size, cfg.min_lr_ratio = 1, 0
         lr = make_schedule(cfg)
         assert all(lr((step + 0.5) * batch_tokens) > 0 for step in range(total // batch_tokens))
 
@@ -155,12 +139,6 @@ def test_phases_that_do_not_fit_are_refused_with_their_numbers():
         make_schedule(config(schedule=kind, **too_long))  # they have no decay
 
 
-def test_wsd_and_power_differ_in_one_word():
-    wsd = decay(warmup(constant(0.01), 1e9), 1e12, 1e11, "exp")
-    power = decay(warmup(power_law(4, 0, 1024, 0.01), 1e9), 1e12, 1e11, "exp")  # b = 0: the ceiling
-    assert all(wsd(n) == power(n) for n in (0, 1e8, 1e9, 5e11, 9.5e11, 1e12))
-
-
 def test_main_prints_the_curves_and_draws_them(tmp_path, capsys):
     assert schedules.main(["--out", str(tmp_path / "new" / "figure.png")]) == 0
     assert (tmp_path / "new" / "figure.png").read_bytes()[:4] == b"\x89PNG"
@@ -168,9 +146,3 @@ def test_main_prints_the_curves_and_draws_them(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert schedules.main(["--out", str(tmp_path / "file" / "figure.png")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_schedules_start_without_torch_and_matplotlib():
-    code = "import sys, schedules; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
-    root = Path(schedules.__file__).parent
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
