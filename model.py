@@ -50,7 +50,7 @@ class GPTConfig:
     init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
     router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
     depth_init: bool = option(False, "initial output matrices / sqrt(2 n_layer), as in IBM's code")
-    attention_multiplier: float | None = option(None, "of the logits (default 1 / d_head)", above=0)
+    attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)
 
     norm_eps: float = option(1e-5, "added inside RMSNorm's square root", above=0)
@@ -192,7 +192,8 @@ class GPT(nn.Module):
         end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
             raise ValueError(f"{end} tokens are more than the model's seq_len {self.cfg.seq_len}")
-        x, rope, routings = self.embed(idx) * self.cfg.m_emb, self.rope[:, start:end], []  # muP
+        x = self.embed(idx) * self.cfg.m_emb  # muP
+        rope, routings = self.rope[:, start:end], []
         for i, block in enumerate(self.blocks):
             if self.recompute and torch.is_grad_enabled():
                 x, routing = checkpoint(block, x, rope, use_reentrant=False)
@@ -297,8 +298,9 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
 def read_granite(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     """A Granite folder -> its shape, and its weights under our names. Raises as load_model does."""
+    fields = granite.granite_config(path)
     try:
-        cfg = GPTConfig(**granite.granite_config(path))
+        cfg = GPTConfig(**fields)
     except ValueError as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from None
     shapes = {name: p.shape for name, p in empty_model(cfg).named_parameters()}
