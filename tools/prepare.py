@@ -1,0 +1,341 @@
+"""Files of any kind to a corpus: a folder with train.bin, val.bin and meta.json.
+
+A reader for each kind of file yields its documents, `divide` holds some out, `encode` turns them
+into tokens on every core, `build` writes the folder. An interrupted preparation resumes after the
+last group of files that it finished.
+"""
+
+import bz2
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+from tqdm import tqdm
+
+from tools.runs import lock, write_json
+from tools.tokenizers import bytes_per_token, load_tokenizer, token_type, tokenizer_file
+
+HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss
+LONG = 2**22  # bytes; a longer text is read and encoded in stretches
+GROUP = 2**26  # bytes of files between two saves of the progress
+BATCH = 2**18  # characters that a thread encodes at a time
+UNPACK = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+# ---------------------------------------------------------------------------------------------
+# Files to documents. A document is its name, for messages, and its text in one or more stretches.
+# Readers call note(what, name) for everything that they skip.
+
+
+def source_files(sources: list[str]) -> list[Path | str]:
+    """The files that --source names, in reading order; hf:NAME stays as it is.
+
+    Folders are searched recursively, without hidden files; quoted patterns are expanded here.
+    Raises FileNotFoundError for a path that does not exist, ValueError if there is no file.
+    """
+    files: list[Path | str] = []
+    for source in sources:
+        path = Path(source)
+        if source.startswith("hf:"):
+            files.append(source)
+        elif path.is_dir():
+            hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
+            files += [p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p)]
+        elif found := [path] if path.exists() else sorted(glob.glob(source, recursive=True)):
+            files += [Path(p) for p in found if Path(p).is_file()]
+        else:
+            raise FileNotFoundError(f"--source {source}: no such file or folder")
+    if not files:
+        raise ValueError(f"--source {' '.join(sources)}: contains no file")
+    return files
+
+
+def read_files(files: list[Path | str], field: str, note: Callable) -> Iterator[tuple]:
+    """The documents in these files. Raises ValueError if one is damaged or cannot be read."""
+    for file in files:
+        if re.search(r"^hf:|\.(parquet|zst)$", str(file)):
+            read = read_rows
+        elif re.search(r"\.(jsonl|ndjson|json(?=\.))(\.gz|\.bz2|\.xz)?$", str(file)):
+            read = read_lines
+        else:
+            read = read_text
+        try:
+            yield from read(file, field, note)
+        except (ImportError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+            problem = " ".join(str(error).split()) or type(error).__name__
+            advice = "; pip install datasets" if isinstance(error, ImportError) else ""
+            raise ValueError(f"--source {file}: {problem}{advice}") from None
+
+
+def unpack(file: Path):
+    if file.suffix in UNPACK and not file.stat().st_size:
+        raise EOFError("empty, not even an archive")
+    return UNPACK.get(file.suffix, open)(file, "rb")
+
+
+def read_text(file: Path, _field: str, note: Callable) -> Iterator[tuple]:
+    """One document, in stretches that give the same tokens as the whole."""
+
+    def stretches() -> Iterator[str]:
+        rest = b""
+        while chunk := stream.read(LONG):
+            rest += chunk
+            if len(rest) > LONG and (cut := word_end(rest)):
+                yield rest[:cut].decode(errors="surrogateescape")
+                rest = rest[cut:]
+        yield rest.decode(errors="surrogateescape")
+
+    with unpack(file) as stream:
+        if b"\0" in stream.peek(8192)[:8192]:  # git's test
+            note("binary files skipped", str(file))
+        else:
+            yield str(file), stretches()
+
+
+def word_end(raw: bytes) -> int:
+    """The last place to cut a text, 0 if there is none: before a space between two letters, where
+    every common pre-tokenizer splits; in Chinese or a table of numbers, which have no such place,
+    where a letter or digit meets whitespace. Neither cut can fall inside a UTF-8 character.
+    """
+    end = raw[-(2**16) :].decode(errors="surrogateescape")
+    patterns = r"(?s).*[A-Za-z](?= [A-Za-z])", r"(?s).*[^\W_](?=\s)"
+    place = re.match(patterns[0], end) or re.match(patterns[1], end)
+    return len(raw) - len(end[place.end() :].encode(errors="surrogateescape")) if place else 0
+
+
+def read_lines(file: Path, field: str, note: Callable) -> Iterator[tuple]:
+    """A document per line of JSON."""
+
+    def parse(line: bytes):
+        try:
+            return json.loads(line.decode(errors="surrogateescape").removeprefix("\ufeff"))
+        except (ValueError, RecursionError):
+            return None
+
+    with unpack(file) as stream:
+        yield from texts_of(map(parse, stream), file, field, note)
+
+
+def read_rows(file: Path | str, field: str, note: Callable) -> Iterator[tuple]:
+    """A document per row of .parquet, .zst (JSON lines), hf:NAME or hf:NAME:CONFIG."""
+    import datasets
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our line says it already
+    if isinstance(file, Path):
+        name, options = "json" if file.suffix == ".zst" else "parquet", {"data_files": str(file)}
+    else:
+        name, _, config = file.removeprefix("hf:").partition(":")
+        options = {"name": config or None}
+    rows = datasets.load_dataset(name, split="train", streaming=True, **options)
+    yield from texts_of(rows, file, field, note)
+
+
+def texts_of(rows: Iterable, file: Path | str, field: str, note: Callable) -> Iterator[tuple]:
+    """The texts in rows of data. Raises ValueError if the first row lacks the field."""
+    for number, row in enumerate(rows, 1):
+        row = row if isinstance(row, dict) else {}
+        if isinstance(row.get(field), str):
+            yield f"{file}:{number}", [row[field]]
+        elif number == 1 and field not in row:
+            fields = ", ".join(row) or "nothing"
+            raise ValueError(f"row 1 has no text {field!r}, but {fields}; choose --text_field")
+        else:
+            note("rows without a text skipped", f"{file}:{number}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Documents to tokens
+
+
+def is_held_out(raw: bytes, val_fraction: float) -> bool:
+    """Decided by a hash of the content: the same document always lands on the same side."""
+    return int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") < val_fraction * 2**64
+
+
+def divide(documents, val_fraction: float, first: bool, note) -> Iterator[tuple[str, str | None]]:
+    """Yield ("train" or "val", stretch of text), and (..., None) where a document ends.
+
+    first: the first document is for training in any case, so there is always something to read.
+    """
+    for name, stretches in documents:
+        split = None
+        for text in stretches:
+            try:
+                raw = text.encode()
+            except UnicodeEncodeError:  # not UTF-8, or half of a JSON surrogate pair
+                text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
+                note("invalid characters replaced", name, times)
+                raw = text.encode()
+            if not raw:
+                continue
+            if split is None:
+                split = "val" if is_held_out(raw, val_fraction) and not first else "train"
+                first = False
+            if split == "val" and len(raw) > HELD_OUT_BYTES:
+                note(f"held-out documents cut at {HELD_OUT_BYTES // 1024} KB", name)
+                yield split, raw[:HELD_OUT_BYTES].decode(errors="ignore")
+                break
+            yield split, text
+        if split:
+            yield split, None
+        else:
+            note("empty documents skipped", name)
+
+
+def encode(stretches: Iterable, tokenizer: tiktoken.Encoding) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (split, token ids) in order, encoded on all cores.
+
+    Only a few batches wait at a time, so the memory needed does not grow with the input.
+    """
+    end = np.array([tokenizer.eot_token])
+    ids = lambda text: tokenizer.encode_to_numpy(text, disallowed_special=())
+    encode_batch = lambda batch: [(s, end if text is None else ids(text)) for s, text in batch]
+    waiting, batch, size = deque(), [], 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads will do: tiktoken releases the GIL
+        for split, text in stretches:
+            batch.append((split, text))
+            size += len(text or "")
+            if size >= BATCH:
+                waiting.append(pool.submit(encode_batch, batch))
+                batch, size = [], 0
+            if len(waiting) > 2 * os.cpu_count():
+                yield from waiting.popleft().result()
+        for future in [*waiting, pool.submit(encode_batch, batch)]:
+            yield from future.result()
+
+
+# ---------------------------------------------------------------------------------------------
+# Tokens to a folder
+
+
+def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) -> dict:
+    """Encode texts into the new corpus `out`; return its meta.json, with "notes".
+
+    Every document is followed by end-of-text. The folder appears by rename: whole, or not at all.
+    Raises OSError if `out` exists or cannot be made, ValueError if there is too little text to
+    train on and to hold out, or no such tokenizer.
+    """
+    named = ((f"document {i}", [text]) for i, text in enumerate(documents, 1))
+    return build([lambda note: named], tokenizer, out, val_fraction)
+
+
+def prepare_files(sources, tokenizer: str, out: Path, val_fraction: float, field: str) -> dict:
+    """prepare() for the files that --source names; `field` is where rows have their text.
+
+    After an interruption the same command resumes, unless the files have changed.
+    """
+    groups, size, key = [], GROUP, [tokenizer, val_fraction, field]
+    for file in source_files(sources):
+        if size >= GROUP:
+            groups, size = [*groups, []], 0
+        stat = file.stat() if isinstance(file, Path) else None
+        size += stat.st_size if stat else GROUP
+        groups[-1].append(file)
+        key.append((str(file), stat and (stat.st_size, stat.st_mtime_ns)))
+    key = hashlib.sha256(repr(key).encode()).hexdigest()
+    return build([partial(read_files, g, field) for g in groups], tokenizer, out, val_fraction, key)
+
+
+def build(groups: list, name: str, out: Path, val_fraction: float, key: str | None = None) -> dict:
+    """Encode groups of documents, functions of note(), into the new folder `out`.
+
+    key: names the input. With it, an interrupted preparation leaves the finished groups behind.
+    """
+    tokenizer, file = load_tokenizer(name), tokenizer_file(name)
+    if out.exists():
+        raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
+    building = out.with_name(f".{out.name}.{'partial' if key else os.getpid()}")
+    progress = building / "progress.json"
+    try:
+        building.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
+    held = lock(building)
+    try:
+        done = {"key": key, "groups": 0, "notes": {}, "train": 0, "val": 0}
+        if progress.exists() and (saved := json.loads(progress.read_text()))["key"] == key:
+            done = saved
+        write_tokens(building, groups, done, tokenizer, val_fraction)
+        progress.unlink(missing_ok=True)  # what follows is done from the beginning, or not at all
+        meta = finish(building, name, tokenizer, val_fraction)
+        if not (meta["train_tokens"] and meta["val_tokens"]):
+            problem = "--source: too little text to train on a part and hold out another"
+            raise ValueError("; ".join([problem, *report(done["notes"])]))
+        if file:  # a corpus can be read without the file it was made with
+            shutil.copy(file, building)
+        (building / ".lock").unlink()
+        os.rename(building, out)
+        return meta | {"notes": done["notes"]}
+    finally:
+        if not progress.exists():
+            shutil.rmtree(building, ignore_errors=True)
+
+
+def write_tokens(folder: Path, groups: list, done: dict, tokenizer, val_fraction: float) -> None:
+    """Append the groups that `done` does not count yet to train.bin and val.bin."""
+
+    def note(what: str, name: str, times: int = 1) -> None:
+        count, first = done["notes"].get(what, (0, name))
+        done["notes"][what] = (count + times, first)
+
+    dtype = token_type(tokenizer)
+    bar = tqdm(desc="encoding", unit=" tokens", unit_scale=True, leave=False, disable=None)
+    with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val, bar:
+        files = {"train": train, "val": val}
+        for split in files:
+            files[split].truncate(done[split])  # drop what came after the last save
+        for group in groups[done["groups"] :]:
+            stretches = divide(group(note), val_fraction, done["groups"] == 0, note)
+            for split, ids in encode(stretches, tokenizer):
+                files[split].write(ids.astype(dtype).tobytes())
+                bar.update(len(ids))
+            done["groups"] += 1
+            for split, file in files.items():
+                file.flush()
+                os.fsync(file.fileno())
+                done[split] = file.tell()
+            if done["key"]:
+                write_json(folder / "progress.json", done)
+
+
+def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
+    """Write meta.json: tokenizer, counts, fingerprint. If no document was held out, hold out the
+    end of the text.
+    """
+    dtype, lengths = token_type(tokenizer), bytes_per_token(tokenizer)
+    train, val = folder / "train.bin", folder / "val.bin"
+    if train.stat().st_size and not val.stat().st_size:
+        ids = np.memmap(train, dtype, mode="r")
+        cut = int(len(ids) * (1 - val_fraction))
+        ids[cut:].tofile(val)
+        os.truncate(train, cut * dtype.itemsize)
+    meta = {"tokenizer": Path(name).name, "vocab_size": len(lengths), "dtype": dtype.name}
+    fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
+    for path in (train, val):
+        counts = np.zeros(len(lengths), dtype=np.int64)
+        with open(path, "rb") as file:
+            while chunk := file.read(2**22):
+                fingerprint.update(chunk)
+                counts += np.bincount(np.frombuffer(chunk, dtype), minlength=len(lengths))
+        numbers = {"documents": counts[tokenizer.eot_token], "tokens": counts.sum()}
+        numbers["bytes"] = counts @ lengths
+        meta |= {f"{path.stem}_{what}": int(number) for what, number in numbers.items()}
+    meta["fingerprint"] = fingerprint.hexdigest()[:16]
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+    return meta
+
+
+def report(notes: dict[str, tuple[int, str]]) -> list[str]:
+    return [f"{times:,} {what} (the first: {first})" for what, (times, first) in notes.items()]
