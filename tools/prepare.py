@@ -1,8 +1,7 @@
 """Files of any kind to a corpus: a folder with train.bin, val.bin and meta.json.
 
-A reader for each kind of file yields its documents, `divide` holds some out, `encode` turns them
-into tokens on every core, `build` writes the folder. An interrupted preparation resumes after the
-last group of files that it finished.
+Readers yield documents, `divide` holds some out, `encode` makes tokens of them on every core, and
+`build` writes the folder. An interrupted preparation resumes after its last finished files.
 """
 
 import bz2
@@ -16,9 +15,8 @@ import re
 import shutil
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +33,13 @@ BATCH = 2**18  # characters that a thread encodes at a time
 UNPACK = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # ---------------------------------------------------------------------------------------------
-# Files to documents. A document is its name, for messages, and its text in one or more stretches.
-# Readers call note(what, name) for everything that they skip.
+# Files to documents: (name, the text in one or more stretches), or (name, why it is skipped)
 
 
 def source_files(sources: list[str]) -> list[Path | str]:
     """The files that --source names, in reading order; hf:NAME stays as it is.
 
     Folders are searched recursively, without hidden files; quoted patterns are expanded here.
-    Raises FileNotFoundError for a path that does not exist, ValueError if there is no file.
     """
     files: list[Path | str] = []
     for source in sources:
@@ -57,12 +53,10 @@ def source_files(sources: list[str]) -> list[Path | str]:
             files += [Path(p) for p in found if Path(p).is_file()]
         else:
             raise FileNotFoundError(f"--source {source}: no such file or folder")
-    if not files:
-        raise ValueError(f"--source {' '.join(sources)}: contains no file")
     return files
 
 
-def read_files(files: list[Path | str], field: str, note: Callable) -> Iterator[tuple]:
+def read_files(files: list[Path | str], field: str) -> Iterator[tuple]:
     """The documents in these files. Raises ValueError if one is damaged or cannot be read."""
     for file in files:
         if re.search(r"^hf:|\.(parquet|zst)$", str(file)):
@@ -72,7 +66,7 @@ def read_files(files: list[Path | str], field: str, note: Callable) -> Iterator[
         else:
             read = read_text
         try:
-            yield from read(file, field, note)
+            yield from read(file, field)
         except (ImportError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
             advice = "; pip install datasets" if isinstance(error, ImportError) else ""
@@ -85,7 +79,7 @@ def unpack(file: Path):
     return UNPACK.get(file.suffix, open)(file, "rb")
 
 
-def read_text(file: Path, _field: str, note: Callable) -> Iterator[tuple]:
+def read_text(file: Path, _field: str) -> Iterator[tuple]:
     """One document, in stretches that give the same tokens as the whole."""
 
     def stretches() -> Iterator[str]:
@@ -98,10 +92,8 @@ def read_text(file: Path, _field: str, note: Callable) -> Iterator[tuple]:
         yield rest.decode(errors="surrogateescape")
 
     with unpack(file) as stream:
-        if b"\0" in stream.peek(8192)[:8192]:  # git's test
-            note("binary files skipped", str(file))
-        else:
-            yield str(file), stretches()
+        is_binary = b"\0" in stream.peek(8192)[:8192]  # git's test
+        yield str(file), "binary files skipped" if is_binary else stretches()
 
 
 def word_end(raw: bytes) -> int:
@@ -115,7 +107,7 @@ def word_end(raw: bytes) -> int:
     return len(raw) - len(end[place.end() :].encode(errors="surrogateescape")) if place else 0
 
 
-def read_lines(file: Path, field: str, note: Callable) -> Iterator[tuple]:
+def read_lines(file: Path, field: str) -> Iterator[tuple]:
     """A document per line of JSON."""
 
     def parse(line: bytes):
@@ -125,64 +117,56 @@ def read_lines(file: Path, field: str, note: Callable) -> Iterator[tuple]:
             return None
 
     with unpack(file) as stream:
-        yield from texts_of(map(parse, stream), file, field, note)
+        yield from texts_of(map(parse, stream), file, field)
 
 
-def read_rows(file: Path | str, field: str, note: Callable) -> Iterator[tuple]:
+def read_rows(file: Path | str, field: str) -> Iterator[tuple]:
     """A document per row of .parquet, .zst (JSON lines), hf:NAME or hf:NAME:CONFIG."""
     import datasets
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our line says it already
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report errors, in one line
+    name, _, config = str(file).removeprefix("hf:").partition(":")
+    options = {"name": config or None}
     if isinstance(file, Path):
         name, options = "json" if file.suffix == ".zst" else "parquet", {"data_files": str(file)}
-    else:
-        name, _, config = file.removeprefix("hf:").partition(":")
-        options = {"name": config or None}
     rows = datasets.load_dataset(name, split="train", streaming=True, **options)
-    yield from texts_of(rows, file, field, note)
+    yield from texts_of(rows, file, field)
 
 
-def texts_of(rows: Iterable, file: Path | str, field: str, note: Callable) -> Iterator[tuple]:
+def texts_of(rows: Iterable, file: Path | str, field: str) -> Iterator[tuple]:
     """The texts in rows of data. Raises ValueError if the first row lacks the field."""
     for number, row in enumerate(rows, 1):
         row = row if isinstance(row, dict) else {}
-        if isinstance(row.get(field), str):
-            yield f"{file}:{number}", [row[field]]
-        elif number == 1 and field not in row:
+        if number == 1 and field not in row:
             fields = ", ".join(row) or "nothing"
             raise ValueError(f"row 1 has no text {field!r}, but {fields}; choose --text_field")
-        else:
-            note("rows without a text skipped", f"{file}:{number}")
+        is_text = isinstance(row.get(field), str)
+        yield f"{file}:{number}", [row[field]] if is_text else "rows without a text skipped"
 
 
 # ---------------------------------------------------------------------------------------------
 # Documents to tokens
 
 
-def is_held_out(raw: bytes, val_fraction: float) -> bool:
-    """Decided by a hash of the content: the same document always lands on the same side."""
-    return int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") < val_fraction * 2**64
-
-
 def divide(documents, val_fraction: float, first: bool, note) -> Iterator[tuple[str, str | None]]:
     """Yield ("train" or "val", stretch of text), and (..., None) where a document ends.
 
-    first: the first document is for training in any case, so there is always something to read.
+    A hash of the text decides, so the same document always lands on the same side; but the first
+    document is for training. note(what, name, times) is called for all that is skipped or changed.
     """
     for name, stretches in documents:
+        if isinstance(stretches, str):
+            note(stretches, name)
+            continue
         split = None
-        for text in stretches:
-            try:
-                raw = text.encode()
-            except UnicodeEncodeError:  # not UTF-8, or half of a JSON surrogate pair
+        for text in filter(None, stretches):
+            if not text.isascii():  # were there invalid bytes, or JSON's half surrogate pairs?
                 text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
                 note("invalid characters replaced", name, times)
-                raw = text.encode()
-            if not raw:
-                continue
+            raw = text.encode()
             if split is None:
-                split = "val" if is_held_out(raw, val_fraction) and not first else "train"
-                first = False
+                number = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") / 2**64
+                split, first = "val" if number < val_fraction and not first else "train", False
             if split == "val" and len(raw) > HELD_OUT_BYTES:
                 note(f"held-out documents cut at {HELD_OUT_BYTES // 1024} KB", name)
                 yield split, raw[:HELD_OUT_BYTES].decode(errors="ignore")
@@ -195,15 +179,14 @@ def divide(documents, val_fraction: float, first: bool, note) -> Iterator[tuple[
 
 
 def encode(stretches: Iterable, tokenizer: tiktoken.Encoding) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (split, token ids) in order, encoded on all cores.
-
-    Only a few batches wait at a time, so the memory needed does not grow with the input.
+    """Yield (split, token ids) in order. Threads use every core, because tiktoken releases the GIL;
+    few batches wait at a time, so the memory needed does not grow with the input.
     """
     end = np.array([tokenizer.eot_token])
     ids = lambda text: tokenizer.encode_to_numpy(text, disallowed_special=())
     encode_batch = lambda batch: [(s, end if text is None else ids(text)) for s, text in batch]
     waiting, batch, size = deque(), [], 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads will do: tiktoken releases the GIL
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for split, text in stretches:
             batch.append((split, text))
             size += len(text or "")
@@ -228,7 +211,7 @@ def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.
     train on and to hold out, or no such tokenizer.
     """
     named = ((f"document {i}", [text]) for i, text in enumerate(documents, 1))
-    return build([lambda note: named], tokenizer, out, val_fraction)
+    return build([named], tokenizer, out, val_fraction)
 
 
 def prepare_files(sources, tokenizer: str, out: Path, val_fraction: float, field: str) -> dict:
@@ -245,11 +228,11 @@ def prepare_files(sources, tokenizer: str, out: Path, val_fraction: float, field
         groups[-1].append(file)
         key.append((str(file), stat and (stat.st_size, stat.st_mtime_ns)))
     key = hashlib.sha256(repr(key).encode()).hexdigest()
-    return build([partial(read_files, g, field) for g in groups], tokenizer, out, val_fraction, key)
+    return build([read_files(g, field) for g in groups], tokenizer, out, val_fraction, key)
 
 
 def build(groups: list, name: str, out: Path, val_fraction: float, key: str | None = None) -> dict:
-    """Encode groups of documents, functions of note(), into the new folder `out`.
+    """Encode groups of documents into the new folder `out`.
 
     key: names the input. With it, an interrupted preparation leaves the finished groups behind.
     """
@@ -258,26 +241,22 @@ def build(groups: list, name: str, out: Path, val_fraction: float, key: str | No
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
     building = out.with_name(f".{out.name}.{'partial' if key else os.getpid()}")
     progress = building / "progress.json"
-    try:
-        building.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"--out {out}: cannot be made ({error.strerror})") from None
-    held = lock(building)
+    building.mkdir(parents=True, exist_ok=True)
+    held = lock(building)  # until we return
     try:
         done = {"key": key, "groups": 0, "notes": {}, "train": 0, "val": 0}
         if progress.exists() and (saved := json.loads(progress.read_text()))["key"] == key:
             done = saved
         write_tokens(building, groups, done, tokenizer, val_fraction)
         progress.unlink(missing_ok=True)  # what follows is done from the beginning, or not at all
-        meta = finish(building, name, tokenizer, val_fraction)
+        meta = finish(building, name, tokenizer, val_fraction) | {"notes": done["notes"]}
         if not (meta["train_tokens"] and meta["val_tokens"]):
-            problem = "--source: too little text to train on a part and hold out another"
-            raise ValueError("; ".join([problem, *report(done["notes"])]))
+            raise ValueError("; ".join(["--source: too little text to divide", *report(meta)]))
         if file:  # a corpus can be read without the file it was made with
             shutil.copy(file, building)
         (building / ".lock").unlink()
         os.rename(building, out)
-        return meta | {"notes": done["notes"]}
+        return meta
     finally:
         if not progress.exists():
             shutil.rmtree(building, ignore_errors=True)
@@ -288,18 +267,18 @@ def write_tokens(folder: Path, groups: list, done: dict, tokenizer, val_fraction
 
     def note(what: str, name: str, times: int = 1) -> None:
         count, first = done["notes"].get(what, (0, name))
-        done["notes"][what] = (count + times, first)
+        if times:
+            done["notes"][what] = (count + times, first)
 
-    dtype = token_type(tokenizer)
     bar = tqdm(desc="encoding", unit=" tokens", unit_scale=True, leave=False, disable=None)
     with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val, bar:
         files = {"train": train, "val": val}
-        for split in files:
-            files[split].truncate(done[split])  # drop what came after the last save
+        for split, file in files.items():
+            file.truncate(done[split])  # drop what came after the last save
         for group in groups[done["groups"] :]:
-            stretches = divide(group(note), val_fraction, done["groups"] == 0, note)
+            stretches = divide(group, val_fraction, done["groups"] == 0, note)
             for split, ids in encode(stretches, tokenizer):
-                files[split].write(ids.astype(dtype).tobytes())
+                files[split].write(ids.astype(token_type(tokenizer)).tobytes())
                 bar.update(len(ids))
             done["groups"] += 1
             for split, file in files.items():
@@ -311,16 +290,15 @@ def write_tokens(folder: Path, groups: list, done: dict, tokenizer, val_fraction
 
 
 def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
-    """Write meta.json: tokenizer, counts, fingerprint. If no document was held out, hold out the
-    end of the text.
-    """
+    """Write and return meta.json. If the hash held out nothing, hold out the end of the text."""
     dtype, lengths = token_type(tokenizer), bytes_per_token(tokenizer)
     train, val = folder / "train.bin", folder / "val.bin"
-    if train.stat().st_size and not val.stat().st_size:
-        ids = np.memmap(train, dtype, mode="r")
-        cut = int(len(ids) * (1 - val_fraction))
-        ids[cut:].tofile(val)
-        os.truncate(train, cut * dtype.itemsize)
+    if not val.stat().st_size:
+        cut = int(train.stat().st_size // dtype.itemsize * (1 - val_fraction)) * dtype.itemsize
+        with open(train, "r+b") as whole, open(val, "wb") as end:
+            whole.seek(cut)
+            shutil.copyfileobj(whole, end)
+            whole.truncate(cut)
     meta = {"tokenizer": Path(name).name, "vocab_size": len(lengths), "dtype": dtype.name}
     fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
     for path in (train, val):
@@ -337,5 +315,7 @@ def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
     return meta
 
 
-def report(notes: dict[str, tuple[int, str]]) -> list[str]:
-    return [f"{times:,} {what} (the first: {first})" for what, (times, first) in notes.items()]
+def report(meta: dict) -> list[str]:
+    """What was skipped or changed, a line each."""
+    notes = meta.get("notes", {}).items()
+    return [f"{times:,} {what} (the first: {name})" for what, (times, name) in notes]
