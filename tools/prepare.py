@@ -8,6 +8,7 @@ import bz2
 import glob
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -30,7 +31,6 @@ HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single fil
 LONG = 2**22  # bytes; a longer text is read and encoded in stretches
 GROUP = 2**26  # bytes of files between two saves of the progress
 BATCH = 2**18  # characters that a thread encodes at a time
-UNPACK = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # ---------------------------------------------------------------------------------------------
 # Files to documents: (name, the text in one or more stretches), or (name, why it is skipped)
@@ -59,18 +59,26 @@ def source_files(sources: list[str]) -> list[Path | str]:
 def read_files(files: list[Path | str], field: str) -> Iterator[tuple]:
     """The documents in these files. Raises ValueError if one is damaged or cannot be read."""
     for file in files:
-        if re.search(r"^hf:|\.(parquet|zst)$", str(file)):
+        read = read_text
+        if re.search(r"^hf:|\.parquet$", str(file)):
             read = read_rows
-        elif re.search(r"\.(jsonl|ndjson|json(?=\.))(\.gz|\.bz2|\.xz)?$", str(file)):
+        elif re.search(r"\.(jsonl|ndjson|json(?=\.))(\.gz|\.bz2|\.xz|\.zst)?$", str(file)):
             read = read_lines
-        else:
-            read = read_text
         try:
             yield from read(file, field)
         except (ImportError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
             advice = "; pip install datasets" if isinstance(error, ImportError) else ""
             raise ValueError(f"--source {file}: {problem}{advice}") from None
+
+
+def open_zst(file: Path, _mode: str):
+    import pyarrow  # comes with datasets
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(str(file), "zstd"))
+
+
+UNPACK = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": open_zst}
 
 
 def unpack(file: Path):
@@ -121,15 +129,15 @@ def read_lines(file: Path, field: str) -> Iterator[tuple]:
 
 
 def read_rows(file: Path | str, field: str) -> Iterator[tuple]:
-    """A document per row of .parquet, .zst (JSON lines), hf:NAME or hf:NAME:CONFIG."""
+    """A document per row of a Parquet file or a hub dataset, hf:NAME or hf:NAME:CONFIG."""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report errors, in one line
     name, _, config = str(file).removeprefix("hf:").partition(":")
-    options = {"name": config or None}
+    how = {"name": config or None}
     if isinstance(file, Path):
-        name, options = "json" if file.suffix == ".zst" else "parquet", {"data_files": str(file)}
-    rows = datasets.load_dataset(name, split="train", streaming=True, **options)
+        name, how = "parquet", {"data_files": str(file)}
+    rows = datasets.load_dataset(name, split="train", streaming=True, **how)
     yield from texts_of(rows, file, field)
 
 
