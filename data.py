@@ -3,9 +3,8 @@
 A corpus is a folder: train.bin and val.bin (token ids, read from the disk as they are needed) and
 meta.json (tokenizer, counts, fingerprint). One needs no download: the Python source of torch.
 
-Read `shuffled`, then `draw`. Every comparison in this project rests on the order: the text of
-sequence g depends only on the seed and g, never on batch size, micro-batch size or the number of
-processes. So there is no loader state to save.
+Read `shuffled`, then `draw`. Every comparison in this project rests on the order: sequence g of a
+run depends only on the seed and g, not on batch size or processes. There is no loader state.
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
@@ -13,13 +12,9 @@ processes. So there is no loader state to save.
 """
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import itertools
 import json
-import os
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,11 +23,13 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
+import torch
 
 from tools.config import fail, program_parser
+from tools.mixtures import format_mixture, parse_mixture  # noqa: F401
 from tools.prepare import prepare, prepare_files, report
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
-from tools.tokenizers import tokenizer_files  # noqa: F401  for model.py
+from tools.tokenizers import tokenizer_files  # noqa: F401
 
 
 @dataclass(eq=False)
@@ -54,18 +51,17 @@ class Corpus:
 
 
 def open_corpus(path: Path) -> Corpus:
-    """Map a prepared folder into memory. Raises FileNotFoundError or ValueError if there is none."""
+    """Map a prepared folder into memory. Raises ValueError if it is missing or damaged."""
     try:
         meta = json.loads((path / "meta.json").read_text())
         name, dtype = meta["tokenizer"], meta["dtype"]
-        ids = {split: np.memmap(path / f"{split}.bin", dtype, mode="r") for split in ("train", "val")}
-        if any(len(ids[split]) != meta[f"{split}_tokens"] for split in ids):
+        ids = {part: np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val")}
+        if any(len(ids[part]) != meta[f"{part}_tokens"] for part in ids):
             raise ValueError
-    except OSError as error:
-        problem = f"{Path(error.filename).name} is missing; make a corpus with data.py"
-        raise FileNotFoundError(f"--data {path}: {problem}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"--data {path}: meta.json does not fit; prepare it again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        missing = isinstance(error, OSError) and f"{basename(error.filename)} is missing"
+        problem = missing or "meta.json does not describe what is there"
+        raise ValueError(f"--data {path}: {problem}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
     return Corpus(path, meta, tokenizer, **ids)
 
@@ -82,94 +78,56 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared when it is first used."""
-    version, kind = importlib.metadata.version("torch").split("+")[0], tokenizer
+    version, kind = torch.__version__.split("+")[0], tokenizer.replace("/", "-")
     if (file := tokenizer_file(tokenizer)) and file.is_file():  # a name may mean different files
         kind = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
-    path = Path(__file__).parent / "data" / f"torch{version}-{kind}".replace("/", "-")
+    path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
     if not path.exists():
         print(f"preparing the embedded corpus, once: {path}")
-        torch = Path(importlib.util.find_spec("torch").origin).parent
         try:
-            prepare(embedded_texts(torch), tokenizer, path)
+            prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
         except OSError:
             if not path.exists():  # otherwise another process was faster
                 raise
     return open_corpus(path)
 
 
-def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}; a folder alone has it all.
-
-    Raises ValueError if the shares do not add up to 1, or if two folders have the same name.
-    """
-    shares = {}
-    for part in text.split(","):
-        folder, _, share = part.rpartition(":")
-        try:
-            share = float(share)
-        except ValueError:
-            folder, share = part, 1.0
-        folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
-        if basename(folder) in map(basename, shares):
-            raise ValueError(f"{flag} {text}: two folders are named {basename(folder)}; rename one")
-        shares[folder] = share
-    if "" in shares or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
-        raise ValueError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")
-    return shares
-
-
-def format_mixture(shares: dict[str, float]) -> str:
-    """The text that parse_mixture reads."""
-    alone = len(shares) == 1
-    return ",".join(folder if alone else f"{folder}:{share}" for folder, share in shares.items())
-
-
 def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
     """Open the folder or mixture that --data names; None is the embedded corpus in `tokenizer`.
 
     stages: (first sequence, mixture), ... if the mixture changes during a run: what its parents
-    read, then `data`, then the mixture of the decay. Sources that are only in the past need not
-    exist any more; they are counted by name. Raises ValueError or OSError if a corpus is missing
-    or two do not fit together.
+    read, then `data`, then that of the decay. Sources that are only in the past are counted by
+    name and need not exist. Raises ValueError if a corpus is missing or two do not fit together.
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
     now = max(i for i, (_, mixture) in enumerate(stages) if mixture == shares)
-    ahead = [mixture for _, mixture in stages[now:]]
     sources = {}
-    for folder in dict.fromkeys(itertools.chain(*ahead)):
+    for folder in dict.fromkeys(itertools.chain(*(mixture for _, mixture in stages[now:]))):
         new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
         first = next(iter(sources.values()), new)
         if basename(folder) in sources:
             raise ValueError(f"--decay_data: two folders are named {new.path.name}; rename one")
         if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
-            raise ValueError(f"--data {new.path}: has another tokenizer than {first.path}")
+            raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
         sources[basename(folder)] = new
     if len(sources) == len(stages) == 1:
         return first
-    stages = [(start, {basename(f): m[f] for f in m}) for start, m in stages]
-    fingerprint, weights = first.meta["fingerprint"], [mixture for _, mixture in stages[now:]]
-    if len(sources) > 1:
-        content = [(c.meta["fingerprint"], *(w.get(n, 0.0) for w in weights)) for n, c in sources.items()]
-        fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    return Corpus(
-        path=data or "embedded",
-        meta=first.meta | {"fingerprint": fingerprint},
-        tokenizer=first.tokenizer,
-        sources=sources,
-        shares=tuple(weights[0].get(name, 0.0) for name in sources),
-        stages=stages,
-    )
+    stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
+    columns = {name: [m.get(name, 0.0) for _, m in stages[now:]] for name in sources}
+    content = [(sources[name].meta["fingerprint"], *columns[name]) for name in sources]
+    new = {"fingerprint": hashlib.sha256(repr(content).encode()).hexdigest()[:16]}
+    meta = first.meta | new if len(sources) > 1 else first.meta
+    shares = tuple(column[0] for column in columns.values())
+    return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
-    """The tokenizer of a run folder, of a checkpoint in it, or of a Granite folder.
-
-    Raises FileNotFoundError or ValueError if there is none.
+    """The tokenizer of a run folder, a checkpoint in it, or a Granite folder. Raises OSError or
+    ValueError if there is none.
     """
-    folders = [path, *path.parents[:2]]  # of a checkpoint: itself, ckpt, the run
-    folder = next((f for f in folders if (f / "config.json").is_file()), None)
-    if folder is None:
+    near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
+    if not (folder := next((f for f in near if (f / "config.json").is_file()), None)):
         raise FileNotFoundError(f"{path}: no config.json there that names its tokenizer")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "model_type" in config:  # Granite
@@ -193,9 +151,8 @@ def mix(x: np.ndarray) -> np.ndarray:
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Map position g = 0, 1, 2, ... in a run to one of the corpus's n sequences, for this seed.
 
-    Every epoch g // n is a different bijection of 0 ... n-1, computed and never stored. A Feistel
-    network permutes the next power of four; results outside n go through it again until they are
-    inside (cycle walking).
+    Every epoch g // n is another bijection of 0 ... n-1, computed and never stored: a Feistel
+    network permutes the next power of four, again and again while the result is not below n.
     """
     g = np.asarray(g, dtype=np.uint64)
     epoch, x = g // np.uint64(n), g % np.uint64(n)
@@ -219,11 +176,10 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     """Sequence g [B] of a mixture -> (name of its source [B], {name: how many came before it [B]}).
 
     The rarest source takes one sequence of every 1 / share, at a random place among them, so it has
-    no fixed place in a batch. The next does the same with the sequences that are left, and so on.
-    In every stretch of a run, each of two sources has its share to within two sequences (each of
-    eight, to within five).
+    no fixed place in a batch. The next does the same with the sequences left over, and so on. In
+    any stretch of a run, two sources have their shares to within two sequences, eight within five.
     """
-    order = sorted((round(share * 10**8), name) for name, share in shares.items() if share)
+    order = sorted((n, name) for name, share in shares.items() if (n := round(share * 10**8)))
     total, rest = sum(share for share, _ in order), np.array(g, dtype=np.int64)
     names, counts = np.full(len(g), ""), {}
     for i, (share, name) in enumerate(order):
@@ -255,8 +211,7 @@ def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
 
-    Each source is read in its own shuffled order, by its own count; the counts continue when the
-    shares change.
+    Each source has its own shuffled order and its own count, which continues when shares change.
     """
     g = np.asarray(g)
     inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
@@ -294,9 +249,6 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
     return rows[:, :-1], rows[:, 1:]
 
 
-# ---------------------------------------------------------------------------------------------
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("data.py", __doc__)
     add = parser.add_argument
@@ -310,23 +262,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not 0 < args.val_fraction < 1:
             raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
-        if args.source and not args.out:
-            raise ValueError("--source needs --out, the folder of the new corpus")
-        if not args.source and how != (None, 0.02, "text"):
-            raise ValueError("--out, --val_fraction and --text_field need --source")
+        if args.source and not args.out or not args.source and how != (None, 0.02, "text"):
+            raise ValueError("--source needs --out; --out, --val_fraction and --text_field need it")
         meta = prepare_files(args.source, args.tokenizer, *how) if args.source else {}
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
-    except (ValueError, OSError) as error:
-        return fail("data.py", error)
-    except KeyboardInterrupt:
-        return fail("data.py", "interrupted; rerun the same command to resume")
-    for split in ("train", "val"):
-        kinds = ("documents", "bytes", "tokens")
-        print(split, *(f"{corpus.meta[f'{split}_{kind}']:>16,} {kind}" for kind in kinds))
-    print(*report(meta), f"fingerprint {corpus.meta['fingerprint']}", sep="\n")
-    print(f"train on it: python train.py --data {shlex.quote(str(corpus.path))}")
+    except (ValueError, OSError, KeyboardInterrupt) as error:
+        return fail("data.py", str(error) or "interrupted; rerun the same command to resume")
+    for what, number in corpus.meta.items():
+        print(f"{what:>15} {number:,}" if isinstance(number, int) else f"{what:>15} {number}")
+    print(*report(meta), sep="\n")
+    print(f"python train.py --data {shlex.quote(str(corpus.path))}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

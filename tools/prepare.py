@@ -117,15 +117,15 @@ def word_end(raw: bytes) -> int:
 
 def read_lines(file: Path, field: str) -> Iterator[tuple]:
     """A document per line of JSON."""
-
-    def parse(line: bytes):
-        try:
-            return json.loads(line.decode(errors="surrogateescape").removeprefix("\ufeff"))
-        except (ValueError, RecursionError):
-            return None
-
     with unpack(file) as stream:
         yield from texts_of(map(parse, stream), file, field)
+
+
+def parse(line: bytes) -> object:
+    try:
+        return json.loads(line.decode(errors="surrogateescape").removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_rows(file: Path | str, field: str) -> Iterator[tuple]:
@@ -187,8 +187,8 @@ def divide(documents, val_fraction: float, first: bool, note) -> Iterator[tuple[
 
 
 def encode(stretches: Iterable, tokenizer: tiktoken.Encoding) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (split, token ids) in order. Threads use every core, because tiktoken releases the GIL;
-    few batches wait at a time, so the memory needed does not grow with the input.
+    """Yield (split, token ids) in order. tiktoken releases the GIL, so threads use every core; few
+    batches wait at a time, so memory does not grow with the input.
     """
     end = np.array([tokenizer.eot_token])
     ids = lambda text: tokenizer.encode_to_numpy(text, disallowed_special=())
@@ -212,11 +212,10 @@ def encode(stretches: Iterable, tokenizer: tiktoken.Encoding) -> Iterator[tuple[
 
 
 def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) -> dict:
-    """Encode texts into the new corpus `out`; return its meta.json, with "notes".
+    """Encode texts, each followed by end-of-text, into the new folder `out`; return its meta.json.
 
-    Every document is followed by end-of-text. The folder appears by rename: whole, or not at all.
-    Raises OSError if `out` exists or cannot be made, ValueError if there is too little text to
-    train on and to hold out, or no such tokenizer.
+    The folder appears by rename, whole or not at all. Raises OSError if `out` exists or cannot be
+    made, ValueError for an unknown tokenizer or too little text to train on and to hold out.
     """
     named = ((f"document {i}", [text]) for i, text in enumerate(documents, 1))
     return build([named], tokenizer, out, val_fraction)
@@ -240,9 +239,8 @@ def prepare_files(sources, tokenizer: str, out: Path, val_fraction: float, field
 
 
 def build(groups: list, name: str, out: Path, val_fraction: float, key: str | None = None) -> dict:
-    """Encode groups of documents into the new folder `out`.
-
-    key: names the input. With it, an interrupted preparation leaves the finished groups behind.
+    """Encode groups of documents into the new folder `out`. With a key, which identifies the input,
+    an interrupted preparation leaves its finished groups to the next one.
     """
     tokenizer, file = load_tokenizer(name), tokenizer_file(name)
     if out.exists():
@@ -250,33 +248,32 @@ def build(groups: list, name: str, out: Path, val_fraction: float, key: str | No
     building = out.with_name(f".{out.name}.{'partial' if key else os.getpid()}")
     progress = building / "progress.json"
     building.mkdir(parents=True, exist_ok=True)
-    held = lock(building)  # until we return
-    try:
-        done = {"key": key, "groups": 0, "notes": {}, "train": 0, "val": 0}
-        if progress.exists() and (saved := json.loads(progress.read_text()))["key"] == key:
-            done = saved
-        write_tokens(building, groups, done, tokenizer, val_fraction)
-        progress.unlink(missing_ok=True)  # what follows is done from the beginning, or not at all
-        meta = finish(building, name, tokenizer, val_fraction) | {"notes": done["notes"]}
-        if not (meta["train_tokens"] and meta["val_tokens"]):
-            raise ValueError("; ".join(["--source: too little text to divide", *report(meta)]))
-        if file:  # a corpus can be read without the file it was made with
-            shutil.copy(file, building)
-        (building / ".lock").unlink()
-        os.rename(building, out)
-        return meta
-    finally:
-        if not progress.exists():
-            shutil.rmtree(building, ignore_errors=True)
+    done = {"key": key, "groups": 0, "notes": {}, "train": 0, "val": 0}
+    with lock(building):
+        try:
+            if progress.exists() and (saved := json.loads(progress.read_text()))["key"] == key:
+                done = saved
+            write_tokens(building, groups, done, tokenizer, val_fraction)
+            progress.unlink(missing_ok=True)  # the rest is done from the beginning, or not at all
+            meta = finish(building, name, tokenizer, val_fraction) | {"notes": done["notes"]}
+            if not (meta["train_tokens"] and meta["val_tokens"]):
+                raise ValueError("; ".join(["--source: too little text to divide", *report(meta)]))
+            if file:  # a corpus can be read without the file it was made with
+                shutil.copy(file, building)
+            (building / ".lock").unlink()
+            os.rename(building, out)
+            return meta
+        finally:
+            if not progress.exists():
+                shutil.rmtree(building, ignore_errors=True)
 
 
 def write_tokens(folder: Path, groups: list, done: dict, tokenizer, val_fraction: float) -> None:
     """Append the groups that `done` does not count yet to train.bin and val.bin."""
 
     def note(what: str, name: str, times: int = 1) -> None:
-        count, first = done["notes"].get(what, (0, name))
         if times:
-            done["notes"][what] = (count + times, first)
+            done["notes"].setdefault(what, [0, name])[0] += times
 
     bar = tqdm(desc="encoding", unit=" tokens", unit_scale=True, leave=False, disable=None)
     with open(folder / "train.bin", "ab") as train, open(folder / "val.bin", "ab") as val, bar:
@@ -315,9 +312,9 @@ def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
             while chunk := file.read(2**22):
                 fingerprint.update(chunk)
                 counts += np.bincount(np.frombuffer(chunk, dtype), minlength=len(lengths))
-        numbers = {"documents": counts[tokenizer.eot_token], "tokens": counts.sum()}
-        numbers["bytes"] = counts @ lengths
-        meta |= {f"{path.stem}_{what}": int(number) for what, number in numbers.items()}
+        n = {"documents": counts[tokenizer.eot_token], "tokens": sum(counts)}
+        n["bytes"] = counts @ lengths
+        meta |= {f"{path.stem}_{what}": int(number) for what, number in n.items()}
     meta["fingerprint"] = fingerprint.hexdigest()[:16]
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     return meta
