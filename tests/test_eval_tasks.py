@@ -19,7 +19,8 @@ from test_tokenizer import train_tokenizer
 import data
 import eval as evaluation
 import model as model_file
-from eval import TASKS
+from tools import tasks
+from tools.tasks import TASKS
 from model import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
@@ -99,9 +100,9 @@ def short_answers(monkeypatch):
 
 
 def run(name, folder, model, tokenizer, shots=0, max_len=MAX_LEN):
-    questions = evaluation.questions_of(name, folder, shots)
+    questions = tasks.questions_of(name, folder, shots)
     answers = evaluation.answer(name, questions, model, tokenizer, max_len)
-    return questions, answers, evaluation.measure(name, questions, answers)
+    return questions, answers, tasks.measure(name, questions, answers)
 
 
 @pytest.mark.parametrize("name, shots", [(name, shots) for name in SCORED for shots in (0, 2) if name != "wikitext" or shots == 0])
@@ -172,7 +173,7 @@ def test_code_prompts_stops_and_cut_off_outputs(name, shots, exported, files, fo
     logging.disable(logging.WARNING)
     _, samples = harness.run_harness(harness.harness_model(exported, MAX_LEN), {name: files[name]}, [(name, "")], {name: shots})
     logging.disable(logging.NOTSET)
-    questions = evaluation.questions_of(name, folder, shots)
+    questions = tasks.questions_of(name, folder, shots)
     answers = evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
     for sample, question, text in zip(samples[name, ""], questions, answers, strict=True):
         assert sample["arguments"][0][0] == question.contexts[0]
@@ -203,13 +204,13 @@ def test_scores_depend_on_nothing_but_the_request(experts):
         context = (shared if k % 3 else []) + some(rng.randrange(1, 20))
         choices = [some(rng.randrange(1, 6)) for _ in range(rng.randrange(1, 5))] + [[7], [8]] * (k % 2)
         items.append([((context + choice), len(choice)) for choice in choices])
-    items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(some(10), 0), (some(30), 4)], [(shared + [1], 1)] * 2]
+    items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(some(30), 4)], [(shared + [1], 1)] * 2]
     expected = [[plain(model, *request) for request in item] for item in items]
     for batch_tokens in (1, 60, 300, 10**6):
-        found = evaluation.log_likelihoods(model, items, batch_tokens)
+        found = evaluation.in_batches(lambda b: evaluation.score(model, b), items, batch_tokens)
         for a, b in zip(found, expected, strict=True):
             assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
-    grouped = evaluation.log_likelihoods(model, items, 10**6, groups=[str(i % 3) for i in range(len(items))])
+    grouped = evaluation.in_batches(lambda b: evaluation.score(model, b), items, 10**6, groups=[str(i % 3) for i in range(len(items))])
     assert all(a == pytest.approx(b, rel=1e-5, abs=1e-5) for a, b in zip(grouped, expected, strict=True))
 
 
@@ -226,8 +227,9 @@ def test_what_a_batch_has_in_common_is_read_once(model, monkeypatch):
 
 
 def test_rolling_windows():
-    assert evaluation.rolling_windows(list(range(1, 11)), 0, 4) == [([0, 1, 2, 3, 4], 4), ([4, 5, 6, 7, 8], 4), ([6, 7, 8, 9, 10], 2)]
-    assert evaluation.rolling_windows([1, 2], 0, 4) == [([0, 1, 2], 2)] and evaluation.rolling_windows([], 0, 4) == []
+    R = lambda ids, eot, m: tasks.rolling_windows(type('T', (), {'eot_token': eot, 'encode_ordinary': lambda self, x: x})(), ids, m)
+    assert R(list(range(1, 11)), 0, 4) == [([0, 1, 2, 3, 4], 4), ([4, 5, 6, 7, 8], 4), ([6, 7, 8, 9, 10], 2)]
+    assert R([1, 2], 0, 4) == [([0, 1, 2], 2)] and R([], 0, 4) == []
 
 
 def test_completions_are_the_dumb_loops(model):
@@ -245,7 +247,7 @@ def test_completions_are_the_dumb_loops(model):
     expected = [alone(prompt) for prompt in prompts]
     assert len({len(new) for new in expected}) > 1
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2]):
-        assert evaluation.complete(model, [prompts[i] for i in order], 20, finished) == [expected[i] for i in order]
+        assert evaluation.complete(model, [prompts[i] for i in order], lambda new: len(new) == 20 or finished(new)) == [expected[i] for i in order]
 
 
 def test_stops_are_found_wherever_they_fall(tokenizer, monkeypatch):
@@ -287,9 +289,9 @@ def test_math_answers_are_normalized_as_the_harness_does():
         except (AssertionError, TypeError):  # braces that do not match
             continue
         if utils.last_boxed_only_string(doc["solution"]) == doc["solution"]:
-            assert evaluation.grade_math(doc, text) == {"exact_match": bool(expected)}, (text, gold)
+            assert tasks.grade_math(doc, text) == {"exact_match": bool(expected)}, (text, gold)
     for solution in ("so \\boxed{\\frac{1}{\\sqrt{2}}}.", "\\boxed{1} then \\boxed{2}", "$\\boxed 7$ is", "\\boxed{1}, \\boxed 7"):
-        assert evaluation.boxed(solution) == utils.remove_boxed(utils.last_boxed_only_string(solution))
+        assert tasks.boxed(solution) == utils.remove_boxed(utils.last_boxed_only_string(solution))
 
 
 def test_numbers_are_found_and_compared_as_the_harness_does(files):
@@ -306,7 +308,7 @@ def test_numbers_are_found_and_compared_as_the_harness_does(files):
     hits = 0
     for text in texts:
         doc = {"answer": f"so {rng.choice(texts)} #### {rng.choice(['5', '1,200', '-2', '$7.', '12.50', '3'])}"}
-        ours = evaluation.grade_gsm8k(doc, text)
+        ours = tasks.grade_gsm8k(doc, text)
         for name, regex in (("exact_match", strict), ("exact_match_flexible", flexible)):
             found = regex.apply([[text]], [doc])[0][0]
             assert ours[name] == bool(exact_match_hf_evaluate([found], [doc["answer"]], **rules)["exact_match"]), (text, doc, name)
@@ -320,7 +322,7 @@ def test_pages_are_detokenized_as_the_harness_does():
     rng = random.Random(0)
     for _ in range(3000):
         page = "".join(rng.choices(parts, k=rng.randint(1, 25)))
-        assert evaluation.detokenize(page) == utils.wikitext_detokenizer({"page": page}), page
+        assert tasks.detokenize(page) == utils.wikitext_detokenizer({"page": page}), page
 
 
 @pytest.mark.parametrize(
@@ -336,16 +338,16 @@ def test_pages_are_detokenized_as_the_harness_does():
 def test_the_papers_averages(row):
     """Tables 5 and 6."""
     arc, *columns, average = row
-    results = {name: {"acc": -1.0} | {TASKS[name].metric: value} for name, value in zip(evaluation.AVERAGED, [arc + 7, arc - 7, *columns], strict=True)}
-    assert evaluation.paper_average(results) == pytest.approx(average, abs=0.1)
-    assert evaluation.paper_average({name: results[name] for name in list(results)[1:]}) is None
+    results = {name: {"acc": -1.0} | {TASKS[name].metric: value} for name, value in zip(tasks.AVERAGED, [arc + 7, arc - 7, *columns], strict=True)}
+    assert tasks.paper_average(results) == pytest.approx(average, abs=0.1)
+    assert tasks.paper_average({name: results[name] for name in list(results)[1:]}) is None
 
 
 # -- the command line -----------------------------------------------------------------------------------
 
 
 def test_results_as_a_table_and_as_json(exported, folder, tmp_path, capsys):
-    tasks = ",".join([*evaluation.AVERAGED, "wikitext"])
+    tasks = ",".join([*tasks.AVERAGED, "wikitext"])
     argv = ["--model", str(exported), "--tasks", tasks, "--data", str(folder), "--out", "scores.json", "--device", "cpu"]
     assert evaluation.main(argv) == 0
     out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
@@ -449,13 +451,13 @@ def test_downloads_are_the_harness_data_sets(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", Hub)
     splits = [theirs.get("test_split") or theirs["validation_split"], theirs.get("fewshot_split") or theirs.get("training_split")]
     for examples, split in enumerate(splits if splits[1] and name != "wikitext" else splits[:1]):
-        items = evaluation.read_items(name, None, bool(examples))
+        items = tasks.read_items(name, None, bool(examples))
         assert items[9] == (f"{name}{'.dev' if name == 'mmlu' else '.train'}.jsonl, item 10" if examples else f"{name}.jsonl, item 10", {"task_id": 10})
         repo, config, ours = asked.pop()
         assert (repo, ours) == (theirs["dataset_path"], split)
         assert config == theirs.get("dataset_name") or config in ("default", "openai_humaneval") or (name, config) == ("mmlu", "all")
     if name == "mbpp":  # the harness has its examples in its own code: these rows of this split, which holds task_id 1 to 10
-        evaluation.read_items(name, None, True)
+        tasks.read_items(name, None, True)
         written_there = re.findall(r'"task_id": (\d+)', (tasks / "mbpp" / "utils.py").read_text())
         assert asked == [("google-research-datasets/mbpp", "full", "prompt[1:]")] and written_there == ["2", "3", "4"]
 
