@@ -1,11 +1,8 @@
-"""How good is a model? Its validation loss, a sample of what it writes, and the paper's benchmarks.
+"""How good is a model? Its validation loss, a sample of its writing, and the paper's benchmarks.
 
-The benchmark numbers are those of lm-evaluation-harness, which the paper used: the same texts and
-the same rules (tools/tasks.py), from local files. A model is a run folder, a checkpoint, or a
-folder in the format of the released weights.
-
-Read `validation_loss`; then `score`, which finds how likely a text is, and `complete`, which
-writes the most likely text.
+The paper used lm-evaluation-harness. tools/tasks.py has its texts and rules, so the numbers here
+are the same. A model is a run folder, a checkpoint, or a folder of released weights. Read
+`validation_loss`, then `score` (how likely is a text?) and `complete` (the most likely text).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
@@ -16,37 +13,32 @@ writes the most likely text.
 import argparse
 import json
 import math
-import os
 import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.config import fail, program_parser, whole_number
-from tools.devices import pick_device, rank_and_world, total
+from tools.devices import join, pick_device, rank_and_world, share, total
 from tools.runs import write_json
 from tools.tasks import TASKS, Request
 
-# ---------------------------------------------------------------------------------------------
-# Validation loss
+# -- Validation loss ------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict:
     """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
-    Returns val_loss, in nats per token, and val_bpb, in bits per byte: the nats of all targets
-    over ln 2 times the bytes of these targets (end-of-text has none). Bits per byte can be
-    compared between tokenizers; nats per token cannot.
+    Returns val_loss, in nats per token, and val_bpb, in bits per byte: nats / ln 2 over the bytes
+    of the targets (end-of-text has none). Only bits per byte compare between tokenizers.
     max_tokens: evaluate about this many, always the same sequences, spread over all documents.
     Several processes share the work, and each returns the same result.
     """
@@ -73,18 +65,16 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
     """Raise ValueError if the model cannot read this corpus."""
     needed = corpus.meta["vocab_size"]
     if needed > cfg.vocab_size:
-        raise ValueError(
-            f"--vocab_size {cfg.vocab_size}: the corpus {corpus.path} needs {needed}; "
-            f"train with --vocab_size {needed}"
-        )
+        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus {corpus.path} needs {needed}; "
+                         f"train with --vocab_size {needed}")  # fmt: skip
     for split, ids in (("training", corpus.train), ("validation", corpus.val)):
         if data.n_sequences(ids, cfg.seq_len) < 1:
-            has = f"the corpus {corpus.path} has only {len(ids):,} {split} tokens"
-            raise ValueError(f"--seq_len {cfg.seq_len}: {has}; use a shorter one")
+            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only "
+                             f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------
-# How likely is a text?
+# -- How likely is a text? ------------------------------------------------------------------------
+
 
 def pick(cache: list[dict], rows: list[int]) -> list[dict]:
     """The keys and values of these rows of the batch; a row may be repeated."""
@@ -136,31 +126,14 @@ def score(model: GPT, items: list[list[Request]]) -> list[list[float]]:
 
 
 def in_batches(run, items: list[list[Request]], batch_tokens=8192, groups=None, title="") -> list:
-    """run(batch of items) -> its results, for all items -> the results in order.
-
-    A batch takes items of one group, which are likely to start alike, and of similar length.
-    """
-    groups, results = groups or [""] * len(items), [None] * len(items)
-    context = [min(len(ids) - n for ids, n in item) for item in items]
-    longest = [max(len(ids) for ids, _ in item) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (groups[i], -context[i], -longest[i]))
-    with tqdm(total=len(items), desc=title, unit=" items", leave=False, disable=None) as progress:
-        while order:
-            n, rows, T = 0, 0, 0
-            for i in order:
-                rows, T = rows + len(items[i]), max(T, longest[i])
-                if n and (rows * T > batch_tokens or groups[i] != groups[order[0]]):
-                    break
-                n += 1
-            for i, result in zip(order, run([items[i] for i in order[:n]])):
-                results[i] = result
-            order = order[n:]
-            progress.update(n)
-    return results
+    """Apply run(batch) -> its results to all items, and return the results in the items' order."""
+    parts = tasks.batches(items, groups or [""] * len(items), batch_tokens)
+    done = share(lambda part: run([items[i] for i in part]), parts, title)
+    results = {i: result for part, some in zip(parts, done) for i, result in zip(part, some)}
+    return [results[i] for i in range(len(items))]
 
 
-# ---------------------------------------------------------------------------------------------
-# What does a model write?
+# -- What does a model write? ---------------------------------------------------------------------
 
 
 def token_bytes(model: GPT, tokenizer) -> list[bytes]:
@@ -216,21 +189,18 @@ def write(model: GPT, tokenizer, prompts: list[str], task, max_len: int, batch_t
 
     def finished(new: list[int]) -> bool:
         tail = b"".join(text_of[i] for i in new[-reach:])
-        ends = new[-1] == tokenizer.eot_token or len(new) == most
-        return ends or any(stop in tail for stop in stops)
+        ended = new[-1] == tokenizer.eot_token or len(new) == most
+        return ended or any(stop in tail for stop in stops)
 
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
-    items = [[(ids[most - max_len :] + [0] * most, most)] for ids in encoded]  # room for the answer
-    run = lambda batch: complete(model, [ids[:-most] for ((ids, _),) in batch], finished)
-    texts = [b"".join(text_of[i] for i in new) for new in in_batches(run, items, batch_tokens)]
-    return [
-        min((text.decode(errors="replace").split(stop)[0] for stop in task.stops), key=len)
-        for text in texts
-    ]
+    items = [[(ids[most - max_len :] + [0] * most, most)] for ids in encoded]  # with room to write
+    run = lambda batch: complete(model, [ids[:-most] for [(ids, _)] in batch], finished)
+    answers = [b"".join(text_of[i] for i in new) for new in in_batches(run, items, batch_tokens)]
+    answers = [text.decode(errors="replace") for text in answers]
+    return [min((text.split(stop)[0] for stop in task.stops), key=len) for text in answers]
 
 
-# ---------------------------------------------------------------------------------------------
-# The benchmarks
+# -- The benchmarks -------------------------------------------------------------------------------
 
 
 def answer(name: str, questions: list, model: GPT, tokenizer, max_len: int, batch_tokens=8192):
@@ -248,63 +218,30 @@ def answer(name: str, questions: list, model: GPT, tokenizer, max_len: int, batc
     return in_batches(likelihoods, items, batch_tokens, [q.group for q in questions], name)
 
 
-def gather(mine: list) -> list:
-    """The results of all processes in order; process r has those of items r, r + world, ..."""
-    _, world = rank_and_world()
-    if world == 1:
-        return mine
-    parts: list = [None] * world
-    dist.all_gather_object(parts, mine)
-    return [parts[i % world][i // world] for i in range(sum(map(len, parts)))]
-
-
 def evaluate(work: dict, model: GPT, tokenizer, args: argparse.Namespace) -> None:
     """Print the rows of each task and write args.out after it. work: task -> (questions, shots)."""
-    rank, world = rank_and_world()  # processes share the questions; process 0 reports
-    say = print if rank == 0 else lambda *_: None
+    first, results = rank_and_world()[0] == 0, {}  # process 0 reports
+    say = print if first else lambda *_: None
     say(tasks.HEADER)
-    results: dict[str, dict] = {}
     for name, (questions, shots) in work.items():
-        mine = questions[rank::world]
-        answers = gather(answer(name, mine, model, tokenizer, args.max_len, args.batch_tokens))
+        answers = answer(name, questions, model, tokenizer, args.max_len, args.batch_tokens)
         facts = {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
         facts["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-        if TASKS[name].program:
-            file = args.out.parent / name / "samples.jsonl"
-            facts["samples"] = str(file)
-            if rank == 0:  # before any program runs: the answers took hours
-                tasks.write_samples(file, questions, answers)
-            run = tasks.run_programs if args.allow_code_execution else lambda *_: []
-            answers = gather(run(name, mine, answers[rank::world]))
+        if program := TASKS[name].program:
+            facts["samples"] = str(Path(args.out or "").parent / name / "samples.jsonl")
+            if first:  # before any program runs: the answers took hours
+                tasks.write_samples(Path(facts["samples"]), questions, answers)
+            programs = [program(q.doc, text) for q, text in zip(questions, answers)]
+            answers = share(tasks.passes, programs, name) if args.allow_code_execution else []
         results[name] = tasks.measure(name, questions, answers) | facts
         say(tasks.table(name, results[name]))
-        if args.out and rank == 0:  # now, because a later task may fail
+        if args.out and first:  # now, because a later task may fail
             write_json(args.out, results | tasks.paper_average(results))
+    for average in tasks.paper_average(results).values():
+        say(f"the paper's Average: {average['average']:.4f} (six columns; ARC is a mean of two)")
 
 
-# ---------------------------------------------------------------------------------------------
-# Command line
-
-
-def corpus_of(model: Path, named: str | None) -> data.Corpus | data.Mixture:
-    """The corpus named with --data, by default the one that the run in `model` was trained on.
-
-    Raises ValueError or FileNotFoundError if there is none, or if its tokenizer is not the model's.
-    """
-    files = [folder / "config.json" for folder in (model, *model.parents[:2])]
-    config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
-    if named is None:
-        if "data" not in config:
-            raise ValueError(f"{model}: does not say what it was trained on; name a corpus with --data")
-        return data.load_corpus(config["data"], config["tokenizer"])
-    corpus = data.load_corpus(named)
-    if config:
-        trained_with, text = data.tokenizer_of(model), Path(__file__).read_text(encoding="utf-8")
-        if trained_with.encode_ordinary(text) != corpus.tokenizer.encode_ordinary(text):
-            names = f"has the tokenizer {corpus.tokenizer.name}, {model} has {trained_with.name}"
-            raise ValueError(f"--data {named}: {names}; choose a corpus with the model's tokenizer")
-    return corpus
-
+# -- Command line ------------------------------------------------------------------------------
 
 NUMBERS = {  # flag: default, smallest value, help
     "limit": (None, 1, "evaluate only the first N items of each task"),
@@ -318,79 +255,68 @@ NUMBERS = {  # flag: default, smallest value, help
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Exits with status 2 for a wrong flag; raises ValueError for a value out of its limits."""
     parser = program_parser("eval.py", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
-    add("--data", help="corpus (default: the run's); with --tasks, the folder that has TASK.jsonl, "
-        "and TASK.train.jsonl or mmlu.dev.jsonl for examples (default: download them)")  # fmt: skip
-    add("--tasks", help=f"comma-separated: {', '.join(TASKS)}")
+    add("--data", help="corpus (default: the run's); with --tasks, the folder of TASK.jsonl, and "
+        "for examples TASK.train.jsonl or mmlu.dev.jsonl (default: download them)")  # fmt: skip
+    add("--tasks", type=tasks.names, help=f"comma-separated: {', '.join(TASKS)}")
     add("--prompt", help="continue this text instead of evaluating")
     add("--temperature", type=float, default=0.8, help="0: most likely token (default: 0.8)")
     for name, (default, _, text) in NUMBERS.items():
         add(f"--{name}", type=whole_number, metavar="N", default=default, help=text)
     add("--out", type=Path, help="JSON file for the results of --tasks")
     add("--allow_code_execution", action="store_true", help="run what the model writes for "
-        "humaneval and mbpp. The limits on it stop accidents. They are no security boundary: "
-        "do this in a container that has nothing to lose")  # fmt: skip
+        "humaneval and mbpp, with limits that are no security boundary: use a container")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights")
     args = parser.parse_args(argv)
-    check(args)
+    for name, (_, least, _) in NUMBERS.items():
+        if (value := getattr(args, name)) is not None and not least <= value < 2**63:
+            raise ValueError(f"--{name} {value}: must be at least {least} and below 2**63")
+    if args.temperature and not 0.01 <= args.temperature <= 1000:
+        raise ValueError(f"--temperature {args.temperature}: must be 0, or from 0.01 to 1000")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
+        raise ValueError(f"--out {args.out}: must be a file in an existing folder")
     return args
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for the first flag with a value that makes no sense."""
-    for name, (_, least, _) in NUMBERS.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value < 2**63:
-            raise ValueError(f"--{name} {value}: must be at least {least} and below 2**63")
-    if args.temperature and not 0.01 <= args.temperature <= 1000:
-        raise ValueError(f"--temperature {args.temperature}: must be 0, or between 0.01 and 1000")
-    for name in args.tasks.split(",") if args.tasks is not None else ():
-        if name not in TASKS:
-            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
-        if TASKS[name].program and not args.out:
-            raise ValueError(f"--tasks {name}: needs --out; the code is saved in the same folder")
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
-        raise ValueError(f"--out {args.out}: must be a file in an existing folder")
-
-
-def prepare_tasks(args: argparse.Namespace, seq_len: int) -> dict[str, tuple[list, int]]:
-    """Read all questions -> task: (its questions, shots). Raises ValueError or OSError."""
-    work, args.max_len = {}, args.max_len or seq_len
-    if args.max_len > seq_len:
-        raise ValueError(f"--max_len {args.max_len}: must be at most the model's seq_len, {seq_len}")
-    for name in args.tasks.split(","):
-        task = TASKS[name]
-        if task.stops and task.max_new_tokens >= args.max_len:
-            raise ValueError(f"--tasks {name}: a window of {args.max_len} leaves no room for a prompt "
-                             f"beside an answer of {task.max_new_tokens} tokens")  # fmt: skip
-        no_examples = task.source.endswith(" -")
-        shots = task.shots if args.num_fewshot is None or no_examples else args.num_fewshot
-        folder = Path(args.data) if args.data else None
-        work[name] = tasks.questions_of(name, folder, shots, args.limit), shots
-    return work
+def corpora(args: argparse.Namespace, cfg: GPTConfig) -> list[data.Corpus]:
+    """The corpora of --data, by default of the run. Raises ValueError if the model cannot read them."""
+    files = [folder / "config.json" for folder in (args.model, *args.model.parents[:2])]
+    config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
+    if not args.data and "data" not in config:
+        raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
+    corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
+    try:
+        trained = data.tokenizer_of(args.model)
+    except (ValueError, OSError):
+        trained = corpus.tokenizer  # unknown, so we trust --data
+    text = Path(__file__).read_text(encoding="utf-8")
+    if trained.encode_ordinary(text) != corpus.tokenizer.encode_ordinary(text):
+        raise ValueError(f"--data {args.data}: its tokenizer is not the one of {args.model}")
+    for source in corpus.sources.values():
+        check_corpus(cfg, source)
+    return list(corpus.sources.values())
 
 
 def set_up(argv: list[str] | None) -> tuple:
-    """Load and check everything -> (args, model, tokenizer, work): questions, or corpora."""
+    """Read and check all input -> (args, model, tokenizer, questions or corpora)."""
     args = parse(argv)
-    device, dtype = pick_device(args.device), getattr(torch, args.dtype, None)
-    if args.tasks and "LOCAL_RANK" in os.environ:  # started by torchrun
-        dist.init_process_group("gloo")  # what the processes exchange is small
-        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}") if device == "cuda" else device
-    model = load_model(args.model, device, dtype)
+    if args.tasks:
+        join(args.device)  # if torchrun started several processes
+    model = load_model(args.model, pick_device(args.device), getattr(torch, args.dtype, None))
     if not args.tasks and args.prompt is None:
-        work = corpus_of(args.model, args.data).sources
-        for corpus in work.values():
-            check_corpus(model.cfg, corpus)
-        return args, model, None, work
-    tokenizer, rows = data.tokenizer_of(args.model), model.cfg.vocab_size
-    if tokenizer.n_vocab > rows:
-        raise ValueError(f"{args.model}: has {tokenizer.n_vocab} tokens, but only {rows} embeddings")
-    work = prepare_tasks(args, model.cfg.seq_len) if args.tasks else {}
-    return args, model, tokenizer, work
+        return args, model, None, corpora(args, model.cfg)
+    tokenizer, seq_len = data.tokenizer_of(args.model), model.cfg.seq_len
+    if tokenizer.n_vocab > model.cfg.vocab_size:
+        raise ValueError(f"--model {args.model}: its tokenizer has {tokenizer.n_vocab} tokens, its "
+                         f"embedding only {model.cfg.vocab_size} rows")  # fmt: skip
+    if (args.max_len or 0) > seq_len:
+        raise ValueError(f"--max_len {args.max_len}: must be at most the model's seq_len {seq_len}")
+    args.max_len = args.max_len or seq_len
+    return args, model, tokenizer, tasks.prepare(args) if args.tasks else {}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -399,21 +325,16 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return fail("eval.py", error)
     if args.tasks:
-        try:
-            evaluate(work, model, tokenizer, args)
-        except OSError as error:  # a full disk
-            return fail("eval.py", error)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        evaluate(work, model, tokenizer, args)
     elif args.prompt is not None:
         torch.manual_seed(args.seed)
-        lengths = args.max_new_tokens, args.temperature, args.top_k
-        print(sample(model, tokenizer, args.prompt, *lengths))
+        how = args.max_new_tokens, args.temperature, args.top_k
+        print(sample(model, tokenizer, args.prompt, *how))
     else:
-        for corpus in work.values():
+        for corpus in work:
             loss = validation_loss(model, corpus)
-            print(f"{args.model} on {corpus.path}: {loss['val_loss']:.4f} nats per token, "
-                  f"{loss['val_bpb']:.4f} bits per byte")  # fmt: skip
+            values = f"{loss['val_loss']:.4f} nats per token, {loss['val_bpb']:.4f} bits per byte"
+            print(f"{args.model} on {corpus.path}: {values}")
     return 0
 
 

@@ -5,6 +5,7 @@ included. This file contains no model: `questions_of` turns items (one JSON obje
 fields of the public data set) into texts, and `measure` turns a model's answers into metrics.
 """
 
+import argparse
 import json
 import math
 import random
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 
 class Question(NamedTuple):
@@ -34,8 +34,8 @@ class Task(NamedTuple):
     source: str  # public data set, its configuration, split to evaluate, split of the examples
     metric: str  # the metric in the paper's tables
     ask: Callable[[dict], Question]
-    shots: int = 0  # examples before each question, in the paper
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
+    shots: int = 0  # examples before each question, in the paper
     group: str = ""  # the field that divides the items; each group has separate examples
     stops: tuple[str, ...] = ()  # if the model writes the answer: the texts that end it
     max_new_tokens: int = 256
@@ -43,33 +43,16 @@ class Task(NamedTuple):
     program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
 
 
-# -- Items to questions ---------------------------------------------------------------------------
-
-
-Request = tuple[list[int], int]  # token ids, and how many of the last ones to score
+# -- Items to questions ------------------------------------------------------------------------
 
 
 def choose(context: str, choices: list[str], gold: int = 0) -> Question:
     return Question([context] * len(choices), choices, int(gold))
 
 
-def arc(doc: dict) -> Question:
-    gold = doc["choices"]["label"].index(doc["answerKey"])
-    return choose(f"Question: {doc['question']}\nAnswer:", doc["choices"]["text"], gold)
-
-
-def openbookqa(doc: dict) -> Question:
-    gold = doc["choices"]["label"].index(doc["answerKey"].lstrip())
-    return choose(doc["question_stem"], doc["choices"]["text"], gold)
-
-
-def piqa(doc: dict) -> Question:
-    return choose(f"Question: {doc['goal']}\nAnswer:", [doc["sol1"], doc["sol2"]], doc["label"])
-
-
-def boolq(doc: dict) -> Question:
-    context = f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:"
-    return choose(context, ["no", "yes"], doc["label"])
+def labelled(context: str, doc: dict) -> Question:
+    choices = doc["choices"]
+    return choose(context, choices["text"], choices["label"].index(doc["answerKey"].lstrip()))
 
 
 def hellaswag(doc: dict) -> Question:
@@ -95,10 +78,8 @@ def mmlu(doc: dict) -> Question:
 
 def mbpp(doc: dict) -> Question:
     one, two, three = doc["test_list"][:3]
-    context = (
-        f"You are an expert Python programmer, and here is your task: {doc['text']} "
-        f"Your code should pass these tests:\n\n{one}\n{two}\n{three}\n[BEGIN]\n"
-    )
+    context = f"You are an expert Python programmer, and here is your task: {doc['text']} " \
+              f"Your code should pass these tests:\n\n{one}\n{two}\n{three}\n[BEGIN]\n"  # fmt: skip
     return choose(context, [f"{doc['code']}\n[DONE]"])
 
 
@@ -119,7 +100,7 @@ def detokenize(page: str) -> str:
     return page
 
 
-# -- Grading generated answers --------------------------------------------------------------------
+# -- Grading generated answers -----------------------------------------------------------------
 
 
 def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
@@ -130,11 +111,10 @@ def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
             text = re.sub(pattern, "", text)
         return text.lower()
 
-    strict = [found.strip() for found in re.findall(r"#### (\-?[0-9\.\,]+)", output)]
-    flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output)
-    answers = {"exact_match": strict[:1], "exact_match_flexible": flexible[-1:]}
-    gold = bare(doc["answer"])
-    return {name: bare("".join(found) or "[invalid]") == gold for name, found in answers.items()}
+    strict = re.findall(r"#### (\-?[0-9\.\,]+)", output) or ["[invalid]"]
+    flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output) or ["[invalid]"]
+    answers = {"exact_match": strict[0], "exact_match_flexible": flexible[-1]}
+    return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
 
 
 def grade_math(doc: dict, output: str) -> dict[str, bool]:
@@ -160,18 +140,14 @@ def boxed(solution: str) -> str:
     raise ValueError("its solution has no \\boxed answer")
 
 
-SPELLINGS = {
-    "\n": "", "\\!": "", "\\\\": "\\", "tfrac": "frac", "dfrac": "frac", "\\left": "",
-    "\\right": "", "^{\\circ}": "", "^\\circ": "", "\\$": "",
-}  # fmt: skip
-
-
 def plain_latex(text: str) -> str:
     """Write equal numbers equally, by the rules of the MATH paper (Hendrycks et al., 2021).
 
     Raises ValueError or IndexError if a rule does not apply.
     """
-    for old, new in SPELLINGS.items():
+    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
+                     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""),
+                     ("\\$", "")):  # fmt: skip
         text = text.replace(old, new)
     if "\\text{ " in text:  # a unit
         text, _unit = text.split("\\text{ ")
@@ -182,8 +158,7 @@ def plain_latex(text: str) -> str:
         text = right[0]
     first, *roots = text.split("\\sqrt")
     roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
-    text = "\\sqrt".join([first, *roots])
-    text = plain_fractions(text.replace(" ", ""))
+    text = plain_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
     if text == "0.5":
         return "\\frac{1}{2}"
     if text.count("/") == 1:
@@ -205,46 +180,45 @@ def plain_fractions(text: str) -> str:
     return result
 
 
-# -- The tasks ---------------------------------------------------------------------------------------
+# -- The tasks ---------------------------------------------------------------------------------
 
+ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
 TASKS = {
     "wikitext": Task(
         "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity",
-        lambda doc: choose("", [detokenize(doc["page"])])),
-    "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", arc),
-    "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", arc),
-    "boolq": Task("aps/super_glue boolq validation train", "acc", boolq, draw="others"),
-    "hellaswag": Task(
-        "Rowan/hellaswag default validation train", "acc_norm", hellaswag, draw="others"),
-    "openbookqa": Task("allenai/openbookqa main test train", "acc_norm", openbookqa),
-    "piqa": Task("baber/piqa default validation train", "acc_norm", piqa, draw="others"),
+        lambda d: choose("", [detokenize(d["page"])])),
+    "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
+    "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
+    "boolq": Task("aps/super_glue boolq validation train", "acc", lambda d: choose(
+        f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]), "others"),
+    "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, "others"),
+    "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
+        lambda d: labelled(d["question_stem"], d)),
+    "piqa": Task("baber/piqa default validation train", "acc_norm", lambda d: choose(
+        f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
     "winogrande": Task(
-        "allenai/winogrande winogrande_xl validation train", "acc", winogrande, draw="others"),
-    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, shots=5, draw="first", group="subject"),
-    "gsm8k": Task(
-        "openai/gsm8k main test train", "exact_match",
-        lambda doc: choose(f"Question: {doc['question']}\nAnswer:", [doc["answer"]]),
+        "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5, group="subject"),
+    "gsm8k": Task("openai/gsm8k main test train", "exact_match",
+        lambda d: choose(f"Question: {d['question']}\nAnswer:", [d["answer"]]),
         shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
-    "math": Task(
-        "EleutherAI/hendrycks_math * test train", "exact_match",
-        lambda doc: choose(f"Problem: {doc['problem']}\nAnswer:", [boxed(doc["solution"])]),
+    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
+        lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
         shots=5, stops=("Problem:",), grade=grade_math, group="type"),
-    "humaneval": Task(
-        "openai/openai_humaneval openai_humaneval test -", "pass@1",
-        lambda doc: choose(doc["prompt"], [""]),
+    "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
+        lambda d: choose(d["prompt"], [""]),
         stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
-        program=lambda doc, text: "\n".join(
-            [doc["prompt"] + text, doc["test"], f"check({doc['entry_point']})"])),
-    "mbpp": Task(  # the harness's examples begin at the second item
-        "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, draw="first",
-        stops=("[DONE]",), program=lambda doc, text: "\n".join([text, *doc["test_list"]])),
+        program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
+    "mbpp": Task(  # the harness's examples start at the second item
+        "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, "first",
+        stops=("[DONE]",), program=lambda d, text: "\n".join([text, *d["test_list"]])),
 }  # fmt: skip
 
 # The columns of the paper's Tables 5 and 6; ARC is the mean of the first two.
 AVERAGED = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 
 
-# -- Reading items --------------------------------------------------------------------------------
+# -- Reading items -----------------------------------------------------------------------------
 
 
 def read_items(name: str, folder: Path | None, examples: bool) -> list[tuple[str, dict]]:
@@ -281,10 +255,8 @@ def download(name: str, examples: bool, file: Path) -> list[dict]:
         parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
         return [doc for part in parts for doc in part]
     except (ImportError, OSError, ValueError) as error:
-        raise ValueError(
-            f"--data: name the folder that has {file}; to download {repo} takes "
-            f"`pip install datasets` and a network ({error!r})"
-        ) from None
+        raise ValueError(f"--data: name the folder that has {file}; to download {repo} takes "
+                         f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
 
 
 def read_questions(name: str, folder: Path | None, examples=False, limit=None) -> list[Question]:
@@ -339,7 +311,35 @@ def draw_examples(name: str, question: Question, pool: list, shots: int, generat
     return drawn
 
 
-# -- Questions to tokens ---------------------------------------------------------------------------
+def names(text: str) -> list[str]:
+    """'piqa,mmlu' -> ['piqa', 'mmlu']: the type of --tasks."""
+    for name in text.split(","):
+        if name not in TASKS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(TASKS)}")
+    return text.split(",")
+
+
+def prepare(args) -> dict[str, tuple[list[Question], int]]:
+    """Read all questions before any is asked -> {task: (its questions, examples before each)}.
+
+    args: the flags tasks, data, num_fewshot, limit and max_len of eval.py.
+    """
+    work = {}
+    for name in args.tasks:
+        task = TASKS[name]
+        if task.stops and task.max_new_tokens >= args.max_len:
+            room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
+            raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
+        fixed = args.num_fewshot is None or task.source.endswith(" -")  # it has no examples
+        shots = task.shots if fixed else args.num_fewshot
+        folder = Path(args.data) if args.data else None
+        work[name] = questions_of(name, folder, shots, args.limit), shots
+    return work
+
+
+# -- Questions to tokens -----------------------------------------------------------------------
+
+Request = tuple[list[int], int]  # token ids, and how many of the last ones to score
 
 
 def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
@@ -364,14 +364,31 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
     is filled up with earlier tokens.
     """
     ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
-    for begin in range(1, len(ids), max_len):
-        end = min(begin + max_len, len(ids))
-        result.append((ids[max(0, end - max_len - 1) : end], end - begin))
+    for start in range(1, len(ids), max_len):
+        end = min(start + max_len, len(ids))
+        result.append((ids[max(0, end - max_len - 1) : end], end - start))
     return result
 
 
-# -- Answers to scores ----------------------------------------------------------------------------
+def batches(items: list[list[Request]], groups: list[str], batch_tokens: int) -> list[list[int]]:
+    """Divide items into lists of item numbers, each within batch_tokens with its padding.
 
+    The items of a batch are of one group, so they are likely to start alike, and of similar length.
+    """
+    context = [min(len(ids) - n for ids, n in item) for item in items]
+    longest = [max(len(ids) for ids, _ in item) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (groups[i], -context[i], -longest[i]))
+    result, rows, length = [], 0, 0
+    for i in order:
+        rows, length = rows + len(items[i]), max(length, longest[i])
+        if not result or rows * length > batch_tokens or groups[i] != groups[result[-1][0]]:
+            result.append([])
+            rows, length = len(items[i]), longest[i]
+        result[-1].append(i)
+    return result
+
+
+# -- Answers to scores -------------------------------------------------------------------------
 
 RULES = {
     "acc": "most likely choice",
@@ -429,17 +446,13 @@ def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | Non
     members = defaultdict(list)
     for value, group in zip(values, groups):
         members[group].append(float(value))
-    squares = sum(((np.array(some) - np.mean(some)) ** 2).sum() for some in members.values())
+    squares = sum(len(some) * np.var(some) for some in members.values())
     freedom = len(values) - len(members)
-    stderr = math.sqrt(squares / freedom / len(values)) if freedom else None
-    return float(np.mean(values)), stderr
+    return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
 def paper_average(results: dict[str, dict]) -> dict:
-    """The Average of the paper's Tables 5 and 6, once all its tasks are done.
-
-    Six columns of equal weight, of which ARC is the mean of its two tasks.
-    """
+    """The Average of the paper's Tables 5 and 6, once all its tasks are done: six equal columns."""
     if not set(AVERAGED) <= set(results):
         return {}
     easy, challenge, *others = [results[name][TASKS[name].metric] for name in AVERAGED]
@@ -455,7 +468,7 @@ def table(name: str, result: dict) -> str:
     """The rows of a task under HEADER, one for each metric."""
     facts, rows = [name, result["n"], result["num_fewshot"], result["max_len"]], []
     for metric in (key for key in result if f"{key}_stderr" in result):
-        star = "*" if metric == TASKS[name].metric else " "
+        star = "*" if metric == result["paper_metric"] else " "
         numbers = [result[metric], result[f"{metric}_stderr"]]
         numbers = ["" if number is None else f"{number:.4f}" for number in numbers]
         rows.append(row(*facts, star + metric, *numbers, result["rule"]))
@@ -464,7 +477,7 @@ def table(name: str, result: dict) -> str:
     return "\n".join(rows)
 
 
-# -- Code that a model wrote ----------------------------------------------------------------------
+# -- Code that a model wrote -------------------------------------------------------------------
 
 
 def write_samples(file: Path, questions: list[Question], texts: list[str]) -> None:
@@ -482,11 +495,6 @@ except (ValueError, OSError):
     pass  # macOS has no such limit
 runpy.run_path("program.py", run_name="__main__")
 """
-
-
-def run_programs(name: str, questions: list[Question], texts: list[str]) -> list[bool]:
-    programs = [TASKS[name].program(q.doc, text) for q, text in zip(questions, texts)]
-    return [passes(program) for program in tqdm(programs, name, leave=False, disable=None)]
 
 
 def passes(program: str, seconds: float = 5.0) -> bool:
