@@ -8,6 +8,9 @@ import os
 import random
 from pathlib import Path
 
+import data
+from model import export_granite
+
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC")
 os.environ |= dict.fromkeys(OFFLINE, "1") | {"TOKENIZERS_PARALLELISM": "false"}
 
@@ -16,20 +19,14 @@ WORDS = (
     "€5 x=1 \\frac{1}{2} $2,000"
 ).split(" ")
 TASK_FILES = {  # the harness's definition of each task, and the names of its splits
-    "arc_easy": ("arc/arc_easy", "test", "train"),
-    "arc_challenge": ("arc/arc_challenge", "test", "train"),
-    "boolq": ("super_glue/boolq/default", "validation", "train"),
-    "hellaswag": ("hellaswag/hellaswag", "validation", "train"),
-    "openbookqa": ("openbookqa/openbookqa", "test", "train"),
-    "piqa": ("piqa/piqa", "validation", "train"),
-    "winogrande": ("winogrande/default", "validation", "train"),
-    "wikitext": ("wikitext/wikitext", "test", "train"),
-    "mmlu": ("mmlu/default/mmlu_{}", "test", "dev"),
-    "gsm8k": ("gsm8k/gsm8k", "test", "train"),
-    "math": ("hendrycks_math/hendrycks_math_{}", "test", "train"),
-    "humaneval": ("humaneval/humaneval", "test", "train"),
-    "mbpp": ("mbpp/mbpp", "test", "train"),
-}
+    "arc_easy": "arc/arc_easy test train", "arc_challenge": "arc/arc_challenge test train",
+    "boolq": "super_glue/boolq/default validation train", "piqa": "piqa/piqa validation train",
+    "hellaswag": "hellaswag/hellaswag validation train",
+    "openbookqa": "openbookqa/openbookqa test train", "gsm8k": "gsm8k/gsm8k test train",
+    "winogrande": "winogrande/default validation train", "wikitext": "wikitext/wikitext test train",
+    "mmlu": "mmlu/default/mmlu_{} test dev", "humaneval": "humaneval/humaneval test train",
+    "math": "hendrycks_math/hendrycks_math_{} test train", "mbpp": "mbpp/mbpp test train",
+}  # fmt: skip
 WRITTEN = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
 SHORT = 24  # in these tests
 
@@ -40,17 +37,13 @@ def text(rng: random.Random, least: int = 1, most: int = 12) -> str:
 
 def items(seed: int = 0) -> dict[str, list[dict]]:
     """File name -> its lines."""
-    rng = random.Random(seed)
-    make = {
-        "arc_easy": arc, "arc_challenge": arc, "boolq": boolq, "hellaswag": hellaswag,
-        "openbookqa": openbookqa, "piqa": piqa, "winogrande": winogrande, "mmlu": mmlu,
-        "gsm8k": gsm8k, "math": math, "mbpp": mbpp, "humaneval": humaneval, "wikitext": wikitext,
-    }  # fmt: skip
-    counts = {"wikitext": 5, "gsm8k": 6, "math": 6, "mbpp": 4, "humaneval": 4}
-    files = {name: [f(rng, i) for i in range(counts.get(name, 12))] for name, f in make.items()}
-    for name in [n for n in make if n not in ("wikitext", "humaneval", "mmlu")]:
-        files[f"{name}.train"] = [make[name](rng, i) for i in range(18 if name == "math" else 12)]
-    files["mmlu.dev"] = [mmlu(rng, i) for i in range(18)]
+    rng, counts = random.Random(seed), {"wikitext": 5, "gsm8k": 6, "math": 6, "mbpp": 4, "humaneval": 4}
+    kinds = dict(arc_easy=arc, arc_challenge=arc, boolq=boolq, hellaswag=hellaswag,
+        openbookqa=openbookqa, piqa=piqa, winogrande=winogrande, mmlu=mmlu, gsm8k=gsm8k,
+        math=math, mbpp=mbpp, humaneval=humaneval, wikitext=wikitext)  # fmt: skip
+    files = {name: [one(rng, i) for i in range(counts.get(name, 12))] for name, one in kinds.items()}
+    for name, one in kinds.items():
+        files[f"{name}.{'dev' if name == 'mmlu' else 'train'}"] = [one(rng, i) for i in range(18)]
     for name in ("boolq", "piqa", "winogrande", "hellaswag"):  # an item among its own examples,
         files[f"{name}.train"][3:7] = files[name][2:4] * 2  # and twice
     return files
@@ -132,11 +125,10 @@ def math(rng, i):
 
 def wikitext(rng, i):
     def line():
-        numbers = ", the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs '"
-        rest = f'[ 7 ] " {text(rng, 1, 4)} " : 20 ° N ; it \'s ! \n'
-        headings = [f" = {text(rng, 1, 3)} = \n", f" = = {text(rng, 1, 3)} = = \n"]
-        heading = rng.choice([*headings, " = = = Deep = = = \n", "\n"])
-        return rng.choice([heading, f" {text(rng)} {numbers} ( a {text(rng, 1, 3)} ) {rest}"])
+        headings = [f" = {text(rng, 1, 3)} = \n", " = = = Deep = = = \n", "\n"]
+        sentence = f" {text(rng)} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {text(rng)} ) "
+        sentence += f'[ 7 ] " {text(rng, 1, 4)} " : 20 ° N ; it \'s ! \n'
+        return rng.choice([*headings, sentence, sentence])
 
     return {"page": "".join(line() for _ in range(rng.randint(1, 12)))}
 
@@ -165,13 +157,18 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
     return folder
 
 
+def export(model, folder: Path, tokenizer) -> Path:
+    export_granite(model, folder, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+    return folder
+
+
 def harness_task(name: str, files: dict[str, list[dict]], group: str = "") -> dict:
     """The harness's configuration of a task, with our items in place of the download."""
     import datasets
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    file, split, train_split = TASK_FILES[name]
+    file, split, train_split = TASK_FILES[name].split()
     folder = Path(lm_eval.tasks.__file__).parent
     config = load_yaml(folder / f"{file.format(group.lower())}.yaml")
     examples = files.get("mmlu.dev" if name == "mmlu" else f"{name}.train", files[name])

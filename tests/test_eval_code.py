@@ -6,8 +6,9 @@ from pathlib import Path
 import harness
 import pytest
 
+import data
 import eval as evaluation
-from model import GPT, GPTConfig, export_granite
+from model import GPT, GPTConfig
 from tools import tasks
 
 SOLVED = "def add(a, b):\n    return a + b\n\nassert add(2, 3) == 5\n"
@@ -43,15 +44,14 @@ def test_a_program_that_never_ends_is_stopped():
 def test_code_is_saved_and_runs_only_on_request(monkeypatch, capsys):
     """From the command line to samples.jsonl, with a model that knows its answers by heart."""
     config = GPTConfig(n_layer=1, n_embd=16, n_head=1, seq_len=1200, vocab_size=256)
-    harness.export(GPT(config), Path("run"), "bytes")
+    harness.export(GPT(config), Path("run"), data.load_tokenizer("bytes"))
     files = {name: harness.items()[name][:3] for name in ("humaneval", "mbpp")}
     harness.write(Path("items"), files)
-    texts = {"humaneval": ["    return 0\n", "    return 5\n", ""], "mbpp": ["def g(x): return 0"] * 3}
-    ran, passes = [], lambda program: (ran.append(program), tasks_passes(program, seconds=600))[1]
-    tasks_passes = tasks.passes
-    monkeypatch.setattr(tasks, "passes", passes)
-    written = lambda model, tokenizer, prompts, task, *_: texts["mbpp" if task.draw == "first" else "humaneval"]
-    monkeypatch.setattr(evaluation, "write", written)
+    texts = {name: ["    return 0\n", "    return 5\n", ""] for name in files}
+    texts["mbpp"] = ["def g(x): return 0", "def g(x): return 5", ""]
+    ran, passes = [], tasks.passes
+    monkeypatch.setattr(tasks, "passes", lambda code: ran.append(code) or passes(code, seconds=600))
+    monkeypatch.setattr(evaluation, "answer", lambda name, *_: texts[name])
     argv = "--model run --tasks humaneval,mbpp --data items --out scores.json --device cpu".split()
     for allowed in (False, True):
         assert evaluation.main([*argv, *["--allow_code_execution"] * allowed]) == 0
