@@ -1,8 +1,8 @@
 """How good is a model? Its validation loss, a sample of its writing, and the paper's benchmarks.
 
-The paper used lm-evaluation-harness. tools/tasks.py has its texts and rules, so the numbers here
-are the same. A model is a run folder, a checkpoint, or a folder of released weights. Read
-`validation_loss`, then `score` (how likely is a text?) and `complete` (the most likely text).
+The benchmark numbers are those of lm-evaluation-harness, by the rules in tools/tasks.py. A model
+is a run folder, a checkpoint, or a folder of released weights. Read `validation_loss`, then
+`score` (how likely is a text?) and `complete` (the most likely text).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import data
 from model import GPT, GPTConfig, load_model
@@ -81,12 +80,9 @@ def pick(cache: list[dict], rows: list[int]) -> list[dict]:
     return [{name: table[rows] for name, table in layer.items()} for layer in cache]
 
 
-def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> Tensor | None:
-    """Run rows of tokens after the cached ones -> the last block's output, [B, T, C].
-
-    Shorter rows are padded on the right, which a causal model never sees.
-    """
-    if T := max(map(len, rows)):
+def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor | None:
+    """Run rows of tokens after the cached ones -> the last block's output, [B, T, C]."""
+    if T := max(map(len, rows)):  # a causal model never sees the padding on the right
         padded = [[*row, *[0] * (T - len(row))] for row in rows]
         return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
 
@@ -104,10 +100,8 @@ def score(model: GPT, items: list[list[Request]]) -> list[list[float]]:
     rows = list(dict.fromkeys((i, ids[:-1]) for i, ids, _ in asked))
     contexts = [commonprefix([ids[: len(ids) - 1 - n] for ids, n in item]) for item in items]
     root, fork = len(commonprefix(contexts)), min(map(len, contexts))
-    if root * (len(items) - 1) < 256:  # tokens saved: too few to pay for another pass
-        root = 0
-    if (fork - root) * (len(rows) - len(items)) < 256:
-        fork = root
+    root = 0 if root * (len(items) - 1) < 256 else root  # saving fewer tokens is not worth a pass
+    fork = root if (fork - root) * (len(rows) - len(items)) < 256 else fork
     cache: list[dict] = [{} for _ in model.blocks]
     read(model, cache, [contexts[0][:root]])
     cache = pick(cache, [0] * len(items))
@@ -162,8 +156,7 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
 def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
     """Append the most likely next token to each prompt until finished(new tokens) -> new tokens.
 
-    Prompts may differ in length. All are read up to the end of the shortest; from there on, a
-    longer prompt takes its own next token until it ends too.
+    Reads all prompts up to the end of the shortest, and the rest of longer ones token by token.
     """
     texts, active = [list(ids) for ids in prompts], list(range(len(prompts)))
     new = lambda i: texts[i][len(prompts[i]) :]
@@ -195,9 +188,9 @@ def write(model: GPT, tokenizer, prompts: list[str], task, max_len: int, batch_t
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
     items = [[(ids[most - max_len :] + [0] * most, most)] for ids in encoded]  # with room to write
     run = lambda batch: complete(model, [ids[:-most] for [(ids, _)] in batch], finished)
-    answers = [b"".join(text_of[i] for i in new) for new in in_batches(run, items, batch_tokens)]
-    answers = [text.decode(errors="replace") for text in answers]
-    return [min((text.split(stop)[0] for stop in task.stops), key=len) for text in answers]
+    texts = [b"".join(text_of[i] for i in new) for new in in_batches(run, items, batch_tokens)]
+    first_stop = lambda text: min((text.split(stop)[0] for stop in task.stops), key=len)
+    return [first_stop(text.decode(errors="replace")) for text in texts]
 
 
 # -- The benchmarks -------------------------------------------------------------------------------
@@ -222,7 +215,6 @@ def evaluate(work: dict, model: GPT, tokenizer, args: argparse.Namespace) -> Non
     """Print the rows of each task and write args.out after it. work: task -> (questions, shots)."""
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
     say = print if first else lambda *_: None
-    say(tasks.HEADER)
     for name, (questions, shots) in work.items():
         answers = answer(name, questions, model, tokenizer, args.max_len, args.batch_tokens)
         facts = {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
@@ -234,7 +226,7 @@ def evaluate(work: dict, model: GPT, tokenizer, args: argparse.Namespace) -> Non
             programs = [program(q.doc, text) for q, text in zip(questions, answers)]
             answers = share(tasks.passes, programs, name) if args.allow_code_execution else []
         results[name] = tasks.measure(name, questions, answers) | facts
-        say(tasks.table(name, results[name]))
+        say(tasks.report(name, results[name]))
         if args.out and first:  # now, because a later task may fail
             write_json(args.out, results | tasks.paper_average(results))
     for average in tasks.paper_average(results).values():
@@ -251,6 +243,7 @@ NUMBERS = {  # flag: default, smallest value, help
     "max_new_tokens": (400, 0, "length of the sample (default: 400)"),
     "top_k": (50, 1, "sample from the N most likely tokens (default: 50)"),
     "seed": (0, 0, "random seed of the sample (default: 0)"),
+    "temperature": (0.8, 0, "of the sample; 0 takes the most likely token (default: 0.8)"),
 }
 
 
@@ -259,13 +252,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
-    add("--data", help="corpus (default: the run's); with --tasks, the folder of TASK.jsonl, and "
-        "for examples TASK.train.jsonl or mmlu.dev.jsonl (default: download them)")  # fmt: skip
-    add("--tasks", type=tasks.names, help=f"comma-separated: {', '.join(TASKS)}")
+    add("--data", help="corpus (default: the run's); with --tasks, folder of TASK.jsonl, and for "
+        "examples TASK.train.jsonl or mmlu.dev.jsonl (default: download them)")  # fmt: skip
+    add("--tasks", help=f"comma-separated: {', '.join(TASKS)}")
     add("--prompt", help="continue this text instead of evaluating")
-    add("--temperature", type=float, default=0.8, help="0: most likely token (default: 0.8)")
     for name, (default, _, text) in NUMBERS.items():
-        add(f"--{name}", type=whole_number, metavar="N", default=default, help=text)
+        kind = float if isinstance(default, float) else whole_number
+        add(f"--{name}", type=kind, metavar="N", default=default, help=text)
     add("--out", type=Path, help="JSON file for the results of --tasks")
     add("--allow_code_execution", action="store_true", help="run what the model writes for "
         "humaneval and mbpp, with limits that are no security boundary: use a container")
@@ -275,48 +268,43 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, (_, least, _) in NUMBERS.items():
         if (value := getattr(args, name)) is not None and not least <= value < 2**63:
             raise ValueError(f"--{name} {value}: must be at least {least} and below 2**63")
-    if args.temperature and not 0.01 <= args.temperature <= 1000:
-        raise ValueError(f"--temperature {args.temperature}: must be 0, or from 0.01 to 1000")
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: must be a file in an existing folder")
     return args
 
 
 def corpora(args: argparse.Namespace, cfg: GPTConfig) -> list[data.Corpus]:
-    """The corpora of --data, by default of the run. Raises ValueError if the model cannot read them."""
+    """The corpora to evaluate on. Raises ValueError or OSError if the model cannot read them."""
     files = [folder / "config.json" for folder in (args.model, *args.model.parents[:2])]
     config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
     if not args.data and "data" not in config:
         raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
     corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
-    try:
-        trained = data.tokenizer_of(args.model)
-    except (ValueError, OSError):
-        trained = corpus.tokenizer  # unknown, so we trust --data
-    text = Path(__file__).read_text(encoding="utf-8")
-    if trained.encode_ordinary(text) != corpus.tokenizer.encode_ordinary(text):
-        raise ValueError(f"--data {args.data}: its tokenizer is not the one of {args.model}")
     for source in corpus.sources.values():
         check_corpus(cfg, source)
+    try:
+        trained, text = data.tokenizer_of(args.model), Path(__file__).read_text(encoding="utf-8")
+    except (ValueError, OSError):
+        return list(corpus.sources.values())  # the model does not say, so we trust --data
+    if trained.encode_ordinary(text) != corpus.tokenizer.encode_ordinary(text):
+        raise ValueError(f"--data {args.data}: its tokenizer is not the one of {args.model}")
     return list(corpus.sources.values())
 
 
 def set_up(argv: list[str] | None) -> tuple:
     """Read and check all input -> (args, model, tokenizer, questions or corpora)."""
     args = parse(argv)
-    if args.tasks:
-        join(args.device)  # if torchrun started several processes
+    join(args.device)  # if torchrun started several processes
     model = load_model(args.model, pick_device(args.device), getattr(torch, args.dtype, None))
-    if not args.tasks and args.prompt is None:
+    if args.tasks is None and args.prompt is None:
         return args, model, None, corpora(args, model.cfg)
     tokenizer, seq_len = data.tokenizer_of(args.model), model.cfg.seq_len
     if tokenizer.n_vocab > model.cfg.vocab_size:
-        raise ValueError(f"--model {args.model}: its tokenizer has {tokenizer.n_vocab} tokens, its "
-                         f"embedding only {model.cfg.vocab_size} rows")  # fmt: skip
+        raise ValueError(f"--model {args.model}: its embedding has fewer rows than its tokenizer")
     if (args.max_len or 0) > seq_len:
         raise ValueError(f"--max_len {args.max_len}: must be at most the model's seq_len {seq_len}")
     args.max_len = args.max_len or seq_len
-    return args, model, tokenizer, tasks.prepare(args) if args.tasks else {}
+    return args, model, tokenizer, tasks.prepare(args) if args.tasks is not None else {}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -324,17 +312,17 @@ def main(argv: list[str] | None = None) -> int:
         args, model, tokenizer, work = set_up(argv)
     except (ValueError, OSError) as error:
         return fail("eval.py", error)
-    if args.tasks:
+    if args.tasks is not None:
         evaluate(work, model, tokenizer, args)
     elif args.prompt is not None:
         torch.manual_seed(args.seed)
-        how = args.max_new_tokens, args.temperature, args.top_k
-        print(sample(model, tokenizer, args.prompt, *how))
+        lengths = args.max_new_tokens, args.temperature, args.top_k
+        print(sample(model, tokenizer, args.prompt, *lengths))
     else:
         for corpus in work:
-            loss = validation_loss(model, corpus)
-            values = f"{loss['val_loss']:.4f} nats per token, {loss['val_bpb']:.4f} bits per byte"
-            print(f"{args.model} on {corpus.path}: {values}")
+            loss, bpb = validation_loss(model, corpus).values()
+            result = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte"
+            print(f"{args.model} on {corpus.path}: {result}")
     return 0
 
 

@@ -5,7 +5,6 @@ included. This file contains no model: `questions_of` turns items (one JSON obje
 fields of the public data set) into texts, and `measure` turns a model's answers into metrics.
 """
 
-import argparse
 import json
 import math
 import random
@@ -53,6 +52,11 @@ def choose(context: str, choices: list[str], gold: int = 0) -> Question:
 def labelled(context: str, doc: dict) -> Question:
     choices = doc["choices"]
     return choose(context, choices["text"], choices["label"].index(doc["answerKey"].lstrip()))
+
+
+def boolq(doc: dict) -> Question:
+    context = f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:"
+    return choose(context, ["no", "yes"], doc["label"])
 
 
 def hellaswag(doc: dict) -> Question:
@@ -189,8 +193,7 @@ TASKS = {
         lambda d: choose("", [detokenize(d["page"])])),
     "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
     "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
-    "boolq": Task("aps/super_glue boolq validation train", "acc", lambda d: choose(
-        f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]), "others"),
+    "boolq": Task("aps/super_glue boolq validation train", "acc", boolq, "others"),
     "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, "others"),
     "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
         lambda d: labelled(d["question_stem"], d)),
@@ -281,58 +284,45 @@ def read_questions(name: str, folder: Path | None, examples=False, limit=None) -
 
 def questions_of(name: str, folder: Path | None, shots: int, limit=None) -> list[Question]:
     """The questions of a task, each after `shots` examples, drawn as the harness draws them."""
-    questions = read_questions(name, folder, limit=limit)
+    task, questions = TASKS[name], read_questions(name, folder, limit=limit)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
     for example in read_questions(name, folder, examples=True) if shots else ():
         pools[example.group].append(example)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
     space = "" if name == "mbpp" else " "
     for i, question in enumerate(questions):
-        group = question.group
+        group, pool = question.group, pools[question.group]
+        if shots and len(pool) < (needed := shots + (task.draw == "others")):
+            has = f"{name} needs {needed} examples {group}".strip() + f", but has {len(pool)}"
+            raise ValueError(f"--num_fewshot {shots}: {has}")
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
-        for shot in draw_examples(name, question, pools[group], shots, generators[group]):
+        for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
             before += f"{shot.contexts[shot.gold]}{space}{shot.choices[shot.gold]}\n\n"
         questions[i] = question._replace(contexts=[before + text for text in question.contexts])
     return questions
 
 
-def draw_examples(name: str, question: Question, pool: list, shots: int, generator: random.Random):
-    draw = TASKS[name].draw
-    n = shots + (draw == "others" and shots > 0)  # a spare, should it draw the item itself
-    if len(pool) < n:
-        needs = f"{name} needs {n} examples {question.group}".strip()
-        raise ValueError(f"--num_fewshot {shots}: {needs}, but there are {len(pool)}")
-    drawn = pool[:n] if draw == "first" else generator.sample(pool, n)
-    if draw == "others":
-        drawn = [example for example in drawn if example.doc != question.doc][:shots]
-        if len(drawn) < shots:  # the item was drawn twice
-            others = [example for example in pool if example.doc != question.doc]
-            drawn = generator.sample(others, shots)
-    return drawn
-
-
-def names(text: str) -> list[str]:
-    """'piqa,mmlu' -> ['piqa', 'mmlu']: the type of --tasks."""
-    for name in text.split(","):
-        if name not in TASKS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(TASKS)}")
-    return text.split(",")
+def draw_examples(draw: str, question: Question, pool: list, n: int, generator) -> list[Question]:
+    if draw == "first":
+        return pool[:n]
+    if draw == "any" or n == 0:
+        return generator.sample(pool, n)
+    others = [example for example in pool if example.doc != question.doc]
+    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
+    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
 
 
 def prepare(args) -> dict[str, tuple[list[Question], int]]:
-    """Read all questions before any is asked -> {task: (its questions, examples before each)}.
-
-    args: the flags tasks, data, num_fewshot, limit and max_len of eval.py.
-    """
-    work = {}
-    for name in args.tasks:
-        task = TASKS[name]
+    """Read the items of all --tasks, in `args` -> {task: (its questions, examples before each)}."""
+    work, folder = {}, Path(args.data) if args.data else None
+    for name in args.tasks.split(","):
+        if (task := TASKS.get(name)) is None:
+            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
         if task.stops and task.max_new_tokens >= args.max_len:
             room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
             raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
         fixed = args.num_fewshot is None or task.source.endswith(" -")  # it has no examples
         shots = task.shots if fixed else args.num_fewshot
-        folder = Path(args.data) if args.data else None
         work[name] = questions_of(name, folder, shots, args.limit), shots
     return work
 
@@ -460,21 +450,17 @@ def paper_average(results: dict[str, dict]) -> dict:
     return {"paper_average": {"average": average, "average_stderr": None, "n": 6}}
 
 
-row = "{:<14}{:>6}{:>6}{:>7}  {:<22}{:>9}{:>9}  {}".format
-HEADER = row(*"task n shots window".split(), " metric", "value", "stderr", "rule (*: the paper's)")
-
-
-def table(name: str, result: dict) -> str:
-    """The rows of a task under HEADER, one for each metric."""
-    facts, rows = [name, result["n"], result["num_fewshot"], result["max_len"]], []
-    for metric in (key for key in result if f"{key}_stderr" in result):
-        star = "*" if metric == result["paper_metric"] else " "
-        numbers = [result[metric], result[f"{metric}_stderr"]]
-        numbers = ["" if number is None else f"{number:.4f}" for number in numbers]
-        rows.append(row(*facts, star + metric, *numbers, result["rule"]))
+def report(name: str, result: dict) -> str:
+    """A line for each metric of a task; a star marks the metric in the paper's tables."""
+    facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
+    lines = []
     if "samples" in result:
-        rows.append(f"{name}: the code is in {result['samples']}" + ", not run" * (not rows))
-    return "\n".join(rows)
+        lines.append(f"{name}: {result['samples']}" + ", not run" * ("pass@1" not in result))
+    for metric in (key for key in result if f"{key}_stderr" in result):
+        star, stderr = "*" if metric == result["paper_metric"] else " ", result[f"{metric}_stderr"]
+        spread = "" if stderr is None else f"+-{stderr:.4f}"
+        lines.append(f"{name:<14}{star}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
+    return "\n".join(lines)
 
 
 # -- Code that a model wrote -------------------------------------------------------------------
