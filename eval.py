@@ -27,7 +27,6 @@ from tools import tasks
 from tools.config import fail, program_parser, whole_number
 from tools.devices import join, pick_device, rank_and_world, share, total
 from tools.runs import write_json
-from tools.tasks import TASKS, Request
 
 # -- Validation loss ------------------------------------------------------------------------------
 
@@ -88,7 +87,7 @@ def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor |
 
 
 @torch.no_grad()
-def score(model: GPT, items: list[list[Request]]) -> list[list[float]]:
+def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     """Sum the log-probabilities (in nats) of the requested tokens, for each request of each item.
 
     The requests of an item are its answer choices, which share a context. We exploit this by
@@ -119,7 +118,7 @@ def score(model: GPT, items: list[list[Request]]) -> list[list[float]]:
     return [[next(sums).sum().item() for _ in item] for item in items]
 
 
-def in_batches(run, items: list[list[Request]], batch_tokens=8192, groups=None, title="") -> list:
+def in_batches(run, items: list, batch_tokens=8192, groups=None, title="") -> list:
     """Apply run(batch) -> its results to all items, and return the results in the items' order."""
     parts = tasks.batches(items, groups or [""] * len(items), batch_tokens)
     done = share(lambda part: run([items[i] for i in part]), parts, title)
@@ -139,9 +138,8 @@ def token_bytes(model: GPT, tokenizer) -> list[bytes]:
 
 
 def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50) -> str:
-    """The prompt and the model's continuation, up to the end of the document.
-
-    An empty prompt starts a new document. torch.manual_seed makes the sample repeatable.
+    """The prompt and the model's continuation, up to the end of the document. An empty prompt
+    starts a new document. torch.manual_seed makes the sample repeatable.
     """
     text = token_bytes(model, tokenizer)
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # as in training
@@ -177,13 +175,12 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
 def write(model: GPT, tokenizer, prompts: list[str], task, max_len: int, batch_tokens=8192) -> list:
     """The model's answers, each up to a stop of the task. Overlong prompts keep their end."""
     text_of, most = token_bytes(model, tokenizer), task.max_new_tokens
-    stops = [stop.encode() for stop in task.stops]
-    reach = max(map(len, stops))  # a stop spans at most this many tokens
+    reach = max(len(stop.encode()) for stop in task.stops)  # a stop spans at most as many tokens
 
     def finished(new: list[int]) -> bool:
         tail = b"".join(text_of[i] for i in new[-reach:])
         ended = new[-1] == tokenizer.eot_token or len(new) == most
-        return ended or any(stop in tail for stop in stops)
+        return ended or any(stop.encode() in tail for stop in task.stops)
 
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
     items = [[(ids[most - max_len :] + [0] * most, most)] for ids in encoded]  # with room to write
@@ -198,7 +195,7 @@ def write(model: GPT, tokenizer, prompts: list[str], task, max_len: int, batch_t
 
 def answer(name: str, questions: list, model: GPT, tokenizer, max_len: int, batch_tokens=8192):
     """The model's answers to the questions of a task, in the form that tasks.measure takes."""
-    task, likelihoods = TASKS[name], lambda batch: score(model, batch)
+    task, likelihoods = tasks.TASKS[name], lambda batch: score(model, batch)
     if task.stops:
         prompts = [q.contexts[0] for q in questions]
         return write(model, tokenizer, prompts, task, max_len, batch_tokens)
@@ -219,7 +216,7 @@ def evaluate(work: dict, model: GPT, tokenizer, args: argparse.Namespace) -> Non
         answers = answer(name, questions, model, tokenizer, args.max_len, args.batch_tokens)
         facts = {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
         facts["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-        if program := TASKS[name].program:
+        if program := tasks.TASKS[name].program:
             facts["samples"] = str(Path(args.out or "").parent / name / "samples.jsonl")
             if first:  # before any program runs: the answers took hours
                 tasks.write_samples(Path(facts["samples"]), questions, answers)
@@ -248,13 +245,12 @@ NUMBERS = {  # flag: default, smallest value, help
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Exits with status 2 for a wrong flag; raises ValueError for a value out of its limits."""
     parser = program_parser("eval.py", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: the run's); with --tasks, folder of TASK.jsonl, and for "
         "examples TASK.train.jsonl or mmlu.dev.jsonl (default: download them)")  # fmt: skip
-    add("--tasks", help=f"comma-separated: {', '.join(TASKS)}")
+    add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
     add("--prompt", help="continue this text instead of evaluating")
     for name, (default, _, text) in NUMBERS.items():
         kind = float if isinstance(default, float) else whole_number
@@ -268,6 +264,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, (_, least, _) in NUMBERS.items():
         if (value := getattr(args, name)) is not None and not least <= value < 2**63:
             raise ValueError(f"--{name} {value}: must be at least {least} and below 2**63")
+    if 0 < args.temperature < 0.01:
+        raise ValueError(f"--temperature {args.temperature}: must be 0 or at least 0.01")
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: must be a file in an existing folder")
     return args
@@ -287,7 +285,8 @@ def corpora(args: argparse.Namespace, cfg: GPTConfig) -> list[data.Corpus]:
     except (ValueError, OSError):
         return list(corpus.sources.values())  # the model does not say, so we trust --data
     if trained.encode_ordinary(text) != corpus.tokenizer.encode_ordinary(text):
-        raise ValueError(f"--data {args.data}: its tokenizer is not the one of {args.model}")
+        raise ValueError(f"--data {args.data}: has the tokenizer {corpus.tokenizer.name}, but "
+                         f"{args.model} was trained with {trained.name}")  # fmt: skip
     return list(corpus.sources.values())
 
 
