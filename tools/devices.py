@@ -10,6 +10,7 @@ import traceback
 import numpy as np
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -64,6 +65,18 @@ def first_error(mistake: str | None) -> str | None:
     mistakes = [None] * world
     dist.all_gather_object(mistakes, mistake)
     return next((f"rank {rank}: {m}" if rank else m for rank, m in enumerate(mistakes) if m), None)
+
+
+def share(run, parts: list, title: str) -> list:
+    """[run(part), ...] for all parts, which the processes of torchrun take by turns."""
+    (rank, world), mine = rank_and_world(), {}
+    for i in tqdm(range(rank, len(parts), world), title, leave=False, disable=None):
+        mine[i] = run(parts[i])
+    everyone = [mine] * world
+    if world > 1:
+        dist.all_gather_object(everyone, mine)
+    results = {i: result for some in everyone for i, result in some.items()}
+    return [results[i] for i in range(len(parts))]
 
 
 def is_out_of_memory(error: Exception) -> bool:

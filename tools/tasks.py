@@ -1,0 +1,502 @@
+"""Benchmark items to questions, answers to scores, by the rules of lm-evaluation-harness.
+
+The paper used that program for its Tables 5 to 7, and each rule here is the program's, oddities
+included. This file contains no model: `questions_of` turns items (one JSON object a line, in the
+fields of the public data set) into texts, and `measure` turns a model's answers into metrics.
+"""
+
+import json
+import math
+import random
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Question(NamedTuple):
+    contexts: list[str]  # the text before each choice
+    choices: list[str]  # texts to compare; for a task in which the model writes, the right answer
+    gold: int = 0  # number of the right choice
+    doc: dict = {}  # the item this question was made of
+    group: str = ""  # its subject, in tasks that have several
+
+
+class Task(NamedTuple):
+    source: str  # public data set, its configuration, split to evaluate, split of the examples
+    metric: str  # the metric in the paper's tables
+    ask: Callable[[dict], Question]
+    draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
+    shots: int = 0  # examples before each question, in the paper
+    group: str = ""  # the field that divides the items; each group has separate examples
+    stops: tuple[str, ...] = ()  # if the model writes the answer: the texts that end it
+    max_new_tokens: int = 256
+    grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
+    program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
+
+
+# -- Items to questions ------------------------------------------------------------------------
+
+
+def choose(context: str, choices: list[str], gold: int = 0) -> Question:
+    return Question([context] * len(choices), choices, int(gold))
+
+
+def labelled(context: str, doc: dict) -> Question:
+    choices = doc["choices"]
+    return choose(context, choices["text"], choices["label"].index(doc["answerKey"].lstrip()))
+
+
+def boolq(doc: dict) -> Question:
+    context = f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:"
+    return choose(context, ["no", "yes"], doc["label"])
+
+
+def hellaswag(doc: dict) -> Question:
+    def clean(text: str) -> str:  # the brackets are left over from WikiHow headings
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
+    return choose(clean(context), [clean(ending) for ending in doc["endings"]], doc["label"])
+
+
+def winogrande(doc: dict) -> Question:
+    """The reverse of the other tasks: two contexts, and one text to follow both."""
+    before, after = doc["sentence"].split("_", 1)
+    contexts = [before + doc["option1"], before + doc["option2"]]
+    return Question(contexts, [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
+
+
+def mmlu(doc: dict) -> Question:
+    a, b, c, d = doc["choices"]
+    context = f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:"
+    return choose(context, list("ABCD"), doc["answer"])
+
+
+def mbpp(doc: dict) -> Question:
+    one, two, three = doc["test_list"][:3]
+    context = f"You are an expert Python programmer, and here is your task: {doc['text']} " \
+              f"Your code should pass these tests:\n\n{one}\n{two}\n{three}\n[BEGIN]\n"  # fmt: skip
+    return choose(context, [f"{doc['code']}\n[DONE]"])
+
+
+def detokenize(page: str) -> str:
+    """Undo Wikitext's spaces around punctuation. The order of the steps matters."""
+    page = page.replace("s '", "s'")
+    page = re.sub(r"/' [0-9]/", "/'[0-9]/", page)
+    for mark in "-,.":
+        page = page.replace(f" @{mark}@ ", mark)
+    for mark in ":;.!?,":
+        page = page.replace(f" {mark} ", f"{mark} ")
+    for opens, closes in ("()", "[]", "{}", '""', "''"):
+        page = re.sub(rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page)
+    for n in (4, 3, 2):
+        page = page.replace(" ".join("=" * n), "=" * n)
+    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        page = page.replace(old, new)
+    return page
+
+
+# -- Grading generated answers -----------------------------------------------------------------
+
+
+def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
+    """exact_match reads the number after ####, exact_match_flexible the last number of all."""
+
+    def bare(text: str) -> str:
+        for pattern in (",", r"\$", "(?s).*#### ", r"\.$"):
+            text = re.sub(pattern, "", text)
+        return text.lower()
+
+    strict = re.findall(r"#### (\-?[0-9\.\,]+)", output) or ["[invalid]"]
+    flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output) or ["[invalid]"]
+    answers = {"exact_match": strict[0], "exact_match_flexible": flexible[-1]}
+    return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
+
+
+def grade_math(doc: dict, output: str) -> dict[str, bool]:
+    """Compare the text between the first and the last $ with the boxed solution."""
+    answer = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
+    gold = boxed(doc["solution"])
+    try:
+        return {"exact_match": plain_latex(answer) == plain_latex(gold)}
+    except (ValueError, IndexError):  # not LaTeX that the rules know
+        return {"exact_match": answer == gold}
+
+
+def boxed(solution: str) -> str:
+    """The content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
+    if "\\boxed " in solution:
+        return solution.split("\\boxed ")[-1].split("$")[0]
+    _, found, inside = solution.rpartition("\\boxed{")
+    depth = 1
+    for i, letter in enumerate(inside if found else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return inside[:i]
+    raise ValueError("its solution has no \\boxed answer")
+
+
+def plain_latex(text: str) -> str:
+    """Write equal numbers equally, by the rules of the MATH paper (Hendrycks et al., 2021).
+
+    Raises ValueError or IndexError if a rule does not apply.
+    """
+    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
+                     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""),
+                     ("\\$", "")):  # fmt: skip
+        text = text.replace(old, new)
+    if "\\text{ " in text:  # a unit
+        text, _unit = text.split("\\text{ ")
+    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
+    text = "0" + text if text.startswith(".") else text
+    left, *right = text.split("=")
+    if len(right) == 1 and len(left) <= 2:  # "x = 3"
+        text = right[0]
+    first, *roots = text.split("\\sqrt")
+    roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
+    text = plain_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    if text.count("/") == 1:
+        a, b = map(int, text.split("/"))
+        text = f"\\frac{{{a}}}{{{b}}}" if text == f"{a}/{b}" else text
+    return text
+
+
+def plain_fractions(text: str) -> str:
+    """\\frac12 and \\frac1{2} -> \\frac{1}{2}."""
+    result, *parts = text.split("\\frac")
+    for part in parts:
+        if part[0] != "{":
+            if len(part) < 2:
+                return text
+            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            part = f"{{{part[0]}}}{below}"
+        result += "\\frac" + part
+    return result
+
+
+# -- The tasks ---------------------------------------------------------------------------------
+
+ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
+TASKS = {
+    "wikitext": Task(
+        "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity",
+        lambda d: choose("", [detokenize(d["page"])])),
+    "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
+    "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
+    "boolq": Task("aps/super_glue boolq validation train", "acc", boolq, "others"),
+    "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, "others"),
+    "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
+        lambda d: labelled(d["question_stem"], d)),
+    "piqa": Task("baber/piqa default validation train", "acc_norm", lambda d: choose(
+        f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
+    "winogrande": Task(
+        "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5, group="subject"),
+    "gsm8k": Task("openai/gsm8k main test train", "exact_match",
+        lambda d: choose(f"Question: {d['question']}\nAnswer:", [d["answer"]]),
+        shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
+    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
+        lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
+        shots=5, stops=("Problem:",), grade=grade_math, group="type"),
+    "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
+        lambda d: choose(d["prompt"], [""]),
+        stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
+        program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
+    "mbpp": Task(  # the harness's examples start at the second item
+        "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, "first",
+        stops=("[DONE]",), program=lambda d, text: "\n".join([text, *d["test_list"]])),
+}  # fmt: skip
+
+# The columns of the paper's Tables 5 and 6; ARC is the mean of the first two.
+AVERAGED = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+
+
+# -- Reading items -----------------------------------------------------------------------------
+
+
+def read_items(name: str, folder: Path | None, examples: bool) -> list[tuple[str, dict]]:
+    """Read a task's items, or the examples for it -> [(where it was found, item), ...].
+
+    From FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl); without a folder, from
+    the public data set. Raises FileNotFoundError or ValueError, naming file and line.
+    """
+    kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
+    path, items = (folder or Path()) / f"{name}{kind}.jsonl", []
+    if folder is None:
+        downloaded = download(name, examples, path)
+        return [(f"{path}, item {i}", doc) for i, doc in enumerate(downloaded, 1)]
+    if not path.is_file():
+        what = "the examples for" if examples else "the items of"
+        raise FileNotFoundError(f"{path}: no such file; put {what} {name} there")
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            if line.strip():
+                items.append((f"{path}, line {number}", json.loads(line)))
+        except ValueError as error:  # also if it is not UTF-8
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+    if not items:
+        raise ValueError(f"{path}: is empty")
+    return items
+
+
+def download(name: str, examples: bool, file: Path) -> list[dict]:
+    repo, config, *splits = TASKS[name].source.split()
+    try:
+        import datasets
+
+        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
+        parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
+        return [doc for part in parts for doc in part]
+    except (ImportError, OSError, ValueError) as error:
+        raise ValueError(f"--data: name the folder that has {file}; to download {repo} takes "
+                         f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
+
+
+def read_questions(name: str, folder: Path | None, examples=False, limit=None) -> list[Question]:
+    """Raises ValueError, naming the line, for an item without the fields of its data set."""
+    task, questions = TASKS[name], []
+    for where, doc in read_items(name, folder, examples)[:limit]:
+        try:
+            question = task.ask(doc)._replace(doc=doc, group=doc[task.group] if task.group else "")
+            texts = [*question.contexts, *question.choices, question.group]
+            if task.program:  # needed only after hours of writing, so try it now
+                texts += [str(doc["task_id"]), task.program(doc, "")]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("a field that should be text is not")
+            if not 0 <= question.gold < len(question.choices):
+                raise IndexError(f"it has no answer number {question.gold}")
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            reason = f"lacks {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{where}: not an item of {name} ({reason})") from None
+        questions.append(question)
+    return questions
+
+
+def questions_of(name: str, folder: Path | None, shots: int, limit=None) -> list[Question]:
+    """The questions of a task, each after `shots` examples, drawn as the harness draws them."""
+    task, questions = TASKS[name], read_questions(name, folder, limit=limit)
+    pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
+    for example in read_questions(name, folder, examples=True) if shots else ():
+        pools[example.group].append(example)
+    intro = "The following are multiple choice questions (with answers) about {}.\n\n"
+    space = "" if name == "mbpp" else " "
+    for i, question in enumerate(questions):
+        group, pool = question.group, pools[question.group]
+        if shots and len(pool) < (needed := shots + (task.draw == "others")):
+            has = f"{name} needs {needed} examples {group}".strip() + f", but has {len(pool)}"
+            raise ValueError(f"--num_fewshot {shots}: {has}")
+        before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
+        for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
+            before += f"{shot.contexts[shot.gold]}{space}{shot.choices[shot.gold]}\n\n"
+        questions[i] = question._replace(contexts=[before + text for text in question.contexts])
+    return questions
+
+
+def draw_examples(draw: str, question: Question, pool: list, n: int, generator) -> list[Question]:
+    if draw == "first":
+        return pool[:n]
+    if draw == "any" or n == 0:
+        return generator.sample(pool, n)
+    others = [example for example in pool if example.doc != question.doc]
+    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
+    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
+
+
+def prepare(args) -> dict[str, tuple[list[Question], int]]:
+    """Read the items of all --tasks, in `args` -> {task: (its questions, examples before each)}."""
+    work, folder = {}, Path(args.data) if args.data else None
+    for name in args.tasks.split(","):
+        if (task := TASKS.get(name)) is None:
+            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
+        if task.stops and task.max_new_tokens >= args.max_len:
+            room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
+            raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
+        fixed = args.num_fewshot is None or task.source.endswith(" -")  # it has no examples
+        shots = task.shots if fixed else args.num_fewshot
+        work[name] = questions_of(name, folder, shots, args.limit), shots
+    return work
+
+
+# -- Questions to tokens -----------------------------------------------------------------------
+
+Request = tuple[list[int], int]  # token ids, and how many of the last ones to score
+
+
+def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
+    """Encode each choice after its context, keeping the last max_len + 1 tokens.
+
+    The model reads all tokens but the last, so these fill a window of max_len. A space belongs to
+    the word after it: whitespace at the end of the context is scored with the choice.
+    """
+    result = []
+    for context, choice in zip(question.contexts, question.choices):
+        before = tokenizer.encode_ordinary(context.rstrip())
+        after = tokenizer.encode_ordinary(f"{context} {choice}")[len(before) :]
+        ids = [*(before or [tokenizer.eot_token]), *after][-(max_len + 1) :]
+        result.append((ids, min(len(after), len(ids) - 1)))
+    return result
+
+
+def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
+    """Cut a long text into windows that score each token once.
+
+    The first token of a full window has only one token of context. The last window, if shorter,
+    is filled up with earlier tokens.
+    """
+    ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
+    for start in range(1, len(ids), max_len):
+        end = min(start + max_len, len(ids))
+        result.append((ids[max(0, end - max_len - 1) : end], end - start))
+    return result
+
+
+def batches(items: list[list[Request]], groups: list[str], batch_tokens: int) -> list[list[int]]:
+    """Divide items into lists of item numbers, each within batch_tokens with its padding.
+
+    The items of a batch are of one group, so they are likely to start alike, and of similar length.
+    """
+    context = [min(len(ids) - n for ids, n in item) for item in items]
+    longest = [max(len(ids) for ids, _ in item) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (groups[i], -context[i], -longest[i]))
+    result, rows, length = [], 0, 0
+    for i in order:
+        rows, length = rows + len(items[i]), max(length, longest[i])
+        if not result or rows * length > batch_tokens or groups[i] != groups[result[-1][0]]:
+            result.append([])
+            rows, length = len(items[i]), longest[i]
+        result[-1].append(i)
+    return result
+
+
+# -- Answers to scores -------------------------------------------------------------------------
+
+RULES = {
+    "acc": "most likely choice",
+    "acc_norm": "most likely choice; acc_norm: log-likelihood per character",
+    "exact_match": "greedy, up to a stop; exact match",
+    "pass@1": "greedy, up to a stop; one sample for each problem",
+    "word_perplexity": "windows, every token once; a full window's first sees one token before it",
+}
+
+
+def measure(name: str, questions: list[Question], answers: list) -> dict:
+    """Metrics of a task with their standard errors, and the rule that made them.
+
+    answers, one for each question: the log-likelihoods of its choices, or of its page, in nats;
+    the text that the model wrote; or, for a program, whether it passed.
+    """
+    task = TASKS[name]
+    result = {"rule": RULES[task.metric], "paper_metric": task.metric}
+    if task.metric == "word_perplexity":
+        return result | perplexities([q.doc["page"] for q in questions], answers)
+    if task.grade:
+        values = [task.grade(q.doc, text) for q, text in zip(questions, answers)]
+    elif task.program:
+        values = [{"pass@1": passed} for passed in answers]
+    else:
+        values = [accuracies(q, sums, task.metric) for q, sums in zip(questions, answers)]
+    groups = [q.group for q in questions]
+    for metric in values[0] if values else ():
+        mean, stderr = mean_and_stderr([value[metric] for value in values], groups)
+        result |= {metric: mean, f"{metric}_stderr": stderr}
+    return result
+
+
+def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
+    """Is the most likely choice the right one? acc_norm divides by each choice's characters."""
+    result = {"acc": int(np.argmax(sums)) == question.gold}  # the first choice wins a tie
+    if metric == "acc_norm":
+        means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
+        result["acc_norm"] = int(np.argmax(means)) == question.gold
+    return result
+
+
+def perplexities(pages: list[str], answers: list[float]) -> dict:
+    """Per word and byte of the pages as they were before detokenization."""
+    nats = -math.fsum(answers)
+    per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
+    per_byte = nats / sum(len(page.encode()) for page in pages)
+    result = {"word_perplexity": math.exp(per_word), "byte_perplexity": math.exp(per_byte)}
+    result["bits_per_byte"] = per_byte / math.log(2)
+    return result | {f"{metric}_stderr": None for metric in result}
+
+
+def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
+    """The mean, and its standard error from the spread of the values around their group's mean."""
+    members = defaultdict(list)
+    for value, group in zip(values, groups):
+        members[group].append(float(value))
+    squares = sum(len(some) * np.var(some) for some in members.values())
+    freedom = len(values) - len(members)
+    return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
+
+
+def paper_average(results: dict[str, dict]) -> dict:
+    """The Average of the paper's Tables 5 and 6, once all its tasks are done: six equal columns."""
+    if not set(AVERAGED) <= set(results):
+        return {}
+    easy, challenge, *others = [results[name][TASKS[name].metric] for name in AVERAGED]
+    average = ((easy + challenge) / 2 + sum(others)) / 6
+    return {"paper_average": {"average": average, "average_stderr": None, "n": 6}}
+
+
+def report(name: str, result: dict) -> str:
+    """A line for each metric of a task; a star marks the metric in the paper's tables."""
+    facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
+    lines = []
+    if "samples" in result:
+        lines.append(f"{name}: {result['samples']}" + ", not run" * ("pass@1" not in result))
+    for metric in (key for key in result if f"{key}_stderr" in result):
+        star, stderr = "*" if metric == result["paper_metric"] else " ", result[f"{metric}_stderr"]
+        spread = "" if stderr is None else f"+-{stderr:.4f}"
+        lines.append(f"{name:<14}{star}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
+    return "\n".join(lines)
+
+
+# -- Code that a model wrote -------------------------------------------------------------------
+
+
+def write_samples(file: Path, questions: list[Question], texts: list[str]) -> None:
+    """Save generated code as samples.jsonl, which the official scorers read."""
+    lines = [{"task_id": q.doc["task_id"], "completion": t} for q, t in zip(questions, texts)]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+RUNNER = """
+import resource, runpy
+try:
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))  # memory in bytes
+except (ValueError, OSError):
+    pass  # macOS has no such limit
+runpy.run_path("program.py", run_name="__main__")
+"""
+
+
+def passes(program: str, seconds: float = 5.0) -> bool:
+    """Run a program with its tests at its end; return whether it gets there in time.
+
+    It runs in a temporary folder, in at most 1 GiB of memory, without environment and input. That
+    stops accidents. It is not a security boundary: the program can do whatever you can.
+    """
+    finished = 100 + secrets.randbelow(100)  # no program exits with this status by accident
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        text = f"{program}\nraise SystemExit({finished})\n"
+        Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
+        command = [sys.executable, "-I", "-c", RUNNER]
+        try:
+            done = subprocess.run(command, cwd=folder, env={}, timeout=seconds, **quiet)
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == finished
