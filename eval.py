@@ -98,7 +98,7 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     # The last token is never read, so an item's one-token choices (A, B, C, D) share a row.
     rows = list(dict.fromkeys((i, ids[:-1]) for i, ids, _ in asked))
     contexts = [commonprefix([ids[: len(ids) - 1 - n] for ids, n in item]) for item in items]
-    root, fork = len(commonprefix(contexts)), min(map(len, contexts))
+    root, fork = len(commonprefix(contexts)), min(map(len, contexts))  # of all, of an item
     root = 0 if root * (len(items) - 1) < 256 else root  # saving fewer tokens is not worth a pass
     fork = root if (fork - root) * (len(rows) - len(items)) < 256 else fork
     cache: list[dict] = [{} for _ in model.blocks]

@@ -390,7 +390,7 @@ ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
 WRONG = [  # flags, content of the --tasks file, what the error names
     ("--tasks piqa --data .", None, "piqa.jsonl: no such file"),
     ("--tasks piqa --data .", "", "piqa.jsonl: is empty"),
-    ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not JSON"),
+    ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
     ("--tasks piqa --data .", "[1]", "line 1: not an item"),
     ("--tasks piqa --data .", '{"goal": "a"}', "lacks 'sol1'"),
     ("--tasks piqa --data .", json.dumps(ITEM | {"sol2": 3}), "should be text"),
@@ -436,7 +436,6 @@ def test_downloads_are_the_harness_data_sets(name, monkeypatch):
     if name not in ("wikitext", "humaneval"):  # MBPP's are in the harness's code: task_id 2 to 4
         splits.append("prompt[1:]" if name == "mbpp" else examples)
     for i, split in enumerate(splits):
-        [(where, doc)] = tasks.read_items(name, None, examples=bool(i))
-        assert where.endswith(".jsonl, item 1") and doc == {"task_id": 1}
+        assert tasks.read_items(name, None, examples=bool(i))[1] == [{"task_id": 1}]
         repo, config, ours = asked.pop()
         assert (repo, ours) == (theirs["dataset_path"], split) and config in configs

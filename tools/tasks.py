@@ -224,29 +224,20 @@ AVERAGED = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "pi
 # -- Reading items -----------------------------------------------------------------------------
 
 
-def read_items(name: str, folder: Path | None, examples: bool) -> list[tuple[str, dict]]:
-    """Read a task's items, or the examples for it -> [(where it was found, item), ...].
+def read_items(name: str, folder: Path | None, examples: bool) -> tuple[Path, list]:
+    """The items of a task, or the examples for it -> (their file, its lines or downloaded dicts).
 
     From FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl); without a folder, from
-    the public data set. Raises FileNotFoundError or ValueError, naming file and line.
+    the public data set.
     """
     kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
-    path, items = (folder or Path()) / f"{name}{kind}.jsonl", []
+    path = (folder or Path()) / f"{name}{kind}.jsonl"
     if folder is None:
-        downloaded = download(name, examples, path)
-        return [(f"{path}, item {i}", doc) for i, doc in enumerate(downloaded, 1)]
+        return path, download(name, examples, path)
     if not path.is_file():
         what = "the examples for" if examples else "the items of"
         raise FileNotFoundError(f"{path}: no such file; put {what} {name} there")
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            if line.strip():
-                items.append((f"{path}, line {number}", json.loads(line)))
-        except ValueError as error:  # also if it is not UTF-8
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-    if not items:
-        raise ValueError(f"{path}: is empty")
-    return items
+    return path, path.read_bytes().splitlines()
 
 
 def download(name: str, examples: bool, file: Path) -> list[dict]:
@@ -263,10 +254,11 @@ def download(name: str, examples: bool, file: Path) -> list[dict]:
 
 
 def read_questions(name: str, folder: Path | None, examples=False, limit=None) -> list[Question]:
-    """Raises ValueError, naming the line, for an item without the fields of its data set."""
-    task, questions = TASKS[name], []
-    for where, doc in read_items(name, folder, examples)[:limit]:
+    """Raises ValueError, naming file and line, for what is not an item of the public data set."""
+    task, questions, (path, lines) = TASKS[name], [], read_items(name, folder, examples)
+    for number, line in [pair for pair in enumerate(lines, 1) if pair[1]][:limit]:
         try:
+            doc = json.loads(line) if folder else line
             question = task.ask(doc)._replace(doc=doc, group=doc[task.group] if task.group else "")
             texts = [*question.contexts, *question.choices, question.group]
             if task.program:  # needed only after hours of writing, so try it now
@@ -277,8 +269,10 @@ def read_questions(name: str, folder: Path | None, examples=False, limit=None) -
                 raise IndexError(f"it has no answer number {question.gold}")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             reason = f"lacks {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{where}: not an item of {name} ({reason})") from None
+            raise ValueError(f"{path}, line {number}: not an item of {name} ({reason})") from None
         questions.append(question)
+    if not questions:
+        raise ValueError(f"{path}: is empty")
     return questions
 
 
@@ -414,11 +408,9 @@ def measure(name: str, questions: list[Question], answers: list) -> dict:
 
 def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
     """Is the most likely choice the right one? acc_norm divides by each choice's characters."""
-    result = {"acc": int(np.argmax(sums)) == question.gold}  # the first choice wins a tie
-    if metric == "acc_norm":
-        means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
-        result["acc_norm"] = int(np.argmax(means)) == question.gold
-    return result
+    means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
+    scores = {"acc": sums} | ({"acc_norm": means} if metric == "acc_norm" else {})
+    return {name: int(np.argmax(s)) == question.gold for name, s in scores.items()}  # first on ties
 
 
 def perplexities(pages: list[str], answers: list[float]) -> dict:
