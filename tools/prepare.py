@@ -192,6 +192,8 @@ def encode(stretches: Iterable, tokenizer: tiktoken.Encoding) -> Iterator[tuple[
     """
     end = np.array([tokenizer.eot_token])
     ids = lambda text: tokenizer.encode_to_numpy(text, disallowed_special=())
+    if (tokenizer.name, tokenizer.n_vocab) == ("bytes", 256):
+        ids = lambda text: np.frombuffer(text.encode(), np.uint8)
     encode_batch = lambda batch: [(s, end if text is None else ids(text)) for s, text in batch]
     waiting, batch, size = deque(), [], 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -298,7 +300,7 @@ def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
     """Write and return meta.json. If the hash held out nothing, hold out the end of the text."""
     dtype, lengths = token_type(tokenizer), bytes_per_token(tokenizer)
     train, val = folder / "train.bin", folder / "val.bin"
-    if not val.stat().st_size:
+    if takes_the_end := not val.stat().st_size:
         cut = int(train.stat().st_size // dtype.itemsize * (1 - val_fraction)) * dtype.itemsize
         with open(train, "r+b") as whole, open(val, "wb") as end:
             whole.seek(cut)
@@ -315,6 +317,9 @@ def finish(folder: Path, name: str, tokenizer, val_fraction: float) -> dict:
         n = {"documents": counts[tokenizer.eot_token], "tokens": sum(counts)}
         n["bytes"] = counts @ lengths
         meta |= {f"{path.stem}_{what}": int(number) for what, number in n.items()}
+    if takes_the_end:  # of a document that starts in train.bin
+        meta["train_documents"] += meta["val_documents"]
+        meta["val_documents"] = 0
     meta["fingerprint"] = fingerprint.hexdigest()[:16]
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     return meta
