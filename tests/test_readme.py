@@ -72,20 +72,12 @@ def best_lr(T: int, batch_size: int) -> float:
     return 2 ** np.mean([m.x for m in minima(SHORT) if (m.shape, m.T, m.batch_size) == cell])
 
 
-def cost_beside(runs: list[dict], of, step: float) -> float:
-    """Mean loss above its cell's lowest one, of the runs whose `of` is `step` beside the best."""
-    cells: dict = {}
-    for r in runs:
-        cell = fit.shape_of(r), r["total_tokens"], r["batch_size"], r["seed"]
-        cells.setdefault(cell, []).append((of(r), fit.loss_of(r)))
-    best = {cell: min(points, key=lambda point: point[1]) for cell, points in cells.items()}
-    costs = [
-        y - best[cell][1]
-        for cell, points in cells.items()
-        for x, y in points
-        if abs(x - best[cell][0] - step) < 0.01 * abs(step) and math.isfinite(y)
-    ]
-    return np.mean(costs)
+def off_by(found: list, step: float) -> float:
+    """Mean loss above the lowest one measured, `step` beside it; step > 0: to the right."""
+    best = {id(m): min(m.points, key=lambda point: point[1]) for m in found}
+    near = lambda m, x: abs(x - best[id(m)][0] - step) < 0.01 * abs(step)
+    costs = [y - m.loss for m in found for x, y in m.points if near(m, x)]
+    return np.mean([cost for cost in costs if math.isfinite(cost)])
 
 
 def log_lr(record: dict) -> float:
@@ -171,27 +163,27 @@ def cut_cosine() -> float:
 
 @cached
 def price() -> list[float]:
-    """Cost of one learning rate for all cells, of one for each batch size, of one by T and √batch."""
-    rules = list(compare.price(records(*COMPARE), {})[0].values())
-    return [rules[i].mean() for i in (0, 2, 4)]
+    """Cost of one learning rate for all cells, of one per batch size, of one by T and √batch."""
+    wsd = [r for r in records(*COMPARE) if r["schedule"] == "wsd" and r["seed"] < 100]
+    costs, _ = compare.price(fit.usable(fit.minima(wsd)), {})
+    rules = ("nothing", "batch size", "T and batch size, ∝ √batch")
+    return [costs[rule].mean() for rule in rules]
 
 
-def scan(name: str) -> tuple[list[dict], object]:
-    """The runs that vary a or b of Power, and what they vary."""
+def scan(name: str) -> tuple[list[dict], int, object]:
+    """Arguments of fit.minima for the runs that vary a or b of Power: log2 of a, or b."""
     fixed, value = ("power_b", -0.51) if name == "a" else ("power_a", 16)
     of = (lambda r: math.log2(r["power_a"])) if name == "a" else (lambda r: r["power_b"])
-    return [r for r in records("power-laptop") if r[fixed] == value], of
+    return [r for r in records("power-laptop") if r[fixed] == value], 5, of
+
+
+def scan_cost(name: str, step: float) -> float:
+    return np.mean([off_by(fit.minima(*scan(name)), side * step) for side in (-1, 1)])
 
 
 def best_b(**where) -> np.ndarray:
-    runs, of = scan("b")
-    found = [m for m in fit.minima(runs, of=of) if not m.why_not]
+    found = [m for m in fit.minima(*scan("b")) if not m.why_not]
     return np.array([m.x for m in found if all(getattr(m, name) == v for name, v in where.items())])
-
-
-def power_cost(name: str, step: float) -> float:
-    runs, of = scan(name)
-    return np.mean([cost_beside(runs, of, step), cost_beside(runs, of, -step)])
 
 
 def stages(source: str) -> list[float]:
@@ -217,7 +209,7 @@ NUMBERS = {
     "quadruple.ours": lambda: 4 ** round(law(SHORT).b[0], 2),
     "valleys.T": lambda: best_lr(1_280_000, 2) / best_lr(80_000, 2),
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
-    "factor.2": lambda: [cost_beside(records(*SHORT), log_lr, step) for step in (-1, 1)],
+    "factor.2": lambda: [off_by(minima(SHORT), step) for step in (-1, 1)],
     "trunk.share": trunk_share,
     "transfer.mup": lambda: max(transfer(False)) / min(transfer(False)),
     "transfer.standard": lambda: transfer(True)[-1] / transfer(True)[0],
@@ -254,8 +246,8 @@ NUMBERS = {
     "price": price,
     "power.b": lambda: [best_b().mean(), best_b().std()],
     "power.b.8": lambda: [best_b(batch_size=8, T=T).mean() for T in (80_000, 1_280_000)],
-    "power.a.cost": lambda: power_cost("a", 1),
-    "power.b.cost": lambda: power_cost("b", 0.06),
+    "power.a.cost": lambda: scan_cost("a", 1),
+    "power.b.cost": lambda: scan_cost("b", 0.06),
 }
 
 
@@ -367,30 +359,33 @@ def test_patches_are_quoted_whole():
         assert path.read_text(encoding="utf-8") in PAGES["forks.md"]
 
 
+def words(text: str) -> list[str]:
+    return re.findall(r"\S*\w\S*", re.sub(r"<!--.*?-->", "", text))
+
+
 def prose(text: str) -> str:
-    """Without code, tables, comments, tags and link targets."""
-    text = re.sub(r"```.*?```|<!--.*?-->|<.*?>", "", text, flags=re.S)
+    """Without code, tables, headings, "Run it" lines, tags and link targets."""
+    text = re.sub(r"```.*?```|<.*?>", "", text, flags=re.S)
     text = re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", text)
-    return "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    lines = text.splitlines()
+    return "\n".join(line for line in lines if not re.match(r"[|#]|\*\*Run it", line))
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Words of each sentence; a list item, a heading and a part of a "Run it" line are each one."""
-    parts = re.split(r"\n|·|(?<=[.?!])[\"*_)]*\s+(?=[\"*_(`]*[^a-z\s])", prose(text))
-    return [words for part in parts if (words := re.findall(r"\S*\w\S*", part))]
+    """Words of each sentence. A list item and a paragraph end one, too."""
+    parts = re.split(r"\n|(?<=[.?!])[\"*_)]*\s+(?=[\"*_(`]*[^a-z\s])", prose(text))
+    return [words(part) for part in parts if words(part)]
 
 
-def test_the_walk_is_short():
-    walk = README.split("## 1 ")[1].split("## Ten files")[0]
-    lengths = [len(words) for words in sentences(walk)]
-    assert np.mean(lengths) <= 18 and [" ".join(words) for words in sentences(walk) if len(words) > 35] == []
-    assert len(prose(README).split()) <= 2700
-    assert len(re.sub(r"<!--.*?-->", "", README).split()) <= 3300
+def test_the_readme_is_short():
+    walk = sentences(README.split("## 1 ")[1].split("## Ten files")[0])
+    assert np.mean([len(some) for some in walk]) <= 18
+    assert [" ".join(some) for some in walk if len(some) > 35] == []
+    assert len(words(prose(README))) <= 2700 and len(words(README)) <= 3300
 
 
 @pytest.mark.parametrize("page", [name for name in PAGES if name != "README.md"])
 def test_a_page_is_short_and_opens_with_its_use(page):
-    text = PAGES[page]
-    assert len(re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.S).split()) <= 800
-    opening = re.match(r"# .+\n\n(.+)\n\n```sh\n", text)  # a sentence, then a command
+    assert len(words(re.sub(r"```.*?```", "", PAGES[page], flags=re.S))) <= 800
+    opening = re.match(r"# .+\n\n(.+)\n\n```sh\n", PAGES[page])  # a sentence, then a command
     assert opening and len(sentences(opening[1])) == 1
