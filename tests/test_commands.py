@@ -21,7 +21,7 @@ RECIPE = dict(
     batch_size=8, total_tokens=4096, warmup_tokens=256, lr=0.01, power_a=5.0,
     log_every=1024, eval_every=2048, eval_tokens=1024, save_every=1024,
 )  # fmt: skip
-SKIPPED = r"hf:|power_q|data/notebooks|\*\*/\*\.jsonl|moe\.py|mup\.py"  # network, forks, own tests
+SKIPPED = r"--help|hf:|power_q|data/notebooks|\*\*/\*\.jsonl|moe\.py|mup\.py"  # network, forks, own tests
 READ = ("README.md", "train.md")  # the pages whose runs the others use come first
 
 
