@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STORY = {  # file -> the story files that it may import at its top
+MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe"},
     "eval": {"model", "data"}, "train": {"schedules", "mup", "model", "data", "eval"},
     "sweep": {"train"}, "fit": {"schedules"}, "bench": {"train"},
 }  # fmt: skip
-FOLDERS = {"story": "*.py", "tools": "tools/*.py", "tests": "tests/*.py"}
-FILES = {folder: sorted(ROOT.glob(pattern)) for folder, pattern in FOLDERS.items()}
-SOURCE = {path: path.read_text(encoding="utf-8") for paths in FILES.values() for path in paths}
-CODE = {path: ast.parse(SOURCE[path]) for path in FILES["story"] + FILES["tools"]}
+STORY, TOOLS, TESTS = ({path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)}
+                       for pattern in ("*.py", "tools/*.py", "tests/*.py"))  # fmt: skip
+CODE = {p.relative_to(ROOT).as_posix(): ast.parse(text) for p, text in (STORY | TOOLS).items()}
 
 
 def imports(nodes) -> set[str]:
@@ -30,26 +29,20 @@ def imports(nodes) -> set[str]:
     return names
 
 
-def test_story_files_import_only_what_the_reader_has_read():
-    assert {path.stem for path in FILES["story"]} == set(STORY)
-    for path in FILES["story"]:
-        assert imports(CODE[path].body) & set(STORY) <= STORY[path.stem], path.name
+def test_imports_follow_the_reading_order():
+    used = {name: imports(tree.body) & MAY_IMPORT.keys() for name, tree in CODE.items()}
+    assert {f"{name}.py" for name in MAY_IMPORT} == {name for name in CODE if "/" not in name}
+    allowed = {f"{name}.py": files for name, files in MAY_IMPORT.items()}
+    assert [(name, used[name]) for name in allowed if used[name] - allowed[name]] == []
 
 
-def test_tools_import_no_story_file():
-    for path in FILES["tools"]:
-        assert not imports(ast.walk(CODE[path])) & set(STORY), path.name
-
-
-def test_only_figures_imports_matplotlib():
-    assert [p.name for p in CODE if "matplotlib" in imports(ast.walk(CODE[p]))] == ["figures.py"]
-
-
-def test_requirements_list_what_is_imported():
-    used = set().union(*(imports(ast.walk(tree)) for tree in CODE.values()))
-    used -= {*sys.stdlib_module_names, *STORY, "tools", "datasets"}  # datasets is optional
-    listed = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    assert used == set(re.findall(r"^(\w+)==", listed, re.M))
+def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
+    used = {name: imports(ast.walk(tree)) for name, tree in CODE.items()}
+    assert [name for name in used if "/" in name and used[name] & MAY_IMPORT.keys()] == []
+    assert [name for name in used if "matplotlib" in used[name]] == ["tools/figures.py"]
+    listed = re.findall(r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    ours = {*sys.stdlib_module_names, *MAY_IMPORT, "tools", "datasets"}  # datasets is optional
+    assert set().union(*used.values()) - ours == set(listed)
 
 
 @pytest.mark.parametrize("name", ["schedules", "fit"])
@@ -58,33 +51,28 @@ def test_it_starts_without_torch(name):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("path", FILES["story"], ids=lambda path: path.name)
-def test_every_story_file_runs_and_says_how(path):
-    (main,) = [f for f in CODE[path].body if isinstance(f, ast.FunctionDef) and f.name == "main"]
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_every_story_file_runs_and_says_how(name):
+    tree = CODE[f"{name}.py"]
+    (main,) = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "main"]
     assert ast.unparse(main.args).startswith("argv") and ast.unparse(main.returns) == "int"
-    assert f"python {path.name}" in ast.get_docstring(CODE[path])
+    assert f"python {name}.py" in ast.get_docstring(tree)
 
 
-@pytest.mark.parametrize("folder, limit", [("story", 2700), ("tools", 2500), ("tests", 5000)])
-def test_a_folder_is_no_longer_than_its_limit(folder, limit):
-    lines = {path: SOURCE[path].splitlines() for path in FILES[folder]}
-    wide = [f"{p.name}:{i}" for p in lines for i, line in enumerate(lines[p], 1) if len(line) > 100]
-    assert wide == []
-    assert sum(map(len, lines.values())) <= limit
+LIMITS = [(STORY, 2700), (TOOLS, 2500), (TESTS, 5000)]
 
 
-def test_functions_are_short():
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [f for tree in CODE.values() for f in ast.walk(tree) if isinstance(f, kinds)]
-    length = {f: f.end_lineno - f.lineno + 1 for f in found}
-    assert [f.name for f in found if length[f] > 60] == []
-    assert sum(n <= 25 for n in length.values()) >= 0.9 * len(found)
+@pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests"])
+def test_files_are_no_longer_than_their_limit(files, limit):
+    lines = {path.name: text.splitlines() for path, text in files.items()}
+    wide = [(name, x) for name, some in lines.items() for x in some if len(x) > 100]
+    assert wide == [] and sum(map(len, lines.values())) <= limit
 
 
-HEARTS = [("train", "optimizer_step", 160), ("model", "Attention", 130)]
-
-
-@pytest.mark.parametrize("name, definition, line", HEARTS)
-def test_the_heart_of_a_file_comes_early(name, definition, line):
-    (node,) = [x for x in CODE[ROOT / f"{name}.py"].body if getattr(x, "name", "") == definition]
-    assert node.lineno < line
+def test_functions_are_short_and_the_heart_of_a_file_comes_early():
+    nodes = [node for tree in CODE.values() for node in ast.walk(tree)]
+    length = {f: f.end_lineno - f.lineno + 1 for f in nodes if isinstance(f, ast.FunctionDef)}
+    assert [f.name for f in length if length[f] > 60] == []
+    assert sum(n <= 25 for n in length.values()) >= 0.9 * len(length)
+    line = {x.name: x.lineno for x in nodes if isinstance(x, (ast.FunctionDef, ast.ClassDef))}
+    assert line["optimizer_step"] < 160 and line["Attention"] < 130
