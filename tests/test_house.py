@@ -41,8 +41,9 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     assert [name for name in used if "/" in name and used[name] & MAY_IMPORT.keys()] == []
     assert [name for name in used if "matplotlib" in used[name]] == ["tools/figures.py"]
     listed = re.findall(r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
-    ours = {*sys.stdlib_module_names, *MAY_IMPORT, "tools", "datasets"}  # datasets is optional
-    assert set().union(*used.values()) - ours == set(listed)
+    optional = {"datasets", "pyarrow"}
+    others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"} | optional
+    assert set().union(*used.values()) - others == set(listed)
 
 
 @pytest.mark.parametrize("name", ["schedules", "fit"])

@@ -284,12 +284,12 @@ def test_quoted_code_patches_links_and_figures_exist():
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
     code = "".join(re.findall(r"```python\n(.*?)```", EVERYTHING, re.S)).splitlines()
     assert len(code) > 5 and [line for line in code if line.strip() not in source] == []
-    for path in (ROOT / "forks").iterdir():
+    for path in (ROOT / "forks").glob("*.patch"):
         assert path.read_text(encoding="utf-8") in PAGES["forks.md"]
     for path in FILES:
         text = PAGES[path.name]
         linked = [path.parent / target for target in re.findall(r"\]\((?!http)([^)#]+)\)", text)]
-        linked += [ROOT / name for name in re.findall(r"`((?:tools/|tests/)?\w+\.py)`", text)]
+        linked += [ROOT / name for name in re.findall(r"`((?:tools/|tests/|forks/)?\w+\.py)`", text)]
         assert [str(target) for target in linked if not target.exists()] == []
     drawn = {path.name for path in (ROOT / "assets").glob("*.png")}
     assert drawn == set(re.findall(r"assets/(\w+\.png)", EVERYTHING))
