@@ -1,7 +1,6 @@
-"""The three forks of the README: each patch applies to a copy of the project, runs, and does what it says."""
+"""The patches in forks/: each applies to a copy of the project, runs, and does what it says."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,69 +9,79 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from test_train import SMALL
-
-import train
-
 ROOT = Path(__file__).parent.parent
+SMALL = dict(
+    n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, device="cpu",
+    log_every=1024, eval_every=10**6, warmup_tokens=1024, init_std=0.02, m_emb=1.0,
+)  # fmt: skip
 
 
 @pytest.fixture
 def fork(tmp_path):
-    """-> a function: patch (and which files of it) -> the folder of a patched copy."""
+    """A function: patch, and which files of it -> the folder of a patched copy."""
 
     def apply(patch: str, *only: str) -> Path:
-        copy = tmp_path / "-".join([patch, *only])
-        copy.mkdir()
-        for path in [*ROOT.glob("*.py"), ROOT / "figures.mplstyle"]:
-            shutil.copy(path, copy)
-        include = [f"--include={name}" for name in only]
-        subprocess.run(["git", "apply", *include, str(ROOT / "forks" / f"{patch}.patch")], cwd=copy, check=True)
+        copy = tmp_path / "-".join([patch or "plain", *only])
+        skip = shutil.ignore_patterns(".*", "results", "assets", "tests", "docs", "runs", "data")
+        shutil.copytree(ROOT, copy, ignore=skip)
+        if patch:
+            files = [f"--include={name}" for name in only]
+            command = ["git", "apply", *files, str(ROOT / f"forks/{patch}.patch")]
+            subprocess.run(command, cwd=copy, check=True)
         return copy
 
     return apply
 
 
-def run(folder: Path, *commands: dict) -> subprocess.CompletedProcess:
+def train(folder: Path, *runs: dict) -> subprocess.CompletedProcess:
     """train.py of a copy, with one set of flags after the other, in one process."""
-    argvs = [[f"--{name}={value}" for name, value in flags.items()] for flags in commands]
-    code = "import json, sys, train; sys.exit(max(train.main(argv) for argv in json.loads(sys.argv[1])))"
-    return subprocess.run([sys.executable, "-c", code, json.dumps(argvs)], cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    argvs = json.dumps([[f"--{name}={value}" for name, value in flags.items()] for flags in runs])
+    code = "import sys, torch, train; torch.set_num_threads(1); "
+    code += f"sys.exit(max(train.main(argv) for argv in {argvs}))"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_a_free_batch_exponent(fork, corpus_path):
-    folder, rates = fork("free_q"), {}
+def test_free_batch_exponent_scales_the_learning_rate(fork, corpus_path):
+    folder, lr = fork("free_q"), {}
     cases = [(8, 0.5), (32, 0.5), (32, 1.0)]
-    flags = SMALL | dict(data=str(corpus_path), total_tokens=4096, warmup_tokens=0, lr_max=1e9, log_every=1024, eval_every=10**6)
-    result = run(folder, *(flags | dict(batch_size=batch_size, power_q=q, out=f"{batch_size}-{q}") for batch_size, q in cases))
+    flags = SMALL | dict(data=corpus_path, total_tokens=4096, warmup_tokens=0, lr_max=1e9)
+    runs = [flags | dict(batch_size=B, power_q=q, out=f"{B}-{q}") for B, q in cases]
+    result = train(folder, *runs)
     assert result.returncode == 0, result.stderr
-    for batch_size, q in cases:
-        lines = [json.loads(line) for line in (folder / f"{batch_size}-{q}" / "metrics.jsonl").read_text().splitlines()]
-        middle = 3072 - batch_size * 32 / 2  # of the step's tokens
-        rates[batch_size, q] = next(line["lr"] for line in lines if line["tokens"] == 3072) * middle**0.51
-    assert rates[32, 0.5] / rates[8, 0.5] == pytest.approx(2) and rates[32, 1.0] / rates[32, 0.5] == pytest.approx((32 * 32 / 4096) ** 0.5)
+    for B, q in cases:
+        lines = (folder / f"{B}-{q}/metrics.jsonl").read_text().splitlines()
+        step = next(line for line in map(json.loads, lines) if line["tokens"] == 3072)
+        lr[B, q] = step["lr"] * (3072 - B * 32 / 2) ** 0.51  # at the middle of the step
+    assert lr[32, 0.5] / lr[8, 0.5] == pytest.approx(2)
+    assert lr[32, 1.0] / lr[32, 0.5] == pytest.approx((32 * 32 / 4096) ** 0.5)
 
 
-def test_qk_norm(fork, corpus_path):
-    flags = SMALL | dict(data=str(corpus_path), schedule="wsd", lr=0.64, total_tokens=10 * 1024, out="a", eval_every=10**6)
-    without_a_role = run(fork("qk_norm", "model.py"), flags)
-    assert without_a_role.returncode != 0 and "no rule for blocks.0.attn.q_norm" in without_a_role.stderr
-    folder = fork("qk_norm")
-    assert run(folder, flags | dict(attention_multiplier=16**-0.5)).returncode == 0
-    assert train.main([f"--{name}={value}" for name, value in flags.items()]) == 0
-    with_norm, without = (json.loads((where / "a" / "record.json").read_text()) for where in (folder, Path()))
-    assert with_norm["n_params"] == without["n_params"] + 2 * 2 * 16  # two gains for each of two blocks
-    assert with_norm["val_loss"] < without["val_loss"] - 0.3  # at far too high a rate
+def test_qk_norm_needs_a_rule_and_survives_a_high_learning_rate(fork, corpus_path):
+    flags = SMALL | dict(data=corpus_path, schedule="wsd", lr=0.64, total_tokens=10_240, out="a")
+    unruled = train(fork("qk_norm", "model.py"), flags)
+    assert unruled.returncode != 0 and "no rule for blocks.0.attn.q_norm" in unruled.stderr
+    folders = fork("qk_norm"), fork("")
+    for folder, more in zip(folders, (dict(attention_multiplier=16**-0.5), {})):
+        assert train(folder, flags | more).returncode == 0
+    normed, plain = (json.loads((folder / "a/record.json").read_text()) for folder in folders)
+    assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16  # two gains in each of two blocks
+    assert normed["val_loss"] < plain["val_loss"] - 0.3
 
 
-def test_notebooks_as_a_corpus(fork):
+def test_notebooks_become_documents_of_a_corpus(fork):
     folder = fork("notebooks")
     (folder / "notes").mkdir()
-    cells = [{"source": ["# A title\n", "and text"], "cell_type": "markdown"}, {"source": "x = 1\nprint(x)", "cell_type": "code", "outputs": [{"text": "OUTPUT" * 99}]}]
+    outputs = [{"text": "OUTPUT" * 99}]
+    cells = [{"source": ["# A\n", "text"]}, {"source": "x = 1\nprint(x)", "outputs": outputs}]
     for i in range(30):
-        (folder / "notes" / f"{i}.ipynb").write_text(json.dumps({"cells": [*cells, {"source": f"print({i})"}]}))
-    result = subprocess.run([sys.executable, "data.py", "--source", "notes", "--val_fraction", "0.2", "--out", "corpus"], cwd=folder, capture_output=True, text=True)
+        notebook = json.dumps({"cells": [*cells, {"source": f"print({i})"}]})
+        (folder / f"notes/{i}.ipynb").write_text(notebook)
+    flags = ["--source", "notes", "--val_fraction", "0.2", "--out", "corpus"]
+    command = [sys.executable, "data.py", *flags]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    ids = np.concatenate([np.fromfile(folder / "corpus" / f"{split}.bin", np.uint16) for split in ("train", "val")])
-    documents = ids.astype(np.uint8).tobytes().split(b"\xff")[:-1]  # ids are the bytes; 255 ends a document
-    assert sorted(documents) == sorted(f"# A title\nand text\n\nx = 1\nprint(x)\n\nprint({i})".encode() for i in range(30))
+    splits = [np.fromfile(folder / f"corpus/{split}.bin", np.uint16) for split in ("train", "val")]
+    documents = np.concatenate(splits).astype(np.uint8).tobytes().split(b"\xff")[:-1]
+    expected = [f"# A\ntext\n\nx = 1\nprint(x)\n\nprint({i})".encode() for i in range(30)]
+    assert sorted(documents) == sorted(expected)
