@@ -270,8 +270,8 @@ def main(argv: list[str] | None = None) -> int:
         return fail("data.py", str(error) or "interrupted; rerun the same command to resume")
     for what, number in corpus.meta.items():
         print(f"{what:>15} {number:,}" if isinstance(number, int) else f"{what:>15} {number}")
-    print(*report(meta), sep="\n")
-    print(f"python train.py --data {shlex.quote(str(corpus.path))}")
+    command = f"python train.py --data {shlex.quote(str(corpus.path))}"
+    print(*report(meta), command, sep="\n")
     return 0
 
 

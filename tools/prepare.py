@@ -226,7 +226,7 @@ def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.
 def prepare_files(sources, tokenizer: str, out: Path, val_fraction: float, field: str) -> dict:
     """prepare() for the files that --source names; `field` is where rows have their text.
 
-    After an interruption the same command resumes, unless the files have changed.
+    After an interruption the same command resumes, unless files have changed (hf: is not checked).
     """
     groups, size, key = [], GROUP, [tokenizer, val_fraction, field]
     for file in source_files(sources):
