@@ -680,7 +680,7 @@ class Corpus:
     def sources(self) -> dict[str, "Corpus"]:  # a corpus is a mixture of one
         return {self.path.name: self}
 
-    numbers, stages = (0,), ((0, (1.0,)),)
+    numbers, shares, stages = (0,), (1.0,), ((0, (1.0,)),)
 
 
 @dataclass(frozen=True)

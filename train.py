@@ -19,7 +19,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,17 +36,10 @@ from eval import check_corpus, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, fail, fill_in, option, program_parser, typed_fields
-from tools.devices import (
-    attention_priority,
-    mixed_precision,
-    pick_device,
-    pick_dtype,
-    rank_and_world,
-    to_device,
-)  # fmt: skip
+from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser, typed_fields
+from tools.devices import attention_priority, mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
-from tools.runs import Run, newest_checkpoint, read_checkpoint, stop_request, write_checkpoint
+from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,21 +284,14 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
 
     The averaged weights, if there are any, have the same as average_val_loss and so on.
     """
-    losses = model_losses(cfg, state.model, corpus, max_tokens)
-    averaged = model_losses(cfg, state.average, corpus, max_tokens) if state.average else {}
-    return losses | {f"average_{name}": loss for name, loss in averaged.items()}
-
-
-def model_losses(cfg: TrainConfig, model: GPT, corpus, max_tokens: int | None) -> dict:
-    with mixed_precision(cfg):
-        results = [validation_loss(model, source, max_tokens) for source in corpus.sources.values()]
-    if len(results) == 1:
-        return results[0]
-    mean = lambda value: sum(share * value(r) for share, r in zip(corpus.shares, results))
-    loss = mean(lambda r: r["val_loss"])
-    bytes_per_token = mean(lambda r: r["val_loss"] / r["val_bpb"] / math.log(2))
-    each = {f"val_loss_{name}": r["val_loss"] for name, r in zip(corpus.sources, results)}
-    return {"val_loss": loss, "val_bpb": loss / bytes_per_token / math.log(2), **each}
+    losses = {}
+    for prefix, model in ("", state.model), ("average_", state.average):
+        if model:
+            with mixed_precision(cfg):
+                each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
+            all_of_it = runs.mean_losses(list(corpus.sources), corpus.shares, each)
+            losses |= {prefix + name: loss for name, loss in all_of_it.items()}
+    return losses
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
@@ -391,38 +376,20 @@ def make_config(**typed) -> TrainConfig:
     return TrainConfig(**fields)
 
 
-def config_of(fields: dict) -> TrainConfig:
-    """The config in a record or checkpoint, of any age."""
-    known = {f.name for f in dataclasses.fields(TrainConfig)}
-    return TrainConfig(**{name: value for name, value in fields.items() if name in known})
-
-
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
     """Replace every "auto" by what it means on this machine.
 
     Raises ValueError for an unavailable device, a model that cannot fit into its memory, or a
     batch that the processes cannot share.
     """
-    device, (_, world) = pick_device(cfg.device), rank_and_world()
-    if device.startswith("cuda:"):
-        torch.cuda.set_device(device)
-    if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
-    devices.check_memory(cfg, device)
-    worth_half_a_minute = device.startswith("cuda") and cfg.n_embd >= 256
-    return dataclasses.replace(
-        cfg, device=device,
-        dtype=pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
-        compile=worth_half_a_minute if cfg.compile is None else cfg.compile,
-        micro_batch_size=math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
-    )  # fmt: skip
+    return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
 # Flags that may differ when a run is resumed: they say how it is computed or reported
-RUNTIME_FLAGS = {
-    "device", "compile", "recompute", "micro_batch_size", "save_every", "keep_checkpoints",
-    "log_every", "eval_every", "eval_tokens",
-}  # fmt: skip
+RUNTIME_FLAGS = set(
+    "device compile recompute micro_batch_size save_every keep_checkpoints "
+    "log_every eval_every eval_tokens".split()
+)
 
 
 def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
@@ -434,8 +401,8 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
     add("--branch", type=Path, help="start from a checkpoint, or a run folder: before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
     add("--overwrite", action="store_true", help="replace the run in --out")
-    for flag in ("--dry_run", "--benchmark", "--profile"):
-        add(flag, nargs="?", const=True, help=argparse.SUPPRESS)
+    for flag in ("dry_run", "benchmark", "profile"):
+        add(f"--{flag}", nargs="?", const=True, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     for flag in ("dry_run", "benchmark", "profile"):
         if getattr(args, flag):
@@ -443,104 +410,59 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
     return typed_fields(args, TrainConfig), args
 
 
-def read_start(path: Path, told: dict) -> dict:
-    """A checkpoint to branch from, or the released weights of a Granite folder as one."""
-    if is_granite(path):
-        model = load_model(path)
-        tokenizer = str(path.resolve() / "tokenizer.json")
-        config = dataclasses.asdict(model.cfg) | {"tokenizer": tokenizer, "data": None}
-        weights = model.state_dict()
-        return dict(config=config, model=weights, tokens=0, fingerprint=None, path=str(path))
-    saved = read_checkpoint(path, verify=not told)  # rank 0 has compared checksums for all
-    if "optimizer" not in saved:
-        raise ValueError(f"--branch {path}: weights alone; choose a checkpoint in ckpt/")
-    return saved
-
-
-def branch_config(saved: dict, typed: dict) -> TrainConfig:
-    """The config of a branch. Raises ValueError if the typed fields do not fit the checkpoint."""
-    shape = {f.name for f in dataclasses.fields(GPTConfig)}
-    if "optimizer" not in saved:  # released weights: a new run, with sequences of any length
-        resume.check_shape(saved, typed, shape - {"seq_len"})
-        if not {"lr", "power_a"} & set(typed):
-            raise ValueError("--branch: released weights carry no learning rate; choose one, "
-                             "for example --schedule wsd --lr 1e-4")  # fmt: skip
-        return make_config(**saved["config"] | typed)
-    resume.check_shape(saved, typed, shape | {"preset"})
-    fields = resume.branched_fields(saved, typed)
-    if "decay_tokens" not in READS[fields["schedule"]]:
-        fields.pop("decay_data", None)
-    cfg = config_of(fields)
-    resume.check_branch(cfg, saved, planned=cfg.schedule in PLANNED)
-    return cfg
-
-
 def plan(typed: dict, actions: argparse.Namespace, told: dict) -> tuple[TrainConfig, dict | None]:
-    """What to train, and the checkpoint to start from, if any. Raises ValueError or OSError."""
-    out = Path(typed.get("out", ""))
-    if actions.resume and "out" not in typed:
-        raise ValueError("--resume: needs --out, the folder of the run")
-    if actions.resume and runs.is_run(out):
-        fields = resume.resumed_fields(out, typed, RUNTIME_FLAGS)
-        cfg, begun_from = config_of(fields), fields.get("parent")
-        if runs.checkpoints(out):
-            newest = told.get("start")
-            return cfg, read_checkpoint(newest, verify=False) if newest else newest_checkpoint(out)
-        if not begun_from:
-            return cfg, None
-        start = read_start(Path(begun_from), told) | {"fingerprint": fields["fingerprint"]}
-    elif actions.branch is not None:
-        start = read_start(resume.branch_point(actions.branch), told)
-        cfg = branch_config(start, typed)
-        if {"data", "decay_data"} & set(typed):
-            start["fingerprint"] = None  # any corpus will do
-    else:
-        return make_config(**typed), None
-    return cfg, resume.start_branch(start, dataclasses.asdict(cfg))
+    """What to train, and the checkpoint to start from, if any. Raises ValueError or OSError.
+
+    told: empty on rank 0; on the others, what rank 0 has found.
+    """
+    shape = {f.name for f in dataclasses.fields(GPTConfig)}
+
+    def read(path: Path) -> dict:
+        if not is_granite(path):
+            return read_checkpoint(path, verify=not told)  # rank 0 compares checksums for all
+        model = load_model(path)
+        tokenizer = {"tokenizer": str(path.resolve() / "tokenizer.json")}
+        config, weights = dataclasses.asdict(model.cfg) | tokenizer, model.state_dict()
+        return dict(config=config, model=weights, tokens=0, fingerprint=None, path=str(path))
+
+    fields, start = resume.plan(typed, actions, RUNTIME_FLAGS, shape, read, told)
+    known = {f.name for f in dataclasses.fields(TrainConfig)}  # records of other versions differ
+    if start and "decay_tokens" not in READS[fields.get("schedule", "power")]:
+        fields["decay_data"] = typed.get("decay_data")
+    cfg = make_config(**{name: value for name, value in fields.items() if name in known})
+    check_effect(typed, "schedule", cfg.schedule, READS)
+    return cfg, start and resume.begin(start, cfg, planned=cfg.schedule in PLANNED)
 
 
-def check_effect(typed: dict, schedule: str) -> None:
-    """Raise ValueError for a typed field that other schedules read, but not this one."""
-    for name in sorted(set().union(*READS.values()) - READS[schedule]):
-        if name in typed:
-            readers = ", ".join(other for other in SCHEDULES if name in READS[other])
-            raise ValueError(f"--{name} {typed[name]}: has no effect with --schedule {schedule}, "
-                             f"only with {readers}")  # fmt: skip
-
-
-def load_data(cfg: TrainConfig, typed: dict, stages: list) -> tuple[TrainConfig, data.Corpus]:
+def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
     """The corpus that a run reads; the config gets its tokenizer. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
+    stages = start["stages"] if start else runs.stages_of(dataclasses.asdict(cfg))
     sequences = [(math.ceil(begin / cfg.seq_len), mixture) for begin, mixture in stages]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         check_corpus(cfg, source)
+    trained_on, ours = start and start["fingerprint"], corpus.meta["fingerprint"]
+    if trained_on not in (None, ours):
+        raise ValueError(f"--data {corpus.path}: fingerprint {ours}, but the checkpoint was "
+                         f"trained on {trained_on}")  # fmt: skip
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 
 
 def set_up(typed: dict, actions: argparse.Namespace, told: dict) -> tuple:
-    """Command line -> (config, checkpoint or None, corpus, lock of the folder; None but on rank 0).
-
-    told: empty on rank 0; its choices on the others. Raises ValueError or OSError.
-    """
+    """Command line -> (config, checkpoint or None, corpus, lock of the folder on rank 0)."""
     if actions.time_limit is not None and not actions.time_limit > 0:
         raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
     for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
         typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
     cfg, start = plan(typed, actions, told)
-    check_effect(typed, cfg.schedule)
-    stages = (start or {}).get("stages") or runs.stages_of(dataclasses.asdict(cfg))
-    cfg, corpus = load_data(resolve_device(cfg), typed, stages)
-    trained_on, ours = (start or {}).get("fingerprint"), corpus.meta["fingerprint"]
-    if trained_on not in (None, ours):
-        raise ValueError(f"--data {corpus.path}: fingerprint {ours}, but the checkpoint was "
-                         f"trained on {trained_on}")  # fmt: skip
-    if rank_and_world()[0] > 0:
+    cfg, corpus = load_data(resolve_device(cfg), typed, start)
+    if told:
         return cfg, start, corpus, None
-    told |= {"rank": 0, "start": start and start["path"]}
+    told |= {"by": 0, "path": start and start["path"]}
     name = f"{cfg.preset}-{cfg.schedule}"
     out, held = runs.make_folder(cfg.out, name, actions.resume, actions.overwrite)
     return dataclasses.replace(cfg, out=str(out)), start, corpus, held
@@ -554,42 +476,22 @@ def main(argv: list[str] | None = None) -> int:
             cfg, start, corpus, held = set_up(typed, actions, told)  # held until we end
     except (ValueError, OSError) as error:
         return fail("train.py", error)
-    rank, world = rank_and_world()
-    out = Path(cfg.out) if rank == 0 else None
-    say = print if rank == 0 else lambda *_: None
+    rank, _ = rank_and_world()
+    say = print if rank == 0 else lambda _: None
     if actions.resume and (Path(cfg.out) / "record.json").exists():
         say(f"{cfg.out} is finished already")
         return 0
     read = data.epochs(corpus, cfg.total_tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
-    epochs = ", ".join(f"{n:.2f} epochs of {name}" for name, n in read.items())
-    begin = f"from {start['tokens']:,} " if start else ""
-    say(f"{out}: {cfg.preset} under {cfg.schedule}, {begin}to {cfg.total_tokens:,} tokens, "
-        f"{cfg.batch_tokens:,} a step, {epochs}")  # fmt: skip
-    say(f"on {cfg.device}, {cfg.dtype}, {'compiled' if cfg.compile else 'eager'}, "
-        f"{torch.get_num_threads()} threads" + f", {world} processes" * (world > 1))  # fmt: skip
+    say(runs.announce(dataclasses.asdict(cfg), start, cfg.batch_tokens, read))
     try:
         with stop_request(actions.time_limit) as must_stop:
-            record = train(cfg, corpus, out, start, must_stop)
+            record = train(cfg, corpus, Path(cfg.out) if rank == 0 else None, start, must_stop)
     except Exception as error:
-        reason = devices.reason_of(error)
-        if reason is None:
+        if (reason := devices.reason_of(error)) is None:
             raise
-        return fail("train.py", f"rank {rank}: {reason}" if world > 1 else reason)
-    if record is None:
-        say(f"stopped and saved; continue with: python train.py --out {shlex.quote(cfg.out)} --resume")
-        return 3
-    if rank == 0:
-        report(record, out)
-    return 0
-
-
-def report(record: dict, out: Path) -> None:
-    """The last words: a sample and the result."""
-    end = "diverged"
-    if not record["diverged"]:
-        print(f"\na sample:\n\n{(out / 'sample.txt').read_text(encoding='utf-8')}\n")
-        end = f"{runs.summary(record)} nats per token, {record['val_bpb']:.4f} bits per byte"
-    print(f"{end}, after {runs.clock(record['seconds'])}; record and curve.png in {out}")
+        return fail("train.py", reason)
+    say(runs.last_words(record, cfg.out))
+    return 0 if record is not None else 3
 
 
 if __name__ == "__main__":

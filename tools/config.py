@@ -50,6 +50,18 @@ def violated(value, limits) -> str | None:
     return None
 
 
+def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
+    """Raise ValueError for a typed field that other choices of a flag read, but not this one.
+
+    reads: for each choice of --flag, the fields that depend on it.
+    """
+    for name, value in typed.items():
+        readers = [other for other in reads if name in reads[other]]
+        if readers and choice not in readers:
+            raise ValueError(f"--{name} {value}: has no effect with --{flag} {choice}, "
+                             f"only with {', '.join(readers)}")  # fmt: skip
+
+
 def fill_in(cfg, **values) -> None:
     """Replace each None among these fields. Only for __post_init__: a config is frozen after it.
 

@@ -44,6 +44,23 @@ def pick_dtype(device: str, width: int, n_expert: int) -> str:
     return "bfloat16" if gains else "float32"
 
 
+def resolved(cfg) -> dict:
+    """Fields of a config that depend on this machine. Raises ValueError if it cannot train cfg."""
+    device, (_, world) = pick_device(cfg.device), rank_and_world()
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
+    if cfg.batch_size % world:
+        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+    check_memory(cfg, device)
+    worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
+    return {
+        "device": device,
+        "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
+        "compile": worth_compiling if cfg.compile is None else cfg.compile,
+        "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
+    }
+
+
 def attention_priority(cfg):
     """On Hopper GPUs, try cuDNN's attention first: 1.7 to 2.3 times as fast by others' reports."""
     on_gpu = cfg.device.startswith("cuda")
@@ -175,7 +192,7 @@ def reason_of(error: Exception) -> str | None:
     if isinstance(error, OSError):  # a full disk, a folder that vanished
         return f"{error}; the saved checkpoints are whole, --resume starts from the newest"
     if isinstance(error, RuntimeError) and re.search("gloo|nccl|Connection", text, re.IGNORECASE):
-        return "lost the other processes; one of them failed"
+        return f"rank {rank_and_world()[0]}: lost the other processes; one of them failed"
     return None
 
 

@@ -39,12 +39,12 @@ def check_shape(saved: dict, typed: dict, shape: set[str]) -> None:
 
 
 def branched_fields(saved: dict, typed: dict) -> dict:
-    """The parent's config fields, changed by the typed ones; what depends on others is left out.
+    """The parent's config fields, changed by the typed ones; what depends on others is derived.
 
     --decay_tokens without --total_tokens lets the decay begin right here.
     """
-    parent, derived = saved["config"], {"out", "decay_tokens", "device", "compile"}
-    fields = {name: value for name, value in parent.items() if name not in derived}
+    parent = saved["config"]
+    fields = parent | {"out": None, "decay_tokens": None, "device": "auto", "compile": None}
     batch_size = typed.get("batch_size", parent["batch_size"])
     fields["micro_batch_size"] = math.gcd(parent["micro_batch_size"], batch_size)
     if "decay_tokens" in typed:
@@ -52,27 +52,64 @@ def branched_fields(saved: dict, typed: dict) -> dict:
     return fields | typed
 
 
-def check_branch(cfg, saved: dict, planned: bool) -> None:
-    """Raise ValueError if cfg cannot continue this checkpoint. planned: its schedule knows T."""
-    tokens, parent, T = saved["tokens"], saved["config"], f"--total_tokens {cfg.total_tokens:,}"
+def plan(typed: dict, actions, may_change: set[str], shape: set[str], read, told: dict) -> tuple:
+    """--resume, --branch or neither -> (config fields, checkpoint to start from or None).
+
+    read: path -> checkpoint; released weights are one without an optimizer. told: see train.plan.
+    A checkpoint of a parent is marked "branch". Raises ValueError or OSError.
+    """
+    out = Path(typed.get("out", ""))
+    if actions.resume and "out" not in typed:
+        raise ValueError("--resume: needs --out, the folder of the run")
+    if actions.resume and runs.is_run(out):
+        fields = resumed_fields(out, typed, may_change)
+        if runs.checkpoints(out):
+            return fields, read(Path(told["path"])) if told else runs.newest_checkpoint(out)
+        if not fields.get("parent"):  # stopped before its first checkpoint
+            return fields, None
+        begun = {"branch": True, "fingerprint": fields["fingerprint"]}
+        return fields, read(Path(fields["parent"])) | begun
+    if actions.branch is None:
+        return typed, None
+    start = read(branch_point(actions.branch)) | {"branch": True}
+    if {"data", "decay_data"} & set(typed):
+        start["fingerprint"] = None  # any corpus will do
+    if "optimizer" in start:
+        check_shape(start, typed, shape | {"preset"})
+        return branched_fields(start, typed), start
+    if Path(start["path"]).is_file():
+        raise ValueError(f"--branch {start['path']}: weights alone; choose a checkpoint in ckpt/")
+    check_shape(start, typed, shape - {"seq_len"})
+    if not {"lr", "power_a"} & set(typed):
+        raise ValueError("--branch: released weights carry no learning rate; choose one, "
+                         "for example --schedule wsd --lr 1e-4")  # fmt: skip
+    return start["config"] | typed, start
+
+
+def begin(start: dict, cfg, planned: bool) -> dict:
+    """The checkpoint that a run starts from, with the stages of its data.
+
+    A branch has none of its parent's time, but what the parent read stays as it was. Raises
+    ValueError if cfg cannot continue it. planned: the schedule of cfg knows its end.
+    """
+    tokens, parent, stages = start["tokens"], start["config"], start.get("stages")
+    stages = stages or runs.stages_of({"data": None} | parent)
+    if not start.get("branch"):
+        return start | {"stages": stages}
+    T = f"--total_tokens {cfg.total_tokens:,}"
     if cfg.total_tokens < tokens + cfg.batch_tokens:
         raise ValueError(f"{T}: the checkpoint has seen {tokens:,} already")
-    replanned = planned and cfg.total_tokens != parent["total_tokens"]
-    if replanned and cfg.schedule == parent["schedule"]:
+    if planned and cfg.schedule == parent["schedule"] and cfg.total_tokens != parent["total_tokens"]:
         raise ValueError(f"{T}: this {cfg.schedule} was planned for {parent['total_tokens']:,}; "
                          "train a new one or branch with --schedule wsd")  # fmt: skip
     decay_start = cfg.total_tokens - cfg.decay_tokens
     if cfg.decay_tokens and decay_start < tokens:
-        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: the decay to {cfg.total_tokens:,} "
-                         f"would begin at {decay_start:,}; the checkpoint is at {tokens:,}")  # fmt: skip
-
-
-def start_branch(parent: dict, config: dict) -> dict:
-    """A parent's checkpoint as the start of a branch: none of its time, its data so far."""
-    tokens, now = parent["tokens"], config["data"] or "embedded"
-    stages = parent.get("stages") or runs.stages_of(parent["config"])
-    past = [stage for stage in stages if stage[0] < tokens]
+        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would begin at {decay_start:,}, "
+                         f"before the checkpoint at {tokens:,}")  # fmt: skip
+    past, now = [stage for stage in stages if stage[0] < tokens], cfg.data or "embedded"
     if not past or past[-1][1] != now:
         past.append([tokens, now])
-    stages = runs.stages_of(config, past)
-    return parent | {"parent": parent["path"], "seconds": 0.0, "stages": stages}
+    ours = dict(data=cfg.data, decay_data=cfg.decay_data)
+    ours |= dict(total_tokens=cfg.total_tokens, decay_tokens=cfg.decay_tokens)
+    stages = runs.stages_of(ours, past)
+    return start | {"parent": start["path"], "seconds": 0.0, "stages": stages}

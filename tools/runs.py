@@ -255,6 +255,44 @@ def summary(losses: dict) -> str:
     return f"validation loss {losses['val_loss']:.4f}{averaged}"
 
 
+def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
+    """Validation losses of several sources -> of their mixture, and the val_loss of each."""
+    if len(losses) == 1:
+        return losses[0]
+    mean = lambda value: sum(share * value(each) for share, each in zip(shares, losses))
+    loss = mean(lambda each: each["val_loss"])
+    bytes_per_token = mean(lambda each: each["val_loss"] / each["val_bpb"] / math.log(2))
+    sources = {f"val_loss_{name}": each["val_loss"] for name, each in zip(names, losses)}
+    return {"val_loss": loss, "val_bpb": loss / bytes_per_token / math.log(2), **sources}
+
+
+def announce(config: dict, start: dict | None, batch_tokens: int, epochs: dict) -> str:
+    """What a run is going to do, in two lines."""
+    read = ", ".join(f"{n:.2f} epochs of {name}" for name, n in epochs.items())
+    begin = f"from {start['tokens']:,} " if start else ""
+    compiled, (_, world) = "compiled" if config["compile"] else "eager", rank_and_world()
+    many = f", {world} processes" if world > 1 else ""
+    return (
+        f"{config['out']}: {config['preset']} under {config['schedule']}, {begin}to "
+        f"{config['total_tokens']:,} tokens, {batch_tokens:,} a step, {read}\n"
+        f"on {config['device']}, {config['dtype']}, {compiled}, {torch.get_num_threads()} threads{many}"
+    )
+
+
+def last_words(record: dict | None, out: str) -> str:
+    """How a run ended; None: it was stopped."""
+    if record is None:
+        return f"stopped and saved; continue with: python train.py --out {shlex.quote(out)} --resume"
+    if not record:  # another rank's
+        return ""
+    took = f"after {clock(record['seconds'])}; record and curve.png in {out}"
+    if record["diverged"]:
+        return f"diverged, {took}"
+    text = (Path(out) / "sample.txt").read_text(encoding="utf-8")
+    losses = f"{summary(record)} nats per token, {record['val_bpb']:.4f} bits per byte"
+    return f"\na sample:\n\n{text}\n\n{losses}, {took}"
+
+
 class Run:
     """The run folder of a run that trains, its clock, and the wish to stop.
 
