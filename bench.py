@@ -55,10 +55,10 @@ def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """7200 -> '2 hours'."""
+    """7200 -> '2.0 hours'."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1)):
         if seconds >= 2 * size:
-            return f"{seconds / size:,.3g} {unit}"
+            return f"{seconds / size:,.1f} {unit}"
     return "under 2 seconds"
 
 

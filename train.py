@@ -207,8 +207,8 @@ def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterat
     """
     replica, schedule = state.model, make_schedule(cfg)
     if rank_and_world()[1] > 1:
-        replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True,
-                                          broadcast_buffers=False)  # fmt: skip
+        replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True)
+        replica.broadcast_buffers = False  # the rotary tables never change
     while state.tokens + cfg.batch_tokens <= until:  # whole batches only
         lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
         step = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
