@@ -5,13 +5,16 @@ import random
 import typing
 
 import pytest
+import torch
 
+import bench
 import data
 import eval as evaluation
 import model as model_file
 import mup
 import schedules
 import train
+from test_train import SMALL, flags
 
 FIELDS = dataclasses.fields(train.TrainConfig)
 
@@ -23,16 +26,13 @@ def kind(field) -> type:
 def wrong_values(field) -> list[str]:
     """Values that this flag must refuse, from its type and its limits."""
     limits, wrong = field.metadata, []
-    if kind(field) in (int, float):
-        wrong += ["", "x", "nan", "inf", "-inf", "1e999", "1,000", "None"]
-        wrong += ["1.5", "1e-3"] * (kind(field) is int)
-        outside = {"above": 0, "below": 0, "at_least": -1, "at_most": 1}
-        wrong += [str(limits[name] + step) for name, step in outside.items() if name in limits]
-    elif kind(field) is bool:
-        wrong += ["true", "maybe", ""]
-    else:
-        wrong += [""] + ["nonsense"] * ("choices" in limits)
-    return wrong
+    if kind(field) is bool:
+        return ["true"]
+    if kind(field) is str:
+        return [""] + ["nonsense"] * ("choices" in limits)
+    wrong += ["", "x", "nan", "inf", "-inf", "1,000"] + ["1.5"] * (kind(field) is int)
+    outside = {"above": 0, "below": 0, "at_least": -1, "at_most": 1}
+    return wrong + [str(limits[name] + step) for name, step in outside.items() if name in limits]
 
 
 def one_line(main, argv, capsys) -> str:
@@ -43,69 +43,140 @@ def one_line(main, argv, capsys) -> str:
         status = stop.code
     error = capsys.readouterr().err
     assert status == 2, (argv, status, error)
-    assert len(error.splitlines()) == 1 and error.endswith("\n") and "Traceback" not in error, (argv, error)
+    assert len(error.splitlines()) == 1 and error.endswith("\n"), (argv, error)
+    assert "Traceback" not in error, (argv, error)
     return error
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
-def test_every_training_flag(field, corpus_path, tmp_path, capsys):
-    rest = [f"--{name}={value}" for name, value in (("device", "cpu"), ("data", corpus_path)) if name != field.name]
+def test_every_training_flag_refuses_wrong_values(field, corpus_path, tmp_path, capsys):
+    rest = [f"--{n}={v}" for n, v in (("device", "cpu"), ("data", corpus_path)) if n != field.name]
+    flag = f"--{field.name}"
     for value in wrong_values(field):
-        error = one_line(train.main, [f"--{field.name}={value}", *rest], capsys)
-        assert f"--{field.name}" in error, error
-    error = one_line(train.main, [f"--{field.name}x", "1", *rest], capsys)  # misspelled
-    assert f"--{field.name}x" in error and f"--{field.name}?" in error
+        assert flag in one_line(train.main, [f"{flag}={value}", *rest], capsys)
+    assert f"{flag}?" in one_line(train.main, [f"{flag}x", "1", *rest], capsys)  # misspelled
     if kind(field) is not bool:
-        assert f"--{field.name}" in one_line(train.main, [f"--{field.name}"], capsys)  # its value forgotten
+        assert flag in one_line(train.main, [flag], capsys)  # its value forgotten
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "schedule, name", [(s, n) for s in schedules.SCHEDULES for s2 in schedules.READS for n in
+                       sorted(schedules.READS[s2] - schedules.READS[s])]
+)  # fmt: skip
+def test_a_flag_that_the_schedule_does_not_read_is_refused(schedule, name, capsys):
+    value = "linear" if name == "decay_shape" else "0" if name == "power_b" else "1"
+    error = one_line(train.main, [f"--schedule={schedule}", f"--{name}={value}"], capsys)
+    assert f"--{name} " in error and schedule in error
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ("--schedul wsd", "--schedule?"), ("--learning_rate=1", "--learning_rate"),
+        ("stray", "stray"), ("--schedule exp", "'exp'"), ("--preset 2B", "'2B'"),
+        ("--total_tokens many", "whole number"),
+        ("--total_tokens 100", "one batch"), ("--micro_batch_size 3", "divide"),
+        ("--n_head 3", "n_embd 128"), ("--warmup_tokens 1e9", "1,000,000,000"),
+        ("--decay_tokens 1e9", "1,000,000,000"), ("--device cuda:99", "--device cuda:99"),
+        ("--device tpu", "cpu"), ("--device cpu:", "--device cpu:"),
+        ("--data nowhere", "nowhere"), ("--tokenizer bytes --data CORPUS", "--data"),
+        ("--seq_len 1e6 --batch_size 1 --n_layer 1", "--seq_len 1000000"),
+        ("--vocab_size 100", "--vocab_size 256"), ("--n_embd 65536", "--n_embd 65536"),
+        ("--n_layer 1e9", "--n_layer 1000000000"),
+        ("--out file", "--out file"), ("--out file/run", "--out file/run"),
+        ("--out . --overwrite", "other things"), ("--out /proc/no/run", "--out /proc/no"),
+        ("--resume", "--out"), ("--resume --out file", "--out file"), ("--resume=x", "--resume"),
+        ("--branch nowhere", "nowhere"), ("--branch file", "not a checkpoint"),
+        ("--branch .", "checkpoint"), ("--branch", "--branch"),
+        ("--time_limit 0", "--time_limit 0"), ("--time_limit nan", "--time_limit nan"),
+        ("--benchmark", "bench.py --benchmark"), ("--dry_run", "bench.py --dry_run"),
+        ("--profile trace.json", "bench.py --profile"),
+    ],
+)  # fmt: skip
+def test_training_mistakes_are_one_line(argv, says, corpus_path, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    words = [str(corpus_path) if word == "CORPUS" else word for word in argv.split()]
+    words += [] if "--data" in argv else ["--data", str(corpus_path)]
+    assert says in one_line(train.main, words, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
     "main, argv, says",
     [
-        (schedules.main, ["--ot", "x"], "--ot"), (schedules.main, ["--out"], "--out"), (schedules.main, ["--out", "/proc/no/figure.png"], "--out /proc/no"),
-        (mup.main, ["x"], "x"), (mup.main, ["--out"], "--out"), (mup.main, ["--outt", "1"], "--outt"),
-        (model_file.main, ["--presets"], "--presets"), (model_file.main, ["36M"], "36M"),
-        (data.main, ["--val_fraction", "x"], "--val_fraction"), (data.main, ["--tokenizer"], "--tokenizer"), (data.main, ["--tokenizer", ""], "--tokenizer"),
-        (data.main, ["--source"], "--source"), (data.main, ["--out", "/proc/no/corpus", "--source", __file__], "--out /proc/no"),
-        (evaluation.main, [], "--model"), (evaluation.main, ["--model"], "--model"), (evaluation.main, ["--modle", "x"], "--model"),
-        (evaluation.main, ["--model", "x", "--seed", "x"], "--seed"), (evaluation.main, ["--model", "x", "--top_k", "1.5"], "--top_k"),
-        (evaluation.main, ["--model", "x", "--temperature", "nan"], "--temperature nan"), (evaluation.main, ["--model", ""], "no checkpoint"),
-        (train.main, ["--time_limit", "nan"], "--time_limit nan"), (train.main, ["--time_limit", "x"], "--time_limit"),
-        (train.main, ["--branch"], "--branch"), (train.main, ["--branch", ""], "--branch"), (train.main, ["--resume=x"], "--resume"),
-        (train.main, ["--out", "/proc/no/run", "--data", "CORPUS"], "--out /proc/no"), (train.main, ["--data", __file__], "--data"),
-        (train.main, ["--resume", "--out", __file__, "--data", "CORPUS"], "--out"), (train.main, ["--out", __file__, "--data", "CORPUS"], "--out"),
+        (schedules.main, "--ot x", "--ot"), (schedules.main, "--out", "--out"),
+        (schedules.main, "--out /proc/no/figure.png", "--out /proc/no"),
+        (mup.main, "x", "x"), (mup.main, "--outt 1", "--outt"), (model_file.main, "36M", "36M"),
+        (data.main, "--val_fraction x", "--val_fraction"),
+        (data.main, "--tokenizer", "--tokenizer"),
+        (data.main, "--source", "--source"),
+        (data.main, f"--out /proc/no/corpus --source {__file__}", "--out /proc/no"),
+        (bench.main, "--profile nowhere/trace.json", "--profile nowhere/trace.json"),
+        (bench.main, "--n_embd 65536", "--n_embd 65536"), (bench.main, "--lr 0", "--lr 0"),
     ],
 )  # fmt: skip
-def test_every_other_command_line(main, argv, says, corpus_path, tmp_path, capsys):
-    error = one_line(main, [str(corpus_path) if word == "CORPUS" else word for word in argv], capsys)
-    assert says in error
+def test_mistakes_in_other_programs_are_one_line(main, argv, says, tmp_path, capsys):
+    assert says in one_line(main, argv.split(), capsys)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def run(corpus_path, tmp_path):
+    quick = dict(total_tokens=512, warmup_tokens=0, out="run", vocab_size=300)
+    assert train.main(flags(corpus_path, **quick)) == 0
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
+    data.prepare(["too short for a sequence"], "bytes", tmp_path / "tiny", 0.2)
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ("", "--model"), ("--modle x", "--model"), ("--model nowhere", "nowhere"),
+        ("--model .", "no checkpoint"), ("--model broken.pt", "broken.pt"),
+        ("--model missing.pt", "missing.pt"), ("--model foreign.pt", "foreign.pt"),
+        ("--model run --data nowhere", "nowhere"), ("--model run --data tiny", "--seq_len 32"),
+        ("--model run --device tpu", "--device tpu"), ("--model run --seed -1", "--seed -1"),
+        ("--model run --prompt x --temperature -1", "--temperature -1"),
+        ("--model run --prompt x --temperature nan", "--temperature nan"),
+        ("--model run --prompt x --top_k 0", "--top_k 0"),
+        ("--model run --prompt x --max_new_tokens -1", "--max_new_tokens -1"),
+    ],
+)  # fmt: skip
+def test_evaluation_mistakes_are_one_line(argv, says, run, capsys):
+    capsys.readouterr()
+    assert says in one_line(evaluation.main, argv.split(), capsys)
+
+
 def test_any_mix_of_values_is_accepted_or_refused_properly(capsys):
-    """Thousands of random command lines, up to the point where a run would begin."""
+    """Thousands of random command lines, up to the point at which a run would begin."""
     rng, outcomes = random.Random(0), {"accepted": 0, "refused": 0}
-    numbers = ["0", "1", "2", "3", "7", "8", "64", "1e3", "4096", "1e6", "1e9", "0.5", "-1", "-0.51", "0.1", "1e-9", "1e300", "-1e300", "nan", "inf", ""]
-    for _ in range(3000):
+    numbers = "0 1 2 3 7 8 64 1e3 4096 1e6 1e9 0.5 -1 -0.51 0.1 1e-9 1e300 -1e300 nan inf".split()
+    for _ in range(2000):
         words = []
         for field in rng.sample(FIELDS, rng.randrange(1, 6)):
-            if kind(field) is bool:
-                words.append(f"--{rng.choice(['', 'no-'])}{field.name}")
-            elif kind(field) is str:
-                words.append(f"--{field.name}={rng.choice([*field.metadata.get('choices', []), 'x', ''])}")
-            else:
-                words.append(f"--{field.name}={rng.choice(numbers)}")
+            choices = [*field.metadata.get("choices", []), "x", ""]
+            value = rng.choice(choices if kind(field) is str else [*numbers, ""])
+            no = rng.choice(["", "no-"])
+            is_bool = kind(field) is bool
+            words.append(f"--{no}{field.name}" if is_bool else f"--{field.name}={value}")
         try:
-            cfg, start = train.plan(*train.parse(words))
+            typed, actions = train.parse(words)
+            cfg, start = train.plan(typed, actions, {})
             assert start is None and cfg.total_tokens >= cfg.batch_tokens > 0
-            assert all(train.make_schedule(cfg)(n * cfg.batch_tokens) >= 0 for n in (0, 0.5, 1, 2))
+            lr = train.make_schedule(cfg)
+            assert all(lr(n * cfg.batch_tokens) >= 0 for n in (0, 0.5, 1, 2))
             outcomes["accepted"] += 1
         except ValueError as refusal:
-            assert str(refusal).startswith("--") or "warmup_tokens" in str(refusal), refusal
+            assert "--" in str(refusal) or "warmup_tokens" in str(refusal), refusal
             outcomes["refused"] += 1
         except SystemExit as stop:
             assert stop.code == 2
             outcomes["refused"] += 1
     capsys.readouterr()
     assert min(outcomes.values()) > 100, outcomes
+
+
+def test_a_model_that_fits_is_not_refused():
+    assert train.resolve_device(train.make_config(**SMALL)).device == "cpu"

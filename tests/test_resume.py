@@ -1,9 +1,10 @@
-"""A run may be stopped at any moment, continued, branched: nothing changes and nothing is lost."""
+"""A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
 
 import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,32 +14,33 @@ from pathlib import Path
 import pytest
 import torch
 
-import model as model_file
+import data
+import schedules
 import train
-from test_train import SMALL, flags, read, weights
+from test_train import SMALL, T, flags, metrics, read, same, weights
+from tools import runs
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
+TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out"}
 
 
 def everything(run: Path) -> dict:
-    """What a run comes to, times aside."""
+    """All that a run comes to, apart from times."""
     saved = torch.load(max((run / "ckpt").glob("*.pt")), weights_only=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    record = read(run / "record.json")
-    timeless = {"seconds", "tokens_per_second", "command", "started", "out"}
+    timeless = lambda line: {name: value for name, value in line.items() if name not in TIMELESS}
     return {
-        "model": saved["model"], "optimizer": saved["optimizer"]["state"], "tokens": saved["tokens"], "step": saved["step"],
-        "metrics": [{k: v for k, v in line.items() if k not in timeless} for line in lines],
-        "record": {k: v for k, v in record.items() if k not in timeless}, "sample": (run / "sample.txt").read_text(),
+        "model": saved["model"], "optimizer": saved["optimizer"]["state"],
+        "tokens": saved["tokens"], "metrics": [timeless(line) for line in runs.read_metrics(run)],
+        "record": timeless(read(run / "record.json")), "sample": (run / "sample.txt").read_text(),
     }  # fmt: skip
 
 
 def assert_same(one: dict, other: dict) -> None:
-    assert {k: v for k, v in one.items() if k not in ("model", "optimizer")} == {k: v for k, v in other.items() if k not in ("model", "optimizer")}
-    assert all(torch.equal(w, other["model"][name]) for name, w in one["model"].items())
-    for i, state in one["optimizer"].items():
-        assert all(torch.equal(value, other["optimizer"][i][key]) for key, value in state.items())
+    for part in ("tokens", "metrics", "record", "sample"):
+        assert one[part] == other[part], part
+    assert same(one["model"], other["model"])
+    assert all(same(state, other["optimizer"][i]) for i, state in one["optimizer"].items())
 
 
 @pytest.fixture(scope="module")
@@ -62,291 +64,203 @@ def stop_after(monkeypatch, steps: int, how) -> None:
     monkeypatch.setattr(train, "optimizer_step", counted)
 
 
-# -- stop and go on --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("steps", [1, 2, 7, 35, 36, 37, 39])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_resume_goes_on(steps, number, undisturbed, corpus_path, tmp_path, monkeypatch, capsys):
-    argv = flags(corpus_path, out="run", **SAVES)
-    with monkeypatch.context() as patch:
+def stop(argv: list[str], steps: int, number=signal.SIGTERM) -> None:
+    """Train, with a signal after so many steps."""
+    with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, steps, lambda: os.kill(os.getpid(), number))
         assert train.main(argv) == 3
-    assert "--out run --resume" in capsys.readouterr().out and not (tmp_path / "run" / "record.json").exists()
+
+
+def stopped_run(corpus_path, out="run") -> Path:
+    stop(flags(corpus_path, out=out, **SAVES), 20)
+    return Path(out).resolve()
+
+
+def files(folder: Path) -> dict:
+    """Every file of a folder, with the time of its last change."""
+    found = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {p: p.stat().st_mtime_ns for p in found}
+
+
+# -- the parts of a checkpoint -----------------------------------------------------------------
+
+PARTS = {
+    "weights": lambda s: s.model.state_dict(),
+    "averaged weights": lambda s: s.average.state_dict(),
+    "tokens": lambda s: {"tokens": torch.tensor(s.tokens)},
+    **{
+        name: lambda s, name=name: {
+            i: state[name] for i, state in s.optimizer.state_dict()["state"].items()
+        }
+        for name in ("exp_avg", "exp_avg_sq", "step")
+    },
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_restore_brings_back_every_part(part, corpus, tmp_path):
+    """Into a state of another seed, so that whatever is forgotten differs."""
+    cfg = train.make_config(**SMALL | dict(average=True, decay_tokens=0, dtype="float32"))
+    states = [train.build(train.make_config(**vars(cfg) | {"seed": seed})) for seed in (0, 1)]
+    for state, n_steps in zip(states, (5, 3)):
+        list(train.training_steps(cfg, state, corpus, n_steps * 256))
+    trained, other = states
+    assert not same(PARTS[part](trained), PARTS[part](other))
+    train.save_state(tmp_path / "ckpt" / "a.pt", cfg, corpus, trained)
+    train.restore(runs.read_checkpoint(tmp_path / "ckpt" / "a.pt"), other)
+    assert same(PARTS[part](trained), PARTS[part](other))
+
+
+def test_resume_remembers_what_the_parents_read(corpus_path, documents, tmp_path, monkeypatch):
+    """The branch changes its data; the counts of both sources go on after the branch is resumed."""
+    data.prepare(documents[:150], "bytes", tmp_path / "new")
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    mixture = f"{corpus_path}:0.5,{tmp_path / 'new'}:0.5"
+    argv = ["--branch=run", f"--data={mixture}", "--total_tokens=15360", "--save_every=1280"]
+    assert train.main([*argv, "--out=whole"]) == 0
+    stop([*argv, "--out=parts"], 7)
+    assert train.main(["--out=parts", "--resume"]) == 0
+    assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+
+
+def test_data_stages_of_an_old_checkpoint_are_in_its_config():
+    config = dict(data="b", decay_data="c", total_tokens=100, decay_tokens=10)
+    config["past_data"] = "a@30;d@40"
+    assert runs.stages_of(config) == [[0, "a"], [30, "d"], [40, "b"], [90, "c"]]
+    assert runs.stages_of(config | dict(past_data=None, decay_data=None, data=None)) == [
+        [0, "embedded"]
+    ]
+
+
+def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
+    """It has fields that are gone, and lacks newer ones."""
+    run = stopped_run(corpus_path)
+    config = read(run / "config.json") | {"past_data": None}
+    del config["final_eval_tokens"], config["average"]
+    (run / "config.json").write_text(json.dumps(config))
+    for path in runs.checkpoints(run):
+        saved = torch.load(path, weights_only=True)
+        saved["config"] = {name: config[name] for name in saved["config"] if name in config}
+        del saved["stages"]
+        more = {"random_state": torch.get_rng_state(), "step": 20, "training_seconds": 1.0}
+        torch.save(saved | more | {"config": saved["config"] | {"past_data": None}}, path)
+    assert train.main(["--out", "run", "--resume"]) == 0
+    ours = everything(run)
+    assert same(ours["model"], undisturbed["model"]) and ours["metrics"] == undisturbed["metrics"]
+
+
+# -- stop and resume ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps, number", [
+    (1, signal.SIGINT), (7, signal.SIGTERM), (35, signal.SIGINT), (36, signal.SIGTERM),
+    (37, signal.SIGINT), (39, signal.SIGTERM),
+])  # fmt: skip
+def test_a_signal_saves_and_resume_continues(steps, number, undisturbed, corpus_path, tmp_path):
+    stop(flags(corpus_path, out="run", **SAVES), steps, number)
+    assert not (tmp_path / "run" / "record.json").exists()
     assert train.main(["--out", "run", "--resume"]) == 0  # its configuration is in its folder
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_stopped_again_and_again(undisturbed, corpus_path, tmp_path, monkeypatch):
-    argv, sessions = [*flags(corpus_path, out="run", **SAVES), "--resume"], 0  # one command line, however often
-    for _ in range(20):
-        with monkeypatch.context() as patch:
-            stop_after(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-            sessions += 1
-            if train.main(argv) == 0:
-                break
-    assert sessions == 14  # 13 times 3 steps, then the last one
+def test_a_run_stopped_again_and_again_is_the_same(undisturbed, corpus_path, tmp_path):
+    argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]  # one command, however often
+    for _ in range(13):
+        stop(argv, 3)
+    assert train.main(argv) == 0  # the last of 40 steps
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_time_limit(undisturbed, corpus_path, tmp_path):
+def test_the_time_limit_stops_after_a_step(undisturbed, corpus_path, tmp_path):
     argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]
     assert train.main([*argv, "--time_limit", "1e-6"]) == 3
-    assert [path.stem for path in train.checkpoints(tmp_path / "run")] == ["0000000000000256"]
+    assert [path.stem for path in runs.checkpoints(tmp_path / "run")] == ["0000000000000256"]
     assert train.main(argv) == 0
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def start(argv: list[str], folder: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, ROOT / "train.py", *argv], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def test_the_origin_is_that_of_the_start(corpus_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--first"])
+    run = stopped_run(corpus_path)
+    begun = read(run / "config.json")
+    for command in ("--second", "--third"):
+        monkeypatch.setattr(sys, "argv", ["train.py", command])
+        stop(["--out=run", "--resume"], 5)
+    assert train.main(["--out=run", "--resume"]) == 0
+    config, record = read(run / "config.json"), read(run / "record.json")
+    resumed = config.pop("resumed")
+    assert config == begun and begun["command"] == "python train.py --first"
+    assert all(record[name] == value for name, value in begun.items())
+    told = [(entry["command"].split()[-1], entry["tokens"] // 256) for entry in resumed]
+    assert told == [("--second", 20), ("--third", 25), ("--third", 30)]
+
+
+def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, tmp_path):
+    run = stopped_run(corpus_path)
+    argv = "--log_every=512 --eval_every=1280 --save_every=512 --micro_batch_size=8".split()
+    assert train.main(["--out=run", "--resume", *argv]) == 0
+    assert same(weights(run), undisturbed["model"])
+    logged = [line["tokens"] // 256 for line in metrics(run)]
+    assert logged == [*range(1, 21), *range(22, 41, 2)]
+    assert [line["tokens"] // 256 for line in metrics(run, "val_loss")] == [10, 20, 25, 30, 35, 40]
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 21, "tok', bytes(range(128, 256)) + b"\n[1, 2]\n"])
+def test_resume_survives_what_is_no_line_of_metrics(tail, undisturbed, corpus_path):
+    run = stopped_run(corpus_path)
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(tail)
+    assert train.main(["--out", "run", "--resume"]) == 0
+    assert_same(everything(run), undisturbed)
 
 
 def kill_until_done(argv: list[str], folder: Path, kills: int, wait_for) -> int:
-    """SIGKILL the run so many times, each when wait_for(process) says so, and then let it finish; -> kills that hit."""
-    hits = 0
+    """SIGKILL the run when wait_for(process) returns, `kills` times; then let it finish."""
+    hits, command = 0, [sys.executable, ROOT / "train.py", *argv]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for _ in range(kills):
-        process = start(argv, folder)
+        process = subprocess.Popen(command, cwd=folder, env=environment, **quiet)
         wait_for(process)
         process.kill()
         hits += process.wait() == -signal.SIGKILL
-    process = start(argv, folder)
-    assert process.wait(timeout=300) == 0, process.stderr.read().decode()
+    done = subprocess.run(command, cwd=folder, env=environment, timeout=300, **quiet)
+    assert done.returncode == 0, done.stderr.decode()
     return hits
 
 
-def lines_appear(run: Path, rng: random.Random):
-    """Wait until the run has come a few steps further than it was, then a random moment."""
+def until_it_trains(run: Path, rng: random.Random):
+    """Wait until metrics.jsonl exists, and then a random moment."""
 
     def wait(process):
-        def size():
-            return (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
-
-        end = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < end and size() == 0:
+        while process.poll() is None and not (run / "metrics.jsonl").exists():
             time.sleep(0.005)
         time.sleep(0.05 + rng.random() * 0.3)
 
     return wait
 
 
-def test_killed_without_warning(undisturbed, corpus_path, tmp_path):
+def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_path):
     argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]
-    kill_until_done(argv, tmp_path, 2, lines_appear(tmp_path / "run", random.Random(0)))
+    kill_until_done(argv, tmp_path, 2, until_it_trains(tmp_path / "run", random.Random(0)))
     assert_same(everything(tmp_path / "run"), undisturbed)
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(corpus_path, tmp_path):
-    """Longer steps, so that the kills are spread over the run."""
-    size = dict(n_embd=128, n_head=4, total_tokens=200 * 256, **SAVES)
+@pytest.mark.parametrize("moment", ["any", "while saving"])
+def test_killed_twenty_times_it_ends_the_same(moment, corpus_path, tmp_path):
+    size = dict(n_embd=128, n_head=4, total_tokens=200 * 256, save_every=256, keep_checkpoints=2)
     assert train.main(flags(corpus_path, out="quiet", **size)) == 0
-    argv = [*flags(corpus_path, out="run", **size), "--resume"]
-    hits = kill_until_done(argv, tmp_path, 20, lines_appear(tmp_path / "run", random.Random(1)))
-    print(f"{hits} of 20 kills hit a run that had not finished")
-    assert_same(everything(tmp_path / "run"), everything(tmp_path / "quiet"))
-
-
-@pytest.mark.slow
-def test_killed_fifty_times_while_saving(corpus_path, tmp_path):
-    """A checkpoint after every step, and the kill comes while its temporary file is there."""
-    size = dict(n_embd=256, n_head=4, n_layer=4, total_tokens=120 * 256, save_every=256, keep_checkpoints=2)
-    assert train.main(flags(corpus_path, out="quiet", **size)) == 0
-    argv, caught = [*flags(corpus_path, out="run", **size), "--resume"], []
+    argv, run = [*flags(corpus_path, out="run", **size), "--resume"], tmp_path / "run"
 
     def while_saving(process):
-        end = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < end:
-            if any((tmp_path / "run").glob("ckpt/*.tmp")):
-                caught.append(True)
-                return
+        while process.poll() is None and not any(run.glob("ckpt/*.tmp")):
+            pass
 
-    kill_until_done(argv, tmp_path, 50, while_saving)
-    print(f"{len(caught)} of 50 kills while a checkpoint was being written")
-    assert_same(everything(tmp_path / "run"), everything(tmp_path / "quiet"))
-
-
-# -- branches --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("schedule", ["power", "wsd", "constant"])
-def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
-    """Branch off a long run for a shorter one, and off a short one for a longer one."""
-    long, short = 60 * 256, 40 * 256
-    for name, total in (("long", long), ("short", short)):
-        assert train.main(flags(corpus_path, out=name, schedule=schedule, total_tokens=total, save_every=6 * 256, keep_checkpoints=100)) == 0
-    assert train.main(["--branch", f"long/ckpt/{36 * 256:016d}.pt", "--total_tokens", str(short), "--out", "shorter"]) == 0
-    assert train.main(["--branch", "short" if schedule != "constant" else f"short/ckpt/{36 * 256:016d}.pt", "--total_tokens", str(long), "--out", "longer"]) == 0
-    for branch, separate in (("shorter", "short"), ("longer", "long")):
-        a, b = everything(tmp_path / branch), everything(tmp_path / separate)
-        since = [line for line in b["metrics"] if line["tokens"] > 36 * 256]
-        assert a["metrics"] == since and a["sample"] == b["sample"] and a["tokens"] == b["tokens"]
-        assert a["record"]["val_loss"] == b["record"]["val_loss"]
-        assert all(torch.equal(w, b["model"][name]) for name, w in a["model"].items())
-        assert a["record"]["parent"].endswith(f"{36 * 256:016d}.pt") and b["record"]["parent"] is None
-
-
-def test_cool_down_here(corpus_path, tmp_path, monkeypatch):
-    """Stop a run, then decay from where it is, without counting steps."""
-    with monkeypatch.context() as patch:
-        stop_after(patch, 20, lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert train.main(flags(corpus_path, out="run")) == 3
-    assert train.main(["--branch", "run", "--decay_tokens", str(4 * 256), "--out", "cooled"]) == 0
-    record = read(tmp_path / "cooled" / "record.json")
-    assert record["total_tokens"] == 24 * 256 and record["decay_tokens"] == 4 * 256 and record["tokens"] == 24 * 256
-    assert train.main(flags(corpus_path, out="separate", total_tokens=24 * 256, decay_tokens=4 * 256)) == 0
-    assert all(torch.equal(w, weights(tmp_path / "separate")[name]) for name, w in weights(tmp_path / "cooled").items())
-
-
-@pytest.mark.parametrize("batch", [4, 16])
-def test_a_branch_with_another_batch_size_goes_on_with_the_text(batch, corpus_path, tmp_path, monkeypatch):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    seen, real = [], train.data.shuffled
-    monkeypatch.setattr(train.data, "shuffled", lambda g, n, seed: (seen.extend(g.tolist()), real(g, n, seed))[1])
-    monkeypatch.setattr(train, "validation_loss", lambda *a: {"val_loss": 1.0, "val_bpb": 1.0})  # it shuffles too
-    assert train.main(["--branch", f"run/ckpt/{36 * 256:016d}.pt", "--batch_size", str(batch), "--total_tokens", str(60 * 256), "--out", "b"]) == 0
-    assert seen == list(range(36 * 8, 60 * 8))  # sequences: none again, none left out
-    assert read(tmp_path / "b" / "record.json")["micro_batch_size"] == min(batch, 8)  # what fitted into memory before still does
-
-
-def test_a_branch_may_change_the_tail_and_the_optimizer(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    assert train.main(["--branch", "run", "--decay_shape", "linear", "--weight_decay", "0.5", "--out", "b"]) == 0
-    record = read(tmp_path / "b" / "record.json")
-    assert record["decay_shape"] == "linear" and record["weight_decay"] == 0.5 and record["parent"].endswith(f"{36 * 256:016d}.pt")
-    saved = torch.load(max((tmp_path / "b" / "ckpt").glob("*.pt")), weights_only=True)
-    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
-
-
-def test_a_branch_can_be_resumed(corpus_path, tmp_path, monkeypatch):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    argv = ["--branch", f"run/ckpt/{36 * 256:016d}.pt", "--total_tokens", str(60 * 256)]
-    assert train.main([*argv, "--out", "whole"]) == 0
-    with monkeypatch.context() as patch:
-        stop_after(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train.main([*argv, "--out", "parts", "--resume"]) == 3
-    assert train.main([*argv, "--out", "parts", "--resume"]) == 0
-    assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    for path in (tmp_path / "parts").glob("ckpt/*"):  # killed before its first checkpoint: again from the parent
-        path.unlink()
-    (tmp_path / "parts" / "record.json").unlink()
-    assert train.main(["--out", "parts", "--resume"]) == 0
-    assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-
-
-def test_the_checkpoint_before_the_decay_stays(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
-    assert [int(p.stem) // 256 for p in train.checkpoints(tmp_path / "run")] == [36, 39, 40]
-
-
-# -- what can go wrong -----------------------------------------------------------------------------
-
-
-def stopped_run(corpus_path, monkeypatch, steps=20) -> Path:
-    with monkeypatch.context() as patch:
-        stop_after(patch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train.main(flags(corpus_path, out="run", **SAVES)) == 3
-    return Path("run").resolve()
-
-
-@pytest.mark.parametrize("damage", ["truncated", "garbled", "empty", "not even a zip"])
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, undisturbed, corpus_path, tmp_path, monkeypatch, capsys):
-    run = stopped_run(corpus_path, monkeypatch)
-    newest = train.checkpoints(run)[-1]
-    content = bytearray(newest.read_bytes())
-    if damage == "garbled":
-        content[len(content) // 2] ^= 1  # one bit of one weight
-    newest.write_bytes({"truncated": content[: len(content) // 2], "garbled": content, "empty": b""}.get(damage, b"what?"))
-    capsys.readouterr()
-    assert train.main(["--out", "run", "--resume"]) == 0
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and newest.name in error and "the one before it" in error
-    assert_same(everything(run), undisturbed)
-
-
-class Malice:
-    def __reduce__(self):
-        return open, ("owned", "w")
-
-
-def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, monkeypatch, capsys):
-    run = stopped_run(corpus_path, monkeypatch)
-    for path in train.checkpoints(run):
-        torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
-    assert train.main(["--out", "run", "--resume"]) == 2
-    path.write_bytes(pickle.dumps(Malice()))
-    assert train.main(["--branch", str(path)]) == 2
-    assert not (tmp_path / "owned").exists()
-    assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        (["--out", "run", "--resume", "--lr", "0.5"], ("--lr 0.5", "0.01")),
-        (["--out", "run", "--resume", "--n_layer", "3"], ("--n_layer 3", "2")),
-        (["--out", "run", "--resume", "--total_tokens", "1e6"], ("--total_tokens 1000000", "10240", "--branch")),
-        (["--out", "run", "--resume", "--data", "other"], ("--data", "other")),
-        (["--branch", "run", "--n_embd", "64"], ("--n_embd 64", "32")),
-        (["--branch", "run", "--seq_len", "64"], ("--seq_len 64", "32")),
-        (["--branch", "run", "--preset", "1B"], ("--preset 1B", "laptop")),
-        (["--branch", "run", "--total_tokens", "5120"], ("--total_tokens 5,120", "5,120")),
-        (["--branch", "run", "--total_tokens", "7000", "--decay_tokens", "3000"], ("3,000", "7,000", "4,000", "5,120")),
-        (["--branch", "run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
-        (["--branch", "cosine", "--total_tokens", "20480"], ("--total_tokens 20,480", "10,240", "cosine")),
-        (["--branch", "run", "--out", "cosine"], ("--out cosine", "holds a run", "--resume", "--overwrite")),
-    ],
-)
-def test_what_does_not_fit_is_refused(argv, says, corpus_path, tmp_path, monkeypatch, capsys):
-    stopped_run(corpus_path, monkeypatch)
-    assert train.main(flags(corpus_path, out="cosine", schedule="cosine")) == 0
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
-    capsys.readouterr()
-    assert train.main(argv) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and all(word in error for word in says), error
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"} == before
-
-
-def test_nothing_is_lost_in_the_last_evaluation(corpus_path, tmp_path, monkeypatch):
-    """All steps are saved before it: if it fails, --resume only evaluates."""
-    with monkeypatch.context() as broken:
-        broken.setattr(train, "evaluate", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            train.main(flags(corpus_path, out="run"))
-    assert train.checkpoints(tmp_path / "run")[-1].stem == f"{SMALL['total_tokens']:016d}"
-    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1 / 0)
-    assert train.main(["--out", "run", "--resume"]) == 0
-    assert read(tmp_path / "run" / "record.json")["tokens"] == SMALL["total_tokens"]
-
-
-def test_a_damaged_last_checkpoint_does_not_stop_a_branch_from_before_the_decay(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    train.checkpoints(tmp_path / "run")[-1].write_bytes(b"")
-    assert train.main(["--branch", "run", "--decay_tokens", "1024", "--out", "b"]) == 0
-
-
-def test_another_corpus_is_refused(corpus_path, documents, tmp_path, monkeypatch, capsys):
-    train.data.prepare(documents[:150], "bytes", tmp_path / "c")
-    run = stopped_run(tmp_path / "c", monkeypatch)
-    for file in (tmp_path / "c").iterdir():
-        file.unlink()
-        file.write_bytes((corpus_path / file.name).read_bytes())  # another text in the same place
-    for argv in (["--out", "run", "--resume"], ["--branch", "run"]):
-        capsys.readouterr()
-        assert train.main(argv) == 2
-        error = capsys.readouterr().err
-        assert len(error.splitlines()) == 1 and "fingerprint" in error
-    assert train.main(["--branch", "run", "--data", str(corpus_path), "--out", "new"]) == 0  # said on purpose, it is fine
-    assert run.exists()
-
-
-def test_torn_last_line(undisturbed, corpus_path, monkeypatch):
-    run = stopped_run(corpus_path, monkeypatch)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 21, "tok')
-    assert train.main(["--out", "run", "--resume"]) == 0
-    assert_same(everything(run), undisturbed)
+    wait = while_saving if moment == "while saving" else until_it_trains(run, random.Random(1))
+    print(f"{kill_until_done(argv, tmp_path, 20, wait)} of 20 kills hit")
+    assert_same(everything(run), everything(tmp_path / "quiet"))
 
 
 @pytest.mark.parametrize("missing", [["record.json"], ["record.json", "curve.png", "sample.txt"]])
@@ -358,28 +272,196 @@ def test_killed_between_the_last_step_and_the_record(missing, undisturbed, corpu
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
+def test_after_the_last_step_resume_only_evaluates(corpus_path, tmp_path, monkeypatch):
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(train, "evaluate", lambda *_: 1 / 0)
+        train.main(flags(corpus_path, out="run"))
+    assert runs.checkpoints(tmp_path / "run")[-1].stem == f"{T:016d}"
+    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1 / 0)
+    assert train.main(["--out", "run", "--resume"]) == 0
+    assert read(tmp_path / "run" / "record.json")["tokens"] == T
+
+
 def test_a_finished_run_stays(corpus_path, tmp_path, capsys):
-    assert train.main(flags(corpus_path, out="run")) == 0
-    before = (tmp_path / "run" / "record.json").read_bytes()
+    argv = [*flags(corpus_path, out="run"), "--resume"]
+    assert train.main(argv) == 0
+    before = files(tmp_path)
+    assert train.main(argv) == 0  # as a restarted job would
+    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
+
+
+# -- branches ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [s for s in schedules.SCHEDULES if s not in schedules.PLANNED])
+def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
+    """Branch off a long run for a shorter one, and off a short run for a longer one."""
+    totals = {"long": 60 * 256, "short": 40 * 256}
+    for out, total in totals.items():
+        saves = dict(save_every=6 * 256, keep_checkpoints=100)
+        argv = flags(corpus_path, out=out, schedule=schedule, total_tokens=total, **saves)
+        assert train.main(argv) == 0
+    for parent, separate in (("long", "short"), ("short", "long")):
+        path, total = f"{parent}/ckpt/{36 * 256:016d}.pt", totals[separate]
+        argv = [f"--branch={path}", f"--total_tokens={total}", f"--out=from-{parent}"]
+        assert train.main(argv) == 0
+        a, b = everything(tmp_path / f"from-{parent}"), everything(tmp_path / separate)
+        assert a["metrics"] == [line for line in b["metrics"] if line["tokens"] > 36 * 256]
+        assert a["sample"] == b["sample"] and same(a["model"], b["model"])
+        assert a["record"]["val_loss"] == b["record"]["val_loss"]
+        assert (a["record"]["parent"], b["record"]["parent"]) == (path, None)
+
+
+def test_decay_tokens_alone_cools_down_from_here(corpus_path, tmp_path):
+    stopped_run(corpus_path)
+    assert train.main(["--branch=run", "--decay_tokens=1024", "--out=cooled"]) == 0
+    record = read(tmp_path / "cooled" / "record.json")
+    assert record["total_tokens"] == record["tokens"] == 24 * 256
+    argv = flags(corpus_path, out="separate", total_tokens=24 * 256, decay_tokens=1024)
+    assert train.main(argv) == 0
+    assert same(weights(tmp_path / "separate"), weights(tmp_path / "cooled"))
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+def test_a_branch_with_another_batch_size_goes_on_in_the_text(batch, corpus_path, monkeypatch):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    seen, real = [], train.data.draw
+    record = lambda corpus, g, *rest: (seen.extend(g.tolist()), real(corpus, g, *rest))[1]
+    monkeypatch.setattr(train.data, "draw", record)
+    argv = ["--branch=run", f"--batch_size={batch}", "--total_tokens=15360", "--out=b"]
+    assert train.main(argv) == 0
+    assert seen == list(range(36 * 8, 60 * 8))  # sequences: none again, none left out
+    assert read(Path("b/record.json"))["micro_batch_size"] == min(batch, 8)  # this fitted before
+
+
+def test_a_branch_may_change_the_decay_and_the_optimizer(corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    argv = ["--branch=run", "--decay_shape=linear", "--weight_decay=0.5", "--out=b"]
+    assert train.main(argv) == 0
+    record = read(tmp_path / "b" / "record.json")
+    assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
+    assert record["parent"].endswith(f"{36 * 256:016d}.pt")  # the last one before the decay
+    saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
+    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
+
+
+def test_a_branch_can_be_resumed(corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    argv = [f"--branch=run/ckpt/{36 * 256:016d}.pt", "--total_tokens=15360"]
+    assert train.main([*argv, "--out=whole"]) == 0
+    stop([*argv, "--out=parts", "--resume"], 7)
+    assert train.main([*argv, "--out=parts", "--resume"]) == 0
+    assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+    shutil.rmtree(tmp_path / "parts" / "ckpt")  # killed before its first: again from the parent
+    (tmp_path / "parts" / "record.json").unlink()
+    assert train.main(["--out=parts", "--resume"]) == 0
+    assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+
+
+def test_the_newest_checkpoints_and_the_one_before_the_decay_stay(corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
+    kept = [int(path.stem) // 256 for path in runs.checkpoints(tmp_path / "run")]
+    assert kept == [36, 39, 40]
+    runs.checkpoints(tmp_path / "run")[-1].write_bytes(b"")  # damaged, and not needed
+    assert train.main(["--branch=run", "--decay_tokens=1024", "--out=b"]) == 0
+
+
+# -- what can go wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbled", "empty", "not even a zip"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
+    damage, undisturbed, corpus_path, capsys
+):
+    run = stopped_run(corpus_path)
+    newest = runs.checkpoints(run)[-1]
+    content = bytearray(newest.read_bytes())
+    half = len(content) // 2
+    if damage == "garbled":
+        content[half] ^= 1  # one bit of one weight
+    damaged = {"truncated": content[:half], "garbled": content, "empty": b""}
+    newest.write_bytes(damaged.get(damage, b"what?"))
     capsys.readouterr()
-    assert train.main([*flags(corpus_path, out="run"), "--resume"]) == 0  # as a job that is started again would
-    assert "finished already" in capsys.readouterr().out
-    assert (tmp_path / "run" / "record.json").read_bytes() == before
+    assert train.main(["--out", "run", "--resume"]) == 0
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and newest.name in error
+    assert_same(everything(run), undisturbed)
 
 
-def test_two_processes_on_one_folder(corpus_path, tmp_path, monkeypatch, capsys):
-    run = stopped_run(corpus_path, monkeypatch)
-    held = train.lock(run)
-    for argv in (["--out", "run", "--resume"], [*flags(corpus_path, out="run"), "--overwrite"]):
-        capsys.readouterr()
+class Malice:
+    def __reduce__(self):
+        return open, ("owned", "w")
+
+
+def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
+    for path in runs.checkpoints(stopped_run(corpus_path)):
+        torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
+    assert train.main(["--out", "run", "--resume"]) == 2
+    path.write_bytes(pickle.dumps(Malice()))
+    assert train.main(["--branch", str(path)]) == 2
+    assert not (tmp_path / "owned").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+RESUME, BRANCH = ["--out=run", "--resume"], ["--branch=run"]
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ([*RESUME, "--power_a=0.5"], ("--power_a 0.5", "5.0")),
+        ([*RESUME, "--n_layer=3"], ("--n_layer 3", "2")),
+        ([*RESUME, "--total_tokens=1e6"], ("--total_tokens 1000000", "10240", "--branch")),
+        ([*RESUME, "--data=other"], ("--data", "other")),
+        ([*BRANCH, "--n_embd=64"], ("--n_embd 64", "32")),
+        ([*BRANCH, "--preset=1B"], ("--preset 1B", "laptop")),
+        ([*BRANCH, "--total_tokens=5120"], ("--total_tokens 5,120", "5,120")),
+        ([*BRANCH, "--total_tokens=7000", "--decay_tokens=3000"], ("3,000", "4,000", "5,120")),
+        ([*BRANCH, "--lr=0.1"], ("--lr 0.1", "power")),
+        (["--branch=run/average.pt"], ("average.pt", "ckpt/")),
+        (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
+        (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
+        ([*BRANCH, "--out=cosine"], ("--out cosine", "holds a run", "--resume", "--overwrite")),
+    ],
+    ids=lambda argv: " ".join(argv)[:40],
+)
+def test_what_does_not_fit_is_refused(argv, says, corpus_path, tmp_path, capsys):
+    stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
+    assert train.main(flags(corpus_path, out="cosine", schedule="cosine")) == 0
+    before = files(tmp_path)
+    capsys.readouterr()
+    assert train.main(argv) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and all(word in error for word in says), error
+    assert files(tmp_path) == before
+
+
+def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_path, capsys):
+    data.prepare(documents[:150], "bytes", tmp_path / "c")
+    stopped_run(tmp_path / "c")
+    for file in (tmp_path / "c").iterdir():
+        shutil.copy(corpus_path / file.name, file)
+    for argv in (RESUME, BRANCH):
         assert train.main(argv) == 2
-        error = capsys.readouterr().err
-        assert len(error.splitlines()) == 1 and "another process" in error
+        assert "fingerprint" in capsys.readouterr().err
+    assert train.main([*BRANCH, f"--data={corpus_path}", "--out=new"]) == 0  # said on purpose
+
+
+def test_two_processes_in_one_folder(corpus_path, capsys):
+    run = stopped_run(corpus_path)
+    held = runs.lock(run)
+    for argv in (RESUME, [*flags(corpus_path, out="run"), "--overwrite"]):
+        assert train.main(argv) == 2
+        assert "another process" in capsys.readouterr().err
     held.close()
-    assert train.checkpoints(run) and train.main(["--out", "run", "--resume"]) == 0
+    assert train.main(RESUME) == 0
+    _, held = runs.make_folder("run", "", resume=False, overwrite=True)
+    with pytest.raises(BlockingIOError, match="another process"):
+        runs.lock(run)
+    held.close()
 
 
-def test_a_full_disk(undisturbed, corpus_path, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path, capsys):
     """/dev/full is a disk that is always full; the second checkpoint goes there."""
     real = open
 
@@ -387,27 +469,26 @@ def test_a_full_disk(undisturbed, corpus_path, tmp_path, monkeypatch, capsys):
         full = str(path).endswith("1536.tmp") and "w" in mode
         return real("/dev/full" if full else path, mode, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.open", disk)
         assert train.main(flags(corpus_path, out="run", **SAVES)) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "1536.pt" in error and "--resume" in error
-    assert train.main(["--out", "run", "--resume"]) == 0
+    assert train.main(RESUME) == 0
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_a_folder_that_vanishes(corpus_path, tmp_path, monkeypatch, capsys):
-    import shutil
-
+def test_a_folder_that_vanishes_is_one_line(corpus_path, tmp_path, monkeypatch, capsys):
     stop_after(monkeypatch, 2, lambda: shutil.rmtree(tmp_path / "run"))
     assert train.main(flags(corpus_path, out="run", **SAVES)) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "ckpt" in error
 
 
-def test_a_diverged_run_is_finished(corpus_path, tmp_path, capsys):
-    argv = flags(corpus_path, schedule="constant", lr=1e6, grad_clip=0, out="boom", save_every=256)
-    assert train.main(argv) == 0
-    assert read(tmp_path / "boom" / "record.json")["diverged"] is True
-    assert all(json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")) for line in open(tmp_path / "boom" / "metrics.jsonl"))
-    assert train.main([*argv, "--resume"]) == 0 and "finished already" in capsys.readouterr().out
+def test_the_printed_command_works_in_a_folder_with_spaces(corpus_path, tmp_path, capsys):
+    import shlex
+
+    stop(flags(corpus_path, out="my runs/a b", **SAVES), 20)
+    line = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(line[line.index("python train.py") :])
+    assert train.main(words[2:]) == 0 and (tmp_path / "my runs/a b/record.json").exists()

@@ -1,71 +1,132 @@
-"""A dataclass field is a command-line flag: help, limits, parsing, one-line errors."""
+"""A dataclass field is a command-line flag: help, type, limits, parsing, one-line errors."""
 
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import math
+import operator
 import sys
-from dataclasses import field
+import typing
+
+# ---------------------------------------------------------------------------------------------
+# Fields and their limits
+
+LIMITS = {  # name of a limit -> (what must hold between value and limit, in words)
+    "above": (operator.gt, "above"),
+    "at_least": (operator.ge, "at least"),
+    "at_most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
 
 
-def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """The parser of a program of this project: its docstring is its help."""
-    return argparse.ArgumentParser(
-        prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-
-
-def fail(prog: str, error: Exception | str) -> int:
-    """Print a user's error as one line; return the exit status that goes with it."""
-    print(f"{prog}: {error}", file=sys.stderr, flush=True)
-    return 2
-
-
-def option(default=dataclasses.MISSING, help="", **limits):
+def option(default=dataclasses.MISSING, help: str = "", **limits):
     """A config field that is also a command-line flag: its help and limits travel with it.
 
     Limits: above, at_least, at_most, below (numbers), choices (a sequence).
     """
-    return field(default=default, metadata={"help": help, **limits})
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 def check_limits(cfg) -> None:
     """Raise ValueError, naming flag, value and limit, for the first field outside its limits."""
     for f in dataclasses.fields(cfg):
-        value, limits = getattr(cfg, f.name), f.metadata
+        value = getattr(cfg, f.name)
+        if value is not None and (demand := violated(value, f.metadata)):
+            raise ValueError(f"--{f.name} {value}: must be {demand}")
 
-        def demand(holds: bool, what: str) -> None:
-            if not holds:
-                raise ValueError(f"--{f.name} {value}: must be {what}")
 
-        if value is None:
-            continue
-        if isinstance(value, str):
-            demand(value != "", "something")
-        if isinstance(value, float):
-            demand(math.isfinite(value), "a finite number")
-        if "choices" in limits:
-            demand(value in limits["choices"], "one of " + ", ".join(limits["choices"]))
-        if "above" in limits:
-            demand(value > limits["above"], f"above {limits['above']}")
-        if "at_least" in limits:
-            demand(value >= limits["at_least"], f"at least {limits['at_least']}")
-        if "at_most" in limits:
-            demand(value <= limits["at_most"], f"at most {limits['at_most']}")
-        if "below" in limits:
-            demand(value < limits["below"], f"below {limits['below']}")
+def violated(value, limits) -> str | None:
+    """The first limit that a value breaks, in words; None if it keeps them all."""
+    if value == "":
+        return "something"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    if value not in limits.get("choices", (value,)):
+        return "one of " + ", ".join(limits["choices"])
+    for name, (holds, words) in LIMITS.items():
+        if name in limits and not holds(value, limits[name]):
+            return f"{words} {limits[name]}"
+    return None
+
+
+def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
+    """Raise ValueError for a typed field that other choices of a flag read, but not this one.
+
+    reads: for each choice of --flag, the fields that depend on it.
+    """
+    for name, value in typed.items():
+        readers = [other for other in reads if name in reads[other]]
+        if readers and choice not in readers:
+            raise ValueError(f"--{name} {value}: has no effect with --{flag} {choice}, "
+                             f"only with {', '.join(readers)}")  # fmt: skip
 
 
 def fill_in(cfg, **values) -> None:
     """Replace each None among these fields. Only for __post_init__: a config is frozen after it.
 
-    So a config always says what is used. To derive another one, build it again from what was typed
-    (train.make_config); dataclasses.replace would keep values that followed from the old width.
+    So a config always says what is used. To derive another config, build it again from the typed
+    fields (train.make_config); dataclasses.replace would keep values derived from the old width.
     """
     for name, value in values.items():
         if getattr(cfg, name) is None:
             object.__setattr__(cfg, name, value)
+
+
+# ---------------------------------------------------------------------------------------------
+# Command lines
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, with a suggestion for a misspelled flag."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(fail(self.prog, message))
+
+    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+            advice = f"did you mean {near[0]}?" if near else "see --help"
+            self.error(f"unknown argument {unknown[0]}; {advice}")
+        return parsed
+
+
+def program_parser(prog: str, description: str) -> Parser:
+    """The parser of a program of this project: its docstring is its help.
+
+    From here on, printing never fails: a terminal without UTF-8 shows ? for what it cannot show.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    return Parser(
+        prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
+    """Add a flag for each field of a config class. Its help shows the field's default, and what
+    the default preset, called `name`, has instead.
+    """
+    for f in dataclasses.fields(config):
+        kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
+        defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
+        defaults += [f"{name}: {preset[f.name]}"] if f.name in preset else []
+        text = f.metadata["help"] + (f" ({', '.join(defaults)})" if defaults else "")
+        if kind is bool:
+            how = dict(action=argparse.BooleanOptionalAction)
+        else:
+            how = dict(type=whole_number if kind is int else kind, metavar=kind.__name__.upper())
+            how["choices"] = f.metadata.get("choices")
+        parser.add_argument(f"--{f.name}", help=text, default=argparse.SUPPRESS, **how)
+
+
+def typed_fields(args: argparse.Namespace, config: type) -> dict:
+    """The config fields among parsed arguments: only those that the user typed."""
+    return {f.name: vars(args)[f.name] for f in dataclasses.fields(config) if f.name in vars(args)}
 
 
 def whole_number(text: str) -> int:
@@ -76,3 +137,9 @@ def whole_number(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def fail(prog: str, error: Exception | str) -> int:
+    """Print a user's error as one line; return the exit status that goes with it."""
+    print(f"{prog}: {error}", file=sys.stderr, flush=True)
+    return 2

@@ -1,8 +1,9 @@
 """Every figure, drawn from plain arrays; the only file that imports matplotlib."""
 
-import json
 import math
 from pathlib import Path
+
+from tools.runs import read_metrics
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 
@@ -108,11 +109,11 @@ def draw_curve(out: Path, record: dict) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
+    lines = read_metrics(out)
     training = [line for line in lines if "loss" in line]
     held_out = [line for line in lines if "val_loss" in line]
     mixture = record["n_expert"] > 0
-    color = COLORS[record["schedule"]]
+    color = COLORS.get(record["schedule"], "#7a3b8f")  # of a fork's own schedule
     with matplotlib.rc_context(fname=STYLE):
         fig = Figure(figsize=(5, 6.2 if mixture else 4.6))
         top, bottom, *third = fig.subplots(2 + mixture, 1, sharex=True, height_ratios=(2, 1, 1)[: 2 + mixture])
