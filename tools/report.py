@@ -1,0 +1,337 @@
+"""Tables and figure titles for fit.py: what minima and comparisons say, in words.
+
+`found` is a list of minima as fit.minima returns them (shape, T, batch_size, seed, loss, x, ...).
+"""
+
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tools import compare, figures
+from tools.compare import above, loss_of
+from tools.figures import short, size
+
+
+def group(found: list, label: Callable) -> dict:
+    groups: dict = {}
+    for m in sorted(found, key=lambda m: (m.T, m.batch_size)):
+        groups.setdefault(label(m), []).append(m)
+    return groups
+
+
+def mean_x(found: list) -> float:
+    x = [m.x for m in found if not m.why_not]
+    return float(np.mean(x)) if x else math.nan
+
+
+def cost_beside(found: list, step: float) -> tuple[float, float]:
+    """Mean loss above the lowest, of runs a step below the best value and a step above (nats)."""
+    costs: dict = {-1: [], 1: []}
+    for m in found:
+        best = min(m.points, key=lambda point: point[1])[0]
+        for side, some in costs.items():
+            there = lambda x: abs(x - best - side * step) < 0.01 * step
+            some += [y - m.loss for x, y in m.points if math.isfinite(y) and there(x)]
+    return tuple(float(np.mean(some)) if some else math.nan for some in costs.values())
+
+
+def panel(groups: dict, title: str, note: str, xlabel: str = "", log: bool = True) -> dict:
+    """One panel of draw_valleys, with ticks at the values that were tried."""
+    x = sorted({x for found in groups.values() for m in found for x, _ in m.points})
+    log_ticks = lambda axis: figures.log_ticks(axis, x, short)
+    ticks = log_ticks if log else lambda axis: axis.set_ticks(x[1::4])
+    return dict(groups=groups, title=title, note=note, xlabel=xlabel, ticks=ticks)
+
+
+# ---------------------------------------------------------------------------------------------
+# WSD
+
+
+def draw_valleys(path: Path, found: list) -> None:
+    """The middle shape: valleys for each T, and for each batch size at the longest T."""
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    some = [m for m in found if m.shape == shapes[len(shapes) // 2]]
+    longest = [m for m in some if m.T == max(m.T for m in some)]
+    batch, T = min(longest, key=lambda m: m.loss).batch_size, longest[0].T
+    by_T = group([m for m in some if m.batch_size == batch], lambda m: size(m.T))
+    by_batch = group(longest, lambda m: f"batch size {m.batch_size:g}")
+    panels = []
+    for groups, name, what, note, digits in (
+        (by_T, "T", "tokens", f"batch size {batch:g}", 2),
+        (by_batch, "batch_size", "batch size", f"T = {size(T)}", 1),
+    ):
+        first, last = list(groups.values())[0], list(groups.values())[-1]
+        more = getattr(last[0], name) / getattr(first[0], name)
+        times = f"{2 ** (mean_x(last) - mean_x(first)):.{digits}f}"
+        title = f"{more:.0f}× the {what}, {times}× the best learning rate"
+        panels.append(panel(groups, title, f"{some[0].shape}, {note}"))
+    panels[1]["xlabel"] = "learning rate (triangles: each seed's minimum)"
+    figures.draw_valleys(path, panels, sharex=True)
+
+
+def draw_batches(path: Path, found: list, seq_len: int, q: float) -> None:
+    """Figure 3 of the paper, for the middle shape; found: usable minima."""
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    shape = shapes[len(shapes) // 2]
+    lines = lines_of([m for m in found if m.shape == shape], "T", "batch_size", "T = {}")
+    xlabel = f"batch size (sequences of {seq_len} tokens), {shape}"
+    title = f"The best learning rate grows as beta^{q:.2f}"
+    figures.draw_minima(path, lines, title, xlabel, "best learning rate", "{:.3g}".format, short)
+
+
+def lines_of(found: list, by: str, x: str, label: str) -> dict:
+    """{label: {log2 of x: best values of the seeds}}"""
+    lines: dict = {}
+    for m in sorted(found, key=lambda m: (getattr(m, by), getattr(m, x))):
+        name = label.format(size(m.T) if by == "T" else f"{m.batch_size:g}")
+        lines.setdefault(name, {}).setdefault(math.log2(getattr(m, x)), []).append(m.x)
+    return lines
+
+
+def beyond(m, lr: float) -> None:
+    """Print what the law's learning rate costs in a cell that a search has covered."""
+    cost = np.interp(math.log2(lr), *zip(*m.points)) - m.loss
+    why_not = f" ({m.why_not})" if m.why_not else ""
+    print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch size {m.batch_size:g}: the law says "
+          f"{lr:.4f}, a search finds {2**m.x:.4f}{why_not}; loss {m.loss + cost:.4f} there, "
+          f"{m.loss:.4f} at its best, {cost / m.loss:+.2%}")  # fmt: skip
+
+
+NEXT = ("preset data tokenizer n_layer n_embd n_head n_ffn seq_len base_width warmup_tokens dtype "
+        "batch_size weight_decay").split()  # fmt: skip
+CHOSEN = {"out", "schedule", "lr", "total_tokens", "decay_tokens", "power_a", "power_b", "seed"}
+
+
+def next_commands(records: list[dict], lr: Callable, law: dict) -> str:
+    """Commands that train the best run with 4 times its tokens; lr: (T, batch_tokens) -> rate."""
+    best = min(records, key=loss_of)
+    typed = [w[2:].split("=")[0] for w in shlex.split(best.get("command") or "") if w[:2] == "--"]
+    words = []
+    for name in dict.fromkeys(NEXT + [name.removeprefix("no-") for name in typed]):
+        value = best.get(name)
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None and name not in CHOSEN:
+            words += [f"--{name}", str(value)]
+    T, batch_tokens = 4 * best["total_tokens"], best["batch_size"] * best["seq_len"]
+    command = f"python train.py {shlex.join(words)} --total_tokens {T:.0f} --schedule"
+    return (f"\nthe best run, with 4 times its tokens, under WSD and under Power:\n"
+            f"{command} wsd --lr {lr(T, batch_tokens):.3g}\n"
+            f"{command} power --power_a {law['a_paper']:.3g} --power_b {law['b_paper']:.3g}\n")  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# Transfer across widths, and Power's a and b
+
+
+def transfer(found: list, out: Path) -> None:
+    """Print and draw the best learning rate of every width, with and without muP."""
+    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}; cost: loss at the best "
+          "learning rate of the narrowest width, above the lowest\n")  # fmt: skip
+    print(f"{'':<10}{'width':>6}  {'best learning rate, each seed':<32}{'cost':>8}")
+    panels = []
+    for kind, name in ((False, "muP"), (True, "standard")):
+        some = [m for m in found if m.shape.endswith(", standard") == kind]
+        groups = group(some, lambda m: m.shape.removesuffix(", standard"))
+        at = None
+        for shape, minima in groups.items():
+            x, loss = mean_loss(minima)
+            at = x[np.argmin(loss)] if at is None else at
+            cost = f"{np.interp(at, x, loss) - min(loss):8.4f}" + " or more" * (not x[0] <= at <= x[-1])
+            best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
+            print(f"{name:<10}{shape.removeprefix('width '):>6}  {best:<32}{cost}")
+        first, last = list(groups.values())[0], list(groups.values())[-1]
+        moved = 2 ** (mean_x(last) - mean_x(first))
+        widths = [float(shape.split()[1].rstrip(",")) for shape in groups]
+        title = f"{max(widths) / min(widths):.0f}× the width, {moved:.2f}× the best learning rate"
+        panels.append(panel(groups, f"{'Without' if kind else 'With'} μP: {title}", ""))
+    panels[0]["xlabel"] = "learning rate (triangles: each seed's minimum)"
+    figures.draw_valleys(out / "transfer.png", panels[::-1], sharex=True)
+    print(f"\n{out}: transfer.png")
+
+
+def mean_loss(found: list) -> tuple[list, list]:
+    """(x, loss) of a cell, mean over seeds."""
+    by_x: dict = {}
+    for m in found:
+        for x, loss in m.points:
+            by_x.setdefault(x, []).append(loss)
+    return sorted(by_x), [float(np.mean(by_x[x])) for x in sorted(by_x)]
+
+
+def power(found: dict[str, list], center: dict, out: Path) -> None:
+    """Print and draw the best a and b for every T and batch size. found: minima of both scans."""
+    panels = []
+    for name, some in found.items():
+        good, value = [m for m in some if not m.why_not], (lambda x: 2**x) if name == "a" else float
+        if not good:
+            raise ValueError(f"no best {name}: all {len(some)} minima are at an edge or incomplete")
+        left_out = f" ({len(some) - len(good)} minima left out)" * (len(good) < len(some))
+        print(f"best {name}, mean over seeds{left_out}")
+        batches = sorted({m.batch_size for m in some})
+        print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
+        for T in sorted({m.T for m in some}):
+            at = lambda B: [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+            print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
+        x = np.array([value(m.x) for m in good])
+        print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, "
+              f"from {x.min():.3f} to {x.max():.3f}, {len(x)} minima")  # fmt: skip
+        step, text = (1, "half the best a, and twice it") if name == "a" else (
+            0.06, "0.06 below the best b, and above it")  # fmt: skip
+        print("{}: {:.3f} and {:.3f} nats above its loss\n".format(text, *cost_beside(some, step)))
+        shapes = list(dict.fromkeys(m.shape for m in some))
+        shape, T = shapes[len(shapes) // 2], max(m.T for m in some)
+        longest = [m for m in some if (m.shape, m.T) == (shape, T)]
+        groups = group(longest, lambda m: f"batch size {m.batch_size:g}")
+        best = [value(x) for x in map(mean_x, groups.values()) if math.isfinite(x)] or [math.nan]
+        other = "b" if name == "a" else "a"
+        panels.append(panel(groups, f"The best {name} is {min(best):.2g} to {max(best):.2g}", 
+            f"T = {size(T)}, {shape}", f"{name} (at {other} = {center[other]:g})", name == "a"))
+    figures.draw_valleys(out / "power.png", panels)
+    title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
+    lines = lines_of(good, "batch_size", "T", "batch size {}")
+    figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "best b", size)
+    print(f"{out}: power.png, best_b.png")
+
+
+# ---------------------------------------------------------------------------------------------
+# The comparison
+
+
+def comparison(records: list[dict], found: list, out: Path) -> None:
+    """Print the tables, in Markdown, and draw the figures. found: usable minima of WSD."""
+    lines, said = compare.comparison(records)
+    first = next(r for r in records if r["seed"] >= compare.TUNING)
+    batch, cells = first["batch_size"], list(lines["baseline"])
+    print(f"tuned at {first['shape']}, T = {size(first['total_tokens'])}, batch size {batch}:")
+    print(*said, sep="\n")
+    print("\nvalidation loss in nats, mean ± standard deviation over seeds; bold: lowest schedule")
+    for shape, B in dict.fromkeys((shape, B) for shape, _, B in cells):
+        table_of_losses(lines, shape, B, batch)
+    for kind in ("dense", "MoE"):
+        some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
+        if some:
+            table_above(lines, some, kind)
+    print("above the baseline: without seed 0, if there are others; it chose the baseline's rates")
+    print("\none run, stopped anywhere, against a √batch cosine planned for each T: mean, worst cell")
+    mean = lambda line, cell: np.mean(list(lines[line][cell].values()))
+    for line in (line for line in lines if line.startswith("Power")):
+        cosine = "cosine, learning rate ∝ √batch"
+        ratios = [mean(line, cell) / mean(cosine, cell) - 1 for cell in cells]
+        print(f"{line:<38}{np.mean(ratios):+8.2%}{max(ratios):+8.2%}")
+    print()
+    draw_compare(out / "compare.png", lines, batch)
+    draw_anytime(out / "anytime.png", lines, records, batch)
+    rules = [line for line in ("WSD", "Power (paper)", "Power (fitted)") if line in lines]
+    price(found, {f"{line}, tuned in one cell": lines[line] for line in rules}, out)
+    print(f"\n{out}: compare.png, anytime.png, price.png")
+
+
+def table_of_losses(lines: dict, shape: str, B: int, tuned_batch: int) -> None:
+    budgets = sorted(T for s, T, b in lines["baseline"] if (s, b) == (shape, B))
+    print(f"\n| {shape}, batch size {B}: T = | {' | '.join(map(size, budgets))} |")
+    print("|---" * (1 + len(budgets)) + "|")
+    shown = [line for line in lines if B != tuned_batch or "∝" not in line]
+    losses = {line: [list(lines[line][shape, T, B].values()) for T in budgets] for line in shown}
+    means = {line: np.mean(by_T, axis=1) for line, by_T in losses.items()}
+    lowest = np.min([means[line] for line in shown if line != "baseline"], axis=0)
+    for line, by_T in losses.items():
+        cells = []
+        for some, mean, low in zip(by_T, means[line], lowest):
+            text = f"{mean:.3f}" + (f" ± {np.std(some, ddof=1):.3f}" if len(some) > 1 else "")
+            cells.append(f"**{text}**" if line != "baseline" and mean == low else text)
+        print(f"| {line} | {' | '.join(cells)} |")
+
+
+def table_above(lines: dict, cells: list, kind: str) -> None:
+    print(f"\n| {kind}, {len(cells)} cells | loss | perplexity | above the baseline, mean "
+          "(each seed) | of the baseline | worst cell |\n|---|---|---|---|---|---|")  # fmt: skip
+    mean = lambda line: np.mean([np.mean(list(lines[line][cell].values())) for cell in cells])
+    for line in lines:
+        by_seed, loss = above(lines, line, cells), mean(line)
+        cost = np.mean(list(by_seed.values()), axis=0)
+        each = ", ".join(f"{d.mean():+.3f}" for d in by_seed.values())
+        shape, T, B = cells[int(cost.argmax())]
+        where = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch size {B})"
+        share = cost.mean() / mean("baseline")
+        print(f"| {line} | {loss:.3f} | {math.exp(loss):.3f} | {cost.mean():+.4f} ({each}) | "
+              f"{share:+.2%} | {where if line != 'baseline' else ''} |")  # fmt: skip
+
+
+def points_above(lines: dict, line: str, shapes: list, B: int) -> dict:
+    """{log2 T: loss above the baseline of each seed}, mean over shapes."""
+    points = {}
+    for T in sorted({T for _, T, b in lines["baseline"] if b == B}):
+        cells = [cell for cell in lines["baseline"] if cell[0] in shapes and cell[1:] == (T, B)]
+        if cells:
+            points[math.log2(T)] = [d.mean() for d in above(lines, line, cells).values()]
+    return points
+
+
+def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
+    """Every schedule above the baseline: at the batch size of the tuning, and at others."""
+    shapes = list(dict.fromkeys(shape for shape, *_ in lines["baseline"]))
+    distance = lambda B: abs(math.log(B / tuned_batch))
+    panels = []
+    for B in sorted({B for *_, B in lines["baseline"]}, key=distance):
+        cells = [cell for cell in lines["baseline"] if cell[2] == B]
+        plain = ["WSD", "cosine", "Power (paper)", "Power (fitted)"]
+        scaled = [f"{line}, learning rate ∝ √batch" for line in ("WSD", "cosine")]
+        names = [name for name in plain + scaled * (B != tuned_batch) if name in lines]
+        shown = {name.replace(" rate", "\nrate"): points_above(lines, name, shapes, B) for name in names}
+        cost = {name: np.mean(list(above(lines, name, cells).values())) for name in names}
+        where = f"{B / tuned_batch:g}× the" if B != tuned_batch else "At the"
+        said = ", ".join(f"{name} {round(cost[name], 3) + 0.0:+.3f}" for name in ("Power (paper)", "WSD"))
+        panels.append(dict(title=f"{where} tuned batch size: {said}", lines=shown))
+    over = "mean over shapes" if len(shapes) > 1 else shapes[0]
+    figures.draw_above(path, panels, f"run length T (tokens); {over}, dots: seeds")
+
+
+def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
+    """If you stop here: one Power run, cosines planned for each length, and the longest one cut."""
+    dense = [shape for shape, *_ in lines["baseline"] if "experts" not in shape]
+    shape = max(dense, key=lambda s: (len(s), s))  # the widest
+    planned = points_above(lines, "cosine", [shape], B)
+    budgets = sorted(T for s, T, b in lines["baseline"] if (s, b) == (shape, B))
+    cosines = [r for r in records if r["schedule"] == "cosine" and r["seed"] < compare.TUNING]
+    if budgets != sorted({r["total_tokens"] for r in cosines}):
+        return  # some are still in training
+    cut: dict = {}
+    for r in cosines:
+        if compare.cell_of(r) == (shape, budgets[-1], B) and r["seed"] in above(lines, "cosine"):
+            for T in budgets:
+                loss = loss_of(r, f"val_loss_at_{T}" if T < budgets[-1] else "val_loss")
+                over = loss - lines["baseline"][shape, T, B][r["seed"]]
+                cut.setdefault(math.log2(T), []).append(over)
+    run = points_above(lines, "Power (paper)", [shape], B)
+    mean = lambda points: np.mean([np.mean(y) for y in points.values()])
+    apart = mean(run) - mean(planned)
+    verb = "ties with" if abs(apart) < 0.005 else "beats" if apart < 0 else "loses to"
+    gray = figures.COLORS["cosine"]
+    top = max(cut, key=lambda x: np.mean(cut[x]))
+    panel = dict(
+        title=f"One Power run {verb} a cosine planned for each length",
+        lines={"one Power run,\ndecayed here": run, "a cosine planned\nfor this length": planned,
+               "baseline": {x: [0.0] for x in planned}},
+        looks={"one Power run,\ndecayed here": figures.look_of("Power (paper)"),
+               "a cosine planned\nfor this length": figures.look_of("cosine"),
+               "baseline": dict(color="black", linewidth=0.8)},
+        extra=(cut, dict(color=gray, linestyle="--", linewidth=1.3)),
+        notes=[("the longest cosine, stopped early", (top, max(cut[top])), gray)],
+    )  # fmt: skip
+    figures.draw_above(path, [panel], f"tokens when the run stops ({shape}, batch size {B})")
+
+
+def price(found: list, lines: dict, out: Path) -> None:
+    """Print and draw the price of not knowing. found: usable minima of WSD."""
+    costs, n = compare.price(found, lines)
+    print(f"the price of not knowing, in nats above the best measured loss; {n} cells")
+    print(f"{'the learning rate depends on':<40}{'mean':>8}{'worst':>8}")
+    for rule, cost in costs.items():
+        cells = f"   ({len(cost)} cells)" if len(cost) != n else ""
+        print(f"{rule:<40}{cost.mean():8.4f}{cost.max():8.4f}{cells}")
+    if costs:
+        figures.draw_price(out / "price.png", costs)
