@@ -25,7 +25,6 @@ T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks: s
 """
 
 import contextlib
-import io
 import json
 import math
 import sys
@@ -37,74 +36,13 @@ from typing import NamedTuple
 import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
-from tools import compare, figures, records as files, report
-from tools.compare import TUNING, loss_of
+from tools import figures, report
+from tools.compare import TUNING, complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
 from tools.figures import size
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 WINDOW = 5
-
-# ---------------------------------------------------------------------------------------------
-# Records
-
-
-def complete(row: dict) -> dict:
-    """A row with every field that a fit reads; raises ValueError if one without a default lacks.
-
-    Needed: total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
-    batch_tokens), and lr (for Power: power_a and power_b). Optional: shape, seed, schedule.
-    """
-    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
-    if "batch_size" not in row and "batch_tokens" in row:
-        row["batch_size"] = row["batch_tokens"] / row["seq_len"]
-    knobs = ("power_a", "power_b") if row["schedule"] == "power" else ("lr",)
-    for name in ("total_tokens", "batch_size", *knobs):
-        if not isinstance(row.get(name), (int, float)) or not (row[name] > 0 or name == "power_b"):
-            raise ValueError(f"a record has {name} {row.get(name)}; it needs a number there (lr, "
-                             "total_tokens, batch_size and seq_len or batch_tokens, val_loss)")  # fmt: skip
-    loss = row.get("val_loss")
-    return row | {"diverged": bool(row.get("diverged")) or loss is None or not math.isfinite(loss)}
-
-
-def shape_of(record: dict) -> str:
-    """The name of a model's shape: its `shape`, or its width, experts and parametrization."""
-    if "shape" in record or "n_embd" not in record:
-        return record.get("shape", "one shape")
-    experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
-    return f"width {record['n_embd']}{experts}" + ", standard" * record.get("standard", False)
-
-
-def is_standard(record: dict) -> bool:
-    """Attention scaled otherwise than by μP's 1 / d_head."""
-    if not {"n_head", "n_embd"} <= record.keys():
-        return False
-    mup = record["n_head"] / record["n_embd"]
-    return not math.isclose(record.get("attention_multiplier") or mup, mup)
-
-
-def read_records(paths: list[Path]) -> list[dict]:
-    """Each run under these folders once: records.jsonl of sweeps, record.json of single runs.
-
-    Raises FileNotFoundError if there are none, ValueError if they cannot be fitted together.
-    """
-    where, found = " ".join(map(str, paths)), []
-    for path in paths:
-        with contextlib.redirect_stderr(io.StringIO()) as notes:
-            some = files.read_records(path)
-        if not some:
-            why = notes.getvalue().split("\n")[0] or f"{path}: no records; give the folder of a sweep"
-            raise FileNotFoundError(why)
-        sys.stderr.write(notes.getvalue())
-        found += map(complete, some)
-    # Where both scales of attention occur, the sweep is `transfer`: each width with and without muP
-    standard = list(map(is_standard, found))
-    found = [r | {"standard": s and not all(standard)} for r, s in zip(found, standard)]
-    found = [r | {"shape": shape_of(r)} for r in found]
-    compare.check_same_settings(found, where)
-    names = "shape schedule batch_size total_tokens seed lr power_a power_b average".split()
-    return list({tuple(r.get(name, False) for name in names): r for r in found}.values())
-
 
 # ---------------------------------------------------------------------------------------------
 # From losses to minima

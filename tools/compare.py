@@ -6,66 +6,122 @@ tuned once in a small cell. The *baseline* is WSD with a learning rate searched 
 Records are dicts as fit.read_records returns them; losses are in nats per token.
 """
 
+import contextlib
+import io
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 
-from tools.records import settings
+from tools import records as files
 
+PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 TUNING = 100  # seeds 100 and up only tune the schedules; sweep.py trains them first
 PAPER_B = -0.51
 KNOBS = {"power": "power_a", "fitted": "power_a", "wsd": "lr", "cosine": "lr"}  # what was tuned
 # Line -> (kind, p, averaged): the tuned value times (batch size / tuned batch size)^p. Power is
 # proportional to the batch size by itself; p = -0.5 takes half of that back.
 LINES = {
-    "Power (paper)": ("power", 0.0, False),
-    "Power (paper), averaged": ("power", 0.0, True),
+    "Power (paper)": ("power", 0, False), "Power (paper), averaged": ("power", 0, True),
     "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
-    "Power (fitted)": ("fitted", -0.5, False),
-    "Power (fitted), averaged": ("fitted", -0.5, True),
-    "WSD": ("wsd", 0.0, False),
-    "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
-    "WSD, learning rate ∝ batch": ("wsd", 1.0, False),
-    "cosine": ("cosine", 0.0, False),
-    "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
-    "cosine, learning rate ∝ batch": ("cosine", 1.0, False),
-}
+    "Power (fitted)": ("fitted", -0.5, False), "Power (fitted), averaged": ("fitted", -0.5, True),
+    "WSD": ("wsd", 0, False), "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
+    "WSD, learning rate ∝ batch": ("wsd", 1, False),
+    "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
+    "cosine, learning rate ∝ batch": ("cosine", 1, False),
+}  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
 # Which records may be fitted or compared together
 
-VARIED = frozenset(
-    "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
-    "decay_tokens shape standard".split()
-)
-OF_A_SHAPE = frozenset(
-    "n_head n_kv_head n_ffn n_expert_active m_width logits_scaling attention_multiplier".split()
-)
+VARIED = set("n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b "
+             "average decay_tokens shape standard".split())  # fmt: skip
+OF_A_SHAPE = set("n_head n_kv_head n_ffn n_expert_active m_width logits_scaling "
+                 "attention_multiplier".split())  # fmt: skip
+
+
+def complete(row: dict) -> dict:
+    """A row with every field that a fit reads; raises ValueError if one without a default lacks.
+
+    Needed: total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
+    batch_tokens), and lr (for Power: power_a and power_b). Optional: shape, seed, schedule.
+    """
+    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
+    if "batch_size" not in row and "batch_tokens" in row:
+        row["batch_size"] = row["batch_tokens"] / row["seq_len"]
+    knobs = ("power_a", "power_b") if row["schedule"] == "power" else ("lr",)
+    for name in ("total_tokens", "batch_size", "seq_len", *knobs):
+        value = row.get(name)
+        if not isinstance(value, (int, float)) or not (value > 0 or name == "power_b"):
+            raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
+    loss = row.get("val_loss")
+    if not isinstance(loss, (int, float, type(None))):
+        raise ValueError(f"a record has val_loss {loss!r}; it must be a number, or null if diverged")
+    diverged = bool(row.get("diverged")) or loss is None or not math.isfinite(loss)
+    return row | {"diverged": diverged}
+
+
+def shape_of(record: dict) -> str:
+    """The name of a model's shape: its `shape`, or its width, experts and parametrization."""
+    if "shape" in record or "n_embd" not in record:
+        return record.get("shape", "one shape")
+    experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
+    return f"width {record['n_embd']}{experts}" + ", standard" * record.get("standard", False)
+
+
+def is_standard(record: dict) -> bool:
+    """Does attention have another scale than μP's 1 / d_head?"""
+    mup = record.get("n_head", 0) / record.get("n_embd", 1)
+    return not math.isclose(record.get("attention_multiplier") or mup, mup)
+
+
+def read_records(paths: list[Path]) -> list[dict]:
+    """Each run under these folders once: records.jsonl of sweeps, record.json of single runs.
+
+    Raises FileNotFoundError if there are none, ValueError if they cannot be fitted together.
+    """
+    found = []
+    for path in paths:
+        with contextlib.redirect_stderr(io.StringIO()) as notes:  # about torn lines
+            some = files.read_records(path)
+        if not some:
+            why = f"{path}: no records; give the folder of a sweep"
+            raise FileNotFoundError(notes.getvalue().split("\n")[0] or why)
+        sys.stderr.write(notes.getvalue())
+        found += map(complete, some)
+    # Where both scales of attention occur, the sweep is `transfer`: each width with and without muP
+    standard = list(map(is_standard, found))
+    found = [r | {"standard": s and not all(standard)} for r, s in zip(found, standard)]
+    found = [r | {"shape": shape_of(r)} for r in found]
+    check_same_settings(found, " ".join(map(str, paths)))
+    names = "shape schedule batch_size total_tokens seed lr power_a power_b average".split()
+    return list({tuple(r.get(name, False) for name in names): r for r in found}.values())
 
 
 def check_same_settings(records: list[dict], where: str) -> None:
     """Raise ValueError if the records differ in a setting that no experiment varies.
 
-    Fields of the shape may differ between shapes, decay_tokens as a share of total_tokens.
+    Fields of the shape may differ between shapes. Decays of one schedule must have the same
+    number of tokens or the same share of the run.
     """
     seen: dict = {}
     for r in records:
-        for name, value in settings(r).items():
+        for name, value in files.settings(r).items():
             if name not in VARIED:
-                seen.setdefault((name, r["shape"] * (name in OF_A_SHAPE)), set()).add(str(value))
+                shape = f" ({r['shape']})" if name in OF_A_SHAPE else ""
+                seen.setdefault(name + shape, set()).add(str(value))
         if "decay_tokens" in r:
-            both = r["decay_tokens"], round(r["decay_tokens"] / r["total_tokens"], 3)
-            seen.setdefault((r["schedule"], bool(r.get("average"))), set()).add(both)
-    for (name, scope), values in seen.items():
-        if isinstance(scope, bool):  # the decay: the same number of tokens, or the same share
-            name, shares = "decay_tokens / total_tokens", {share for _, share in values}
-            values = {str(v) for v in shares} if len({n for n, _ in values}) > 1 else set()
+            decay = r["decay_tokens"], round(r["decay_tokens"] / r["total_tokens"], 3)
+            seen.setdefault((r["schedule"], bool(r.get("average"))), set()).add(decay)
+    for name, values in seen.items():
+        if isinstance(name, tuple):
+            fixed = len({tokens for tokens, _ in values}) == 1
+            name, values = "decay_tokens", {f"{share:.1%}" for _, share in values}
+            values = set() if fixed else values
         if len(values) > 1:
-            of = f" of {scope}" if name in OF_A_SHAPE else ""
-            raise ValueError(
-                f"{where}: runs{of} with different {name} ({', '.join(sorted(values))}); "
-                "fit each setting separately"
-            )
+            values = ", ".join(sorted(values))
+            raise ValueError(f"{where}: runs with different {name} ({values}); fit them separately")
 
 
 def loss_of(record: dict, name: str = "val_loss") -> float:

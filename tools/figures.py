@@ -85,18 +85,23 @@ def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> 
     axis.set_ticks(at, [text(2**x) for x in at])
 
 
-def label_ends(ax, labels: list[str], ends: list[tuple], colors: list) -> None:
-    """Write each label right of the panel, as near to its line's end (x, y) as the others allow."""
+def label_ends(ax, labels: list[str], ends: list[tuple]) -> None:
+    """Write each label right of the panel, as near to its line's end (x, y, color) as others allow.
+
+    A label in parentheses is left out: it stands elsewhere.
+    """
     low, high = ax.get_ylim()
-    line = 0.19 * (high - low) / (ax.figure.get_figheight() / len(ax.figure.axes) - 0.75)
-    sizes = [line * (1.15 + label.count("\n")) for label in labels]
-    heights = spread([y for _, y in ends], sizes)
+    line = 0.19 * (high - low) / inches(ax)
+    ends = [(label, *end) for label, end in zip(labels, ends) if label[0] != "("]
+    sizes = [line * (1.15 + label.count("\n")) for label, *_ in ends]
+    heights = spread([y for _, _, y, _ in ends], sizes)
     low = min(low, *(y - some / 2 for y, some in zip(heights, sizes)))
     ax.set_ylim(low, max(high, *(y + some / 2 for y, some in zip(heights, sizes))))
-    for label, end, height, color in zip(labels, ends, heights, colors):
+    for (label, x, y, color), height in zip(ends, heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
         where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform())
-        ax.annotate(label, end, **where, color=ink(color), va="center", arrowprops=pointer)
+        ax.annotate(label, (x, y), **where, color=ink(color), va="center", arrowprops=pointer)
+
 
 
 def draw_lines(ax, lines: dict, looks: list[dict]) -> None:
@@ -106,24 +111,32 @@ def draw_lines(ax, lines: dict, looks: list[dict]) -> None:
         x = sorted(points)
         means = [np.mean(points[at]) for at in x]
         ax.plot(x, means, **look)
-        for at in x:
-            if len(points[at]) > 1:
-                ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
-        ends.append((x[-1], means[-1]))
-    label_ends(ax, list(lines), ends, [look["color"] for look in looks])
+        for at in x if max(map(len, points.values())) > 1 else []:
+            ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
+        ends.append((x[-1], means[-1], look["color"]))
+    label_ends(ax, list(lines), ends)
 
 
-def key(ax, entries: list[tuple[str, object, str]]) -> None:
-    """Explain markers (marker, color, text) in rows below the data."""
-    columns = 2 if max(len(text) for *_, text in entries) > 12 else 4
-    rows = math.ceil(len(entries) / columns)
+def inches(ax) -> float:
+    """About the height of a panel inside its axes; the layout is settled only when it is drawn."""
+    return ax.figure.get_figheight() / len(ax.figure.axes) - 0.75
+
+
+def key(ax, *groups: list[tuple]) -> None:
+    """Explain markers (marker, color, text) in rows below the data, each group from a new row on."""
+    rows = []
+    for group in groups:
+        longest = max(len(text) for *_, text in group)
+        n = 4 if longest <= 8 else 3 if longest <= 13 else 2
+        rows += [group[i : i + n] for i in range(0, len(group), n)]
+    step = 0.19 / inches(ax)
     low, high = ax.get_ylim()
-    height = 0.075 * rows + 0.02
-    ax.set_ylim(high - (high - low) / (1 - height), high)
-    for i, (marker, color, text) in enumerate(entries):
-        x, y = 0.03 + (i % columns) / columns, 0.045 + 0.075 * (rows - 1 - i // columns)
-        ax.scatter([x], [y], s=24, marker=marker, color=[color], transform=ax.transAxes)
-        ax.text(x + 0.03, y, text, color=ink(color), va="center", transform=ax.transAxes)
+    ax.set_ylim(high - (high - low) / (1 - step * (len(rows) + 0.3)), high)
+    for i, row in enumerate(reversed(rows)):
+        for k, (marker, color, text) in enumerate(row):
+            x, y = 0.03 + k / max(3, *map(len, rows)), step * (i + 0.7)
+            ax.scatter([x], [y], s=24, marker=marker, color=[color], transform=ax.transAxes)
+            ax.text(x + 0.03, y, text, color=ink(color), va="center", transform=ax.transAxes)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -279,11 +292,11 @@ def draw_curves(path: Path, curves: dict[str, list[dict]], window: int = 9) -> N
             ax.plot(*smooth, color=color, linewidth=1.5)
             dots = column(lines, "val_loss")
             ax.plot(*dots, color=color, marker="o", linestyle="none", markeredgecolor="white")
-            ends.append(tuple(values[-1] for values in (dots if dots[0] else smooth)))
+            ends.append((*(values[-1] for values in (dots if dots[0] else smooth)), color))
             seen += [*smooth[1], *dots[1]]
         low, high = np.nanmin(seen), np.nanpercentile(seen, 95)
         ax.set_ylim(low - 0.1 * (high - low), high)
-        label_ends(ax, list(curves), ends, colors)
+        label_ends(ax, list(curves), ends)
         ax.set_title("Validation loss (dots), training loss (lines)")
         ax.set_xlabel("tokens seen (millions)")
         ax.set_ylabel("loss (nats per token)")
@@ -296,7 +309,7 @@ def draw_curves(path: Path, curves: dict[str, list[dict]], window: int = 9) -> N
 def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
     """Figure 2 of the paper: loss against learning rate, each seed's minimum at the valley's foot.
 
-    panels: title, note, xlabel, ticks (function of the axis), groups {label: minima}.
+    panels: title, xlabel, log (of the x axis), groups {label: minima}.
     """
     with figure(path, 3.75 * len(panels), len(panels), **layout) as axes:
         for ax, panel in zip(axes, panels):
@@ -307,11 +320,11 @@ def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
             top = 1.6 * max(highest, default=0) or 0.1
             _draw_feet(ax, groups, colors, top)
             ax.set_title(panel["title"])
-            where = dict(ha="right", va="bottom", transform=ax.transAxes)
-            ax.text(0.99, 0.02, panel["note"], **where)  # the feet of the valleys leave it free
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
-            panel["ticks"](ax.xaxis)
+            some = panels if layout else [panel]
+            x = sorted({x for p in some for found in p["groups"].values() for m in found for x, _ in m.points})
+            log_ticks(ax.xaxis, x, short) if panel["log"] else ax.set_xticks(x[1::4])
             percent = lambda y: 100 * np.expm1(y)
             nats = lambda p: np.log1p(np.maximum(p, -99) / 100)
             right = ax.secondary_yaxis("right", functions=(percent, nats))
@@ -347,7 +360,7 @@ def _draw_feet(ax, groups: dict, colors: list, top: float) -> None:
             label += ": no minimum inside"
         x = max(at, default=left) + 0.03 * (right - left)
         ax.text(x, y, label, color=ink(color), va="center")
-        ax.set_xlim(right=max(right, x + 0.022 * len(label) * (right - left)))  # room for the label
+        ax.plot([x + 0.021 * len(label) * (right - left)], [y])  # nothing, but room for the label
     ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
@@ -419,15 +432,15 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
         for m in beyond:
             color = ink(colors.get(m.batch_size, (0, 0, 0)))
             ax.scatter(math.log2(m.T), height(m), s=120, marker="*", color=[color], zorder=3)
-        ends, texts = [(T[-1], line[-1]), (T[-1], paper[-1])], [f"T^{law['b']:.2f}", "the paper's\nslope, -0.51"]
-        label_ends(ax, texts, ends, ["black", COLORS["wsd"]])
-        key(ax, [(marker_of[shape], "black", shape) for shape in shapes]
-            + [("o", color, f"batch {B:g}") for B, color in colors.items()])  # fmt: skip
+        texts = [f"T^{law['b']:.2f}", "the paper's\nslope, -0.51"]
+        label_ends(ax, texts, [(T[-1], line[-1], "black"), (T[-1], paper[-1], COLORS["wsd"])])
+        batches = [("o", color, f"batch {B:g}") for B, color in colors.items()]
+        key(ax, [(marker_of[shape], "black", shape) for shape in shapes], batches)
         every = [height(m) for m in [*found, *beyond]]
         log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], short, finest=0.5)
         log_ticks(ax.xaxis, [math.log2(m.T) for m in [*found, *beyond]], size)
         low, high = law["b_interval"]
-        ax.set_title(f"The best learning rate falls as T^{law['b']:.2f} [{low:.2f}, {high:.2f}]")
+        ax.set_title(f"Best learning rate falls as T^{law['b']:.2f} [{low:.2f}, {high:.2f}]")
         ax.set_xlabel("run length T (tokens)" + "; star: not in the fit" * bool(beyond))
         ax.set_ylabel(f"best learning rate / beta^{law['q']:.2f}")
 
@@ -451,13 +464,10 @@ def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
             x = sorted({at for points in lines.values() for at in points})
             ax.plot(x, [0] * len(x), color="black", linewidth=0.8)
             draw_lines(ax, lines, [panel.get("looks", {}).get(label) or look_of(label) for label in lines])
-            if "extra" in panel:
-                points, look = panel["extra"]
-                ax.plot(points.keys(), list(map(np.mean, points.values())), **look)
-                for at, some in points.items():
-                    ax.scatter([at] * len(some), some, s=8, color=look["color"])
             for text, at, color in panel.get("notes", []):
-                ax.annotate(text, at, (0, 6), textcoords="offset points", color=color, ha="center")
+                where = dict(textcoords="offset points", ha="center", va="bottom")
+                ax.annotate(text, at, (0, 6), color=color, **where)
+                ax.set_ylim(top=ax.get_ylim()[1] + 0.3 / inches(ax) * np.ptp(ax.get_ylim()))
             log_ticks(ax.xaxis, x, size)
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the baseline (nats)")
@@ -468,7 +478,7 @@ def draw_price(path: Path, costs: dict[str, np.ndarray]) -> None:
     """Mean and worst cost of each rule for the learning rate, {rule: nats in each cell}."""
     with figure(path, 0.5 + 0.33 * len(costs)) as (ax,):
         for i, (rule, cost) in enumerate(costs.items()):
-            color = _color_of(rule.split()[0].lower()) if "tuned" in rule else "black"
+            color = look_of(rule)["color"] if "tuned" in rule else "black"
             ax.plot([cost.mean(), cost.max()], [-i, -i], color=color, linewidth=0.8)
             ax.scatter([cost.mean()], [-i], s=30, color=color)
             ax.scatter([cost.max()], [-i], s=30, facecolors="white", edgecolors=color)

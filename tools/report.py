@@ -38,14 +38,6 @@ def cost_beside(found: list, step: float) -> tuple[float, float]:
     return tuple(float(np.mean(some)) if some else math.nan for some in costs.values())
 
 
-def panel(groups: dict, title: str, note: str, xlabel: str = "", log: bool = True) -> dict:
-    """One panel of draw_valleys, with ticks at the values that were tried."""
-    x = sorted({x for found in groups.values() for m in found for x, _ in m.points})
-    log_ticks = lambda axis: figures.log_ticks(axis, x, short)
-    ticks = log_ticks if log else lambda axis: axis.set_ticks(x[1::4])
-    return dict(groups=groups, title=title, note=note, xlabel=xlabel, ticks=ticks)
-
-
 # ---------------------------------------------------------------------------------------------
 # WSD
 
@@ -67,8 +59,8 @@ def draw_valleys(path: Path, found: list) -> None:
         more = getattr(last[0], name) / getattr(first[0], name)
         times = f"{2 ** (mean_x(last) - mean_x(first)):.{digits}f}"
         title = f"{more:.0f}× the {what}, {times}× the best learning rate"
-        panels.append(panel(groups, title, f"{some[0].shape}, {note}"))
-    panels[1]["xlabel"] = "learning rate (triangles: each seed's minimum)"
+        xlabel = f"learning rate ({some[0].shape}, {note})"
+        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(path, panels, sharex=True)
 
 
@@ -146,9 +138,10 @@ def transfer(found: list, out: Path) -> None:
         first, last = list(groups.values())[0], list(groups.values())[-1]
         moved = 2 ** (mean_x(last) - mean_x(first))
         widths = [float(shape.split()[1].rstrip(",")) for shape in groups]
-        title = f"{max(widths) / min(widths):.0f}× the width, {moved:.2f}× the best learning rate"
-        panels.append(panel(groups, f"{'Without' if kind else 'With'} μP: {title}", ""))
-    panels[0]["xlabel"] = "learning rate (triangles: each seed's minimum)"
+        title = f"{max(widths) / min(widths):.0f}× the width, {moved:.2f}× the learning rate"
+        title = f"{'Without' if kind else 'With'} μP: {title}"
+        xlabel = "learning rate (triangle: minimum of a seed)"
+        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels[::-1], sharex=True)
     print(f"\n{out}: transfer.png")
 
@@ -188,8 +181,9 @@ def power(found: dict[str, list], center: dict, out: Path) -> None:
         groups = group(longest, lambda m: f"batch size {m.batch_size:g}")
         best = [value(x) for x in map(mean_x, groups.values()) if math.isfinite(x)] or [math.nan]
         other = "b" if name == "a" else "a"
-        panels.append(panel(groups, f"The best {name} is {min(best):.2g} to {max(best):.2g}", 
-            f"T = {size(T)}, {shape}", f"{name} (at {other} = {center[other]:g})", name == "a"))
+        title = f"The best {name} is {min(best):.2g} to {max(best):.2g}"
+        xlabel = f"{name} ({other} = {center[other]:g}, T = {size(T)}, {shape})"
+        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=name == "a"))
     figures.draw_valleys(out / "power.png", panels)
     title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
     lines = lines_of(good, "batch_size", "T", "batch size {}")
@@ -284,7 +278,8 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
         shown = {name.replace(" rate", "\nrate"): points_above(lines, name, shapes, B) for name in names}
         cost = {name: np.mean(list(above(lines, name, cells).values())) for name in names}
         where = f"{B / tuned_batch:g}× the" if B != tuned_batch else "At the"
-        said = ", ".join(f"{name} {round(cost[name], 3) + 0.0:+.3f}" for name in ("Power (paper)", "WSD"))
+        power, wsd = (round(cost[name], 3) + 0.0 for name in ("Power (paper)", "WSD"))  # no -0.000
+        said = f"Power {power:+.3f}, WSD {wsd:+.3f}"
         panels.append(dict(title=f"{where} tuned batch size: {said}", lines=shown))
     over = "mean over shapes" if len(shapes) > 1 else shapes[0]
     figures.draw_above(path, panels, f"run length T (tokens); {over}, dots: seeds")
@@ -310,18 +305,20 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
     mean = lambda points: np.mean([np.mean(y) for y in points.values()])
     apart = mean(run) - mean(planned)
     verb = "ties with" if abs(apart) < 0.005 else "beats" if apart < 0 else "loses to"
-    gray = figures.COLORS["cosine"]
+    gray, black = figures.COLORS["cosine"], dict(color="black", linewidth=0.8)
     top = max(cut, key=lambda x: np.mean(cut[x]))
+    shown = {  # label: points and look; the label of the last one stands at its top
+        "one Power run,\ndecayed here": (run, figures.look_of("Power (paper)")),
+        "a cosine planned\nfor this length": (planned, figures.look_of("cosine")),
+        "baseline": ({x: [0.0] for x in planned}, black),
+        "(the longest cosine)": (cut, dict(color=gray, linestyle="--", linewidth=1.3)),
+    }
     panel = dict(
-        title=f"One Power run {verb} a cosine planned for each length",
-        lines={"one Power run,\ndecayed here": run, "a cosine planned\nfor this length": planned,
-               "baseline": {x: [0.0] for x in planned}},
-        looks={"one Power run,\ndecayed here": figures.look_of("Power (paper)"),
-               "a cosine planned\nfor this length": figures.look_of("cosine"),
-               "baseline": dict(color="black", linewidth=0.8)},
-        extra=(cut, dict(color=gray, linestyle="--", linewidth=1.3)),
+        title=f"One Power run {verb} {len(budgets)} planned cosines",
+        lines={label: points for label, (points, _) in shown.items()},
+        looks={label: look for label, (_, look) in shown.items()},
         notes=[("the longest cosine, stopped early", (top, max(cut[top])), gray)],
-    )  # fmt: skip
+    )
     figures.draw_above(path, [panel], f"tokens when the run stops ({shape}, batch size {B})")
 
 
