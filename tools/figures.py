@@ -128,13 +128,13 @@ def key(ax, *groups: list[tuple]) -> None:
     for group in groups:
         longest = max(len(text) for *_, text in group)
         n = 4 if longest <= 8 else 3 if longest <= 13 else 2
-        rows += [group[i : i + n] for i in range(0, len(group), n)]
+        rows += [(n, group[i : i + n]) for i in range(0, len(group), n)]
     step = 0.19 / inches(ax)
     low, high = ax.get_ylim()
     ax.set_ylim(high - (high - low) / (1 - step * (len(rows) + 0.3)), high)
-    for i, row in enumerate(reversed(rows)):
+    for i, (n, row) in enumerate(reversed(rows)):
         for k, (marker, color, text) in enumerate(row):
-            x, y = 0.03 + k / max(3, *map(len, rows)), step * (i + 0.7)
+            x, y = 0.03 + k / n, step * (i + 0.7)
             ax.scatter([x], [y], s=24, marker=marker, color=[color], transform=ax.transAxes)
             ax.text(x + 0.03, y, text, color=ink(color), va="center", transform=ax.transAxes)
 
@@ -228,6 +228,8 @@ def read_metrics(run: Path) -> list[dict]:
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
             metrics = json.loads(line)
             found[metrics["tokens"], "val_loss" in metrics] = metrics
+    if not found:
+        raise FileNotFoundError(f"{run}: no metrics in metrics.jsonl; give the folder of a run")
     return [found[at] for at in sorted(found)]
 
 
@@ -360,7 +362,7 @@ def _draw_feet(ax, groups: dict, colors: list, top: float) -> None:
             label += ": no minimum inside"
         x = max(at, default=left) + 0.03 * (right - left)
         ax.text(x, y, label, color=ink(color), va="center")
-        ax.plot([x + 0.021 * len(label) * (right - left)], [y])  # nothing, but room for the label
+        ax.plot([x + 0.021 * len(label) * (right - left)], [y], color="black", alpha=0)  # room
     ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
@@ -465,7 +467,8 @@ def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
             ax.plot(x, [0] * len(x), color="black", linewidth=0.8)
             draw_lines(ax, lines, [panel.get("looks", {}).get(label) or look_of(label) for label in lines])
             for text, at, color in panel.get("notes", []):
-                where = dict(textcoords="offset points", ha="center", va="bottom")
+                side = "center" if x[0] < at[0] < x[-1] else "left" if at[0] == x[0] else "right"
+                where = dict(textcoords="offset points", ha=side, va="bottom")
                 ax.annotate(text, at, (0, 6), color=color, **where)
                 ax.set_ylim(top=ax.get_ylim()[1] + 0.3 / inches(ax) * np.ptp(ax.get_ylim()))
             log_ticks(ax.xaxis, x, size)
@@ -476,7 +479,7 @@ def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
 
 def draw_price(path: Path, costs: dict[str, np.ndarray]) -> None:
     """Mean and worst cost of each rule for the learning rate, {rule: nats in each cell}."""
-    with figure(path, 0.5 + 0.33 * len(costs)) as (ax,):
+    with figure(path, 1.4 + 0.3 * len(costs)) as (ax,):
         for i, (rule, cost) in enumerate(costs.items()):
             color = look_of(rule)["color"] if "tuned" in rule else "black"
             ax.plot([cost.mean(), cost.max()], [-i, -i], color=color, linewidth=0.8)

@@ -155,40 +155,53 @@ def mean_loss(found: list) -> tuple[list, list]:
     return sorted(by_x), [float(np.mean(by_x[x])) for x in sorted(by_x)]
 
 
-def power(found: dict[str, list], center: dict, out: Path) -> None:
-    """Print and draw the best a and b for every T and batch size. found: minima of both scans."""
-    panels = []
-    for name, some in found.items():
-        good, value = [m for m in some if not m.why_not], (lambda x: 2**x) if name == "a" else float
-        if not good:
-            raise ValueError(f"no best {name}: all {len(some)} minima are at an edge or incomplete")
-        left_out = f" ({len(some) - len(good)} minima left out)" * (len(good) < len(some))
-        print(f"best {name}, mean over seeds{left_out}")
-        batches = sorted({m.batch_size for m in some})
-        print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
-        for T in sorted({m.T for m in some}):
-            at = lambda B: [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
-            print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
-        x = np.array([value(m.x) for m in good])
-        print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, "
-              f"from {x.min():.3f} to {x.max():.3f}, {len(x)} minima")  # fmt: skip
-        step, text = (1, "half the best a, and twice it") if name == "a" else (
-            0.06, "0.06 below the best b, and above it")  # fmt: skip
-        print("{}: {:.3f} and {:.3f} nats above its loss\n".format(text, *cost_beside(some, step)))
-        shapes = list(dict.fromkeys(m.shape for m in some))
-        shape, T = shapes[len(shapes) // 2], max(m.T for m in some)
-        longest = [m for m in some if (m.shape, m.T) == (shape, T)]
-        groups = group(longest, lambda m: f"batch size {m.batch_size:g}")
-        best = [value(x) for x in map(mean_x, groups.values()) if math.isfinite(x)] or [math.nan]
-        other = "b" if name == "a" else "a"
-        title = f"The best {name} is {min(best):.2g} to {max(best):.2g}"
-        xlabel = f"{name} ({other} = {center[other]:g}, T = {size(T)}, {shape})"
-        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=name == "a"))
-    figures.draw_valleys(out / "power.png", panels)
-    title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
-    lines = lines_of(good, "batch_size", "T", "batch size {}")
-    figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "best b", size)
-    print(f"{out}: power.png, best_b.png")
+def power(scans: dict[str, list], center: dict, out: Path) -> None:
+    """Print and draw the best a and b for every T and batch size. scans: minima over a and over b."""
+    good = {name: [m for m in found if not m.why_not] for name, found in scans.items()}
+    if not any(good.values()):
+        raise ValueError("no best a or b: every minimum is at an edge or incomplete")
+    for name, found in scans.items():
+        if good[name]:
+            table_of_best(name, found, good[name])
+        else:
+            print(f"no best {name}: all {len(found)} minima are at an edge or incomplete\n")
+    figures.draw_valleys(out / "power.png", [power_panel(n, scans[n], center) for n in scans])
+    if good["b"]:
+        x = np.array([m.x for m in good["b"]])
+        title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
+        lines = lines_of(good["b"], "batch_size", "T", "batch size {}")
+        figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "best b", size)
+    print(f"{out}: power.png" + ", best_b.png" * bool(good["b"]))
+
+
+def table_of_best(name: str, found: list, good: list) -> None:
+    value = (lambda m: 2**m.x) if name == "a" else (lambda m: m.x)
+    left_out = f" ({len(found) - len(good)} minima left out)" * (len(good) < len(found))
+    print(f"best {name}, mean over seeds{left_out}")
+    batches = sorted({m.batch_size for m in found})
+    print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
+    for T in sorted({m.T for m in found}):
+        at = lambda B: [value(m) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+        print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
+    x = np.array(list(map(value, good)))
+    print(f"all: mean {x.mean():.3f}, standard deviation {x.std():.3f}, "
+          f"from {x.min():.3f} to {x.max():.3f}, {len(x)} minima")  # fmt: skip
+    step, text = (1, "a factor of 2") if name == "a" else (0.06, "0.06")
+    low, high = cost_beside(found, step)
+    print(f"{text} below the best {name} costs {low:.3f} nats, above it {high:.3f}\n")
+
+
+def power_panel(name: str, found: list, center: dict) -> dict:
+    """Valleys of the middle shape at the longest T, one for each batch size."""
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    shape, T = shapes[len(shapes) // 2], max(m.T for m in found)
+    longest = [m for m in found if (m.shape, m.T) == (shape, T)]
+    groups = group(longest, lambda m: f"batch size {m.batch_size:g}")
+    best = [2**x if name == "a" else x for x in map(mean_x, groups.values()) if math.isfinite(x)]
+    title = f"The best {name} is {min(best):.2g} to {max(best):.2g}" if best else f"No best {name}"
+    other = "b" if name == "a" else "a"
+    xlabel = f"{name} ({other} = {center[other]:g}, T = {size(T)}, {shape})"
+    return dict(groups=groups, title=title, xlabel=xlabel, log=name == "a")
 
 
 # ---------------------------------------------------------------------------------------------
