@@ -188,7 +188,7 @@ def _draw_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
             _plot_schedule(ax, curve, total, **SCHEDULE_LOOKS[name])
     for other in (batch // 2, batch * 2):
         _plot_schedule(ax, paper_curves(T, other)["power"], T, color=color, linewidth=0.8)
-    ax.set_title("Power is one curve for every run length, cosine is not")
+    ax.set_title("Power is one curve for every length, cosine is not")
     ax.text(14.2, 0.0168, "dashed: cosine, a new\ncurve for every run length", color=COLORS["cosine"])
     thin = f"thin: batch size {batch // 2} and {batch * 2},\nhalf and twice the learning rate"
     ax.text(14.2, 0.0122, thin, color=color)
@@ -202,20 +202,20 @@ def _draw_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
 def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None:
     """The coordinate check: {parametrization: {activation: its mean change at each width}}."""
     titles = ("Standard: wider models move further", "μP: they move the same at any width")
+    y = np.log2([moved for change in changes.values() for moved in change.values()])
     with figure(path, 6.2, 2, sharex=True, sharey=True) as panels:
+        panels[0].set_ylim(y.min() - 1, y.max() + 1)
+        log_ticks(panels[0].yaxis, [math.floor(y.min()), y.max()], short)
         for ax, title, change in zip(panels, titles, changes.values()):
-            lines = {
-                f"{hook} {slope(moved):+.1f}": {math.log2(w): [math.log2(y)] for w, y in zip(widths, moved)}
-                for hook, moved in change.items()
-            }
-            looks = [dict(color=PALETTE[i], marker=MARKERS[i]) for i in range(len(lines))]
+            points = lambda moved: {math.log2(w): [math.log2(c)] for w, c in zip(widths, moved)}
+            lines = {f"{hook} {slope(moved):+.1f}": points(moved) for hook, moved in change.items()}
+            looks = [dict(color=c, marker=m) for c, m in zip((*PALETTE[:3], "black"), MARKERS)]
             draw_lines(ax, lines, looks)
             ax.set_title(title)
             ax.set_ylabel("mean change in 4 steps")
         log_ticks(panels[0].xaxis, np.log2(widths), "{:.0f}".format)
-        every = [y for change in changes.values() for moved in change.values() for y in moved]
-        log_ticks(panels[0].yaxis, [math.floor(math.log2(min(every))), math.log2(max(every))], short)
         panels[1].set_xlabel("width (numbers: slope of the log change)")
+
 
 
 def read_metrics(run: Path) -> list[dict]:
