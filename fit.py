@@ -3,25 +3,25 @@
     python fit.py runs/wsd-quick                             the law, law.json, figures
     python fit.py runs/wsd-quick --beyond runs/beyond-quick  does it hold at 4 times the longest T?
     python fit.py runs/wsd-a --against runs/wsd-b            how much b and q of two sweeps differ
-    python fit.py runs/power-quick                           best a and b; so transfer-, compare-quick
+    python fit.py runs/compare-quick                         so also power-quick, transfer-quick
     python fit.py --predict --total_tokens 10e12 --batch_size 1024         the paper's learning rate
     python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1           losses of any runs
 
 The procedure, fixed before the runs in results/ were made:
 
-1. A *cell* is a shape, a run length T and a batch size. Each seed's best learning rate is the vertex
-   of a parabola through loss against log lr at 5 rates: the best one measured and two on each side,
-   in steps of sqrt(2); of a grid in steps of 2, one on each side. A minimum is left out, and counted,
-   if it is the first or last of its rates, if one of the 5 diverged or is missing, or if the vertex
-   falls outside them. The fit is repeated with 3 and 7 rates.
+1. A *cell* is a shape, a run length T and a batch size. Each seed's best learning rate is the
+   vertex of a parabola through loss against log lr at 5 rates: the best one measured and two on
+   each side, in steps of sqrt(2), or one on each side in a grid of steps of 2. A minimum is left
+   out, and counted, if it is the first or last of its rates, if one of the 5 diverged or is
+   missing, or if the vertex falls outside them. The fit is repeated with 3 and 7 rates.
 2. The joint fit: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
 3. The paper's fit: q = 1, so only gamma = lr / beta is left to explain, for the three batch sizes
    with the lowest loss at each shape and T: log gamma = log a + b log T. (The paper averages the
    three gammas before it takes the logarithm; we average logarithms.)
-4. Intervals hold 95% of 2,000 bootstrap draws, which draw seeds and cells with replacement, both at
-   once. They include the noise between seeds and the distance of cells from a straight line.
+4. Intervals hold 95% of 2,000 bootstrap draws of seeds and cells, both at once, with replacement.
+   They include the noise between seeds and the distance of cells from a straight line.
 
-T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks: see `law`.
+T counts tokens, beta sequences of 4096 tokens, as in schedules.py. In a notebook: fit.law(rows).
 """
 
 import contextlib
@@ -29,7 +29,6 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,13 +38,9 @@ from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import figures, report
 from tools.compare import TUNING, complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
-from tools.figures import size
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 WINDOW = 5
-
-# ---------------------------------------------------------------------------------------------
-# From losses to minima
 
 
 class Minimum(NamedTuple):
@@ -61,40 +56,34 @@ class Minimum(NamedTuple):
     near: list  # those around the lowest
 
 
-def around_lowest(points: list[tuple], window: int) -> list[tuple]:
-    """The `window` points around the lowest, fewer at an edge or in steps wider than sqrt(2)."""
+def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
+    """Index of the lowest point, and `window` points around it; fewer in steps above sqrt(2)."""
     best = min(range(len(points)), key=lambda i: points[i][1])
     step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
     side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)
-    return points[max(0, best - side) : best + side + 1]
+    return best, points[max(0, best - side) : best + side + 1]
 
 
 def parabola(points: list[tuple], window: int = WINDOW) -> tuple[float, str]:
     """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or "")."""
     points = sorted(points)
-    near = around_lowest(points, window)
-    best = min(range(len(points)), key=lambda i: points[i][1])
+    best, near = around_lowest(points, window)
     if best in (0, len(points) - 1):
         return points[best][0], "at an edge"
     if math.isinf(max(points[best - 1][1], points[best + 1][1])):
         return points[best][0], "beside a diverged run"
     x, y = np.array(near).T
-    side = near.index(points[best])
-    uneven = np.ptp(np.diff(x)) > 0.01 or np.isinf(y).any()
-    if len(points) < window or len(near) != 2 * side + 1 or uneven:
+    centered = len(points) >= window and len(near) == 2 * near.index(points[best]) + 1
+    if not centered or np.ptp(np.diff(x)) > 0.01 or np.isinf(y).any():
         return points[best][0], f"fewer than {window} rates in equal steps"
     curvature, slope, _ = np.polyfit(x - points[best][0], y, 2)
     vertex = points[best][0] - slope / (2 * curvature) if curvature > 0 else math.inf
     return (vertex, "") if x[0] <= vertex <= x[-1] else (points[best][0], "no valley")
 
 
-def log2_lr(record: dict) -> float:
-    return math.log2(record["lr"])
-
-
-def minima(records: list[dict], window: int = WINDOW, of: Callable = log2_lr) -> list[Minimum]:
-    """The best learning rate of every shape, T, batch size and seed; of: record -> x."""
-    groups: dict = {}
+def minima(records: list[dict], window: int = WINDOW, of=None) -> list[Minimum]:
+    """The best learning rate of each shape, T, batch size and seed. of: record -> x (log2 lr)."""
+    of, groups = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
         cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"]
@@ -102,18 +91,13 @@ def minima(records: list[dict], window: int = WINDOW, of: Callable = log2_lr) ->
     found = []
     for cell in sorted(groups, key=lambda cell: (len(cell[0]), cell)):  # narrow to wide
         points = sorted(groups[cell])
-        near = around_lowest(points, window)
-        loss = min(y for _, y in points)
-        found.append(Minimum(*cell, loss, *parabola(points, window), points, near))
+        best, near = around_lowest(points, window)
+        found.append(Minimum(*cell, points[best][1], *parabola(points, window), points, near))
     return found
 
 
-# ---------------------------------------------------------------------------------------------
-# From minima to a law
-
-
 def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
-    """Weights of the points, [1 + draws, n]: first all 1, then how often seed and cell were drawn."""
+    """Weights of the points, [1 + draws, n]: first 1, then how often seed and cell are drawn."""
     rng = np.random.default_rng(0)
     weights = np.ones((draws, len(points)))
     for part in (lambda p: p.seed, lambda p: (p.shape, p.T, p.batch_size)):
@@ -131,7 +115,7 @@ def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bo
     """
     T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
     one_hot = [[p.shape in group for p in points] for group in shapes]
-    X = np.array(one_hot + [T] + [beta] * free_q, dtype=float).T  # [n, k]
+    X = np.array([*one_hot, T] + [beta] * free_q, dtype=float).T  # [n, k]
     y = y if free_q else y - beta
     A = np.einsum("rn,ni,nj->rij", weights, X, X)
     good = np.linalg.matrix_rank(A) == X.shape[1]
@@ -151,16 +135,13 @@ class Law(NamedTuple):
 
 
 def joint_law(found: list[Minimum]) -> Law:
-    """One regression for all minima; a is the geometric mean of the shapes' a.
-
-    Raises ValueError if the minima do not determine it.
-    """
+    """One regression for all minima; a: geometric mean of the shapes. Raises ValueError."""
     points = usable(found)
-    shapes = list(dict.fromkeys(m.shape for m in points))
+    shapes = [*dict.fromkeys(m.shape for m in points)]
     solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
     if not np.isfinite(solved[0]).all():
-        raise ValueError(f"{len(points)} usable minima do not determine a, b and q "
-                         f"({reasons(found)}); is the sweep still running?")  # fmt: skip
+        why = f"{reasons(found)}; is the sweep still running?"
+        raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
     log_a, b, q = solved[:, :-2], solved[:, -2], solved[:, -1]
     return Law(2 ** log_a.mean(axis=1), b, q, dict(zip(shapes, 2**log_a.T)))
 
@@ -176,10 +157,9 @@ def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
 
 
 def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
-    """q = 1, the three best batch sizes of each shape and T, one a for all shapes (or one shape)."""
+    """q = 1, the three best batch sizes of each shape and T, one a for all shapes (or for one)."""
     points = [m for m in best_three(usable(found)) if shape in (None, m.shape)]
-    shapes = [[m.shape for m in points]]
-    log_a, b, q = regress(points, bootstrap(points), shapes, free_q=False).T
+    log_a, b, q = regress(points, bootstrap(points), [{m.shape for m in points}], free_q=False).T
     return Law(2**log_a, b, q, {})
 
 
@@ -196,12 +176,12 @@ def usable(found: list[Minimum]) -> list[Minimum]:
 
 
 def reasons(found: list[Minimum]) -> str:
-    counts = Counter(m.why_not for m in found if m.why_not)
-    return ", ".join(f"{n} {why}" for why, n in counts.items())
+    why_not = Counter(m.why_not for m in found if m.why_not)
+    return ", ".join(f"{n} {why}" for why, n in why_not.items())
 
 
 def best_three(points: list[Minimum]) -> list[Minimum]:
-    """Minima of the three batch sizes with the lowest loss (mean over seeds), for each shape and T."""
+    """Minima of the three batch sizes with the lowest mean loss, for each shape and T."""
     losses: dict = {}
     for m in points:
         losses.setdefault((m.shape, m.T), {}).setdefault(m.batch_size, []).append(m.loss)
@@ -211,9 +191,8 @@ def best_three(points: list[Minimum]) -> list[Minimum]:
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """The middle 95% of the draws; the first entry is the estimate and does not count."""
-    if not np.isfinite(draws[1:]).any():
-        return math.nan, math.nan
-    return tuple(np.nanpercentile(draws[1:], [2.5, 97.5]).tolist())
+    draws = draws[1:][np.isfinite(draws[1:])]
+    return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
 
 
 def show(draws: np.ndarray, digits: int = 3) -> str:
@@ -222,7 +201,11 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 
 
 def law(rows: list[dict]) -> dict:
-    """Fit lr = a beta^q T^b to plain rows (see `complete`) and return what law.json holds."""
+    """Fit lr = a beta^q T^b to plain rows, for notebooks too; returns what law.json holds.
+
+    A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size and
+    seq_len. Optional: shape and seed, else all rows have the same. Raises ValueError.
+    """
     rows = [complete(row) for row in rows]
     found = minima(rows)
     joint, paper = joint_law(found), paper_law(found)
@@ -246,33 +229,29 @@ def read_law(name: str) -> dict:
     if name == "paper":
         return PAPER
     try:
-        law = json.loads(Path(name).read_text())
-        return {key: float(law[key]) for key in PAPER}
+        return {key: float(json.loads(Path(name).read_text())[key]) for key in PAPER}
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
         raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
 
-# ---------------------------------------------------------------------------------------------
-# Reports: what the records of each experiment say
-
-
 def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print the law by both fits; draw the figures; last, write law.json. beyond: cells not fitted."""
+    """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
     found, values = minima(records), law(records)
-    joint, own = joint_law(found), slopes(found)
-    dropped = len(found) - len(usable(found))
-    left_out = f", {dropped} of them left out: {reasons(found)}" if dropped else ""
-    print(f"{len(records):,} runs, {len(found)} minima{left_out}")
+    joint, own, points = joint_law(found), slopes(found), usable(found)
+    left_out = f", {len(found) - len(points)} of them left out: {reasons(found)}"
+    print(f"{len(records):,} runs, {len(found)} minima" + left_out * (len(points) < len(found)))
     print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
     print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
     for window in (3, 5, 7):
         with contextlib.suppress(ValueError):  # too few rates for this window
             one, other = (fit(minima(records, window)) for fit in (joint_law, paper_law))
             print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
-    where = lambda x, name: "inside" if np.clip(x, *values[f"{name}_interval"]) == x else "outside"
-    print(f"b, joint fit, {WINDOW} rates: the paper's -0.51 is {where(-0.51, 'b')}, "
-          f"Bjorck's -0.32 is {where(-0.32, 'b')}\nq, joint fit, {WINDOW} rates: "
-          f"the paper's 1 is {where(1, 'q')}, the square root's 0.5 is {where(0.5, 'q')}")  # fmt: skip
+    for name, *others in (("b", "the paper's -0.51", "Bjorck's -0.32"),
+                          ("q", "the paper's 1", "the square root's 0.5")):  # fmt: skip
+        low, high = values[f"{name}_interval"]
+        side = lambda x: "inside" if low <= float(x.split()[-1]) <= high else "outside"
+        said = ", ".join(f"{other} is {side(other)}" for other in others)
+        print(f"{name}, joint fit, {WINDOW} rates: {said}")
     low, high = report.cost_beside(found, 1)
     print(f"half the best measured learning rate costs {low:.3f} nats, twice that rate {high:.3f}")
     first = next(iter(joint.a_of))
@@ -282,44 +261,42 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
             line += f"; a {show(a / joint.a_of[first], 2)} times that of {first}"
             line += f", difference of b {show(own[shape] - own[first], 2)}"
         print(line)
-    outside = minima(beyond)
-    for m in outside:
+    for m in minima(beyond):
         report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
     print(report.next_commands(records, lambda *cell: predict(values, *cell), values))
+    report.price(points, {}, out)
     report.draw_valleys(out / "valleys.png", found)
-    draw_law(out, found, joint, values, [m for m in outside if not m.why_not])
-    report.price(usable(found), {}, out)
+    report.draw_batches(out / "batch.png", points, values)
+    laws = {shape: paper_law(found, shape) for shape in joint.a_of} | {"together": paper_law(found)}
+    figures.draw_gamma(out / "gamma.png", best_three(points), laws)
+    stars = [m for m in minima(beyond) if not m.why_not]
+    figures.draw_law(out / "law.png", points, values, band(joint, points, stars), stars)
     (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
     print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
 
 
-def draw_law(out: Path, found: list, joint: Law, values: dict, beyond: list) -> None:
-    """Figures 3 and 4 of the paper, and all cells on one line."""
-    points, gamma = usable(found), best_three(usable(found))
-    report.draw_batches(out / "batch.png", points, values["seq_len"], values["q"])
-    laws = {shape: paper_law(found, shape) for shape in dict.fromkeys(m.shape for m in gamma)}
-    laws["together"] = paper_law(found)
-    figures.draw_gamma(out / "gamma.png", gamma, {s: (w.a[0], w.b[0]) for s, w in laws.items()})
-    T = np.log2([m.T for m in [*points, *beyond]])
-    T = np.linspace(T.min(), T.max(), 50)
-    # at the middle batch size: at beta = 1, far from the data, the draws' q would widen the band
-    middle = np.mean([math.log2(m.beta) for m in points])
+def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
+    """The law's line and its interval over log2 T, at the points' middle batch size.
+
+    At beta = 1, far from the data, the different q of the draws would widen the band.
+    """
+    T = np.log2([m.T for m in points + beyond])
+    T, middle = np.linspace(T.min(), T.max(), 50), np.mean([math.log2(m.beta) for m in points])
     lines = (np.log2(joint.a) + (joint.q - joint.q[0]) * middle)[:, None] + joint.b[:, None] * T
-    band = (T, lines[0], *np.nanpercentile(lines[1:], [2.5, 97.5], axis=0))
-    figures.draw_law(out / "law.png", points, values, band, beyond)
+    return T, lines[0], *np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
 
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
     """Print b and q of two sweeps in the cells and seeds that both have, and their differences."""
-    if records[0]["fingerprint"] != others[0]["fingerprint"]:
-        raise ValueError(f"--against: a different corpus, fingerprint {others[0]['fingerprint']} "
-                         f"and not {records[0]['fingerprint']}")  # fmt: skip
+    both = records, others
+    if len({r[0].get("fingerprint") for r in both}) > 1:
+        raise ValueError("--against: a different corpus (the fingerprints of the records differ)")
     cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
-    ours, theirs = ({cell(m): m for m in minima(some) if not m.why_not} for some in (records, others))
+    ours, theirs = ({cell(m): m for m in minima(r) if not m.why_not} for r in both)
     common = sorted(ours.keys() & theirs.keys())
-    one, other = (joint_law([some[key] for key in common]) for some in (ours, theirs))
-    print(f"{len(common)} cells and seeds in both; warmup {records[0]['warmup_tokens']:,} against "
-          f"{others[0]['warmup_tokens']:,} tokens")  # fmt: skip
+    one, other = (joint_law([some[cell] for cell in common]) for some in (ours, theirs))
+    warmup = " against ".join(f"{r[0].get('warmup_tokens', 0):,}" for r in both)
+    print(f"{len(common)} cells and seeds in both; warmup {warmup} tokens")
     for name in ("b", "q"):
         x, y = getattr(one, name), getattr(other, name)
         print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
@@ -327,15 +304,15 @@ def report_difference(records: list[dict], others: list[dict]) -> None:
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that differ only in a, and only in b; and the common a and b."""
-    common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
-    a, b = common("power_a"), common("power_b")
-    over_a, over_b = ([r for r in records if r[n] == x] for n, x in (("power_b", b), ("power_a", a)))
+    names = ("power_a", "power_b")
+    center = {n: Counter(r[n] for r in records).most_common(1)[0][0] for n in names}
+    over_b, over_a = ([r for r in records if r[n] == center[n]] for n in names)
     found = {"a": minima(over_a, of=lambda r: math.log2(r["power_a"]))}
-    return found | {"b": minima(over_b, of=lambda r: r["power_b"])}, {"a": a, "b": b}
+    return found | {"b": minima(over_b, of=lambda r: r["power_b"])}, center
 
 
 def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print and draw what the records of an experiment say; the schedules tell which one it was."""
+    """Report the experiment that made these records; the schedules tell which one it was."""
     schedules = {r["schedule"] for r in records}
     wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING]
     if schedules == {"cosine", "power", "wsd"}:
@@ -343,9 +320,9 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
-        raise ValueError(f"runs with different schedules ({', '.join(sorted(schedules))}); "
-                         "fit each of them separately")  # fmt: skip
-    elif any(r.get("standard") for r in records):
+        names = ", ".join(sorted(schedules))
+        raise ValueError(f"runs with different schedules ({names}); fit each of them separately")
+    elif any(r["standard"] for r in records):
         report.transfer(minima(records), out)
     else:
         report_wsd(records, out, beyond)
@@ -356,10 +333,33 @@ def prediction(args) -> float:
     law = read_law(args.law)
     args.seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     for name in ("total_tokens", "batch_size", "seq_len"):
-        value = getattr(args, name)
-        if value is None or not 0 < value < math.inf:
-            raise ValueError(f"--{name} {value}: --predict needs a number above 0")
+        if not 0 < (value := getattr(args, name) or 0) < math.inf:
+            raise ValueError(f"--{name} {value:g}: --predict needs a number above 0")
     return predict(law, args.total_tokens, args.batch_size * args.seq_len)
+
+
+def run(args) -> None:
+    """Do what the command line asks for. Raises OSError or ValueError."""
+    if args.predict:
+        return print(f"{prediction(args):.2g}")
+    if not args.folders and not args.curves:
+        raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
+    out = args.out or [*args.folders, Path(".")][0]
+    out = out.parent if out.is_file() else out
+    curves = {run.name: figures.read_metrics(run) for run in args.curves or []}
+    paths = (args.folders, [args.against], [args.beyond], [*args.folders, args.beyond])
+    records, others, beyond, _ = (read_records(p) if all(p) and p else [] for p in paths)
+    kinds = {(r["schedule"], r["standard"]) for r in records + beyond}
+    if beyond and (others or kinds != {("wsd", False)}):
+        raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep itself")
+    out.mkdir(parents=True, exist_ok=True)
+    if curves:
+        figures.draw_curves(out / "curves.png", curves)
+        print(out / "curves.png")
+    if others:
+        report_difference(records, others)
+    elif records:
+        report_records(records, out, beyond)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -375,29 +375,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--batch_size", type=float, help="sequences per optimizer step")
     add("--seq_len", type=float, help="tokens per sequence (default: the law's; the paper's 4096)")
     add("--law", default="paper", help="'paper' or a law.json (default: paper)")
-    args = parser.parse_args(argv)
     try:
-        if args.predict:
-            print(f"{prediction(args):.2g}")
-            return 0
-        if not args.folders and not args.curves:
-            raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
-        out = args.out or (args.folders[0] if args.folders else Path("."))
-        out = out.parent if out.is_file() else out
-        curves = {run: figures.read_metrics(run) for run in args.curves or []}
-        records = read_records(args.folders) if args.folders else []
-        others, beyond = (read_records([p]) if p else [] for p in (args.against, args.beyond))
-        if beyond and (others or any(r["schedule"] != "wsd" or r["standard"] for r in records + beyond)):
-            raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep itself")
-        read_records([*args.folders, *([args.beyond] if beyond else [])] if records else [])
-        out.mkdir(parents=True, exist_ok=True)
-        if curves:
-            figures.draw_curves(out / "curves.png", {run.name: lines for run, lines in curves.items()})
-            print(out / "curves.png")
-        if others:
-            report_difference(records, others)
-        elif records:
-            report_records(records, out, beyond)
+        run(parser.parse_args(argv))
     except (ValueError, OSError) as error:
         return fail("fit.py", error)
     return 0

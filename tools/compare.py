@@ -1,9 +1,8 @@
-"""The comparison: which records may stand side by side, the baseline, differences, and what it costs
-not to know T or the batch size.
+"""Records that may be compared, the comparison of schedules, and the price of not knowing T.
 
 A *cell* is (shape, T, batch size). A *line* is one schedule with one way to set its learning rate,
 tuned once in a small cell. The *baseline* is WSD with a learning rate searched in the very cell.
-Records are dicts as fit.read_records returns them; losses are in nats per token.
+Losses are in nats per token.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ def complete(row: dict) -> dict:
             raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
     loss = row.get("val_loss")
     if not isinstance(loss, (int, float, type(None))):
-        raise ValueError(f"a record has val_loss {loss!r}; it must be a number, or null if diverged")
+        raise ValueError(f"a record has val_loss {loss!r}; it must be a number, or null (diverged)")
     diverged = bool(row.get("diverged")) or loss is None or not math.isfinite(loss)
     return row | {"diverged": diverged}
 
@@ -144,7 +143,7 @@ def kind_of(record: dict) -> str:
 
 
 def tuned(records: list[dict], kind: str) -> tuple[float, str]:
-    """Return the value that won the trials of a kind (lowest mean loss), and a sentence about it."""
+    """The value that won the trials of a kind (lowest mean loss), and a sentence about it."""
     trials: dict = {}
     for r in records:
         if r["seed"] >= TUNING and kind_of(r) == kind:
@@ -258,6 +257,7 @@ def price(minima: list, lines: dict, window: int = 5) -> tuple[dict[str, np.ndar
             log2_lr = X[i] @ solution + q * math.log2(minima[i].beta)
             costs.setdefault(rule, []).append(np.interp(log2_lr, x, losses) - min(losses))
     for name, line in lines.items():
-        both = [(line[c], *v) for c, v in valleys.items() if c in line and {*v[2]} <= {*line[c]}]
-        costs[name] = [np.mean([by[s] for s in seeds]) - min(losses) for by, _, losses, seeds in both]
+        there = [cell for cell, (*_, seeds) in valleys.items() if {*seeds} <= {*line.get(cell, ())}]
+        mean = lambda cell: np.mean([line[cell][seed] for seed in valleys[cell][2]])
+        costs[name] = [mean(cell) - min(valleys[cell][1]) for cell in there]
     return {rule: np.array(cost) for rule, cost in costs.items() if cost}, len(valleys)

@@ -123,7 +123,7 @@ def inches(ax) -> float:
 
 
 def key(ax, *groups: list[tuple]) -> None:
-    """Explain markers (marker, color, text) in rows below the data, each group from a new row on."""
+    """Explain markers (marker, color, text) in rows below the data, each group in new rows."""
     rows = []
     for group in groups:
         longest = max(len(text) for *_, text in group)
@@ -189,7 +189,8 @@ def _draw_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
     for other in (batch // 2, batch * 2):
         _plot_schedule(ax, paper_curves(T, other)["power"], T, color=color, linewidth=0.8)
     ax.set_title("Power is one curve for every length, cosine is not")
-    ax.text(14.2, 0.0168, "dashed: cosine, a new\ncurve for every run length", color=COLORS["cosine"])
+    dashed = "dashed: cosine, a new\ncurve for every run length"
+    ax.text(14.2, 0.0168, dashed, color=COLORS["cosine"])
     thin = f"thin: batch size {batch // 2} and {batch * 2},\nhalf and twice the learning rate"
     ax.text(14.2, 0.0122, thin, color=color)
     tail = 0.93 * T / 2  # a place on the middle decay to point at
@@ -290,7 +291,8 @@ def draw_curves(path: Path, curves: dict[str, list[dict]], window: int = 9) -> N
         for lines, color in zip(curves.values(), colors):
             x, loss = column(lines, "loss")
             n = max(1, min(window, len(x)))
-            smooth = [np.convolve(values, np.ones(n) / n, "valid") if x else [] for values in (x, loss)]
+            mean = lambda values: np.convolve(values, np.ones(n) / n, "valid") if x else []
+            smooth = [mean(x), mean(loss)]
             ax.plot(*smooth, color=color, linewidth=1.5)
             dots = column(lines, "val_loss")
             ax.plot(*dots, color=color, marker="o", linestyle="none", markeredgecolor="white")
@@ -324,8 +326,8 @@ def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
-            some = panels if layout else [panel]
-            x = sorted({x for p in some for found in p["groups"].values() for m in found for x, _ in m.points})
+            shown = [found for p in (panels if layout else [panel]) for found in p["groups"].values()]
+            x = sorted({x for found in shown for m in found for x, _ in m.points})
             log_ticks(ax.xaxis, x, short) if panel["log"] else ax.set_xticks(x[1::4])
             percent = lambda y: 100 * np.expm1(y)
             nats = lambda p: np.log1p(np.maximum(p, -99) / 100)
@@ -350,7 +352,7 @@ def _draw_valley(ax, found: list, color) -> list[float]:
 
 
 def _draw_feet(ax, groups: dict, colors: list, top: float) -> None:
-    """Below zero, one row for each group: a triangle at each seed's minimum, a line at their mean."""
+    """Below zero, a row for each group: a triangle at each seed's minimum, a line at the mean."""
     feet = [[m.x for m in found if not m.why_not] for found in groups.values()]
     rows = sorted(zip(groups, colors, feet), key=lambda row: -np.mean(row[2] or [math.inf]))
     for i, (label, color, at) in enumerate(rows, 1):  # right to left, so no line crosses a label
@@ -369,7 +371,7 @@ def _draw_feet(ax, groups: dict, colors: list, top: float) -> None:
 
 
 def draw_minima(path: Path, lines: dict, title: str, xlabel: str, ylabel: str, *texts) -> None:
-    """Best values against T or the batch size (Figures 3, 6 of the paper). texts: for log2 ticks."""
+    """Best values against T or batch size (the paper's Figures 3 and 6). texts: of log2 ticks."""
     with figure(path, 3.6) as (ax,):
         draw_lines(ax, lines, [dict(color=color) for color in shades(range(len(lines))).values()])
         ax.set_title(title)
@@ -384,13 +386,14 @@ def draw_minima(path: Path, lines: dict, title: str, xlabel: str, ylabel: str, *
 def draw_gamma(path: Path, found: list, laws: dict) -> None:
     """Figure 4 of the paper: gamma against T, for each shape and together.
 
-    found: the minima of the three best batch sizes. laws: {shape or "together": (a, b)}.
+    found: the minima of the three best batch sizes. laws: {shape or "together": Law}.
     """
     gamma = lambda m: m.x - math.log2(m.beta)
     colors = shades(m.batch_size for m in found)
     T = sorted({m.T for m in found})
     with figure(path, 2.1 * len(laws), len(laws), sharex=True, sharey=True) as panels:
-        for ax, (shape, (a, b)) in zip(panels, laws.items()):
+        for ax, (shape, law) in zip(panels, laws.items()):
+            a, b = law.a[0], law.b[0]
             some = [m for m in found if shape in (m.shape, "together")]
             if shape != "together":
                 x, y = [math.log2(m.T) for m in some], [gamma(m) for m in some]
@@ -411,12 +414,13 @@ def draw_gamma(path: Path, found: list, laws: dict) -> None:
 
 
 def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> None:
-    """All cells on one line: best learning rate / beta^q against T; a star for each cell not fitted.
+    """All cells on one line: best learning rate / beta^q against T; a star: a cell not fitted.
 
     law: a, b, q, b_interval as in law.json. band: (log2 T, line, low, high), all log2.
     """
     height = lambda m: m.x - law["q"] * math.log2(m.beta)
-    shapes, colors = list(dict.fromkeys(m.shape for m in found)), shades(m.batch_size for m in found)
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    colors = shades(m.batch_size for m in found)
     marker_of = {shape: MARKERS[i % len(MARKERS)] for i, shape in enumerate(shapes)}
     shift = dict(zip(shapes, np.linspace(-0.12, 0.12, len(shapes))))
     T, line, low, high = band
@@ -465,7 +469,8 @@ def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
             lines = panel["lines"]
             x = sorted({at for points in lines.values() for at in points})
             ax.plot(x, [0] * len(x), color="black", linewidth=0.8)
-            draw_lines(ax, lines, [panel.get("looks", {}).get(label) or look_of(label) for label in lines])
+            looks = {label: look_of(label) for label in lines} | panel.get("looks", {})
+            draw_lines(ax, lines, list(looks.values()))
             for text, at, color in panel.get("notes", []):
                 side = "center" if x[0] < at[0] < x[-1] else "left" if at[0] == x[0] else "right"
                 where = dict(textcoords="offset points", ha=side, va="bottom")

@@ -22,6 +22,18 @@ def group(found: list, label: Callable) -> dict:
     return groups
 
 
+def middle_shape(found: list) -> list:
+    """The minima of one shape, in the middle between narrow and wide."""
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    return [m for m in found if m.shape == shapes[len(shapes) // 2]]
+
+
+def moved(groups: dict) -> float:
+    """The best learning rate of the last group as a multiple of the first group's."""
+    first, *_, last = [*groups.values(), *groups.values()]
+    return 2 ** (mean_x(last) - mean_x(first))
+
+
 def mean_x(found: list) -> float:
     x = [m.x for m in found if not m.why_not]
     return float(np.mean(x)) if x else math.nan
@@ -44,33 +56,27 @@ def cost_beside(found: list, step: float) -> tuple[float, float]:
 
 def draw_valleys(path: Path, found: list) -> None:
     """The middle shape: valleys for each T, and for each batch size at the longest T."""
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    some = [m for m in found if m.shape == shapes[len(shapes) // 2]]
+    some = middle_shape(found)
     longest = [m for m in some if m.T == max(m.T for m in some)]
     batch, T = min(longest, key=lambda m: m.loss).batch_size, longest[0].T
     by_T = group([m for m in some if m.batch_size == batch], lambda m: size(m.T))
     by_batch = group(longest, lambda m: f"batch size {m.batch_size:g}")
-    panels = []
-    for groups, name, what, note, digits in (
-        (by_T, "T", "tokens", f"batch size {batch:g}", 2),
-        (by_batch, "batch_size", "batch size", f"T = {size(T)}", 1),
-    ):
-        first, last = list(groups.values())[0], list(groups.values())[-1]
-        more = getattr(last[0], name) / getattr(first[0], name)
-        times = f"{2 ** (mean_x(last) - mean_x(first)):.{digits}f}"
-        title = f"{more:.0f}× the {what}, {times}× the best learning rate"
-        xlabel = f"learning rate ({some[0].shape}, {note})"
-        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
-    figures.draw_valleys(path, panels, sharex=True)
+    tokens = T / min(m.T for found in by_T.values() for m in found)
+    batches = max(m.batch_size for m in longest) / min(m.batch_size for m in longest)
+    rates = "learning rate ({}, {})".format
+    upper = dict(groups=by_T, xlabel=rates(some[0].shape, f"batch size {batch:g}"), log=True)
+    upper["title"] = f"{tokens:.0f}× the tokens, {moved(by_T):.2f}× the best learning rate"
+    lower = dict(groups=by_batch, xlabel=rates(some[0].shape, f"T = {size(T)}"), log=True)
+    lower["title"] = f"{batches:.0f}× the batch size, {moved(by_batch):.1f}× the best learning rate"
+    figures.draw_valleys(path, [upper, lower], sharex=True)
 
 
-def draw_batches(path: Path, found: list, seq_len: int, q: float) -> None:
+def draw_batches(path: Path, found: list, law: dict) -> None:
     """Figure 3 of the paper, for the middle shape; found: usable minima."""
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    shape = shapes[len(shapes) // 2]
-    lines = lines_of([m for m in found if m.shape == shape], "T", "batch_size", "T = {}")
-    xlabel = f"batch size (sequences of {seq_len} tokens), {shape}"
-    title = f"The best learning rate grows as beta^{q:.2f}"
+    some = middle_shape(found)
+    lines = lines_of(some, "T", "batch_size", "T = {}")
+    xlabel = f"batch size (sequences of {law['seq_len']} tokens), {some[0].shape}"
+    title = f"The best learning rate grows as beta^{law['q']:.2f}"
     figures.draw_minima(path, lines, title, xlabel, "best learning rate", "{:.3g}".format, short)
 
 
@@ -87,8 +93,8 @@ def beyond(m, lr: float) -> None:
     """Print what the law's learning rate costs in a cell that a search has covered."""
     cost = np.interp(math.log2(lr), *zip(*m.points)) - m.loss
     why_not = f" ({m.why_not})" if m.why_not else ""
-    print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch size {m.batch_size:g}: the law says "
-          f"{lr:.4f}, a search finds {2**m.x:.4f}{why_not}; loss {m.loss + cost:.4f} there, "
+    print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch size {m.batch_size:g}: the law "
+          f"says {lr:.4f}, a search finds {2**m.x:.4f}{why_not}; loss {m.loss + cost:.4f} there, "
           f"{m.loss:.4f} at its best, {cost / m.loss:+.2%}")  # fmt: skip
 
 
@@ -110,9 +116,9 @@ def next_commands(records: list[dict], lr: Callable, law: dict) -> str:
             words += [f"--{name}", str(value)]
     T, batch_tokens = 4 * best["total_tokens"], best["batch_size"] * best["seq_len"]
     command = f"python train.py {shlex.join(words)} --total_tokens {T:.0f} --schedule"
-    return (f"\nthe best run, with 4 times its tokens, under WSD and under Power:\n"
-            f"{command} wsd --lr {lr(T, batch_tokens):.3g}\n"
-            f"{command} power --power_a {law['a_paper']:.3g} --power_b {law['b_paper']:.3g}\n")  # fmt: skip
+    power = f"--power_a {law['a_paper']:.3g} --power_b {law['b_paper']:.3g}"
+    return (f"\nthe best run, with 4 times its tokens, under WSD and under Power:\n{command} wsd "
+            f"--lr {lr(T, batch_tokens):.3g}\n{command} power {power}\n")  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------
@@ -125,21 +131,19 @@ def transfer(found: list, out: Path) -> None:
           "learning rate of the narrowest width, above the lowest\n")  # fmt: skip
     print(f"{'':<10}{'width':>6}  {'best learning rate, each seed':<32}{'cost':>8}")
     panels = []
-    for kind, name in ((False, "muP"), (True, "standard")):
-        some = [m for m in found if m.shape.endswith(", standard") == kind]
-        groups = group(some, lambda m: m.shape.removesuffix(", standard"))
-        at = None
-        for shape, minima in groups.items():
+    for name, title in (("muP", "With μP"), ("standard", "Without μP")):
+        some = [m for m in found if m.shape.endswith(", standard") == (name == "standard")]
+        groups, at = group(some, lambda m: m.shape.removesuffix(", standard")), None
+        widths = [shape.removeprefix("width ") for shape in groups]
+        for width, minima in zip(widths, groups.values()):
             x, loss = mean_loss(minima)
             at = x[np.argmin(loss)] if at is None else at
-            cost = f"{np.interp(at, x, loss) - min(loss):8.4f}" + " or more" * (not x[0] <= at <= x[-1])
+            beyond = "" if x[0] <= at <= x[-1] else " or more"
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
-            print(f"{name:<10}{shape.removeprefix('width '):>6}  {best:<32}{cost}")
-        first, last = list(groups.values())[0], list(groups.values())[-1]
-        moved = 2 ** (mean_x(last) - mean_x(first))
-        widths = [float(shape.split()[1].rstrip(",")) for shape in groups]
-        title = f"{max(widths) / min(widths):.0f}× the width, {moved:.2f}× the learning rate"
-        title = f"{'Without' if kind else 'With'} μP: {title}"
+            cost = np.interp(at, x, loss) - min(loss)
+            print(f"{name:<10}{width:>6}  {best:<32}{cost:8.4f}{beyond}")
+        wider = float(widths[-1].split(",")[0]) / float(widths[0].split(",")[0])
+        title = f"{title}: {wider:.0f}× the width, {moved(groups):.2f}× the learning rate"
         xlabel = "learning rate (triangle: minimum of a seed)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels[::-1], sharex=True)
@@ -156,7 +160,7 @@ def mean_loss(found: list) -> tuple[list, list]:
 
 
 def power(scans: dict[str, list], center: dict, out: Path) -> None:
-    """Print and draw the best a and b for every T and batch size. scans: minima over a and over b."""
+    """Print and draw the best a and b for every T and batch size. scans: minima over a, over b."""
     good = {name: [m for m in found if not m.why_not] for name, found in scans.items()}
     if not any(good.values()):
         raise ValueError("no best a or b: every minimum is at an edge or incomplete")
@@ -169,8 +173,8 @@ def power(scans: dict[str, list], center: dict, out: Path) -> None:
     if good["b"]:
         x = np.array([m.x for m in good["b"]])
         title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
-        lines = lines_of(good["b"], "batch_size", "T", "batch size {}")
-        figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "best b", size)
+        lines, xlabel = lines_of(good["b"], "batch_size", "T", "batch size {}"), "run length T (tokens)"
+        figures.draw_minima(out / "best_b.png", lines, title, xlabel, "best b", size)
     print(f"{out}: power.png" + ", best_b.png" * bool(good["b"]))
 
 
@@ -193,14 +197,12 @@ def table_of_best(name: str, found: list, good: list) -> None:
 
 def power_panel(name: str, found: list, center: dict) -> dict:
     """Valleys of the middle shape at the longest T, one for each batch size."""
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    shape, T = shapes[len(shapes) // 2], max(m.T for m in found)
-    longest = [m for m in found if (m.shape, m.T) == (shape, T)]
-    groups = group(longest, lambda m: f"batch size {m.batch_size:g}")
+    some, T = middle_shape(found), max(m.T for m in found)
+    groups = group([m for m in some if m.T == T], lambda m: f"batch size {m.batch_size:g}")
     best = [2**x if name == "a" else x for x in map(mean_x, groups.values()) if math.isfinite(x)]
     title = f"The best {name} is {min(best):.2g} to {max(best):.2g}" if best else f"No best {name}"
     other = "b" if name == "a" else "a"
-    xlabel = f"{name} ({other} = {center[other]:g}, T = {size(T)}, {shape})"
+    xlabel = f"{name} ({other} = {center['power_' + other]:g}, T = {size(T)}, {some[0].shape})"
     return dict(groups=groups, title=title, xlabel=xlabel, log=name == "a")
 
 
@@ -223,7 +225,7 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
         if some:
             table_above(lines, some, kind)
     print("above the baseline: without seed 0, if there are others; it chose the baseline's rates")
-    print("\none run, stopped anywhere, against a √batch cosine planned for each T: mean, worst cell")
+    print("\none run, stopped anywhere, against √batch cosines planned for each T: mean, worst cell")
     mean = lambda line, cell: np.mean(list(lines[line][cell].values()))
     for line in (line for line in lines if line.startswith("Power")):
         cosine = "cosine, learning rate ∝ √batch"
@@ -288,7 +290,7 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
         plain = ["WSD", "cosine", "Power (paper)", "Power (fitted)"]
         scaled = [f"{line}, learning rate ∝ √batch" for line in ("WSD", "cosine")]
         names = [name for name in plain + scaled * (B != tuned_batch) if name in lines]
-        shown = {name.replace(" rate", "\nrate"): points_above(lines, name, shapes, B) for name in names}
+        shown = {n.replace(" rate", "\nrate"): points_above(lines, n, shapes, B) for n in names}
         cost = {name: np.mean(list(above(lines, name, cells).values())) for name in names}
         where = f"{B / tuned_batch:g}× the" if B != tuned_batch else "At the"
         power, wsd = (round(cost[name], 3) + 0.0 for name in ("Power (paper)", "WSD"))  # no -0.000
