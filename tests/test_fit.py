@@ -96,7 +96,7 @@ def base(T, seed) -> float:
 
 
 def compare_records(power=0.004, average=0.002, fitted=0.001, seeds=3) -> list[dict]:
-    """A comparison as sweep.py leaves it: valleys of WSD and cosine, Power a constant above them."""
+    """A comparison as sweep.py leaves it: valleys of WSD and cosine, Power a constant above."""
     found, T0 = [], BUDGETS[0]
     tuned = min(range(4, 30), key=lambda j: off_the_law(T0, 2, rate(j)))
     for seed in (100, 101, 102):
@@ -155,43 +155,39 @@ def refused(argv: list, capsys) -> str:
 
 @pytest.mark.parametrize("law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str)
 def test_a_clean_law_is_recovered(law):
-    found = fit.minima(wsd_records(**law))
-    joint, paper = fit.joint_law(found), fit.paper_law(found)
-    assert joint.b[0] == pytest.approx(law["b"]) and joint.q[0] == pytest.approx(law["q"])
+    for window in (3, 7, 5):
+        found = fit.minima(wsd_records(**law), window)
+        joint, paper = fit.joint_law(found), fit.paper_law(found)
+        assert joint.b[0] == pytest.approx(law["b"]) and joint.q[0] == pytest.approx(law["q"])
     assert all(a[0] == pytest.approx(law["a"], rel=1e-4) for a in [joint.a, *joint.a_of.values()])
     if law["q"] == 1:
         assert paper.b[0] == pytest.approx(law["b"]) and paper.a[0] == pytest.approx(4.6, rel=1e-4)
 
 
-def test_noise_of_a_thousandth_moves_b_and_q_by_less_than_two_hundredths():
-    for window in (3, 5, 7):
-        joint = fit.joint_law(fit.minima(wsd_records(noise=0.001), window))
-        assert abs(joint.b[0] + 0.4) < 0.02 and abs(joint.q[0] - 0.6) < 0.02
-
-
 def test_law_of_plain_rows_is_the_law_of_records():
-    rows = [{"lr": r["lr"], "total_tokens": r["total_tokens"], "val_loss": r["val_loss"],
-             "batch_tokens": 128 * r["batch_size"], "seed": r["seed"], "shape": f"width {r['n_embd']}"}
+    rows = [dict(lr=r["lr"], total_tokens=r["total_tokens"], batch_tokens=128 * r["batch_size"],
+                 val_loss=r["val_loss"], seed=r["seed"], shape=f"width {r['n_embd']}")
             for r in wsd_records(noise=0.002)]  # fmt: skip
     of_records = fit.law(wsd_records(noise=0.002))
     for name, value in fit.law(rows).items():
         if name not in ("seq_len", "fingerprint", "warmup_tokens", "rule"):
             assert value == pytest.approx(of_records[name])
     least = ("lr", "total_tokens", "val_loss", "batch_tokens")
-    one = [r for r in rows if (r["seed"], r["shape"]) == (0, "width 64")]
-    assert fit.law([{name: r[name] for name in least} for r in one])["q"] == pytest.approx(0.6, abs=0.05)
+    one = [{k: r[k] for k in least} for r in rows if (r["seed"], r["shape"]) == (0, "width 64")]
+    assert fit.law(one)["q"] == pytest.approx(0.6, abs=0.05)
     with pytest.raises(ValueError, match="total_tokens None"):
         fit.law([{"lr": 0.1}])
 
 
 def test_the_papers_grid_of_factors_of_two_gives_the_law():
     """Eight rates for everything; a minimum needs one neighbor on each side, not two."""
-    T, B, lr = [2e9 * 2**k for k in range(8)], [16 * 2**k for k in range(6)], [2**-k for k in range(5, 13)]
-    best = lambda t, b: math.log2(4.6 * b * t**-0.51)
-    rows = [dict(lr=x, total_tokens=t, batch_size=b, val_loss=2 + 0.03 * (math.log2(x) - best(t, b)) ** 2)
-            for t in T for b in B for x in lr]  # fmt: skip
-    found = fit.minima([fit.complete(row) for row in rows])
-    inside = [m for m in found if lr[-2] <= 4.6 * m.batch_size * m.T**-0.51 <= lr[1]]
+    rates = [2**-k for k in range(5, 13)]
+    cells = [(2e9 * 2**i, 16 * 2**k) for i in range(8) for k in range(6)]
+    loss = lambda T, B, lr: 2 + 0.03 * math.log2(lr / (4.6 * B * T**-0.51)) ** 2
+    rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=loss(T, B, lr))
+            for T, B in cells for lr in rates]  # fmt: skip
+    found = fit.minima([compare.complete(row) for row in rows])
+    inside = [m for m in found if rates[-2] <= 4.6 * m.batch_size * m.T**-0.51 <= rates[1]]
     assert len(inside) > 24 and not any(m.why_not for m in inside)
     law = fit.law(rows)
     assert (law["b"], law["q"], law["b_paper"]) == pytest.approx((-0.51, 1, -0.51))
@@ -201,11 +197,11 @@ def test_regress_matches_lstsq_on_repeated_points():
     points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1)))
     weights = fit.bootstrap(points, draws=5)
     shapes = [[f"width {width}"] for width in WIDTHS]
+    features = lambda p: [*(p.shape in s for s in shapes), math.log2(p.T), math.log2(p.beta)]
     for row, w in zip(fit.regress(points, weights, shapes, free_q=True), weights):
         repeated = [p for p, n in zip(points, w) for _ in range(int(n))]
-        X = np.array([[*(p.shape in s for s in shapes), math.log2(p.T), math.log2(p.batch_size / 32)]
-                      for p in repeated], dtype=float)  # fmt: skip
-        assert np.allclose(row, np.linalg.lstsq(X, [p.x for p in repeated])[0], atol=1e-8)
+        X, y = np.array(list(map(features, repeated)), float), [p.x for p in repeated]
+        assert np.allclose(row, np.linalg.lstsq(X, y)[0], atol=1e-8)
 
 
 def test_bootstrap_weights_are_draws_of_seeds_times_draws_of_cells():
@@ -316,16 +312,18 @@ def test_lines_and_baseline_of_a_comparison():
     tuned = min(r["lr"] for r in records if r["schedule"] == "cosine" and r["seed"] < 100)
     for cell, seed in [(cell, seed) for cell in lines["baseline"] for seed in range(3)]:
         _, T, batch = cell
-        cost = {line: lines[line][cell][seed] - base(T, seed) for line in lines}
-        root = 0.004 if batch == 2 else 0.002
-        constant = {"Power (paper)": 0.004, "Power (paper), averaged": 0.002, "Power (fitted)": 0.001,
-                    "Power (fitted), averaged": 0.0005}  # fmt: skip
-        constant["Power (paper), learning rate ∝ √batch"] = root
-        constant["baseline"] = min(off_the_law(T, batch, rate(j)) for j in range(4, 40))
-        for name in ("WSD", "cosine"):
-            for more, p in (("", 0), (", learning rate ∝ √batch", 0.5), (", learning rate ∝ batch", 1)):
-                constant[name + more] = off_the_law(T, batch, tuned * (batch / 2) ** p)
-        assert cost == pytest.approx(constant, abs=1e-3)  # learning rates are rounded
+        expected = {
+            "Power (paper)": 0.004, "Power (paper), averaged": 0.002, "Power (fitted)": 0.001,
+            "Power (fitted), averaged": 0.0005,
+            "Power (paper), learning rate ∝ √batch": 0.004 if batch == 2 else 0.002,
+            "baseline": min(off_the_law(T, batch, rate(j)) for j in range(4, 40)),
+        }  # fmt: skip
+        scaled = {"": 0, ", learning rate ∝ √batch": 0.5, ", learning rate ∝ batch": 1}
+        for more, p in scaled.items():
+            cost = off_the_law(T, batch, tuned * (batch / 2) ** p)
+            expected |= {"WSD" + more: cost, "cosine" + more: cost}
+        found = {line: lines[line][cell][seed] - base(T, seed) for line in lines}
+        assert found == pytest.approx(expected, abs=1e-3)  # learning rates are rounded
 
 
 def test_above_leaves_out_seed_0_unless_it_is_alone():
@@ -342,10 +340,9 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert "| **2.9" in out and "| dense, 20 cells |" in out and "MoE" not in out
-    losses = [(loss := base(r["total_tokens"], r["seed"]), loss + 0.0005, r) for r in records
-              if r["schedule"] == "wsd" and r["seed"] < 100]  # fmt: skip
-    assert losses and re.search(r"Power \(fitted\), averaged +-\d", out)
-    assert {path.name for path in folder.glob("*.png")} == {"compare.png", "anytime.png", "price.png"}
+    assert re.search(r"Power \(fitted\), averaged +-\d", out)
+    names = {"compare.png", "anytime.png", "price.png"}
+    assert {path.name for path in folder.glob("*.png")} == names
     for figure in figures:
         check_layout(figure)
     moe = [r | {"n_expert": 8} if r["n_embd"] == 64 else r for r in records]
@@ -355,18 +352,17 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
 
 
 def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(tmp_path, capsys):
-    records = compare_records()
-    last = lambda r: r["schedule"] == "cosine" and r["total_tokens"] == BUDGETS[-1] and r["seed"] == 2
-    folder = write([r for r in records if not last(r)], tmp_path / "a")
+    records, rng = compare_records(), np.random.default_rng(0)
+    last = [r for r in records if r["schedule"] == "cosine" and r["total_tokens"] == BUDGETS[-1]]
+    folder = write([r for r in records if r not in last], tmp_path / "a")
     assert fit.main([str(folder)]) == 0 and "1.6M" not in capsys.readouterr().out
     assert {path.name for path in folder.glob("*.png")} == {"compare.png", "price.png"}
-    rng = np.random.default_rng(0)
-    for i in range(4):  # any runs may be missing
+    for i in range(3):  # any runs may be missing
         some = [r for r in records if r["seed"] >= 100 or rng.random() < 0.99 - 0.14 * i]
         status = fit.main([str(write(some, tmp_path / f"b{i}"))])
         out, err = capsys.readouterr()
-        assert (status == 0 and "| baseline |" in out) or (
-            status == 2 and err.count("\n") == 1 and "still running" in err), (status, err)  # fmt: skip
+        assert (status, err) == (0, "") or (status == 2 and "still running" in err)
+        assert ("| baseline |" in out) == (status == 0) and err.count("\n") == status // 2
     folder = write([r for r in records if r["seed"] < 100], tmp_path / "c")
     assert "no runs tuned power" in refused([folder], capsys)
 
@@ -377,24 +373,22 @@ def test_price_of_not_knowing_matches_closed_forms(q):
     found = fit.usable(fit.minima(wsd_records(q=q)))
     costs, n = compare.price(found, {})
     T, B = np.meshgrid(np.log2(BUDGETS), np.log2(BATCHES))
-    x = -0.4 * T + q * B
-    T, B, n_T, n_B = T - T.mean(), B - B.mean(), 15, 12  # cells with the same batch size; the same T
-    # what is left of a least-squares fit, over 1 - leverage: each cell is judged by a fit without it
+    x, T, B = -0.4 * T + q * B, T - T.mean(), B - B.mean()
+    # each cell is judged by a fit without it: what least squares leave, over 1 - leverage
     line = 1 - (1 / 60 + T**2 / (3 * (T**2).sum()))
-    off = {"nothing": (x - x.mean()) / (1 - 1 / 60), "batch size": -0.4 * T / (1 - 1 / n_T),
-           "T": q * B / (1 - 1 / n_B), "T and batch size, ∝ batch": (q - 1) * B / line,
+    off = {"nothing": (x - x.mean()) / (1 - 1 / 60), "batch size": -0.4 * T / (1 - 1 / 15),
+           "T": q * B / (1 - 1 / 12), "T and batch size, ∝ batch": (q - 1) * B / line,
            "T and batch size, ∝ √batch": (q - 0.5) * B / line}  # fmt: skip
-    grid = math.log2(40) - 5 * q + x + math.log2(1e4)  # the grid has whole and half octaves
+    grid = math.log2(40) - 5 * q + x + math.log2(1e4)  # the rates are its whole and half octaves
     lowest = 0.03 * (grid - np.round(2 * grid) / 2) ** 2
     for name, octaves in off.items():
         if (np.abs(octaves) < 1.7).all():  # beyond, the outermost rate counts
-            expected = 0.03 * octaves**2 - lowest  # straight lines lie above a parabola
-            assert costs[name].mean() == pytest.approx(expected.mean(), abs=0.0022), name
+            expected = (0.03 * octaves**2 - lowest).mean()  # straight lines lie above a parabola
+            assert costs[name].mean() == pytest.approx(expected, abs=0.0022), name
     assert n == 60 and costs["T and batch size, free exponents"].mean() < 0.002
     power = {("width 64", T, 2): {0: 2.5, 1: 2.5, 2: 2.5} for T in BUDGETS}
-    with_power, _ = compare.price(found, {"Power": power, "elsewhere": {}})
-    assert with_power["Power"].shape == (5,) and with_power["Power"].mean() > 0.4
-    assert "elsewhere" not in with_power
+    costs, _ = compare.price(found, {"Power": power, "elsewhere": {}})
+    assert len(costs["Power"]) == 5 and costs["Power"].mean() > 0.4 and "elsewhere" not in costs
 
 
 def test_a_rule_is_judged_where_it_was_not_fitted():
@@ -456,19 +450,19 @@ def test_six_widths_with_experts_are_fitted_and_drawn(figures, tmp_path, capsys)
 
 
 def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_path, capsys):
-    records, rng = wsd_records(seeds=1), np.random.default_rng(0)
+    records, rng = wsd_records(seeds=1, widths=[32, 64]), np.random.default_rng(0)
     no_longest = [r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])]
-    half = [r for r in records if r["n_embd"] < 128 or off_the_law(r["total_tokens"], r["batch_size"],
-            r["lr"]) < 0.02 and r["lr"] < 0.4 * r["total_tokens"] ** -0.4]  # fmt: skip
-    cut = [[r for r in records if rng.random() < keep] for keep in (0.97, 0.9, 0.6, 0.3, 0.02)]
-    results = set()
-    for i, some in enumerate([no_longest, half, *cut]):
-        status = fit.main([str(write(some, tmp_path / str(i)))])
+    narrow = [r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002]  # width 64: at the edge
+    holes = [r for r in records if rng.random() < 0.6]
+    results = []
+    for i, some in enumerate([no_longest, narrow, holes]):
+        results.append(fit.main([str(write(some, tmp_path / str(i)))]))
         written, err = {path.name for path in Path(str(i)).iterdir()}, capsys.readouterr().err
-        results.add(status)
-        assert ("law.json" in written and not err) if status == 0 else (
-            written == {"records.jsonl"} and err.count("\n") == 1), (i, err)  # fmt: skip
-    assert results == {0, 2}
+        if results[-1] == 0:
+            assert "law.json" in written and not err
+        else:
+            assert written == {"records.jsonl"} and err.count("\n") == 1
+    assert results == [0, 0, 2]
 
 
 def test_power_report(figures, tmp_path, capsys):  # noqa: F811
@@ -483,24 +477,24 @@ def test_power_report(figures, tmp_path, capsys):  # noqa: F811
 
 def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
     assert fit.main([str(write(transfer_records(), tmp_path / "a"))]) == 0
-    words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    lines = {(kind, n): rest for kind, n, *rest in (w for w in words if w[:1] in (["muP"], ["standard"]))}
-    assert all(lines["muP", n] == ["0.0156,", "0.0156", "0.0000"] for n in ("32", "64", "128"))
-    assert lines["standard", "64"] == ["0.0078,", "0.0078", "0.0300"]
-    assert lines["standard", "128"] == ["0.0039,", "0.0039", "0.1200"]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {f"muP {n} 0.0156, 0.0156 0.0000" for n in (32, 64, 128)} <= {*lines}
+    assert "standard 64 0.0078, 0.0078 0.0300" in lines
+    assert "standard 128 0.0039, 0.0039 0.1200" in lines
     check_layout(figures[0])
 
 
 def test_beyond_the_grid(figures, tmp_path, capsys):  # noqa: F811
     write(wsd_records(), tmp_path / "a")
-    # there, the best learning rate is sqrt(2) times the law's
-    write(wsd_records(budgets=[6_400_000], batches=[4], widths=[64], seeds=1, shift=0.5), tmp_path / "b")
+    there = dict(budgets=[6_400_000], batches=[4], widths=[64], seeds=1)
+    write(wsd_records(**there, shift=0.5), tmp_path / "b")  # its best lr is sqrt(2) times the law's
     assert fit.main(["a", "--beyond", "b"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "beyond the grid" in line]
-    pattern = r"says ([\d.]+), a search finds ([\d.]+); loss ([\d.]+) there, ([\d.]+) at its best, (\S+)%"
-    says, finds, at, best, cost = map(float, re.search(pattern, line).groups())
+    pattern = r"says (\S+), a search finds (\S+); loss (\S+) there, (\S+) at its best, (\S+)%"
+    numbers = re.search(pattern, capsys.readouterr().out).groups()
+    says, finds, at, best, cost = map(float, numbers)
     assert says == pytest.approx(40 * (4 / 32) ** 0.6 * 6.4e6**-0.4, rel=0.01)
-    assert finds / says == pytest.approx(2**0.5, rel=0.02) and at - best == pytest.approx(0.0075, abs=0.002)
+    assert finds / says == pytest.approx(2**0.5, rel=0.02)
+    assert at - best == pytest.approx(0.0075, abs=0.002)
     assert cost == pytest.approx(100 * (at - best) / best, abs=0.01)
     for figure in figures:
         check_layout(figure)
@@ -540,7 +534,7 @@ def test_curves_of_any_runs_with_a_torn_line(figures, tmp_path):  # noqa: F811
         Path(name).mkdir()
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 41000'
         Path(name, "metrics.jsonl").write_text(text)
-    assert fit.main(["--curves", "power-1", "wsd-1", "cosine-1"]) == 0 and Path("curves.png").exists()
+    assert fit.main(["--curves", "power-1", "wsd-1", "cosine-1"]) == 0
     check_layout(figures[0])
     drawn = {len(line.get_xdata()) for line in figures[0].axes[0].lines}
     assert drawn == {40 - 8, 4}  # training loss in windows of 9, and validation loss
@@ -558,19 +552,20 @@ def test_records_of_single_runs_are_read_once(tmp_path):
     assert fit.law(fit.read_records([Path("runs")])) == fit.law(fit.read_records([folder]))
 
 
-SEEDS_APART = ["fingerprint", "warmup_tokens", "n_layer", "dtype", "weight_decay", "optimizer"]
+APART = ["fingerprint", "warmup_tokens", "n_layer", "dtype", "weight_decay", "optimizer"]
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
-        *[(lambda r, name=name: {name: str(r["seed"])}, f"different {name} (0, 1, 2)") for name in SEEDS_APART],
-        (lambda r: {"decay_tokens": r["total_tokens"] // (10 + r["seed"])}, "different decay_tokens"),
+        *[(lambda r, name=n: {name: str(r["seed"])}, f"different {n} (0, 1, 2)") for n in APART],
+        (lambda r: {"decay_tokens": r["total_tokens"] // (9 + r["seed"])}, "9.1%); fit"),
         (lambda r: {"n_ffn": 80 + r["seed"]}, "different n_ffn (width 32)"),
         (lambda r: {"schedule": "power" if r["seed"] else "wsd"}, "different schedules"),
         (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "one run length T only"),
         (lambda r: {"batch_size": 4}, "one batch size only"), (lambda r: {"lr": None}, "lr None"),
-        (lambda r: {"val_loss": r["lr"]}, "180 at an edge"), (lambda r: {"val_loss": "?"}, "val_loss '?'"),
+        (lambda r: {"val_loss": r["lr"]}, "180 at an edge"),
+        (lambda r: {"val_loss": "?"}, "val_loss '?'"),
         (lambda r: {"diverged": True, "val_loss": None}, "180 at an edge"),
     ],
 )  # fmt: skip
@@ -597,15 +592,17 @@ PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
         ([*PREDICT, "nan"], "--batch_size nan"), ([*PREDICT, "8", "--law", "no.json"], "no.json"),
         ([*PREDICT, "8", "--law", __file__], "--law"), (["--curves", "nowhere"], "nowhere"),
         (["--against"], "--against"), (["--curvse", "x"], "--curvse"), (["dense.csv"], "dense.csv"),
-        (["empty"], "no records"), (["torn"], "not a whole record"), (["--curves", "empty"], "empty"),
+        (["empty"], "no records"), (["torn"], "not a whole record"),
+        (["--curves", "empty"], "empty"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_is_refused_in_one_line(argv, says, tmp_path, capsys):
     Path("dense.csv").write_text("lr,batch,tokens,loss\n0.1,1,2,3\n")
-    for folder, name, text in (("empty", "records.jsonl", ""), ("torn", "record.json", '{"lr": 0.1')):
-        Path(folder).mkdir()
-        Path(folder, name).write_text(text)
+    Path("empty").mkdir()
+    Path("torn").mkdir()
+    Path("empty/records.jsonl").write_text("")
     Path("empty/metrics.jsonl").write_text("")
+    Path("torn/record.json").write_text('{"lr": 0.1')
     before = sorted(tmp_path.rglob("*"))
     assert says in refused(argv, capsys)
     assert sorted(tmp_path.rglob("*")) == before

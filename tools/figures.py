@@ -15,8 +15,9 @@ import numpy as np
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700",
-          "average": "#00735A"}  # fmt: skip
-PALETTE = ("#0072B2", "#B34700", "#00735A", "#6b6b6b", "#7a3b8f", "#000000")
+          "average": "#00735A", "baseline": "black"}  # fmt: skip
+OTHER = "#7a3b8f"  # a schedule of a fork
+PALETTE = ("#0072B2", "#B34700", "#00735A", "#6b6b6b", OTHER, "#000000")
 MARKERS = "os^Dv<>pPX"
 
 # ---------------------------------------------------------------------------------------------
@@ -85,36 +86,42 @@ def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> 
     axis.set_ticks(at, [text(2**x) for x in at])
 
 
-def label_ends(ax, labels: list[str], ends: list[tuple]) -> None:
-    """Write each label right of the panel, as near to its line's end (x, y, color) as others allow.
-
-    A label in parentheses is left out: it stands elsewhere.
-    """
+def label_ends(ax, ends: dict[str, tuple]) -> None:
+    """Write {label: (x, y, color)} right of the panel, as near to y as the other labels allow."""
     low, high = ax.get_ylim()
     line = 0.19 * (high - low) / inches(ax)
-    ends = [(label, *end) for label, end in zip(labels, ends) if label[0] != "("]
-    sizes = [line * (1.15 + label.count("\n")) for label, *_ in ends]
-    heights = spread([y for _, _, y, _ in ends], sizes)
+    sizes = [line * (1.15 + label.count("\n")) for label in ends]
+    heights = spread([y for _, y, _ in ends.values()], sizes)
     low = min(low, *(y - some / 2 for y, some in zip(heights, sizes)))
     ax.set_ylim(low, max(high, *(y + some / 2 for y, some in zip(heights, sizes))))
-    for (label, x, y, color), height in zip(ends, heights):
+    for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
-        where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform())
-        ax.annotate(label, (x, y), **where, color=ink(color), va="center", arrowprops=pointer)
+        where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center")
+        ax.annotate(label, (x, y), **where, color=ink(color), arrowprops=pointer)
 
 
+def label_peak(ax, label: str, x: list, y: list, color) -> None:
+    """Write a label above the highest point of a line."""
+    top = int(np.argmax(y))
+    side = {0: "left", len(x) - 1: "right"}.get(top, "center")
+    ax.annotate(label, (x[top], y[top]), (0, 6), textcoords="offset points", color=color, ha=side)
+    ax.set_ylim(top=max(y) + 0.35 / inches(ax) * np.ptp(ax.get_ylim()))
 
-def draw_lines(ax, lines: dict, looks: list[dict]) -> None:
-    """Points of each seed, a line through their means, its label at its end."""
-    ends = []
-    for points, look in zip(lines.values(), looks):
+
+def draw_lines(ax, lines: dict, looks: list[dict], peak: str | None = None) -> None:
+    """Points of each seed, a line through their means, its label at its end (or at its peak)."""
+    ends = {}
+    for (label, points), look in zip(lines.items(), looks):
         x = sorted(points)
         means = [np.mean(points[at]) for at in x]
         ax.plot(x, means, **look)
         for at in x if max(map(len, points.values())) > 1 else []:
             ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
-        ends.append((x[-1], means[-1], look["color"]))
-    label_ends(ax, list(lines), ends)
+        if label == peak:
+            label_peak(ax, label, x, means, look["color"])
+        else:
+            ends[label] = x[-1], means[-1], look["color"]
+    label_ends(ax, ends)
 
 
 def inches(ax) -> float:
@@ -146,8 +153,15 @@ def key(ax, *groups: list[tuple]) -> None:
 def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
     """Figure 1 of the paper, and below it one schedule at several run lengths and batch sizes."""
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
-        _draw_three_schedules(top, paper_curves, best_lr, T, batch)
-        _draw_run_lengths(bottom, paper_curves, T, batch)
+        for name, schedule in paper_curves(T, batch).items():
+            _plot(top, schedule, T, **SCHEDULES[name])
+        _annotate_schedules(top, best_lr, T, batch)
+        for total in (T / 4, T / 2, T):
+            for name in ("cosine", "power"):
+                _plot(bottom, paper_curves(total, batch)[name], total, **SCHEDULES[name])
+        for other in (batch // 2, batch * 2):
+            _plot(bottom, paper_curves(T, other)["power"], T, color=COLORS["power"], linewidth=0.8)
+        _annotate_run_lengths(bottom, paper_curves, T, batch)
         bottom.set_xlabel("tokens seen (billions)")
         for ax in (top, bottom):
             ax.set_ylabel("learning rate")
@@ -155,39 +169,29 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
             ax.set_ylim(0, 0.0212)
 
 
-def _plot_schedule(ax, schedule, total: float, **look) -> None:
+SCHEDULES = {
+    "cosine": dict(color=COLORS["cosine"], linestyle="--"),
+    "wsd": dict(color=COLORS["wsd"]), "power": dict(color=COLORS["power"], linewidth=2.4),
+}  # fmt: skip
+
+
+def _plot(ax, schedule, total: float, **look) -> None:
     n = np.linspace(0, total, 2001)
     ax.plot(n / 1e9, [schedule(x) for x in n], **look)
 
 
-SCHEDULE_LOOKS = {
-    "cosine": dict(color=COLORS["cosine"], linestyle="--"),
-    "wsd": dict(color=COLORS["wsd"]),
-    "power": dict(color=COLORS["power"], linewidth=2.4),
-}
-
-
-def _draw_three_schedules(ax, paper_curves, best_lr, T: float, batch: int) -> None:
-    for name, schedule in paper_curves(T, batch).items():
-        _plot_schedule(ax, schedule, T, **SCHEDULE_LOOKS[name])
+def _annotate_schedules(ax, best_lr, T: float, batch: int) -> None:
     ax.set_title("WSD holds its learning rate, Power lets it fall")
     for x, y, name in ((2.2, 0.0112, "Power"), (3.0, 0.0030, "WSD"), (12.2, 0.0005, "cosine")):
         ax.text(x, y, name, color=COLORS[name.lower()])
     crossing = (4.6 / 4) ** (1 / -0.51)  # share of T at which 4 n^-0.51 falls to 4.6 T^-0.51
-    at = crossing * T / 1e9
     text = f"below WSD's best learning rate\nafter {crossing:.0%} of the run"
-    pointer = {"arrowstyle": "-", "linewidth": 0.8}
-    ax.annotate(text, (at, best_lr(T, batch)), (at, 0.0073), ha="center", arrowprops=pointer)
+    x, pointer = crossing * T / 1e9, {"arrowstyle": "-", "linewidth": 0.8}
+    ax.annotate(text, (x, best_lr(T, batch)), (x, 0.0073), ha="center", arrowprops=pointer)
 
 
-def _draw_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
-    color, lengths = COLORS["power"], (T / 4, T / 2, T)
-    for total in lengths:
-        for name in ("cosine", "power"):
-            curve = paper_curves(total, batch)[name]
-            _plot_schedule(ax, curve, total, **SCHEDULE_LOOKS[name])
-    for other in (batch // 2, batch * 2):
-        _plot_schedule(ax, paper_curves(T, other)["power"], T, color=color, linewidth=0.8)
+def _annotate_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
+    color = COLORS["power"]
     ax.set_title("Power is one curve for every length, cosine is not")
     dashed = "dashed: cosine, a new\ncurve for every run length"
     ax.text(14.2, 0.0168, dashed, color=COLORS["cosine"])
@@ -195,7 +199,7 @@ def _draw_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
     ax.text(14.2, 0.0122, thin, color=color)
     tail = 0.93 * T / 2  # a place on the middle decay to point at
     end = tail / 1e9, paper_curves(T / 2, batch)["power"](tail)
-    text = f"{', '.join(map(size, lengths))} tokens:\none curve, three decays"
+    text = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens:\none curve, three decays"
     pointer = {"arrowstyle": "-", "linewidth": 0.8, "color": color}
     ax.annotate(text, end, (14.2, 0.0077), color=color, arrowprops=pointer)
 
@@ -243,7 +247,8 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 
 def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder: loss, learning rate, and of an MoE the load of its experts."""
-    lines, moe, color = read_metrics(out), record["n_expert"] > 0, _color_of(record["schedule"])
+    lines, moe = read_metrics(out), record["n_expert"] > 0
+    color = COLORS.get(record["schedule"], OTHER)
     layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
     with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as (top, bottom, *third):
         top.plot(*column(lines, "loss"), color=color, linewidth=0.8, alpha=0.6)
@@ -267,10 +272,6 @@ def draw_curve(out: Path, record: dict) -> None:
         (third or [bottom])[-1].set_xlabel("tokens seen (millions)")
 
 
-def _color_of(schedule: str) -> str:
-    return COLORS.get(schedule, "#7a3b8f")  # of a fork's own schedule
-
-
 def _draw_experts(ax, lines: list[dict]) -> None:
     for x, name, label, hue in (
         (0.0, "max_load", "max load / mean", "#0072B2"),  # a line for each layer
@@ -286,21 +287,19 @@ def _draw_experts(ax, lines: list[dict]) -> None:
 def draw_curves(path: Path, curves: dict[str, list[dict]], window: int = 9) -> None:
     """Training loss (means of `window` lines of the log) and validation loss of any runs."""
     with figure(path, 3.6) as (ax,):
-        ends, seen = [], []
-        colors = [PALETTE[i % len(PALETTE)] for i in range(len(curves))]
-        for lines, color in zip(curves.values(), colors):
-            x, loss = column(lines, "loss")
+        ends, seen = {}, []
+        for i, (name, lines) in enumerate(curves.items()):
+            color, (x, loss) = PALETTE[i % len(PALETTE)], column(lines, "loss")
             n = max(1, min(window, len(x)))
             mean = lambda values: np.convolve(values, np.ones(n) / n, "valid") if x else []
-            smooth = [mean(x), mean(loss)]
+            smooth, dots = (mean(x), mean(loss)), column(lines, "val_loss")
             ax.plot(*smooth, color=color, linewidth=1.5)
-            dots = column(lines, "val_loss")
             ax.plot(*dots, color=color, marker="o", linestyle="none", markeredgecolor="white")
-            ends.append((*(values[-1] for values in (dots if dots[0] else smooth)), color))
+            ends[name] = (*(values[-1] for values in (dots if dots[0] else smooth)), color)
             seen += [*smooth[1], *dots[1]]
         low, high = np.nanmin(seen), np.nanpercentile(seen, 95)
         ax.set_ylim(low - 0.1 * (high - low), high)
-        label_ends(ax, list(curves), ends)
+        label_ends(ax, ends)
         ax.set_title("Validation loss (dots), training loss (lines)")
         ax.set_xlabel("tokens seen (millions)")
         ax.set_ylabel("loss (nats per token)")
@@ -315,6 +314,7 @@ def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
 
     panels: title, xlabel, log (of the x axis), groups {label: minima}.
     """
+    x: list = []
     with figure(path, 3.75 * len(panels), len(panels), **layout) as axes:
         for ax, panel in zip(axes, panels):
             groups, highest = panel["groups"], []
@@ -326,8 +326,8 @@ def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
-            shown = [found for p in (panels if layout else [panel]) for found in p["groups"].values()]
-            x = sorted({x for found in shown for m in found for x, _ in m.points})
+            points = [p for found in panel["groups"].values() for m in found for p in m.points]
+            x = sorted({at for at, _ in points} | set(x if layout else []))  # of shared axes, all
             log_ticks(ax.xaxis, x, short) if panel["log"] else ax.set_xticks(x[1::4])
             percent = lambda y: 100 * np.expm1(y)
             nats = lambda p: np.log1p(np.maximum(p, -99) / 100)
@@ -438,8 +438,8 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
         for m in beyond:
             color = ink(colors.get(m.batch_size, (0, 0, 0)))
             ax.scatter(math.log2(m.T), height(m), s=120, marker="*", color=[color], zorder=3)
-        texts = [f"T^{law['b']:.2f}", "the paper's\nslope, -0.51"]
-        label_ends(ax, texts, [(T[-1], line[-1], "black"), (T[-1], paper[-1], COLORS["wsd"])])
+        slope, ours = "the paper's\nslope, -0.51", f"T^{law['b']:.2f}"
+        label_ends(ax, {ours: (T[-1], line[-1], "black"), slope: (T[-1], paper[-1], COLORS["wsd"])})
         batches = [("o", color, f"batch {B:g}") for B, color in colors.items()]
         key(ax, [(marker_of[shape], "black", shape) for shape in shapes], batches)
         every = [height(m) for m in [*found, *beyond]]
@@ -456,26 +456,21 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
 
 
 def look_of(line: str) -> dict:
-    """One color for each schedule; dashed if ∝ √batch, dash-dotted if the exponents are fitted."""
-    color = _color_of(line.split(",")[0].split()[0].lower())
-    style = "--" if "√batch" in line else "-." if "fitted" in line else "-"
-    return dict(color=color, linestyle=style, linewidth=2.4 if line == "Power (paper)" else 1.3)
+    """One color for each schedule; dashed if ∝ √batch or stopped, dash-dotted if fitted."""
+    color = next((color for name, color in COLORS.items() if name in line.lower()), OTHER)
+    style = "--" if "√batch" in line or "early" in line else "-." if "fitted" in line else "-"
+    wide = 2.4 if "(paper)" in line or "one Power" in line else 0.8 if line == "baseline" else 1.3
+    return dict(color=color, linestyle=style, linewidth=wide)
 
 
 def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
-    """Loss above the baseline against T. panels: title, lines, looks ({label: look} of some)."""
+    """Loss above the baseline against T. panels: title, lines, peak (see draw_lines)."""
     with figure(path, 3.4 * len(panels), len(panels), sharex=True) as axes:
         for ax, panel in zip(axes, panels):
             lines = panel["lines"]
             x = sorted({at for points in lines.values() for at in points})
-            ax.plot(x, [0] * len(x), color="black", linewidth=0.8)
-            looks = {label: look_of(label) for label in lines} | panel.get("looks", {})
-            draw_lines(ax, lines, list(looks.values()))
-            for text, at, color in panel.get("notes", []):
-                side = "center" if x[0] < at[0] < x[-1] else "left" if at[0] == x[0] else "right"
-                where = dict(textcoords="offset points", ha=side, va="bottom")
-                ax.annotate(text, at, (0, 6), color=color, **where)
-                ax.set_ylim(top=ax.get_ylim()[1] + 0.3 / inches(ax) * np.ptp(ax.get_ylim()))
+            ax.plot(x, [0] * len(x), **look_of("baseline"))
+            draw_lines(ax, lines, list(map(look_of, lines)), panel.get("peak"))
             log_ticks(ax.xaxis, x, size)
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the baseline (nats)")

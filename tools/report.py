@@ -173,8 +173,8 @@ def power(scans: dict[str, list], center: dict, out: Path) -> None:
     if good["b"]:
         x = np.array([m.x for m in good["b"]])
         title = f"The best b is {x.mean():.2f} ± {x.std():.2f} (standard deviation)"
-        lines, xlabel = lines_of(good["b"], "batch_size", "T", "batch size {}"), "run length T (tokens)"
-        figures.draw_minima(out / "best_b.png", lines, title, xlabel, "best b", size)
+        lines = lines_of(good["b"], "batch_size", "T", "batch size {}")
+        figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "b", size)
     print(f"{out}: power.png" + ", best_b.png" * bool(good["b"]))
 
 
@@ -225,7 +225,7 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
         if some:
             table_above(lines, some, kind)
     print("above the baseline: without seed 0, if there are others; it chose the baseline's rates")
-    print("\none run, stopped anywhere, against √batch cosines planned for each T: mean, worst cell")
+    print("\none run, stopped anywhere, against a √batch cosine for each T: mean, worst cell")
     mean = lambda line, cell: np.mean(list(lines[line][cell].values()))
     for line in (line for line in lines if line.startswith("Power")):
         cosine = "cosine, learning rate ∝ √batch"
@@ -306,34 +306,23 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
     shape = max(dense, key=lambda s: (len(s), s))  # the widest
     planned = points_above(lines, "cosine", [shape], B)
     budgets = sorted(T for s, T, b in lines["baseline"] if (s, b) == (shape, B))
-    cosines = [r for r in records if r["schedule"] == "cosine" and r["seed"] < compare.TUNING]
-    if budgets != sorted({r["total_tokens"] for r in cosines}):
+    name = {T: f"val_loss_at_{T}" for T in budgets[:-1]} | {budgets[-1]: "val_loss"}
+    cell, seeds = (shape, budgets[-1], B), above(lines, "cosine")
+    longest = [r for r in records if r["schedule"] == "cosine" and compare.cell_of(r) == cell]
+    longest = [r for r in longest if r["seed"] in seeds]
+    if not all(name[T] in r for r in longest for T in budgets):
         return  # some are still in training
-    cut: dict = {}
-    for r in cosines:
-        if compare.cell_of(r) == (shape, budgets[-1], B) and r["seed"] in above(lines, "cosine"):
-            for T in budgets:
-                loss = loss_of(r, f"val_loss_at_{T}" if T < budgets[-1] else "val_loss")
-                over = loss - lines["baseline"][shape, T, B][r["seed"]]
-                cut.setdefault(math.log2(T), []).append(over)
+    baseline = lambda r, T: lines["baseline"][shape, T, B][r["seed"]]
+    cut = {math.log2(T): [loss_of(r, name[T]) - baseline(r, T) for r in longest] for T in budgets}
     run = points_above(lines, "Power (paper)", [shape], B)
     mean = lambda points: np.mean([np.mean(y) for y in points.values()])
     apart = mean(run) - mean(planned)
     verb = "ties with" if abs(apart) < 0.005 else "beats" if apart < 0 else "loses to"
-    gray, black = figures.COLORS["cosine"], dict(color="black", linewidth=0.8)
-    top = max(cut, key=lambda x: np.mean(cut[x]))
-    shown = {  # label: points and look; the label of the last one stands at its top
-        "one Power run,\ndecayed here": (run, figures.look_of("Power (paper)")),
-        "a cosine planned\nfor this length": (planned, figures.look_of("cosine")),
-        "baseline": ({x: [0.0] for x in planned}, black),
-        "(the longest cosine)": (cut, dict(color=gray, linestyle="--", linewidth=1.3)),
-    }
-    panel = dict(
-        title=f"One Power run {verb} {len(budgets)} planned cosines",
-        lines={label: points for label, (points, _) in shown.items()},
-        looks={label: look for label, (_, look) in shown.items()},
-        notes=[("the longest cosine, stopped early", (top, max(cut[top])), gray)],
-    )
+    stopped = "the longest cosine, stopped early"
+    shown = {"one Power run,\ndecayed here": run, "a cosine planned\nfor this length": planned,
+             "baseline": {x: [0.0] for x in planned}, stopped: cut}  # fmt: skip
+    title = f"One Power run {verb} {len(budgets)} planned cosines"
+    panel = dict(title=title, lines=shown, peak=stopped)
     figures.draw_above(path, [panel], f"tokens when the run stops ({shape}, batch size {B})")
 
 
