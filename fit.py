@@ -38,6 +38,7 @@ from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import figures, report
 from tools.compare import TUNING, complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
+from tools.report import reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 WINDOW = 5
@@ -173,11 +174,6 @@ def usable(found: list[Minimum]) -> list[Minimum]:
         if len({getattr(m, name) for m in points}) < 2:
             raise ValueError(f"usable minima for one {what} only; a law needs two or more{why}")
     return points
-
-
-def reasons(found: list[Minimum]) -> str:
-    why_not = Counter(m.why_not for m in found if m.why_not)
-    return ", ".join(f"{n} {why}" for why, n in why_not.items())
 
 
 def best_three(points: list[Minimum]) -> list[Minimum]:

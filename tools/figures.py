@@ -19,6 +19,7 @@ COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant":
 OTHER = "#7a3b8f"  # a schedule of a fork
 PALETTE = ("#0072B2", "#B34700", "#00735A", "#6b6b6b", OTHER, "#000000")
 MARKERS = "os^Dv<>pPX"
+short = "{:.2g}".format
 
 # ---------------------------------------------------------------------------------------------
 # Parts of a figure
@@ -42,10 +43,6 @@ def size(tokens: float) -> str:
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
     unit, letter = next(((u, c) for u, c in units if tokens >= 0.9995 * u), (1, ""))
     return f"{tokens / unit:.3g}{letter}"
-
-
-def short(value: float) -> str:
-    return f"{value:.2g}"
 
 
 def shades(values) -> dict:
@@ -273,12 +270,10 @@ def draw_curve(out: Path, record: dict) -> None:
 
 
 def _draw_experts(ax, lines: list[dict]) -> None:
-    for x, name, label, hue in (
-        (0.0, "max_load", "max load / mean", "#0072B2"),  # a line for each layer
-        (0.37, "aux_loss", "auxiliary loss", "#B34700"),
-        (0.68, "router_entropy", "entropy (nats)", "#00735A"),
-    ):
-        ax.plot(*column(lines, name), color=hue, linewidth=0.8)
+    names = (0.0, "max_load", "max load / mean"), (0.37, "aux_loss", "auxiliary loss")
+    names += ((0.68, "router_entropy", "entropy (nats)"),)
+    for (x, name, label), hue in zip(names, PALETTE):
+        ax.plot(*column(lines, name), color=hue, linewidth=0.8)  # max_load: a line for each layer
         ax.text(x, 1.04, label, color=hue, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("experts")

@@ -5,6 +5,7 @@
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def moved(groups: dict) -> float:
     """The best learning rate of the last group as a multiple of the first group's."""
     first, *_, last = [*groups.values(), *groups.values()]
     return 2 ** (mean_x(last) - mean_x(first))
+
+
+def reasons(found: list) -> str:
+    """Why minima are left out: how many for each reason."""
+    why_not = Counter(m.why_not for m in found if m.why_not)
+    return ", ".join(f"{n} {why}" for why, n in why_not.items())
 
 
 def mean_x(found: list) -> float:
@@ -136,7 +143,7 @@ def transfer(found: list, out: Path) -> None:
         groups, at = group(some, lambda m: m.shape.removesuffix(", standard")), None
         widths = [shape.removeprefix("width ") for shape in groups]
         for width, minima in zip(widths, groups.values()):
-            x, loss = mean_loss(minima)
+            ((x, loss, _),) = compare.mean_valleys(minima, 1).values()
             at = x[np.argmin(loss)] if at is None else at
             beyond = "" if x[0] <= at <= x[-1] else " or more"
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
@@ -150,25 +157,13 @@ def transfer(found: list, out: Path) -> None:
     print(f"\n{out}: transfer.png")
 
 
-def mean_loss(found: list) -> tuple[list, list]:
-    """(x, loss) of a cell, mean over seeds."""
-    by_x: dict = {}
-    for m in found:
-        for x, loss in m.points:
-            by_x.setdefault(x, []).append(loss)
-    return sorted(by_x), [float(np.mean(by_x[x])) for x in sorted(by_x)]
-
-
 def power(scans: dict[str, list], center: dict, out: Path) -> None:
     """Print and draw the best a and b for every T and batch size. scans: minima over a, over b."""
     good = {name: [m for m in found if not m.why_not] for name, found in scans.items()}
     if not any(good.values()):
-        raise ValueError("no best a or b: every minimum is at an edge or incomplete")
+        raise ValueError(f"no best a or b: {reasons(scans['a'] + scans['b'])}")
     for name, found in scans.items():
-        if good[name]:
-            table_of_best(name, found, good[name])
-        else:
-            print(f"no best {name}: all {len(found)} minima are at an edge or incomplete\n")
+        table_of_best(name, found, good[name])
     figures.draw_valleys(out / "power.png", [power_panel(n, scans[n], center) for n in scans])
     if good["b"]:
         x = np.array([m.x for m in good["b"]])
@@ -180,7 +175,9 @@ def power(scans: dict[str, list], center: dict, out: Path) -> None:
 
 def table_of_best(name: str, found: list, good: list) -> None:
     value = (lambda m: 2**m.x) if name == "a" else (lambda m: m.x)
-    left_out = f" ({len(found) - len(good)} minima left out)" * (len(good) < len(found))
+    left_out = f" ({reasons(found)})" * (len(good) < len(found))
+    if not good:
+        return print(f"no best {name}{left_out}\n")
     print(f"best {name}, mean over seeds{left_out}")
     batches = sorted({m.batch_size for m in found})
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
