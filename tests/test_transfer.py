@@ -1,4 +1,4 @@
-"""What muP is for: the best learning rate of a narrow model is the best one of a wide model."""
+"""What muP is for: the best learning rate of a narrow model is best for a wide model, too."""
 
 import argparse
 import math
@@ -16,23 +16,28 @@ RATES = [2.0**-e for e in (7, 6, 5, 4)]
 
 
 def final_loss(width: int, lr: float, use_mup: bool, **experts) -> float:
-    """Learn two batches of Python source by heart, the rate falling linearly; -> loss on them, mean over the seeds.
+    """Loss on two batches of Python source after learning them by heart, mean over the seeds.
 
-    A task on which a model of any width can come far in 40 steps, and does so only at a good rate.
+    The learning rate falls linearly. A model of any width gets far in 40 steps, but only at a good
+    learning rate.
     """
-    source = b"".join(open(module.__file__, "rb").read() for module in (argparse, subprocess, tarfile))
+    modules = (argparse, subprocess, tarfile)
+    source = b"".join(open(module.__file__, "rb").read() for module in modules)
     text = torch.from_numpy(np.frombuffer(source, dtype=np.uint8).astype(np.int64))
     cfg = GPTConfig(
-        n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=256, init_std=0.1, m_emb=10.0,
-        base_width=32 if use_mup else width, attention_multiplier=None if use_mup else 16**-0.5, **experts,
+        n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=256, init_std=0.1,
+        m_emb=10.0, base_width=32 if use_mup else width,
+        attention_multiplier=None if use_mup else 16**-0.5, **experts,
     )  # fmt: skip
     losses = []
     for seed in SEEDS:
         torch.manual_seed(seed)
         model = GPT(cfg)
-        optimizer = torch.optim.AdamW(mup.param_groups(model, mup.rules(cfg), 0.0), betas=(0.9, 0.95), eps=1e-10, fused=True)
-        place = torch.randint(len(text) - 33, (2, 8, 1), generator=torch.Generator().manual_seed(seed))
-        batches = text[place + torch.arange(33)]  # [2, 8 sequences, 33], the same for every width
+        groups = mup.param_groups(model, mup.rules(cfg), 0.0)
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, fused=True)
+        generator = torch.Generator().manual_seed(seed)
+        start = torch.randint(len(text) - 33, (2, 8, 1), generator=generator)
+        batches = text[start + torch.arange(33)]  # [2, 8 sequences, 33], the same for every width
         for step in range(STEPS):
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"] * (1 - step / STEPS)
@@ -48,9 +53,9 @@ def final_loss(width: int, lr: float, use_mup: bool, **experts) -> float:
 
 
 def best_log2_lr(losses: list[float]) -> float:
-    """Vertex of the parabola through the lowest point and its neighbours, in log2 of the rate."""
+    """Vertex of the parabola through the lowest point and its neighbors, in log2."""
     i = int(np.argmin(losses))
-    assert 0 < i < len(losses) - 1, f"the best rate lies at the edge of the grid: {losses}"
+    assert 0 < i < len(losses) - 1, f"the best learning rate is at the edge of the grid: {losses}"
     c, b, _ = np.polyfit([-1, 0, 1], losses[i - 1 : i + 2], 2)
     return float(math.log2(RATES[i]) - b / (2 * c))
 
@@ -65,16 +70,19 @@ def check_transfer(curves: dict[int, list[float]]) -> None:
 
 
 def test_the_best_learning_rate_transfers_over_8x_in_width():
-    check_transfer({width: [final_loss(width, lr, use_mup=True) for lr in RATES] for width in (32, 64, 128, 256)})
+    losses = lambda width: [final_loss(width, lr, use_mup=True) for lr in RATES]
+    check_transfer({width: losses(width) for width in (32, 64, 128, 256)})
 
 
-def test_and_so_does_a_mixtures():
-    mixture = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width)
-    check_transfer({width: [final_loss(width, lr, use_mup=True, **mixture(width)) for lr in RATES] for width in (32, 128)})
+def test_the_best_learning_rate_of_an_moe_transfers():
+    experts = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width)
+    losses = lambda width: [final_loss(width, lr, True, **experts(width)) for lr in RATES]
+    check_transfer({width: losses(width) for width in (32, 128)})
 
 
-def test_under_standard_parametrization_it_does_not():
+def test_under_standard_parametrization_it_does_not_transfer():
     narrow = [final_loss(32, lr, use_mup=False) for lr in RATES]
-    wide = {lr: final_loss(256, lr, use_mup=False) for lr in (RATES[0], RATES[int(np.argmin(narrow))])}
+    best = RATES[int(np.argmin(narrow))]
+    wide = {lr: final_loss(256, lr, use_mup=False) for lr in (RATES[0], best)}
     print("standard", narrow, wide)
-    assert wide[RATES[int(np.argmin(narrow))]] > 2 * wide[RATES[0]]
+    assert wide[best] > 2 * wide[RATES[0]]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from tools.devices import any_process, peak_flops, rank_and_world, total
+from tools.records import read_metrics
 
 # ---------------------------------------------------------------------------------------------
 # Files
@@ -32,19 +33,6 @@ def write_json(path: Path, content: dict) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
-
-
-def read_metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl in order of tokens, the last one if a resumed run repeats some.
-
-    Lines that are not JSON are left out: a process was killed while it wrote them.
-    """
-    found, path = {}, run / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
-            metrics = json.loads(line)
-            found[metrics["tokens"], "val_loss" in metrics] = metrics
-    return [found[key] for key in sorted(found)]
 
 
 def checkpoints(run: Path) -> list[Path]:
