@@ -1,0 +1,57 @@
+"""Records of runs: read those of a folder, and tell which settings two of them differ in."""
+
+import json
+import sys
+from pathlib import Path
+
+# A record holds the config of a run, its results and where it was made. Two runs with the same
+# settings have the same loss. All fields are settings, except these:
+PLACE = "preset data tokenizer out device compile recompute micro_batch_size".split()
+LOGGING = "log_every eval_every eval_tokens save_every keep_checkpoints".split()
+ORIGIN = (
+    "command started parent git_commit git_dirty python torch numpy platform device_name threads "
+    "processes seconds tokens_per_second"
+).split()
+RESULTS = "tokens diverged n_params n_active_params".split()
+NOT_SETTINGS = frozenset(PLACE + LOGGING + ORIGIN + RESULTS)  # `fingerprint` stands for the data
+RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
+
+# Fields that older records lack, with the values that those runs had
+DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, past_data=None)
+
+
+def settings(record: dict) -> dict:
+    """The fields of a record, or of vars(config), that determine its loss."""
+    is_result = lambda name: name in NOT_SETTINGS or name.startswith(RESULT_PREFIXES)
+    return {name: value for name, value in record.items() if not is_result(name)}
+
+
+def identity(record: dict, without: tuple[str, ...] = ()) -> frozenset:
+    """The settings as one value: equal for two records of the same run. `without`: leave out."""
+    return frozenset(item for item in settings(record).items() if item[0] not in without)
+
+
+def differs(record: dict, other: dict, without: tuple[str, ...] = ()) -> list[str]:
+    """Names of the settings that two records both have, with different values."""
+    one, two = settings(record), settings(other)
+    return [n for n in one if n in two and n not in without and one[n] != two[n]]
+
+
+def read_records(path: Path) -> list[dict]:
+    """All records at or under a path: records.jsonl of sweeps, record.json of single runs.
+
+    Fields that an older record lacks get their defaults. A torn line, from a process that was
+    killed while writing, is reported and left out.
+    """
+    found = [*path.rglob("records.jsonl"), *path.rglob("record.json")]
+    records = []
+    for file in [path] if path.is_file() else sorted(found):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for i, line in enumerate(text.splitlines() if file.suffix == ".jsonl" else [text], 1):
+            try:
+                record = DEFAULTS | json.loads(line)
+            except (json.JSONDecodeError, TypeError):
+                print(f"{file}: line {i} is not a whole record; ignored", file=sys.stderr)
+                continue
+            records.append({"final_eval_tokens": record.get("eval_tokens")} | record)
+    return records
