@@ -109,6 +109,13 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
 # The four schedules of a training run
 
 SCHEDULES = ("power", "wsd", "cosine", "constant")
+PLANNED = ("cosine",)  # these must be told their end from the first step
+READS = {  # the fields of a TrainConfig that each schedule depends on, apart from batch size and length
+    "power": {"power_a", "power_b", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape"},
+    "wsd": {"lr", "warmup_tokens", "decay_tokens", "decay_shape"},
+    "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},
+    "constant": {"lr", "warmup_tokens"},
+}
 
 
 def make_schedule(cfg) -> Schedule:

@@ -18,6 +18,7 @@ metrics.jsonl, checkpoint, curve.png, sample.txt and, last of all, record.json.
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import difflib
 import itertools
@@ -32,8 +33,12 @@ import subprocess
 import sys
 import time
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import tools.threads  # noqa: F401  before torch
 
 import numpy as np
 import torch
@@ -47,6 +52,7 @@ from model import (
     GPT,
     PRESETS,
     GPTConfig,
+    Routing,
     is_granite,
     read_granite,
 )  # fmt: skip
@@ -127,6 +133,7 @@ class TrainConfig(GPTConfig):
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between evaluations on held-out text", above=0)
     eval_tokens: int | None = option(None, "held-out tokens of an evaluation, of each source, spread over all of them (default: all)", above=0)
+    final_eval_tokens: int | None = option(None, "validation tokens of the last evaluation, of each source (default: all)", above=0)
     save_every: int = option(10**10, "tokens between checkpoints; there is one more where the decay begins", above=0)
     keep_checkpoints: int = option(3, "newest checkpoints that stay; the one where the decay begins stays too", above=1)
 
@@ -302,15 +309,6 @@ def optimizer_step(cfg: TrainConfig, model: GPT, optimizer, corpus: data.Corpus 
     return batch_loss, grad_norm, routing
 
 
-def start_average(cfg: TrainConfig, model: GPT) -> GPT | None:
-    """A model to hold the average of the weights, if the run wants one."""
-    if not cfg.average:
-        return None
-    average = GPT(cfg).to(cfg.device).requires_grad_(False)
-    average.load_state_dict(model.state_dict())
-    return average
-
-
 AVERAGE_POWER = 16  # five sixths of the average are then from the last tenth of the tokens: 1 - 0.9^17 = 0.83
 
 
@@ -327,12 +325,32 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
             mean.lerp_(weight, share)
 
 
-def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
+@dataclass
+class State:
+    """A run at one moment: everything that training changes."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    average: GPT | None  # the averaged weights, with --average
+    tokens: int = 0  # seen so far
+
+
+class Step(NamedTuple):
+    """What one optimizer step reports, still on the device; see optimizer_step."""
+
+    lr: float
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    routing: Routing | None
+
+
+def build(cfg: TrainConfig) -> State:
     """The model with its first weights, the same on every device, and its optimizer."""
     torch.manual_seed(cfg.seed)
     model = GPT(cfg).to(cfg.device)
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
+    average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
     if cfg.compile and cfg.device == "cpu":
         model.compile()
@@ -340,22 +358,51 @@ def build(cfg: TrainConfig) -> tuple[GPT, torch.optim.Optimizer]:
         for block in model.blocks:
             block.compile()
         model.loss = torch.compile(model.loss)
-    return model, optimizer
+    return State(model, optimizer, average)
+
+
+def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
+    """Did the step that ended at `tokens` reach or pass a multiple of `every`?"""
+    return tokens // every > (tokens - batch_tokens) // every
+
+
+def training_steps(cfg: TrainConfig, state: State, corpus: data.Corpus | data.Mixture, until: int) -> Iterator[Step]:
+    """Train in whole batches, to no further than `until` tokens; yield a Step after each, with state.tokens advanced.
+
+    The only training loop of the project: train() and sweep.py both iterate over it. Saving, resuming
+    and branching between two steps change nothing.
+    """
+    replica = state.model
+    if rank_and_world()[1] > 1:
+        replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    schedule = make_schedule(cfg)
+    while state.tokens + cfg.batch_tokens <= until:  # whole batches only
+        lr = schedule(state.tokens + cfg.batch_tokens / 2)  # the learning rate at the middle of the step
+        loss, grad_norm, routing = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
+        before, state.tokens = state.tokens, state.tokens + cfg.batch_tokens
+        if state.average:
+            update_average(state.average, state.model, before, state.tokens)
+        yield Step(lr, loss, grad_norm, routing)
 
 
 # ---------------------------------------------------------------------------------------------
 # The run
 
 
-def validation_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, average: GPT | None = None) -> dict[str, float]:
+def validation_losses(cfg: TrainConfig, state: State, corpus: data.Corpus | data.Mixture, max_tokens: int | None) -> dict[str, float]:
     """val_loss and val_bpb; of a mixture, those of held-out text in the shares of --data, and each source's loss.
 
     The same of the averaged weights, if there are any, as average_val_loss and so on.
     """
-    if average:
-        return validation_losses(cfg, model, corpus) | {f"average_{name}": loss for name, loss in validation_losses(cfg, average, corpus).items()}
+    losses = mixture_losses(cfg, state.model, corpus, max_tokens)
+    if state.average:
+        losses |= {f"average_{name}": loss for name, loss in mixture_losses(cfg, state.average, corpus, max_tokens).items()}
+    return losses
+
+
+def mixture_losses(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, max_tokens: int | None) -> dict[str, float]:
     with mixed_precision(cfg):
-        results = {name: validation_loss(model, source, cfg.eval_tokens) for name, source in corpus.sources.items()}
+        results = {name: validation_loss(model, source, max_tokens) for name, source in corpus.sources.items()}
     if len(results) == 1:
         return next(iter(results.values()))
     mean = lambda of: sum(share * of(result) for share, result in zip(corpus.shares, results.values()))
@@ -380,12 +427,11 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     """
     began = time.perf_counter()
     rank, world = rank_and_world()
-    model, optimizer = build(cfg)
-    average = start_average(cfg, model)
-    progress = restore(start, model, optimizer, average) if start else FRESH
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True) if world > 1 else model
-    tokens, step, parent = progress["tokens"], progress["step"], progress["parent"]
-    schedule = make_schedule(cfg)
+    state, progress = build(cfg), FRESH
+    if start:
+        restore(start, state)
+        progress = {key: start[key] for key in FRESH}
+    model, average, tokens, step, parent = state.model, state.average, state.tokens, progress["step"], progress["parent"]
     decay_start = cfg.total_tokens - cfg.decay_tokens
     flops, peak = model.flops_per_token(), peak_flops(cfg)
     if rank == 0:
@@ -409,21 +455,17 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     def save():
         if rank > 0:
             return
-        done = {"tokens": tokens, "step": step, "parent": parent, "seconds": seconds(),
+        done = {"step": step, "parent": parent, "seconds": seconds(),
                 "training_seconds": training_seconds, "trained_tokens": trained_tokens}  # fmt: skip
-        save_checkpoint(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, model, optimizer, average, done)
+        save_state(out / "ckpt" / f"{tokens:016d}.pt", cfg, corpus, state, **done)
         if average:  # a checkpoint of its own, as if these were the weights
-            save_checkpoint(out / "average.pt", cfg, corpus, average, optimizer, None, done)
+            save_state(out / "average.pt", cfg, corpus, State(average, state.optimizer, None, tokens), **done)
         prune_checkpoints(out, cfg.keep_checkpoints, decay_start)
 
-    while tokens + cfg.batch_tokens <= cfg.total_tokens and not diverged:  # whole batches: no step reaches past the end
-        lr = schedule(tokens + cfg.batch_tokens / 2)
-        loss, grad_norm, routing = optimizer_step(cfg, replica, optimizer, corpus, tokens, lr)
-        before, tokens, step = tokens, tokens + cfg.batch_tokens, step + 1
-        if average:
-            update_average(average, model, before, tokens)
+    for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
+        tokens, step = state.tokens, step + 1
         last = tokens + cfg.batch_tokens > cfg.total_tokens
-        due = lambda every: tokens // every > before // every
+        due = lambda every: crossed(every, tokens, cfg.batch_tokens)
 
         if due(cfg.log_every) or last:
             loss = total(loss).item() / world  # waits for the device: the clock is right only behind it
@@ -439,7 +481,7 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
             window_start, window_tokens = time.perf_counter(), tokens
         pause = time.perf_counter()  # what follows is not training time
         if due(cfg.eval_every) and not last:
-            held_out = validation_losses(cfg, model, corpus, average)
+            held_out = validation_losses(cfg, state, corpus, cfg.eval_tokens)
             log(f"{tokens:>14,} tokens   {summary(held_out)}", tokens=tokens, **held_out)
         stopping = not last and any_process(must_stop())  # many processes must stop at the same step: they ask each other
         if due(cfg.save_every) or stopping or tokens <= decay_start < tokens + cfg.batch_tokens or last or diverged:
@@ -447,8 +489,10 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
         if stopping:
             return None
         window_start += time.perf_counter() - pause
+        if diverged:
+            break
 
-    held_out, record = evaluate(cfg, model, corpus, tokens, average)
+    held_out, record = evaluate(cfg, state, corpus)
     if rank > 0:
         return {}
     log(f"{tokens:>14,} tokens   {summary(held_out)}", tokens=tokens, **held_out)
@@ -464,16 +508,16 @@ def train(cfg: TrainConfig, corpus: data.Corpus | data.Mixture, out: Path, start
     return record
 
 
-def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, tokens: int, average: GPT | None = None) -> tuple[dict, dict]:
-    """A run that ends after `tokens` -> (its held-out loss as it is, the part of its record that follows from model and config)."""
-    held_out = validation_losses(cfg, model, corpus, average)
+def evaluate(cfg: TrainConfig, state: State, corpus: data.Corpus | data.Mixture) -> tuple[dict, dict]:
+    """A run that ends here, on final_eval_tokens -> (its held-out loss as it is, the part of its record that follows from model and config)."""
+    held_out = validation_losses(cfg, state, corpus, cfg.final_eval_tokens)
     diverged = not held_out["val_loss"] <= math.log(cfg.vocab_size)  # weights that met a loss that is not finite are NaN, and so is this one
     results = dict.fromkeys(held_out) if diverged else held_out
     if len(corpus.sources) > 1:
-        epochs = data.epochs(corpus, tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
+        epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
     return held_out, dataclasses.asdict(cfg) | results | {
-        "tokens": tokens, "diverged": diverged, "n_params": model.n_params(), "n_active_params": model.n_active_params(),
+        "tokens": state.tokens, "diverged": diverged, "n_params": state.model.n_params(), "n_active_params": state.model.n_active_params(),
     }  # fmt: skip
 
 
@@ -483,20 +527,21 @@ def evaluate(cfg: TrainConfig, model: GPT, corpus: data.Corpus | data.Mixture, t
 FRESH = {"tokens": 0, "step": 0, "parent": None, "seconds": 0.0, "training_seconds": 0.0, "trained_tokens": 0}
 
 
-def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GPT, optimizer, average: GPT | None, progress: dict) -> None:
-    """Everything that the run is, in one file that appears whole or not at all.
+def save_state(path: Path, cfg: TrainConfig, corpus: data.Corpus, state: State, **more) -> None:
+    """Everything that the run is, and `more`, in one file that appears whole or not at all.
 
     The schedule and the data order have no state of their own: they follow from the tokens seen.
     """
-    state = progress | {
-        "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"], "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(), "average": average and average.state_dict(), "random_state": torch.get_rng_state(),
+    content = more | {
+        "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"], "tokens": state.tokens,
+        "model": state.model.state_dict(), "optimizer": state.optimizer.state_dict(),
+        "average": state.average and state.average.state_dict(),
     }  # fmt: skip
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(state, file)
+            torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -505,19 +550,19 @@ def save_checkpoint(path: Path, cfg: TrainConfig, corpus: data.Corpus, model: GP
         raise OSError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or 'is the disk full?'})") from None
 
 
-def restore(saved: dict, model: GPT, optimizer, average: GPT | None = None) -> dict:
-    """Put a checkpoint's state into model, optimizer and average; return how far it had come."""
-    model.load_state_dict(saved["model"])
-    if average:  # of a parent that had none, it begins with the parent's weights
-        average.load_state_dict(saved.get("average") or saved["model"])
+def restore(saved: dict, state: State) -> None:
+    """Put what save_state wrote back into a State that build() made."""
+    state.tokens = saved["tokens"]
+    state.model.load_state_dict(saved["model"])
+    if state.average:  # of a parent that had none, it begins with the parent's weights
+        state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" not in saved:  # released weights come alone
-        return {key: saved[key] for key in FRESH}
-    ours = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(saved["optimizer"])
-    for group, settings in zip(optimizer.param_groups, ours):
+        return
+    groups = state.optimizer.param_groups
+    ours = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    state.optimizer.load_state_dict(saved["optimizer"])
+    for group, settings in zip(state.optimizer.param_groups, ours):
         group.update(settings)  # a branch may have another weight decay than its parent
-    torch.set_rng_state(saved["random_state"].cpu())
-    return {key: saved[key] for key in FRESH}
 
 
 # Flags that may differ when a run is resumed: they say how it is computed, not what
@@ -658,13 +703,12 @@ def dry_run(cfg: TrainConfig, n_devices: int) -> None:
 
 def a_few_steps(cfg: TrainConfig, corpus: data.Corpus, n: int):
     """Build the model and train it for n steps at a learning rate that changes nothing; yields (model, seconds) of each."""
-    model, optimizer = build(cfg)
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True) if rank_and_world()[1] > 1 else model
-    for step in range(n):
+    cfg = dataclasses.replace(cfg, schedule="constant", lr=1e-9, warmup_tokens=0, total_tokens=n * cfg.batch_tokens)
+    state, started = build(cfg), time.perf_counter()
+    for step in training_steps(cfg, state, corpus, n * cfg.batch_tokens):
+        step.loss.item()  # waits for the device
+        yield state.model, time.perf_counter() - started
         started = time.perf_counter()
-        loss, *_ = optimizer_step(cfg, replica, optimizer, corpus, step * cfg.batch_tokens, lr=1e-9)
-        loss.item()  # waits for the device
-        yield model, time.perf_counter() - started
 
 
 def benchmark(cfg: TrainConfig, corpus: data.Corpus) -> None:

@@ -63,7 +63,7 @@ def compare_speed(nanogpt, compiled: bool, bfloat16: bool, pairs: int, widths: l
                 n_layer=4, n_embd=width, n_head=4, seq_len=seq_len, batch_size=16, device="cpu", compile=compiled,
                 dtype="bfloat16" if bfloat16 else "float32",
             ))  # fmt: skip
-            ours, our_optimizer = train.build(cfg)
+            ours, our_optimizer = list(vars(train.build(cfg)).values())[:2]
             sizes = ours.n_params(), sum(p.numel() for p in theirs.parameters())
             if compiled:
                 torch.compiler.reset()  # else it would compile for varying shapes from the second one on
@@ -127,7 +127,8 @@ def compare_quality(nanogpt, corpus: data.Corpus, total_tokens: int) -> None:
     print(f"nanoGPT: {their_loss:.4f} nats per byte after {their_seconds:.1f} s", flush=True)
 
     cfg = train.resolve_device(train.make_config(total_tokens=total_tokens, warmup_tokens=total_tokens // 20, device="cpu"))
-    model, optimizer = train.build(cfg)
+    state = train.build(cfg)
+    model, optimizer = state.model, state.optimizer
     schedule = train.make_schedule(cfg)
     started = time.perf_counter()
     for step in range(cfg.total_tokens // cfg.batch_tokens):

@@ -20,8 +20,9 @@ def config(corpus_path, **changed) -> train.TrainConfig:
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_the_weights_at_n_tokens_count_as_n_to_the_16th(batch_size, corpus_path, corpus):
     cfg = config(corpus_path, batch_size=batch_size)
-    model, optimizer = train.build(cfg)
-    average = train.start_average(cfg, model)
+    state = train.build(cfg)
+    model, optimizer = state.model, state.optimizer
+    average = state.average
     expected, total = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in model.named_parameters()}, 0.0
     for step in range(12):
         before, tokens = step * cfg.batch_tokens, (step + 1) * cfg.batch_tokens

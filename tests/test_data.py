@@ -89,7 +89,8 @@ def test_batches_read_the_same_text_in_the_same_order(corpus, monkeypatch):
         cfg = train.resolve_device(train.make_config(
             n_layer=1, n_embd=16, n_head=1, seq_len=32, batch_size=batch, micro_batch_size=micro, total_tokens=10**5, warmup_tokens=0, device="cpu",
         ))  # fmt: skip
-        model, optimizer = train.build(cfg)
+        state = train.build(cfg)
+        model, optimizer = state.model, state.optimizer
         seen.clear()
         for n0 in range(0, 64 * 32, cfg.batch_tokens):
             train.optimizer_step(cfg, model, optimizer, corpus, n0, lr=1e-3)

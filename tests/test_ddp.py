@@ -161,7 +161,7 @@ def one_step(rank: int, world: int, port: int, corpus_path: Path, out: Path, f_o
     if world > 1:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     cfg = train.resolve_device(train.make_config(**TINY | MIXTURE, router_aux_weight=1.0, grad_clip=0.0))
-    model, _ = train.build(cfg)
+    model = train.build(cfg).model
     model.double()
     if f_of_each:
         for block in model.blocks:

@@ -239,7 +239,7 @@ def test_the_auxiliary_loss_is_trained_on_and_not_reported(corpus):
     losses, routers = [], []
     for weight in (0, 1):
         cfg = train.resolve_device(train.make_config(**SMALL, router_aux_weight=weight))
-        model, _ = train.build(cfg)
+        model = train.build(cfg).model
         before = model.blocks[0].mlp.router.weight.detach().clone()
         sgd = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
         losses.append(train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)[0].item())
@@ -252,7 +252,8 @@ def test_the_auxiliary_loss_evens_out_the_load(corpus):
     late = {}
     for weight in (0, 0.01, 0.1):
         cfg = train.resolve_device(train.make_config(**SMALL, router_aux_weight=weight))
-        model, optimizer = train.build(cfg)
+        state = train.build(cfg)
+        model, optimizer = state.model, state.optimizer
         loads = []
         for step in range(60):
             *_, routing = train.optimizer_step(cfg, model, optimizer, corpus, step * cfg.batch_tokens, lr=0.01)

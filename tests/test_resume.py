@@ -28,7 +28,7 @@ def everything(run: Path) -> dict:
     record = read(run / "record.json")
     timeless = {"seconds", "tokens_per_second", "command", "started", "out"}
     return {
-        "model": saved["model"], "optimizer": saved["optimizer"]["state"], "tokens": saved["tokens"], "step": saved["step"],
+        "model": saved["model"], "optimizer": saved["optimizer"]["state"], "tokens": saved["tokens"],
         "metrics": [{k: v for k, v in line.items() if k not in timeless} for line in lines],
         "record": {k: v for k, v in record.items() if k not in timeless}, "sample": (run / "sample.txt").read_text(),
     }  # fmt: skip

@@ -20,7 +20,7 @@ SMALL = dict(n_layer=2, n_embd=64, n_head=4, n_ffn=128, seq_len=64, batch_size=4
 
 def kept_bytes(cfg: train.TrainConfig) -> int:
     """What autograd keeps for the backward pass inside the blocks and in their copies of the weights."""
-    model, _ = train.build(dataclasses.replace(cfg, compile=False))
+    model = train.build(dataclasses.replace(cfg, compile=False)).model
     if cfg.compile:
         for block in model.blocks:
             block.compile()
@@ -60,7 +60,7 @@ def test_recomputing_keeps_less_and_changes_nothing():
     results = []
     for recompute in (False, True):
         cfg = train.make_config(**SMALL | MIX, recompute=recompute)
-        model, _ = train.build(cfg)
+        model = train.build(cfg).model
         x = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))
         loss, routing = model(x, x)
         (loss + routing.aux_loss.sum()).backward()
@@ -79,7 +79,8 @@ def test_a_block_is_one_graph_for_all_batches(shape):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     cfg = train.make_config(**SMALL | shape, dtype="bfloat16")
-    model, optimizer = train.build(cfg)
+    state = train.build(cfg)
+    model, optimizer = state.model, state.optimizer
     for block in model.blocks:
         block.compile(fullgraph=True, backend=counter)
     model.loss = torch.compile(model.loss, fullgraph=True, backend=counter)
@@ -126,7 +127,8 @@ class NoReads(TorchDispatchMode):
 def test_nothing_in_a_step_reads_a_value(corpus):
     """Reading one would make a GPU wait: `item`, `tolist` and friends are for lines of the log."""
     cfg = train.resolve_device(train.make_config(**SMALL, warmup_tokens=0))
-    model, optimizer = train.build(cfg)
+    state = train.build(cfg)
+    model, optimizer = state.model, state.optimizer
     train.optimizer_step(cfg, model, optimizer, corpus, 0, lr=0.01)  # whatever happens once, happens here
 
     with NoReads():

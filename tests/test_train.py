@@ -134,7 +134,7 @@ def test_accumulated_gradients_are_the_full_batchs(corpus):
     after = []
     for micro in (16, 8, 2, 1):
         cfg = train.resolve_device(train.make_config(**SMALL | {"batch_size": 16, "micro_batch_size": micro, "grad_clip": 0}))
-        model, _ = train.build(cfg)
+        model = train.build(cfg).model
         model.double()
         sgd = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
         before = [p.detach().clone() for p in model.parameters()]
@@ -148,7 +148,8 @@ def test_accumulated_gradients_are_the_full_batchs(corpus):
 
 def test_each_group_gets_its_share_of_the_rate_and_the_decay(corpus):
     cfg = train.resolve_device(train.make_config(**SMALL | {"n_embd": 64}))  # m_width 2
-    model, optimizer = train.build(cfg)
+    state = train.build(cfg)
+    model, optimizer = state.model, state.optimizer
     train.optimizer_step(cfg, model, optimizer, corpus, 0, lr=0.02)
     got = {g["role"]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups}
     assert got == {"embedding": (0.02, 0.1), "hidden": (0.01, 0.1), "output": (0.01, 0.1), "gain": (0.02, 0)}
@@ -159,7 +160,7 @@ def test_gradients_are_clipped(corpus):
     moved = {}
     for clip in (0, 1e-3):
         cfg = train.resolve_device(train.make_config(**SMALL | {"grad_clip": clip}))
-        model, _ = train.build(cfg)
+        model = train.build(cfg).model
         sgd = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
         _, norm, _ = train.optimizer_step(cfg, model, sgd, corpus, 0, lr=1.0)

@@ -1,0 +1,10 @@
+"""OpenMP's threads, on a machine with something else to do. Imported before torch, which reads the environment once.
+
+While torch's threads wait for each other they spin, by default for so long that one other busy
+process on the machine makes a training step many times slower. After GOMP_SPINCOUNT turns they
+sleep instead. For the measured table see docs/speed.md. An own setting in the environment stays.
+"""
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
