@@ -55,3 +55,11 @@ def read_records(path: Path) -> list[dict]:
                 continue
             records.append({"final_eval_tokens": record.get("eval_tokens")} | record)
     return records
+
+
+def append(path: Path):
+    """Open a file of JSON lines for appending; a torn last line gets its end first."""
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    file = open(path, "a", encoding="utf-8", buffering=1)  # line by line
+    file.write("\n" if torn else "")
+    return file

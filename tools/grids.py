@@ -1,0 +1,136 @@
+"""The grids of sweep.py: experiment -> scale -> common fields, rows, run lengths. Plain data.
+
+A row is (shape, batch sizes in sequences, seeds); fields that it does not list come from the
+preset. `budgets` are the run lengths T in tokens. `guess` is where a search for the learning rate
+starts, at the smallest T and 1,024 tokens per batch.
+"""
+
+import itertools
+
+from tools.config import whole_number
+
+
+def width(n: int, head: int = 16) -> dict:
+    return dict(n_embd=n, n_head=n // head)
+
+
+def doublings(first: int, number: int) -> list[int]:
+    return [first * 2**k for k in range(number)]
+
+
+def grid(common: dict, shapes: list, batches: list, seeds: int, budgets: list, **more) -> dict:
+    return dict(common=common, rows=[(s, batches, seeds) for s in shapes], budgets=budgets) | more
+
+
+def _mup(widths: tuple, head: int) -> list[dict]:
+    """Shapes: each width under muP, and without muP's rules, with the usual scale of attention."""
+    standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
+    shape = lambda n: width(n, head) | dict(n_ffn=5 * n // 2)
+    return [shape(n) | rules for rules in ({}, standard) for n in widths]
+
+
+# The warmup: the paper's is a billion tokens for every T, half of its smallest. Where Power is
+# trained, ours is 40% of the smallest T, because a Power run starts at its ceiling, and with a
+# warmup of a few steps that hurts it for long. Elsewhere it is 5% (quick) or 2.5% (laptop, gpu).
+_laptop = dict(
+    preset="laptop", n_layer=2, warmup_tokens=2_000, dtype="float32",
+    eval_tokens=2**16, final_eval_tokens=2**16,
+)  # fmt: skip
+_8k, _16k, _32k = (_laptop | dict(warmup_tokens=n) for n in (8_000, 16_000, 32_000))
+_gpu = dict(
+    preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000,
+    eval_tokens=2**19, final_eval_tokens=2**19,
+)  # fmt: skip
+_400k = _gpu | dict(warmup_tokens=400_000)
+_32, _64, _128 = (width(n) for n in (32, 64, 128))
+_g128, _g256, _g512 = (width(n, 64) for n in (128, 256, 512))
+_wide = [_64, _128, dict(preset="laptop-moe", **_64, n_ffn=80)]
+_gpu_wide = [_g256, _g512, dict(preset="laptop-moe", **_g256, n_ffn=320)]
+_36M = dict(preset="36M")
+_paper, _1B = ([dict(preset=n) for n in s] for s in (("12M", "36M", "121M"), ("121M", "1B", "1B-moe")))
+_brief, _quick, _longer = doublings(20_000, 5), doublings(40_000, 4), doublings(80_000, 5)
+_million, _billions = doublings(10**6, 5), doublings(2 * 10**9, 8)
+# Factors of a and steps of b, around the preset's. The paper's Table 3: a in [3, 5], b in
+# [-0.6, -0.4], in steps that it does not give; a scan has to be in equal steps to have a minimum.
+_scan = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
+_finer = _scan | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
+# A comparison: `tune` is the cell in which `trials` are made, in steps of sqrt(2): of the learning
+# rate from 0.0008 to 0.0512, of a from 2 to 128; with our b from 0.25 to 16, for about the same
+# learning rates. `ours`: b and q of results/wsd-laptop-long/law.json, measured with the same warmup.
+_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-4, 9))
+_ours = dict(trials=_trials, ours=(-0.3, 0.5), guess=0.01)
+_paper_trials = dict(
+    tune=(dict(preset="36M-power"), 128, 4 * 10**9), guess=2e-4,
+    trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)),
+)  # fmt: skip
+_own_decay = dict(decay_tokens=None)  # a tenth of T; the preset 1B-moe fixes it for its own T
+
+GRIDS = {
+    "wsd": {
+        "quick": grid(_laptop, [_32, _64], [2, 4, 8], 1, _quick, guess=0.01),
+        "laptop": grid(_laptop, [_32, _64], [1, 2, 4, 8], 3, _longer, guess=0.01),
+        "gpu": grid(_gpu, [_g128, _g256, _g512], [8, 16, 32, 64], 1, _million, guess=0.01),
+        # The paper's Table 2 tries the same eight learning rates in every cell, 0.0002 to 0.0256 by
+        # factors of 2. Many minima lie too close to an edge to be fitted then; we search instead.
+        "paper": grid({}, _paper, doublings(16, 6), 1, _billions, guess=5e-4),
+    },
+    # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
+    "beyond": {
+        "quick": grid(_laptop, [_64], [4], 1, [1_280_000], guess=0.007),
+        "laptop": grid(_laptop, [_64], [4], 1, [5_120_000], guess=0.005),
+        "gpu": grid(_gpu, [_g256], [32], 1, [64 * 10**6], guess=0.005),
+        "paper": grid({}, _paper[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
+    },
+    "power": {
+        "quick": grid(_16k, [_32], [2, 8], 1, _quick, **_scan),
+        "laptop": grid(_32k, [_64], [2, 4, 8], 2, _longer, **_scan),
+        "gpu": grid(_400k, [_g256], [16, 32, 64], 1, _million, **_scan),
+        "paper": grid({}, [dict(preset="36M-power")], doublings(32, 5), 1, _billions[:7], **_finer),
+    },
+    "transfer": {
+        "quick": grid(_laptop, _mup((32, 64, 128), 16), [4], 1, [80_000], guess=0.01),
+        "laptop": grid(_laptop, _mup((32, 64, 128, 256), 16), [4], 3, [160_000], guess=0.01),
+        "gpu": grid(_gpu, _mup((128, 256, 512, 1024, 2048), 64), [16], 1, [4 * 10**6], guess=0.01),
+        "paper": grid(_36M, _mup((128, 256, 512, 1024), 64), [128], 1, [4 * 10**9], guess=5e-4),
+    },
+    "compare": {
+        "quick": grid(_8k, [_32, _64], [2, 8], 1, _brief, tune=(_32, 2, 40_000), **_ours),
+        "laptop": grid(_32k, _wide, [2, 8], 3, _longer, tune=(_32, 2, 80_000), **_ours),
+        "gpu": grid(_400k, _gpu_wide, [8, 32], 3, _million, tune=(_g128, 8, 10**6), **_ours),
+        "paper": grid(_own_decay, _1B, [128, 512], 3, doublings(16 * 10**9, 5), **_paper_trials),
+    },
+}  # fmt: skip
+# batch size 1 at width 128 would take as long as all of width 32
+GRIDS["wsd"]["laptop"]["rows"].append((_128, [2, 4, 8], 3))
+
+# -- Grids from the command line -------------------------------------------------------------------
+
+
+def numbers(text: str) -> list[int]:
+    """'320k,1.28M' -> [320000, 1280000]"""
+    for suffix, exponent in dict(k="e3", M="e6", B="e9").items():
+        text = text.replace(suffix, exponent)
+    return [whole_number(part) for part in text.split(",")]
+
+
+def resized(shape: dict, n: int) -> dict:
+    """A shape at width n, with heads of the same size."""
+    grow = {"n_embd", "n_head", "n_ffn"} & shape.keys()
+    return shape | {name: shape[name] * n // shape["n_embd"] for name in grow}
+
+
+def change(grid: dict, widths=None, batches=None, budgets=None, seeds=None, sweep=()) -> dict:
+    """A grid with these axes in place of its own. sweep: (field, values), ... for all combinations.
+
+    A width that the grid lacks gets the rows of the grid's first width, resized.
+    """
+    rows = grid["rows"]
+    if widths:
+        if not all("n_embd" in shape for shape, *_ in rows):
+            raise ValueError(f"--widths {widths[0]}: this scale has presets for shapes; leave it out")
+        first, there = rows[0][0]["n_embd"], {shape["n_embd"] for shape, *_ in rows}
+        at = lambda n: [row for row in rows if row[0]["n_embd"] == (n if n in there else first)]
+        rows = [(resized(shape, n), *rest) for n in widths for shape, *rest in at(n)]
+    swept = [dict(pairs) for pairs in itertools.product(*([(k, v) for v in vs] for k, vs in sweep))]
+    rows = [(s | more, batches or b, seeds or n) for s, b, n in rows for more in swept]
+    return grid | dict(rows=rows, budgets=sorted(budgets or grid["budgets"]))
