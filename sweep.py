@@ -24,7 +24,6 @@ Read `train_trunk`, then `search`, the rule that chooses the learning rates.
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import itertools
@@ -32,6 +31,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,12 +44,13 @@ import torch
 from tqdm import tqdm
 
 import train
-from schedules import PLANNED, READS
-from tools.config import fail, program_parser
-from tools.grids import GRIDS, change, numbers
-from tools.records import append, differs, identity, read_records, settings
+from tools.config import add_flags, fail, program_parser, typed_fields
+from tools.devices import pick_device, pick_dtype
+from tools.grids import EXPERIMENTS, GRIDS, add_axes, change, check_typed
+from tools.records import check_belongs, identity, read_records, settings
+from tools.runs import append_to, lock, read_checkpoint, stop_request
 from tools.workers import deal, start_worker
-from train import TrainConfig, make_config
+from train import PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ def train_trunk(
     origin = train.describe_origin(runs[-1], corpus) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(runs[0])}.pt"
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
-        saved = train.read_checkpoint(checkpoint)
+        saved = read_checkpoint(checkpoint)
         too_far = saved["tokens"] > runs[0].total_tokens - runs[0].decay_tokens
         if not too_far and saved["fingerprint"] == corpus.meta["fingerprint"]:
             train.restore(saved, state)
@@ -108,13 +109,7 @@ def train_trunk(
         speed = round((state.tokens - start) / seconds)
         record |= looks | origin | {"seconds": round(seconds, 1), "tokens_per_second": speed}
         yield record, branch[:: max(1, math.ceil(len(branch) / POINTS))]
-        train.restore(train.read_checkpoint(checkpoint), state)  # back to where the branch left
-
-
-@functools.cache
-def run_of(cfg: TrainConfig) -> frozenset:
-    """Identity of a run: the settings that determine its loss."""
-    return identity(vars(cfg))
+        train.restore(read_checkpoint(checkpoint), state)  # back to where the branch left
 
 
 @functools.cache
@@ -193,11 +188,13 @@ class Series:
 
     @functools.cache
     def config(self, setting, T: int) -> TrainConfig:
-        return train.resolve_device(config_at(self.fields | self.knobs(setting), T))
+        cfg = config_at(self.fields | self.knobs(setting), T)
+        auto = {"dtype": pick_dtype(cfg.device, cfg.n_embd, cfg.n_expert)}
+        return dataclasses.replace(cfg, **auto if cfg.dtype == "auto" else {})
 
     @functools.cache
     def run(self, setting, T: int) -> frozenset:
-        return run_of(self.config(setting, T))
+        return identity(vars(self.config(setting, T)))
 
     def loss(self, known: dict) -> Callable:
         return lambda setting, T: known.get(self.run(setting, T))
@@ -209,8 +206,8 @@ class Series:
 
     def missing(self, known: dict) -> list[TrainConfig] | None:
         """The runs to train next."""
-        runs = self.rule(self, known)
-        return runs and [self.config(*run) for run in runs if self.run(*run) not in known]
+        runs = self.wanted(known)
+        return runs and [cfg for cfg in runs if identity(vars(cfg)) not in known]
 
 
 def config_at(fields: dict, T: int) -> TrainConfig:
@@ -317,36 +314,16 @@ def rows_of(grid: dict) -> list[tuple[dict, int, int]]:
     return [(s, b, seed) for s, batches, n in grid["rows"] for b in batches for seed in range(n)]
 
 
-AXES = {"n_embd": "widths", "batch_size": "batches", "total_tokens": "budgets"}
-AXES |= {"seed": "seeds", "data_seed": "seeds"}
-UNUSED = {"eval_every", "eval_tokens", "save_every", "keep_checkpoints", "decay_data", "past_data"}
-UNUSED |= {"preset", "schedule", "out"}
-READ_BY_SCHEDULES = set().union(*READS.values())
-EXPERIMENTS = {  # -> the schedules that it trains, the fields that it chooses
-    "wsd": ({"wsd"}, {"lr"}), "beyond": ({"wsd"}, {"lr"}), "transfer": ({"wsd"}, {"lr"}),
-    "power": ({"power"}, set()),
-    "compare": ({"cosine", "wsd", "power"}, {"lr", "power_a", "power_b", "average", "decay_tokens"}),
-}  # fmt: skip
-
-
 def series_of(experiment: str, grid: dict, typed: dict) -> list[Series]:
-    """All series of an experiment with the typed fields. Raises ValueError if one is of no use."""
-    schedules, chosen = EXPERIMENTS[experiment]
-    chosen = chosen.union(*(shape for shape, *_ in grid["rows"]))
-    unused = UNUSED | READ_BY_SCHEDULES.difference(*(READS[schedule] for schedule in schedules))
-    for name, value in typed.items():
-        if name in AXES:
-            raise ValueError(f"--{name} {value}: use --{AXES[name]} in a sweep")
-        if name in chosen:
-            raise ValueError(f"--{name} {value}: the experiment chooses it; leave it out")
-        if name in unused:
-            raise ValueError(f"--{name} {value}: `sweep.py {experiment}` does not use it; leave it out")
+    """All series of an experiment, with the typed fields in them. Raises ValueError."""
+    check_typed(experiment, grid, typed, READS)
+    schedules, _ = EXPERIMENTS[experiment]
 
     def fields(schedule, shape, batch_size, seed):
+        ignored = set().union(*READS.values()) - READS[schedule]
         row = dict(schedule=schedule, batch_size=batch_size, seed=seed, data_seed=seed)
-        ignored = READ_BY_SCHEDULES - READS[schedule]
-        every = (grid["common"] | shape | row | typed).items()
-        return {name: value for name, value in every if name not in ignored}
+        row = grid["common"] | shape | row | typed
+        return {name: value for name, value in row.items() if name not in ignored}
 
     if experiment == "compare":
         return compare_series(grid, fields)
@@ -354,15 +331,11 @@ def series_of(experiment: str, grid: dict, typed: dict) -> list[Series]:
     series = [make(grid, fields(*schedules, *row)) for row in rows_of(grid)]
     runs = [one.run(*run) for one in series for run in one.least]
     if len(set(runs)) < len(runs):
-        raise ValueError("this grid has the same run twice; do two values of --sweep differ in nothing?")
+        raise ValueError("--sweep: two values make the same run; sweep a field that changes runs")
     return series
 
 
-# -- What is done, what is missing -----------------------------------------------------------------
-
-
-def loss_in(record: dict) -> float:
-    return math.inf if record["diverged"] else record["val_loss"]
+# -- Training what is missing ----------------------------------------------------------------------
 
 
 def config_of(record: dict) -> TrainConfig:
@@ -371,28 +344,17 @@ def config_of(record: dict) -> TrainConfig:
     return TrainConfig(**{name: value for name, value in record.items() if name in names})
 
 
-def check_records(records: list[dict], series: list[Series], fingerprint: str, out: Path) -> None:
-    """Raise ValueError for a record that no series could make, whichever setting differs."""
-    data = {"fingerprint": fingerprint}
-    ours = [(vars(one.config(*run)) | data, one.chosen) for one in series for run in one.least]
-    possible = {(chosen, identity(fields, chosen)) for fields, chosen in ours}
-    choices = {chosen for _, chosen in ours}
-    for record in records:
-        theirs = vars(config_of(record)) | {"fingerprint": record["fingerprint"]}
-        if possible.isdisjoint((chosen, identity(theirs, chosen)) for chosen in choices):
-            different = [(differs(theirs, fields, chosen), fields) for fields, chosen in ours]
-            (name, *_), fields = min(different, key=lambda pair: len(pair[0]))
-            raise ValueError(
-                f"--out {out}: has records with {name} {theirs[name]}, and this sweep has "
-                f"{fields[name]}; choose another folder"
-            )
+def losses_of(records: list[dict]) -> dict[frozenset, float]:
+    """Identity of a run -> its loss; infinite if it diverged."""
+    loss = lambda record: math.inf if record["diverged"] else record["val_loss"]
+    return {identity(vars(config_of(record))): loss(record) for record in records}
 
 
-def progress(series: list[Series], known: dict) -> list[list]:
-    """-> [all runs as far as we know, those that are done], as lists of configs for each series."""
-    wanted = [max(one.rule(one, known) or set(), one.least, key=len) for one in series]
-    done = [{run for run in runs if one.run(*run) in known} for one, runs in zip(series, wanted)]
-    return [[[one.config(*run) for run in runs] for one, runs in zip(series, some)] for some in (wanted, done)]
+def plan(series: list[Series], known: dict) -> tuple[list, list]:
+    """-> the runs of each series as far as the losses tell, and those of them that are done."""
+    runs = [max(one.rule(one, known) or set(), one.least, key=len) for one in series]
+    configs = [[one.config(*run) for run in some] for one, some in zip(series, runs)]
+    return configs, [[c for c in some if identity(vars(c)) in known] for some in configs]
 
 
 def prepare_worker(device: str, data: str | None, tokenizer: str) -> Callable:
@@ -426,22 +388,22 @@ def sweep(series: list[Series], known: dict, folder: Path, workers: list, must_s
         work = lambda job: tokens_of(job[1][0]) * job[1][0][0].n_embd
         return dict(sorted(jobs.items(), key=work, reverse=True))
 
-    tokens = lambda: [sum(map(tokens_of, some)) for some in progress(series, known)]
+    tokens = lambda: [sum(map(tokens_of, some)) for some in plan(series, known)]
     total, done = tokens()
     bar = tqdm(initial=done, total=total, bar_format=BAR, mininterval=0.5 if sys.stderr.isatty() else 60)
-    with append(folder / "records.jsonl") as file, append(folder / "curves.jsonl") as curves, bar:
+    with append_to(folder / "records.jsonl") as file, append_to(folder / "curves.jsonl") as curves, bar:
         for trunk, result in deal(workers, jobs, must_stop):
             if result:
                 record, curve = result
                 columns = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
                 curves.write(json.dumps(settings(record) | {"curve": columns}) + "\n")
                 file.write(json.dumps(record) + "\n")
-                known[run_of(config_of(record))] = loss_in(record)
+                known |= losses_of([record])
                 bar.total, done = tokens()
                 bar.set_postfix_str(f"{len(known):,} runs", refresh=False)
                 bar.update(done - bar.n)
-            elif not (missing := owner[trunk].missing(known)) and missing is not None:
-                for name in by_trunk(owner[trunk].wanted(known)):  # no longer needed
+            elif owner[trunk].missing(known) == []:  # then its trunks are of no more use
+                for name in by_trunk(owner[trunk].wanted(known)):
                     (trunks / f"{name}.pt").unlink(missing_ok=True)
 
 
@@ -450,52 +412,38 @@ BAR = "{percentage:3.0f}% |{bar:30}| {elapsed} gone, {remaining} left{postfix}"
 # -- The command line ------------------------------------------------------------------------------
 
 
-def swept(text: str) -> tuple[str, list]:
-    """'weight_decay=0,0.1' -> ("weight_decay", [0.0, 0.1])"""
-    name, _, values = text.partition("=")
-    return name, [train.parse([f"--{name}={value}"])[0][name] for value in values.split(",")]
-
-
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    parser.add_argument("experiment", choices=tuple(GRIDS))
-    flag = parser.add_argument
-    flag("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="grid to start from (default: quick)")
-    for name in ("widths", "batches", "budgets"):
-        flag(f"--{name}", type=numbers, metavar="N,N,...", help=f"{name} in place of the grid's")
-    flag("--seeds", type=int, metavar="N", help="seeds 0 to N-1 in place of the grid's")
-    flag("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...", help="sweep a field")
-    flag("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
-    flag("--workers", type=int, help="processes (default: one per GPU, or per CPU core)")
-    flag("--shard", default="1/1", metavar="I/N", help="every N-th series, from the I-th on")
-    flag("--out", type=Path, help="folder of the records (default: runs/EXPERIMENT-SCALE)")
-    flag("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
-    args, rest = parser.parse_known_args(argv)
-    own = parser._option_string_actions
-    for word in rest:
-        near = difflib.get_close_matches(word.split("=")[0], own, n=1, cutoff=0.7)
-        if near and not hasattr(TrainConfig, word.split("=")[0][2:]):
-            parser.error(f"unknown argument {word}; did you mean {near[0]}?")
-    typed, _ = train.parse(rest)
-    args.out = args.out or Path("runs") / f"{args.experiment}-{args.scale}"
-    return args, typed | ({} if args.decay_share is None else {"decay_share": args.decay_share})
+    add = parser.add_argument
+    add("experiment", choices=tuple(GRIDS))
+    add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
+    add("--workers", type=int, help="processes (default: one per GPU, or per CPU core)")
+    add("--shard", default="1/1", metavar="I/N", help="every N-th series, from the I-th on")
+    add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
+    add_axes(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
+    add_flags(parser, TrainConfig, {}, "laptop")
+    args = parser.parse_args(argv)
+    typed = typed_fields(args, TrainConfig)
+    args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
+    share = {} if args.decay_share is None else {"decay_share": args.decay_share}
+    return args, typed | share
 
 
-def prepare(args, typed: dict) -> tuple[list[Series], dict, str]:
-    """-> (the series of our shard, known losses, device). Raises ValueError if something is wrong.
+def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Series], dict]:
+    """-> the series of our shard, and all known losses. Raises ValueError or OSError.
 
     typed: gets the device, and the tokenizer of its --data.
     """
     shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
     if not shard or int(shard[1]) > int(shard[2]):
         raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
-    for name in ("workers", "seeds"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: must be at least 1")
+    for name, value in (("workers", args.workers), ("seeds", args.seeds)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value}: must be at least 1")
     if "data" in typed and "tokenizer" in typed:
-        raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own tokenizer; leave one of them out")
-    typed["device"] = train.pick_device(typed.get("device", "auto"))
+        raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
+    typed["device"] = pick_device(typed.get("device", "auto"))
     named = GRIDS[args.experiment][args.scale]
     grid = change(named, args.widths, args.batches, args.budgets, args.seeds, args.sweep)
     series_of(args.experiment, grid, typed)  # raises before a corpus is prepared
@@ -507,58 +455,65 @@ def prepare(args, typed: dict) -> tuple[list[Series], dict, str]:
     for one, source in itertools.product(series, corpus.sources.values()):
         train.check_corpus(one.config(*max(one.least)), source)
     records = read_records(args.out)
-    # records of the whole grid may be there, if this is a part of it
-    whole = series + (series_of(args.experiment, named, typed) if grid != named else [])
-    check_records(records, whole, corpus.meta["fingerprint"], args.out)
-    known = {run_of(config_of(record)): loss_in(record) for record in records}
-    part = series[int(shard[1]) - 1 :: int(shard[2])]
-    if not part:
-        raise ValueError(f"--shard {args.shard}: only {len(series)} series to divide; use a smaller N")
-    return part, known, typed["device"]
+    # A part of a named grid may write into the folder of the whole
+    whole = series if grid == named else series + series_of(args.experiment, named, typed)
+    data = {"fingerprint": corpus.meta["fingerprint"]}
+    own = [(vars(one.config(*run)) | data, one.chosen) for one in whole for run in one.least]
+    full = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
+    check_belongs(full, own, args.out)
+    if int(shard[1]) > len(series):
+        raise ValueError(f"--shard {args.shard}: only {len(series)} series to divide; use less")
+    return series[int(shard[1]) - 1 :: int(shard[2])], losses_of(records)
+
+
+def start_workers(typed: dict, number: int | None) -> list:
+    """One worker per GPU or CPU core, or as many as asked for."""
+    device = typed["device"]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    n = {"cpu": cores, "cuda": torch.cuda.device_count()}.get(device, 1)
+    devices = [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
+    corpus = typed.get("data"), typed.get("tokenizer", "bytes")
+    return [start_worker(prepare_worker, each, *corpus) for each in devices]
 
 
 def main(argv: list[str] | None = None) -> int:
     args, typed = parse(argv)
     folder = args.out / ("" if args.shard == "1/1" else f"shard-{args.shard.replace('/', '-of-')}")
     try:
-        series, known, device = prepare(args, typed)
+        series, known = prepare(args, typed)
         if not args.dry_run:
             folder.mkdir(parents=True, exist_ok=True)
-            held = train.lock(folder)
-    except BlockingIOError:
-        return fail("sweep.py", f"--out {folder}: another sweep is writing there; wait for it")
-    except OSError as error:
-        return fail("sweep.py", f"--out {folder}: {error.strerror}" if error.filename else error)
-    except ValueError as error:
+            held = lock(folder)  # until we end
+    except (ValueError, BlockingIOError) as error:
         return fail("sweep.py", error)
+    except OSError as error:
+        return fail("sweep.py", f"--out {args.out}: {error.strerror or error}")
 
-    (every, done) = [sum(some, []) for some in progress(series, known)]
-    separate, together = sum(cfg.total_tokens for cfg in every), sum(map(tokens_of, progress(series, known)[0]))
-    print(f"{args.out}: {len(series)} series (shape, batch size, seed); at least {len(every):,} runs, {len(done):,} of them done")
-    print(f"{together:.3g} tokens; {separate:.3g} as separate runs", flush=True)
+    every, done = plan(series, known)
+    runs, tokens = sum(every, []), sum(map(tokens_of, every))
+    separate = sum(cfg.total_tokens for cfg in runs)
+    print(f"{args.out}: {len(series)} series (shape, batch size, seed), at least {len(runs):,} "
+          f"runs, of which {sum(map(len, done)):,} are done\n{tokens:.3g} tokens, thanks to "
+          f"trunks; {separate:.3g} as separate runs", flush=True)  # fmt: skip
     if args.dry_run:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    n = {"cpu": cores, "cuda": torch.cuda.device_count()}.get(device, 1)
-    devices = [f"cuda:{i % n}" if device == "cuda" else device for i in range(args.workers or n)]
-    with train.stop_request(None) as must_stop:
-        corpus = typed.get("data"), typed.get("tokenizer", "bytes")
-        workers = [start_worker(prepare_worker, each, *corpus) for each in devices if any(one.missing(known) for one in series)]
+    with stop_request(None) as must_stop:
+        workers = start_workers(typed, args.workers) if any(o.missing(known) for o in series) else []
         try:
             sweep(series, known, folder, workers, must_stop)
         except (EOFError, ConnectionError):
-            return fail("sweep.py", "a worker died (out of memory or disk?); the same command resumes")
+            advice = "out of memory or disk? The same command resumes"
+            return fail("sweep.py", f"a worker died; {advice}")
         finally:
             for worker in workers:
-                worker.close()  # it notices, and ends; one that still trains saves its trunk first
+                worker.close()  # it notices; if it still trains, it saves its trunk first
         if must_stop():
             print("stopped and saved; the same command resumes")
             return 3
-    held.close()
     if any(one.missing(known) is None for one in series):
-        print("the remaining runs wait for other shards; once those are done, run the same command")
+        print("the other runs wait for runs of other shards; after those, repeat this command")
         return 3
-    print(f"finished: {len(known):,} records; next: python fit.py {args.out}")
+    print(f"finished: {len(known):,} records; next: python fit.py {shlex.quote(str(args.out))}")
     return 0
 
 

@@ -39,15 +39,17 @@ _laptop = dict(
 _8k, _16k, _32k = (_laptop | dict(warmup_tokens=n) for n in (8_000, 16_000, 32_000))
 _gpu = dict(
     preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000,
-    eval_tokens=2**19, final_eval_tokens=2**19,
+    dtype="bfloat16", eval_tokens=2**19, final_eval_tokens=2**19,
 )  # fmt: skip
 _400k = _gpu | dict(warmup_tokens=400_000)
 _32, _64, _128 = (width(n) for n in (32, 64, 128))
 _g128, _g256, _g512 = (width(n, 64) for n in (128, 256, 512))
 _wide = [_64, _128, dict(preset="laptop-moe", **_64, n_ffn=80)]
 _gpu_wide = [_g256, _g512, dict(preset="laptop-moe", **_g256, n_ffn=320)]
-_36M = dict(preset="36M")
-_paper, _1B = ([dict(preset=n) for n in s] for s in (("12M", "36M", "121M"), ("121M", "1B", "1B-moe")))
+_bf16 = dict(dtype="bfloat16")
+_36M = _bf16 | dict(preset="36M")
+_paper = [dict(preset=name) for name in ("12M", "36M", "121M")]
+_1B = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
 _brief, _quick, _longer = doublings(20_000, 5), doublings(40_000, 4), doublings(80_000, 5)
 _million, _billions = doublings(10**6, 5), doublings(2 * 10**9, 8)
 # Factors of a and steps of b, around the preset's. The paper's Table 3: a in [3, 5], b in
@@ -63,7 +65,7 @@ _paper_trials = dict(
     tune=(dict(preset="36M-power"), 128, 4 * 10**9), guess=2e-4,
     trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)),
 )  # fmt: skip
-_own_decay = dict(decay_tokens=None)  # a tenth of T; the preset 1B-moe fixes it for its own T
+_own_decay = _bf16 | dict(decay_tokens=None)  # a tenth of T; the preset 1B-moe fixes it for its own T
 
 GRIDS = {
     "wsd": {
@@ -72,20 +74,20 @@ GRIDS = {
         "gpu": grid(_gpu, [_g128, _g256, _g512], [8, 16, 32, 64], 1, _million, guess=0.01),
         # The paper's Table 2 tries the same eight learning rates in every cell, 0.0002 to 0.0256 by
         # factors of 2. Many minima lie too close to an edge to be fitted then; we search instead.
-        "paper": grid({}, _paper, doublings(16, 6), 1, _billions, guess=5e-4),
+        "paper": grid(_bf16, _paper, doublings(16, 6), 1, _billions, guess=5e-4),
     },
     # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
     "beyond": {
         "quick": grid(_laptop, [_64], [4], 1, [1_280_000], guess=0.007),
         "laptop": grid(_laptop, [_64], [4], 1, [5_120_000], guess=0.005),
         "gpu": grid(_gpu, [_g256], [32], 1, [64 * 10**6], guess=0.005),
-        "paper": grid({}, _paper[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
+        "paper": grid(_bf16, _paper[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
     },
     "power": {
         "quick": grid(_16k, [_32], [2, 8], 1, _quick, **_scan),
         "laptop": grid(_32k, [_64], [2, 4, 8], 2, _longer, **_scan),
         "gpu": grid(_400k, [_g256], [16, 32, 64], 1, _million, **_scan),
-        "paper": grid({}, [dict(preset="36M-power")], doublings(32, 5), 1, _billions[:7], **_finer),
+        "paper": grid(_bf16, [dict(preset="36M-power")], doublings(32, 5), 1, _billions[:7], **_finer),
     },
     "transfer": {
         "quick": grid(_laptop, _mup((32, 64, 128), 16), [4], 1, [80_000], guess=0.01),
@@ -134,3 +136,52 @@ def change(grid: dict, widths=None, batches=None, budgets=None, seeds=None, swee
     swept = [dict(pairs) for pairs in itertools.product(*([(k, v) for v in vs] for k, vs in sweep))]
     rows = [(s | more, batches or b, seeds or n) for s, b, n in rows for more in swept]
     return grid | dict(rows=rows, budgets=sorted(budgets or grid["budgets"]))
+
+
+AXES = {  # flags that a sweep replaces -> the axis to type
+    "n_embd": "widths", "batch_size": "batches", "total_tokens": "budgets", "seed": "seeds",
+    "data_seed": "seeds",
+}  # fmt: skip
+UNUSED = set("preset schedule eval_every eval_tokens save_every keep_checkpoints decay_data".split())
+EXPERIMENTS = {  # -> the schedules that it trains, the fields that it chooses
+    "wsd": ({"wsd"}, {"lr"}),
+    "beyond": ({"wsd"}, {"lr"}),
+    "transfer": ({"wsd"}, {"lr"}),
+    "power": ({"power"}, set()),
+    "compare": ({"cosine", "wsd", "power"}, {"lr", "power_a", "power_b", "average", "decay_tokens"}),
+}
+
+
+def check_typed(experiment: str, grid: dict, typed: dict, reads: dict[str, set]) -> None:
+    """Raise ValueError for a typed field that can change no run, or that the experiment chooses.
+
+    reads: schedule -> the fields that depend on it.
+    """
+    schedules, chosen = EXPERIMENTS[experiment]
+    chosen = chosen.union(*(shape for shape, *_ in grid["rows"]))
+    read = set().union(*(reads[schedule] for schedule in schedules))
+    unused = UNUSED | set().union(*reads.values()) - read
+    for name, value in typed.items():
+        if name in AXES:
+            raise ValueError(f"--{name} {value}: in a sweep, use --{AXES[name]}")
+        if name in chosen:
+            raise ValueError(f"--{name} {value}: the experiment chooses it; leave it out")
+        if name in unused:
+            raise ValueError(f"--{name} {value}: `{experiment}` does not use it; leave it out")
+
+
+def add_axes(parser, parse_field) -> None:
+    """The flags that change a grid. parse_field(name, text) -> the value of a swept field."""
+
+    def swept(text: str) -> tuple[str, list]:
+        name, _, values = text.partition("=")
+        return name, [parse_field(name, value) for value in values.split(",")]
+
+    for name in ("widths", "batches", "budgets"):
+        help = f"{name} in place of the grid's"
+        parser.add_argument(f"--{name}", type=numbers, metavar="N,N,...", help=help)
+    add = parser.add_argument
+    add("--seeds", type=int, metavar="N", help="seeds 0 to N-1 in place of the grid's")
+    add("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...",
+        help="a field with several values; may be repeated")  # fmt: skip
+    add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")

@@ -57,9 +57,17 @@ def read_records(path: Path) -> list[dict]:
     return records
 
 
-def append(path: Path):
-    """Open a file of JSON lines for appending; a torn last line gets its end first."""
-    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    file = open(path, "a", encoding="utf-8", buffering=1)  # line by line
-    file.write("\n" if torn else "")
-    return file
+def check_belongs(records: list[dict], own: list[tuple[dict, tuple]], out: Path) -> None:
+    """Raise ValueError for a record that a sweep would not make, whichever setting differs.
+
+    own: a config of every kind of run in the sweep, with the fields that may differ from it.
+    """
+    possible = {(free, identity(config, free)) for config, free in own}
+    for record in records:
+        if possible.isdisjoint((free, identity(record, free)) for free in {free for _, free in own}):
+            different = [(differs(record, config, free), config) for config, free in own]
+            (name, *_), config = min(different, key=lambda pair: len(pair[0]))
+            raise ValueError(
+                f"--out {out}: has records with {name} {record[name]}, and this sweep has "
+                f"{config[name]}; choose another folder"
+            )
