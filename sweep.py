@@ -455,10 +455,11 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Series], dict]:
     for one, source in itertools.product(series, corpus.sources.values()):
         train.check_corpus(one.config(*max(one.least)), source)
     records = read_records(args.out)
-    # A part of a named grid may write into the folder of the whole
-    whole = series if grid == named else series + series_of(args.experiment, named, typed)
-    data = {"fingerprint": corpus.meta["fingerprint"]}
-    own = [(vars(one.config(*run)) | data, one.chosen) for one in whole for run in one.least]
+    own, data = [], {"fingerprint": corpus.meta["fingerprint"]}
+    for each in (grid, named):  # a part of a named grid may write into the folder of the whole
+        with contextlib.suppress(ValueError):  # its run lengths may not go with the typed fields
+            for one in series_of(args.experiment, each, typed):
+                own += [(vars(one.config(*run)) | data, one.chosen) for run in one.least]
     full = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     check_belongs(full, own, args.out)
     if int(shard[1]) > len(series):
