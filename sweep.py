@@ -1,24 +1,22 @@
 """Sweeps: the paper's experiments as grids of training runs, at the size of your machine.
 
     python sweep.py wsd --scale quick              the best learning rate over T and batch size
-    python sweep.py wsd --scale laptop --dry_run   what a larger one takes: runs, tokens
-    python sweep.py beyond --scale quick           a search at 4 times the longest T, to test the law
+    python sweep.py wsd --scale laptop --dry_run   a larger one: how many runs and tokens?
+    python sweep.py beyond --scale quick           a search at 4 times the longest T
     python sweep.py power --scale quick            a and b of the Power schedule
     python sweep.py transfer --scale quick         several widths, with and without muP
     python sweep.py compare --scale quick          cosine, WSD and Power, each tuned once
     python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --seeds 2
     python sweep.py wsd --sweep weight_decay=0,0.1 --decay_share 0.2    any field; decay 20% of T
     python sweep.py wsd --shard 1/2                half of the series; another machine takes 2/2
-    python fit.py runs/wsd-quick                   the law and the figures
 
-Ctrl-C stops, the same command resumes. Flags of train.py may follow: --warmup_tokens, --data, ...
+Ctrl-C stops, the same command resumes. Flags of train.py may follow. Then: python fit.py FOLDER
 
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
 Each branch is, bit for bit, the run that train.py would make, for about half the tokens in all. A
-cosine shares no trunk with a longer one, so each is trained from its start.
-
-Read `train_trunk`, then `search`, the rule that chooses the learning rates.
+cosine shares no trunk with a longer one. Read `train_trunk`, then `search`, the rule that chooses
+the learning rates. The grids are in tools/grids.py.
 """
 
 import argparse
@@ -30,7 +28,6 @@ import itertools
 import json
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -46,8 +43,8 @@ from tqdm import tqdm
 import train
 from tools.config import add_flags, fail, program_parser, typed_fields
 from tools.devices import pick_device, pick_dtype
-from tools.grids import EXPERIMENTS, GRIDS, add_axes, change, check_typed
-from tools.records import check_belongs, identity, read_records, settings
+from tools.grids import EXPERIMENTS, GRIDS, add_sweep_flags, change, check_belongs, check_typed
+from tools.records import identity, read_records, settings
 from tools.runs import append_to, lock, read_checkpoint, stop_request
 from tools.workers import deal, start_worker
 from train import PLANNED, READS, TrainConfig, make_config
@@ -67,7 +64,8 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
         losses.append(step.loss)
         passed = lambda every: train.crossed(every, state.tokens, cfg.batch_tokens)
         if passed(math.ceil(cfg.total_tokens / POINTS)):
-            curve.append((state.tokens, torch.stack(losses).mean().item(), step.lr))
+            mean = torch.stack(losses).mean().item()
+            curve.append((state.tokens, mean if math.isfinite(mean) else None, step.lr))
             losses.clear()
         if must_stop() or passed(cfg.log_every) and not math.isfinite(step.loss):
             return  # train.py, too, looks for a diverged loss at every log_every
@@ -199,15 +197,10 @@ class Series:
     def loss(self, known: dict) -> Callable:
         return lambda setting, T: known.get(self.run(setting, T))
 
-    def wanted(self, known: dict) -> list[TrainConfig] | None:
-        """All runs that the rule wants, given the losses known; None: it waits for other series."""
-        runs = self.rule(self, known)
-        return None if runs is None else [self.config(*run) for run in sorted(runs)]
-
     def missing(self, known: dict) -> list[TrainConfig] | None:
-        """The runs to train next."""
-        runs = self.wanted(known)
-        return runs and [cfg for cfg in runs if identity(vars(cfg)) not in known]
+        """The runs to train next, given all known losses; None: it waits for other series."""
+        runs = self.rule(self, known)
+        return runs and [self.config(*run) for run in sorted(runs) if self.run(*run) not in known]
 
 
 def config_at(fields: dict, T: int) -> TrainConfig:
@@ -272,8 +265,8 @@ def compare_series(grid: dict, fields: Callable[..., dict]) -> list[Series]:
     At 2^d times the tuned batch size we train cosine and WSD with the tuned learning rate and as
     common practice scales it, ∝ sqrt(batch) and ∝ batch. Power scales itself ∝ batch; we also train
     it ∝ sqrt(batch). "ours" is Power with b and q of a law measured at this scale instead of the
-    paper's. Both are also trained without a decay, averaging their weights. The baseline is WSD with
-    the best learning rate of every cell, searched with seed 0 and trained with all seeds.
+    paper's. Both are also trained without a decay, averaging their weights. The baseline is WSD
+    with the best learning rate of every cell, searched with seed 0 and trained with all seeds.
     """
     budgets, (tuned_shape, tuned_batch, tuned_T) = grid["budgets"], grid["tune"]
     our_b, our_q = grid.get("ours", (None, 1))
@@ -285,7 +278,7 @@ def compare_series(grid: dict, fields: Callable[..., dict]) -> list[Series]:
         runs = {(j, tuned_T) for j in grid["trials"][kind]}
         return Series(own(kind, tuned_shape, tuned_batch, seed), [tuned_T], knobs[kind], runs)
 
-    def at_tuned(kind, row, steps, **more):
+    def at_tuned(kind, row, steps, more):
         """Runs at the tuned setting, moved by these steps of sqrt(2)."""
 
         def rule(self, known):
@@ -295,14 +288,16 @@ def compare_series(grid: dict, fields: Callable[..., dict]) -> list[Series]:
         runs = set(itertools.product(steps, budgets))
         return Series(own(kind, *row) | more, budgets, knobs[kind], runs, rule)
 
-    baseline, trials = None, {kind: [trial(kind, seed) for seed in TUNING_SEEDS] for kind in grid["trials"]}
-    series, average = sum(trials.values(), []), dict(average=True, decay_tokens=0, decay_share=None)
+    trials = {kind: [trial(kind, seed) for seed in TUNING_SEEDS] for kind in grid["trials"]}
+    series, baseline = sum(trials.values(), []), None
+    average = dict(average=True, decay_tokens=0, decay_share=None)
     for shape, batch, seed in rows_of(grid):
         row, d = (shape, batch, seed), round(math.log2(batch / tuned_batch))
         takes_back = {round(2 * d * (our_q - 1))}  # a step of a takes some of Power's ∝ batch back
-        lines = [("cosine", {0, d, 2 * d}, {}), ("wsd", {0, d, 2 * d}, {}), ("power", {0, -d}, {})]
+        scaled = {0, d, 2 * d}  # not at all, ∝ sqrt(batch), ∝ batch
+        lines = [("cosine", scaled, {}), ("wsd", scaled, {}), ("power", {0, -d}, {})]
         lines += [("power", {0}, average), ("ours", takes_back, {}), ("ours", takes_back, average)]
-        series += [at_tuned(kind, row, steps, **more) for kind, steps, more in lines if kind in trials]
+        series += [at_tuned(kind, row, *line) for kind, *line in lines if kind in trials]
         wsd = fields("wsd", *row)
         baseline = wsd_series(grid, wsd) if seed == 0 else baseline
         series.append(best_again(baseline, wsd) if seed else baseline)
@@ -372,9 +367,9 @@ def prepare_worker(device: str, data: str | None, tokenizer: str) -> Callable:
 
 
 def sweep(series: list[Series], known: dict, folder: Path, workers: list, must_stop) -> None:
-    """Train what the rules want, until nothing is missing or must_stop().
+    """Train what is missing, until must_stop(); write records and curves as they come.
 
-    known: run -> loss; grows. Raises EOFError or ConnectionError if a worker dies.
+    known: identity of a run -> its loss; grows. EOFError or ConnectionError: a worker died.
     """
     trunks, owner = folder / "trunks", {}
 
@@ -390,21 +385,24 @@ def sweep(series: list[Series], known: dict, folder: Path, workers: list, must_s
 
     tokens = lambda: [sum(map(tokens_of, some)) for some in plan(series, known)]
     total, done = tokens()
-    bar = tqdm(initial=done, total=total, bar_format=BAR, mininterval=0.5 if sys.stderr.isatty() else 60)
-    with append_to(folder / "records.jsonl") as file, append_to(folder / "curves.jsonl") as curves, bar:
+    seconds = 0.5 if sys.stderr.isatty() else 60
+    bar = tqdm(initial=done, total=total, bar_format=BAR, mininterval=seconds)
+    lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
+    with lines, curves, bar:
         for trunk, result in deal(workers, jobs, must_stop):
             if result:
                 record, curve = result
                 columns = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
                 curves.write(json.dumps(settings(record) | {"curve": columns}) + "\n")
-                file.write(json.dumps(record) + "\n")
+                lines.write(json.dumps(record) + "\n")
                 known |= losses_of([record])
                 bar.total, done = tokens()
                 bar.set_postfix_str(f"{len(known):,} runs", refresh=False)
                 bar.update(done - bar.n)
             elif owner[trunk].missing(known) == []:  # then its trunks are of no more use
-                for name in by_trunk(owner[trunk].wanted(known)):
-                    (trunks / f"{name}.pt").unlink(missing_ok=True)
+                one = owner[trunk]
+                for run in one.rule(one, known):
+                    (trunks / f"{trunk_of(one.config(*run))}.pt").unlink(missing_ok=True)
 
 
 BAR = "{percentage:3.0f}% |{bar:30}| {elapsed} gone, {remaining} left{postfix}"
@@ -415,13 +413,7 @@ BAR = "{percentage:3.0f}% |{bar:30}| {elapsed} gone, {remaining} left{postfix}"
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    add = parser.add_argument
-    add("experiment", choices=tuple(GRIDS))
-    add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
-    add("--workers", type=int, help="processes (default: one per GPU, or per CPU core)")
-    add("--shard", default="1/1", metavar="I/N", help="every N-th series, from the I-th on")
-    add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
-    add_axes(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
+    add_sweep_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = typed_fields(args, TrainConfig)
@@ -435,12 +427,6 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Series], dict]:
 
     typed: gets the device, and the tokenizer of its --data.
     """
-    shard = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.shard)
-    if not shard or int(shard[1]) > int(shard[2]):
-        raise ValueError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
-    for name, value in (("workers", args.workers), ("seeds", args.seeds)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value}: must be at least 1")
     if "data" in typed and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
     typed["device"] = pick_device(typed.get("device", "auto"))
@@ -462,9 +448,10 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Series], dict]:
                 own += [(vars(one.config(*run)) | data, one.chosen) for run in one.least]
     full = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     check_belongs(full, own, args.out)
-    if int(shard[1]) > len(series):
-        raise ValueError(f"--shard {args.shard}: only {len(series)} series to divide; use less")
-    return series[int(shard[1]) - 1 :: int(shard[2])], losses_of(records)
+    first, n = args.shard
+    if first > len(series):
+        raise ValueError(f"--shard {first}/{n}: only {len(series)} series to divide; use fewer")
+    return series[first - 1 :: n], losses_of(records)
 
 
 def start_workers(typed: dict, number: int | None) -> list:
@@ -477,18 +464,25 @@ def start_workers(typed: dict, number: int | None) -> list:
     return [start_worker(prepare_worker, each, *corpus) for each in devices]
 
 
+def claim(folder: Path):
+    """Make the folder and lock it against other sweeps; return the lock. Raises OSError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock(folder)
+    except BlockingIOError:
+        raise BlockingIOError(f"--out {folder}: another sweep is writing there") from None
+    except OSError as error:
+        raise OSError(f"--out {folder}: cannot be written ({error.strerror})") from None
+
+
 def main(argv: list[str] | None = None) -> int:
     args, typed = parse(argv)
-    folder = args.out / ("" if args.shard == "1/1" else f"shard-{args.shard.replace('/', '-of-')}")
+    folder = args.out / ("" if args.shard == (1, 1) else "shard-{}-of-{}".format(*args.shard))
     try:
         series, known = prepare(args, typed)
-        if not args.dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
-            held = lock(folder)  # until we end
-    except (ValueError, BlockingIOError) as error:
+        held = None if args.dry_run else claim(folder)  # noqa: F841  held until we end
+    except (ValueError, OSError) as error:
         return fail("sweep.py", error)
-    except OSError as error:
-        return fail("sweep.py", f"--out {args.out}: {error.strerror or error}")
 
     every, done = plan(series, known)
     runs, tokens = sum(every, []), sum(map(tokens_of, every))
@@ -499,7 +493,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
     with stop_request(None) as must_stop:
-        workers = start_workers(typed, args.workers) if any(o.missing(known) for o in series) else []
+        todo = any(one.missing(known) for one in series)
+        workers = start_workers(typed, args.workers) if todo else []
         try:
             sweep(series, known, folder, workers, must_stop)
         except (EOFError, ConnectionError):

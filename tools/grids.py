@@ -1,13 +1,17 @@
-"""The grids of sweep.py: experiment -> scale -> common fields, rows, run lengths. Plain data.
+"""The grids of sweep.py: experiment -> scale -> common fields, rows, run lengths. And its flags.
 
 A row is (shape, batch sizes in sequences, seeds); fields that it does not list come from the
 preset. `budgets` are the run lengths T in tokens. `guess` is where a search for the learning rate
 starts, at the smallest T and 1,024 tokens per batch.
 """
 
+import argparse
 import itertools
+import re
+from pathlib import Path
 
 from tools.config import whole_number
+from tools.records import differs, identity
 
 
 def width(n: int, head: int = 16) -> dict:
@@ -49,6 +53,7 @@ _gpu_wide = [_g256, _g512, dict(preset="laptop-moe", **_g256, n_ffn=320)]
 _bf16 = dict(dtype="bfloat16")
 _36M = _bf16 | dict(preset="36M")
 _paper = [dict(preset=name) for name in ("12M", "36M", "121M")]
+_power = [dict(preset="36M-power")]
 _1B = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
 _brief, _quick, _longer = doublings(20_000, 5), doublings(40_000, 4), doublings(80_000, 5)
 _million, _billions = doublings(10**6, 5), doublings(2 * 10**9, 8)
@@ -58,14 +63,14 @@ _scan = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5
 _finer = _scan | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
 # A comparison: `tune` is the cell in which `trials` are made, in steps of sqrt(2): of the learning
 # rate from 0.0008 to 0.0512, of a from 2 to 128; with our b from 0.25 to 16, for about the same
-# learning rates. `ours`: b and q of results/wsd-laptop-long/law.json, measured with the same warmup.
+# learning rates. `ours`: b and q of results/wsd-laptop-long, measured with this warmup.
 _trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-4, 9))
 _ours = dict(trials=_trials, ours=(-0.3, 0.5), guess=0.01)
 _paper_trials = dict(
-    tune=(dict(preset="36M-power"), 128, 4 * 10**9), guess=2e-4,
+    tune=(*_power, 128, 4 * 10**9), guess=2e-4,
     trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)),
 )  # fmt: skip
-_own_decay = _bf16 | dict(decay_tokens=None)  # a tenth of T; the preset 1B-moe fixes it for its own T
+_own_decay = _bf16 | dict(decay_tokens=None)  # a tenth of T, not that of 1B-moe
 
 GRIDS = {
     "wsd": {
@@ -87,7 +92,7 @@ GRIDS = {
         "quick": grid(_16k, [_32], [2, 8], 1, _quick, **_scan),
         "laptop": grid(_32k, [_64], [2, 4, 8], 2, _longer, **_scan),
         "gpu": grid(_400k, [_g256], [16, 32, 64], 1, _million, **_scan),
-        "paper": grid(_bf16, [dict(preset="36M-power")], doublings(32, 5), 1, _billions[:7], **_finer),
+        "paper": grid(_bf16, _power, doublings(32, 5), 1, _billions[:7], **_finer),
     },
     "transfer": {
         "quick": grid(_laptop, _mup((32, 64, 128), 16), [4], 1, [80_000], guess=0.01),
@@ -129,11 +134,12 @@ def change(grid: dict, widths=None, batches=None, budgets=None, seeds=None, swee
     rows = grid["rows"]
     if widths:
         if not all("n_embd" in shape for shape, *_ in rows):
-            raise ValueError(f"--widths {widths[0]}: this scale has presets for shapes; leave it out")
+            raise ValueError(f"--widths {widths[0]}: this scale has presets; leave it out")
         first, there = rows[0][0]["n_embd"], {shape["n_embd"] for shape, *_ in rows}
         at = lambda n: [row for row in rows if row[0]["n_embd"] == (n if n in there else first)]
         rows = [(resized(shape, n), *rest) for n in widths for shape, *rest in at(n)]
-    swept = [dict(pairs) for pairs in itertools.product(*([(k, v) for v in vs] for k, vs in sweep))]
+    choices = [[(name, value) for value in values] for name, values in sweep]
+    swept = [dict(pairs) for pairs in itertools.product(*choices)]
     rows = [(s | more, batches or b, seeds or n) for s, b, n in rows for more in swept]
     return grid | dict(rows=rows, budgets=sorted(budgets or grid["budgets"]))
 
@@ -142,14 +148,17 @@ AXES = {  # flags that a sweep replaces -> the axis to type
     "n_embd": "widths", "batch_size": "batches", "total_tokens": "budgets", "seed": "seeds",
     "data_seed": "seeds",
 }  # fmt: skip
-UNUSED = set("preset schedule eval_every eval_tokens save_every keep_checkpoints decay_data".split())
+UNUSED = {"preset", "schedule", "decay_data", "eval_every", "eval_tokens", "save_every"}
+UNUSED |= {"keep_checkpoints"}
 EXPERIMENTS = {  # -> the schedules that it trains, the fields that it chooses
     "wsd": ({"wsd"}, {"lr"}),
     "beyond": ({"wsd"}, {"lr"}),
     "transfer": ({"wsd"}, {"lr"}),
     "power": ({"power"}, set()),
-    "compare": ({"cosine", "wsd", "power"}, {"lr", "power_a", "power_b", "average", "decay_tokens"}),
-}
+    "compare": (
+        {"cosine", "wsd", "power"}, {"lr", "power_a", "power_b", "average", "decay_tokens"},
+    ),
+}  # fmt: skip
 
 
 def check_typed(experiment: str, grid: dict, typed: dict, reads: dict[str, set]) -> None:
@@ -170,18 +179,54 @@ def check_typed(experiment: str, grid: dict, typed: dict, reads: dict[str, set])
             raise ValueError(f"--{name} {value}: `{experiment}` does not use it; leave it out")
 
 
-def add_axes(parser, parse_field) -> None:
-    """The flags that change a grid. parse_field(name, text) -> the value of a swept field."""
+def shard(text: str) -> tuple[int, int]:
+    """'1/4' -> (1, 4)"""
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text}: must be I/N, with I from 1 to N")
+    return int(match[1]), int(match[2])
+
+
+def at_least_one(text: str) -> int:
+    if whole_number(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return whole_number(text)
+
+
+def add_sweep_flags(parser, parse_field) -> None:
+    """The flags of sweep.py. parse_field(name, text) -> the value of a swept field."""
 
     def swept(text: str) -> tuple[str, list]:
         name, _, values = text.partition("=")
         return name, [parse_field(name, value) for value in values.split(",")]
 
-    for name in ("widths", "batches", "budgets"):
-        help = f"{name} in place of the grid's"
-        parser.add_argument(f"--{name}", type=numbers, metavar="N,N,...", help=help)
     add = parser.add_argument
-    add("--seeds", type=int, metavar="N", help="seeds 0 to N-1 in place of the grid's")
+    add("experiment", choices=tuple(GRIDS))
+    add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
+    add("--workers", type=at_least_one, help="processes (default: one per GPU, or per CPU core)")
+    add("--shard", type=shard, default=(1, 1), metavar="I/N", help="series I, I + N, ... only")
+    add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
+    for name in ("widths", "batches", "budgets"):
+        help = f"{name} in place of the grid's, as in 320k,1.28M"
+        add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
+    add("--seeds", type=at_least_one, metavar="N", help="seeds 0 to N-1 in place of the grid's")
     add("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...",
         help="a field with several values; may be repeated")  # fmt: skip
     add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
+
+
+def check_belongs(records: list[dict], own: list[tuple[dict, tuple]], out: Path) -> None:
+    """Raise ValueError for a record that a sweep would not make, whichever setting differs.
+
+    own: a config of every kind of run in the sweep, with the fields that may differ from it.
+    """
+    possible = {(free, identity(config, free)) for config, free in own}
+    choices = {free for _, free in own}
+    for record in records:
+        if possible.isdisjoint((free, identity(record, free)) for free in choices):
+            different = [(differs(record, config, free), config) for config, free in own]
+            (name, *_), config = min(different, key=lambda pair: len(pair[0]))
+            raise ValueError(
+                f"--out {out}: has records with {name} {record[name]}, and this sweep has "
+                f"{config[name]}; choose another folder"
+            )

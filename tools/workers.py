@@ -32,7 +32,7 @@ def start_worker(prepare: Callable, *args):
 
 
 def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator[tuple]:
-    """Give out jobs until none is left, or must_stop(); yield (name, result), result None at its end.
+    """Give out jobs until none is left, or must_stop(); yield (name, result), None at a job's end.
 
     jobs() -> {name: job} of the jobs that can be started now; it is asked again after every result.
     Raises EOFError or ConnectionError if a worker dies.
