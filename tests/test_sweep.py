@@ -1,206 +1,245 @@
-"""Sweeps: a branch is the separate run, the rule finds the valley, and nothing is lost or done twice."""
+"""Sweeps: a branch is the separate run, the rule finds the valley, nothing is done twice."""
 
+import dataclasses
 import json
 import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sweep
 import train
+from schedules import PLANNED, SCHEDULES, make_schedule
 from test_mistakes import one_line
 from test_train import SMALL
+from tools.records import differs, identity, read_records
 
-ROOT = Path(__file__).parent.parent
-COMMON = {k: v for k, v in SMALL.items() if k not in ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device")}
-TINY = dict(common=COMMON, rows=[(dict(n_embd=32, n_head=2), [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04)
+AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
+COMMON = {k: v for k, v in SMALL.items() if k not in AXES} | {"dtype": "float32"}
+SHAPE = dict(n_embd=32, n_head=2)
+TINY = dict(common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04)
 BUDGETS = [3000, 6000, 12000]  # not whole batches
 
-TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out", "git_commit", "git_dirty"}  # somebody may commit while we test
+# fields of a record that depend on where and when it was made
+TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out", "git_commit", "git_dirty"}
 
 
 @pytest.fixture
 def tiny(monkeypatch, corpus_path):
     """A scale for tests, and its command line."""
     monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
-    return ["wsd", "--scale=tiny", "--out=out", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
+    data = f"--data={corpus_path}"
+    return ["wsd", "--scale=tiny", "--out=out", "--workers=1", data, "--device=cpu"]
 
 
 def records(folder="out") -> dict:
-    """identity -> record without its times and places; fails where a run is there twice."""
-    found = [{k: v for k, v in r.items() if k not in TIMELESS} for r in sweep.read_records(Path(folder))]
-    assert len({sweep.identity(r) for r in found}) == len(found)
-    return {sweep.identity(r): r for r in found}
+    """identity -> record without times and places; fails if a run is there twice."""
+    kept = lambda record: {k: v for k, v in record.items() if k not in TIMELESS}
+    found = [kept(record) for record in read_records(Path(folder))]
+    assert len(set(map(identity, found))) == len(found)
+    return {identity(record): record for record in found}
 
 
 # -- a trunk and its branches ----------------------------------------------------------------------
 
 
 def config(corpus_path, **changed) -> train.TrainConfig:
-    return train.resolve_device(train.make_config(**COMMON | dict(n_embd=32, n_head=2, batch_size=8, device="cpu", data=str(corpus_path)) | changed))
+    fields = COMMON | SHAPE | dict(batch_size=8, device="cpu", data=str(corpus_path)) | changed
+    return train.resolve_device(train.make_config(**fields))
 
 
 @pytest.fixture
 def final_weights(monkeypatch) -> list[dict]:
     """The weights of every run at its end, in order."""
     seen, real = [], train.evaluate
-    monkeypatch.setattr(train, "evaluate", lambda cfg, model, *rest: (seen.append({k: v.clone() for k, v in model.state_dict().items()}), real(cfg, model, *rest))[1])
+
+    def evaluate(cfg, state, corpus):
+        seen.append({name: w.clone() for name, w in state.model.state_dict().items()})
+        return real(cfg, state, corpus)
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
     return seen
 
 
-@pytest.mark.parametrize("mixture", [{}, dict(n_expert=4, n_expert_active=2, micro_batch_size=4)], ids=["dense", "mixture"])
-@pytest.mark.parametrize("schedule", [dict(schedule="wsd"), dict(schedule="power"), dict(schedule="power", average=True, decay_tokens=300)], ids=["wsd", "power", "average"])
-def test_a_branch_is_the_separate_run_bit_by_bit(schedule, mixture, corpus_path, corpus, final_weights, tmp_path, monkeypatch):
-    kind = mixture | schedule
-    monkeypatch.setattr(train, "sample", lambda *_: "")  # takes most of the time, and is not what we look at
+KINDS = {name: dict(schedule=name) for name in SCHEDULES}
+KINDS["average"] = dict(schedule="power", average=True, decay_tokens=300)
+KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_size=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, monkeypatch):
+    """Bit for bit, whatever the schedule; a planned one shares no trunk."""
+    monkeypatch.setattr(train, "sample", lambda *_: "")  # slow, and not what we compare
     monkeypatch.setattr(train, "draw_curve", lambda *_: None)
-    runs = [config(corpus_path, total_tokens=T, **kind) for T in BUDGETS]
-    together = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
-    for cfg in runs:
-        (tmp_path / str(cfg.total_tokens)).mkdir()
-        record = train.train(cfg, corpus, tmp_path / str(cfg.total_tokens))
-        (ours,) = [r for r in together if r["total_tokens"] == cfg.total_tokens]
+    runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
+    trunks = sweep.by_trunk(runs).values()
+    assert len(trunks) == (3 if runs[0].schedule in PLANNED else 1)
+    together = [r for some in trunks for r, _ in sweep.train_trunk(some, corpus, Path("trunks"))]
+    for cfg, ours in zip(runs, together):
+        out = Path(str(cfg.total_tokens))
+        out.mkdir()
+        record = train.train(cfg, corpus, out)
         assert set(ours) == set(record)
-        assert all(ours[name] == value for name, value in record.items() if name not in TIMELESS - {"out", "command"})
+        machine = TIMELESS - {"out", "command"}
+        assert all(ours[name] == value for name, value in record.items() if name not in machine)
     assert len(final_weights) == 6
     for ours, alone in zip(final_weights[:3], final_weights[3:]):
         assert all(torch.equal(w, alone[name]) for name, w in ours.items())
 
 
-def test_a_stopped_trunk_goes_on(corpus_path, corpus, final_weights, tmp_path):
-    """At every step, also in the middle of a branch; and a trunk is made longer later."""
+def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
+    """At any step, also in the middle of a branch; and a trunk is made longer later."""
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
-    whole = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
+    whole = [record for record, _ in sweep.train_trunk(runs, corpus, Path("a"))]
     expected, final_weights[:] = final_weights[:], []
-    path, done = tmp_path / "trunks" / "b.pt", []
+    done = []
     for patience in (1, 7, 12, 30, 33, 2, 50, 10**9):
-        left = [patience]
-
-        def must_stop():
-            left[0] -= 1
-            return left[0] < 0
-
-        for limit in ([2] if len(done) < 2 and patience < 40 else [3]):  # first the two shorter ones
-            done += sweep.train_trunk(runs[len(done) : limit], corpus, path, must_stop) if len(done) < limit else []
+        calls = iter(range(patience))
+        must_stop = lambda: next(calls, None) is None
+        limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
+        if len(done) < limit:
+            left = runs[len(done) : limit]
+            done += [r for r, _ in sweep.train_trunk(left, corpus, Path("b"), must_stop)]
     assert [r["val_loss"] for r in done] == [r["val_loss"] for r in whole]
-    assert all(torch.equal(w, other[name]) for one, other in zip(expected, final_weights) for name, w in one.items())
+    for one, other in zip(expected, final_weights):
+        assert all(torch.equal(w, other[name]) for name, w in one.items())
 
 
-def test_a_trunk_that_is_too_far_begins_again(corpus_path, corpus, tmp_path):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
-    first = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
-    again = list(sweep.train_trunk(runs[:1], corpus, tmp_path / "trunks" / "a.pt"))  # its record was lost, the trunk is further
-    assert again[0]["val_loss"] == first[0]["val_loss"]
-
-
-@pytest.mark.parametrize("damage", ["other flags", "truncated"])
-def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus, tmp_path):
-    path, plain = tmp_path / "trunks" / "a.pt", config(corpus_path, total_tokens=6000, schedule="wsd")
-    expected = list(sweep.train_trunk([plain], corpus, tmp_path / "trunks" / "b.pt"))
-    list(sweep.train_trunk([config(corpus_path, total_tokens=3000, schedule="wsd", weight_decay=0.0 if damage == "other flags" else 0.1)], corpus, path))
-    if damage == "truncated":
+@pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated"])
+def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
+    ((expected, _),) = sweep.train_trunk(runs[:1], corpus, Path("a"))
+    (path,) = Path("a").iterdir()
+    if damage == "too far":  # its record was lost, and the trunk has come further
+        list(sweep.train_trunk(runs, corpus, Path("a")))
+    elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:1000])
-    assert [r["val_loss"] for r in sweep.train_trunk([plain], corpus, path)] == [r["val_loss"] for r in expected]
+    else:
+        saved = torch.load(path, weights_only=True)
+        saved["model"] = {name: 2 * w for name, w in saved["model"].items()}
+        torch.save(saved | {"fingerprint": "another"}, path)
+    ((record, _),) = sweep.train_trunk(runs[:1], corpus, Path("a"))
+    assert record["val_loss"] == expected["val_loss"]
 
 
-def test_a_diverged_run_is_a_record(corpus_path, corpus, tmp_path):
+def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
-    together = list(sweep.train_trunk(runs, corpus, tmp_path / "trunks" / "a.pt"))
-    assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3 and all(sweep.loss_in(r) == math.inf for r in together)
-    assert all(r["tokens"] < 3000 for r in together)  # and nobody waits for the rest
+    together = [record for record, _ in sweep.train_trunk(runs, corpus, Path("trunks"))]
+    assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3
+    assert set(sweep.losses_of(together).values()) == {math.inf}
+    assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
 
 
-def test_cosines_have_no_trunk_in_common(corpus_path):
-    cosines, wsd = ([config(corpus_path, total_tokens=T, schedule=schedule) for T in BUDGETS] for schedule in ("cosine", "wsd"))
-    assert [len(runs) for _, runs in sweep.by_trunk(cosines)] == [1, 1, 1] and len({name for name, _ in sweep.by_trunk(cosines)}) == 3
-    assert [len(runs) for _, runs in sweep.by_trunk(wsd)] == [3]
-    assert sum(sweep.tokens_of(runs) for _, runs in sweep.by_trunk(cosines)) == sum(BUDGETS)
-    assert sweep.tokens_of(wsd) == 10800 + sum(BUDGETS) // 10
+def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
+    """Means over stretches of a run; the trunk's part is in the curve of every branch."""
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
+    monkeypatch.setattr(sweep, "POINTS", 12)
+    curves = [curve for _, curve in sweep.train_trunk(runs, corpus, Path("trunks"))]
+    state, schedule = train.build(runs[2]), make_schedule(runs[2])
+    losses = [s.loss.item() for s in train.training_steps(runs[2], state, corpus, 12000)]
+    for cfg, curve in zip(runs, curves):
+        assert 6 <= len(curve) <= 12 and curve[0] == curves[0][0]
+        assert sorted(point[0] for point in curve) == [point[0] for point in curve]
+        assert curve[-1][0] <= cfg.total_tokens
+    for tokens, loss, lr in curves[2]:
+        assert lr == schedule(tokens - 128)  # the middle of the last step
+        near = losses[max(0, tokens // 256 - 4) : tokens // 256]
+        assert min(near) <= loss <= max(near) or tokens > 10800  # mean of up to 4 steps
+
+
+def test_tokens_are_counted_once_for_a_trunk(corpus_path):
+    make = lambda schedule: [
+        config(corpus_path, total_tokens=T, schedule=schedule) for T in BUDGETS
+    ]
+    assert sweep.tokens_of(make("cosine")) == sum(BUDGETS)
+    assert sweep.tokens_of(make("wsd")) == 10800 + sum(BUDGETS) // 10
 
 
 # -- the rule --------------------------------------------------------------------------------------
 
 
-def follow(rule, loss) -> dict:
-    """Answer a rule until it ends; -> all losses that it saw, {(setting, T): loss}."""
-    seen, wanted = {}, next(rule)
-    try:
-        while True:
-            answer = {(j, T): loss(j, T) for j, longest in wanted.items() for T in BUDGETS if T <= longest}
-            assert answer.keys() - seen.keys(), "it asks for nothing new"
-            seen |= answer
-            wanted = rule.send(answer)
-    except StopIteration:
-        return seen
+def follow(loss, middle: dict) -> dict:
+    """Train what the search wants until it wants nothing more; -> {(setting, T): loss}."""
+    seen = {}
+    while missing := sweep.search(lambda *run: seen.get(run), middle) - seen.keys():
+        seen |= {run: loss(*run) for run in missing}
+    return seen
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
     rng = random.Random(seed)
     best = {T: rng.uniform(0, 20) for T in BUDGETS}
-    noise = {(j, T): rng.gauss(0, 0.01) for j in range(-20, 40) for T in BUDGETS}
-    cliff = rng.uniform(1, 6)
-    loss = lambda j, T: 0.02 * (j - best[T]) ** 2 + noise[j, T] if j < best[T] + cliff else math.inf  # too high a rate diverges
-    seen = follow(sweep.search(lambda T: rng.uniform(0.001, 0.1), BUDGETS), loss)
+    noise = {(j, T): rng.gauss(0, 0.01) for j in range(-20, 60) for T in BUDGETS}
+    cliff = rng.uniform(1, 6)  # too high a learning rate diverges
+
+    def loss(j, T):
+        return 0.02 * (j - best[T]) ** 2 + noise[j, T] if j < best[T] + cliff else math.inf
+
+    middle = {T: rng.randrange(6, 20, 2) for T in BUDGETS}
+    seen = follow(loss, middle)
     for T in BUDGETS:
         tried = {j: value for (j, t), value in seen.items() if t == T}
         lowest = min(tried, key=tried.get)
         assert all(tried[lowest + step] >= tried[lowest] for step in (-3, -2, -1, 1, 2, 3))
         assert abs(lowest - best[T]) < 2.5
+    assert sweep.search(lambda *run: seen.get(run), middle) == seen.keys()  # nothing in vain
     assert len({j for j, _ in seen}) < 60
 
 
-def test_the_search_gives_up_where_rates_make_no_sense():
-    for loss in (lambda j, T: -j, lambda j, T: j, lambda j, T: math.inf):
-        rates = [sweep.rate(j) for j, _ in follow(sweep.search(lambda T: 0.01, BUDGETS), loss)]
-        assert 1e-6 < min(rates) <= max(rates) < 2
+@pytest.mark.parametrize("loss", [lambda j, T: -j, lambda j, T: j, lambda j, T: math.inf])
+def test_the_search_ends_where_learning_rates_make_no_sense(loss):
+    rates = [sweep.rate(j) for j, _ in follow(loss, dict.fromkeys(BUDGETS, 14))]
+    assert 1e-6 < min(rates) <= max(rates) < 2
 
 
-def test_the_papers_rates_are_among_ours():
-    assert [sweep.rate(j) for j in range(2, 18, 2)] == [0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256]
+def test_the_papers_learning_rates_are_among_ours():
+    assert [sweep.rate(j) for j in range(2, 18, 2)] == [
+        0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256,
+    ]  # fmt: skip
     assert sweep.rate(3) / sweep.rate(2) == pytest.approx(2**0.5, rel=1e-3)
 
 
-# -- the whole -------------------------------------------------------------------------------------
+# -- grids -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("experiment", sweep.GRIDS)
 @pytest.mark.parametrize("scale", sweep.GRIDS["wsd"])
 def test_every_grid_makes_sense(experiment, scale):
-    columns = sweep.columns_of(experiment, scale, {})
-    total = [sweep.plan(column, lambda cfg: None, "cpu") for column in columns]
-    names = [name for column in columns for runs in sweep.replay(column, lambda cfg: 0.0).values() for name, _ in sweep.by_trunk(runs)]
-    if experiment in ("wsd", "power"):  # `compare` has cosines, without branches, and may want a rate twice; the others have one T
-        assert sum(p["tokens"] for p in total) <= 0.6 * sum(p["separate"] for p in total)
-        assert len(set(names)) == len(names)  # no two settings share a checkpoint
-    for column in columns:
-        assert sweep.a_run_of(column).warmup_tokens <= column.budgets[0] / 2
-    if experiment == "wsd" and scale == "paper":
-        assert sum(p["runs"] for p in total) == 3 * 8 * 6 * 8
+    series = sweep.series_of(experiment, sweep.GRIDS[experiment][scale], {"device": "cpu"})
+    runs = [one.config(*run) for one in series for run in one.least]
+    assert all(cfg.warmup_tokens <= cfg.total_tokens / 2 for cfg in runs)
+    assert len({cfg.dtype for cfg in runs}) == 1
+    if experiment in ("wsd", "power"):
+        separate = sum(cfg.total_tokens for cfg in runs)
+        assert sum(map(sweep.tokens_of, sweep.plan(series, {})[0])) <= 0.65 * separate
 
 
-def test_the_plan_counts_what_is_trained(tiny, corpus_path, monkeypatch, capsys):
-    """The tokens of the dry run against a count of the steps that a sweep along the guess takes."""
-    columns, trained = sweep.columns_of("wsd", "tiny", {"data": str(corpus_path)}), []
-    monkeypatch.setattr(train, "optimizer_step", lambda cfg, *_: (trained.append(cfg.batch_tokens), 0.0)[1:])
-    for column in columns:
-        for runs in sweep.replay(column, column.made_up).values():
-            stable = lambda cfg: cfg.total_tokens - cfg.decay_tokens
-            sweep.advance(runs[-1], None, None, None, None, 0, stable(runs[-1]))
-            for cfg in runs:
-                sweep.advance(cfg, None, None, None, None, stable(cfg) // cfg.batch_tokens * cfg.batch_tokens, cfg.total_tokens)
-    planned = sum(sweep.plan(column, lambda cfg: None, "cpu")["tokens"] for column in columns)
-    assert sum(trained) == pytest.approx(planned, rel=0.02)
-    assert sweep.main([*tiny, "--dry_run"]) == 0 and not Path("out").exists()
-    assert f"{planned:.3g} tokens" in capsys.readouterr().out
+def test_a_grid_from_the_command_line(tiny):
+    flags = ["--widths=32,64", "--batches=2", "--budgets=2k,4.096k", "--seeds=2"]
+    flags += ["--sweep=weight_decay=0,0.1", "--sweep", "n_layer=1,2", "--decay_share=0.25"]
+    series, known = sweep.prepare(*sweep.parse([*tiny, *flags]))
+    configs = [one.config(*run) for one in series for run in one.least]
+    values = lambda name: {getattr(cfg, name) for cfg in configs}
+    assert len(series) == 2 * 2 * 2 * 2 and known == {}
+    assert (
+        values("n_embd") == {32, 64} and values("n_head") == {2, 4} and values("n_layer") == {1, 2}
+    )
+    assert values("batch_size") == {2} and values("seed") == values("data_seed") == {0, 1}
+    assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
+    assert all(cfg.decay_tokens == cfg.total_tokens // 4 for cfg in configs)
+    assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)  # none is left out
+
+
+# -- the whole -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -209,186 +248,228 @@ def undisturbed(corpus_path, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
-        assert sweep.main(["wsd", "--scale=tiny", f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]) == 0
+        train_here(patch)
+        flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
+        assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
     assert not list((out / "trunks").iterdir())
+    curves = [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
+    for curve in curves:  # each names its run
+        assert [r for r in records(out).values() if not differs(curve, r)]
+    assert len(curves) == len(records(out))
     return records(out)
 
 
-def test_a_sweep_makes_the_records_of_train(undisturbed, corpus_path):
-    record = random.Random(0).choice([r for r in undisturbed.values() if r["total_tokens"] == 2560])
-    typed = {name: record[name] for name in ("schedule", "n_embd", "n_head", "batch_size", "total_tokens", "lr")}
-    flags = COMMON | typed | {"data": corpus_path, "device": "cpu", "out": "alone"}
-    assert train.main([f"--{name}={value}" for name, value in flags.items()]) == 0
+@pytest.fixture
+def in_process(monkeypatch):
+    train_here(monkeypatch)
+
+
+def train_here(monkeypatch) -> None:
+    """From now on, train in this process and not in workers."""
+
+    def deal(workers, jobs, must_stop):
+        while not must_stop() and (todo := jobs()):
+            name, job = next(iter(todo.items()))
+            for result in workers[0].work(job, must_stop):
+                yield name, result
+            yield name, None
+
+    work = lambda prepare, *args: SimpleNamespace(work=prepare(*args), close=lambda: None)
+    monkeypatch.setattr(sweep, "start_worker", work)
+    monkeypatch.setattr(sweep, "deal", deal)
+
+
+def flags_of(fields: dict) -> list[str]:
+    text = lambda k, v: f"--{'' if v is not False else 'no-'}{k}" + f"={v}" * (v is not False)
+    return [text(name, value) for name, value in fields.items()]
+
+
+def test_a_sweep_over_a_data_mixture_makes_the_records_of_train(
+    corpus_path, documents, monkeypatch, in_process
+):
+    train.data.prepare(documents[:300], "bytes", Path("other"))
+    data = f"{corpus_path}:0.25,other:0.75"
+    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
+    axes = ["--batches=8", "--budgets=1280", "--workers=1", f"--data={data}", "--device=cpu"]
+    assert sweep.main(["wsd", "--scale=tiny", "--out=out", *axes]) == 0
+    record = next(iter(records().values()))
+    own = dict(batch_size=8, schedule="wsd", lr=record["lr"], total_tokens=1280, data=data)
+    assert train.main(flags_of(COMMON | SHAPE | own | dict(device="cpu", out="alone"))) == 0
     alone = json.loads(Path("alone/record.json").read_text())
-    assert {name: alone[name] for name in record} == record and set(alone) - set(record) == TIMELESS
+    assert {name: alone.get(name) for name in record} == record
+    assert set(alone) - set(record) == TIMELESS
 
 
 TINY_COMPARISON = dict(
-    common=COMMON, tune=(dict(n_embd=32, n_head=2), 4, 1280), trials=dict(cosine=range(14, 17), wsd=range(13, 16), power=range(2, 5), ours=range(-3, 0)), ours=(-0.25, 0.5),
-    rows=[(dict(n_embd=32, n_head=2), [4, 16], 2)], budgets=[1280, 2560], guess=0.02,
+    common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, 1280), ours=(-0.25, 0.5),
+    rows=[(SHAPE, [4, 16], 2)], budgets=[1280, 2560], guess=0.02,
+    trials=dict(cosine=range(14, 17), wsd=range(13, 16), power=range(2, 5), ours=range(-3, 0)),
 )  # fmt: skip
 
 
-def test_a_comparison(corpus_path, corpus, monkeypatch, capsys):
-    """On two shards; each schedule tuned on its own, what follows follows from that."""
+def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys, in_process):
+    """Each schedule is tuned on its own, and what follows follows from that."""
     monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
     monkeypatch.setitem(sweep.GRIDS["compare"], "tiny", TINY_COMPARISON)
-    argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
-    for shard in ("1/2", "2/2", "1/2", "2/2", "1/2"):  # each goes on where it had to wait for the other
-        status = sweep.main([*argv, f"--shard={shard}"])
-        if shard == "1/2" and len(records()) < 20:
-            assert status == 3 and "wait for some of the other shards'" in capsys.readouterr().out
-    assert status == 0
-    found = list(records().values())
+    argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
+    waited = []
+    for shard in ("1/2", "2/2", "1/2", "2/2", "1/2"):  # each resumes where it waited for the other
+        status = sweep.main([*argv, f"--data={corpus_path}", f"--shard={shard}"])
+        waited.append("wait for runs of other shards" in capsys.readouterr().out)
+        assert status == (3 if waited[-1] else 0)
+    assert waited[0] and not waited[-1]
 
-    tuning, compared = [r for r in found if r["seed"] >= 100], [r for r in found if r["seed"] < 100]
+    found = list(records().values())
+    tuning = [r for r in found if r["seed"] >= 100]
     assert len(tuning) == 4 * 3 * 3 and {r["total_tokens"] for r in tuning} == {1280}
+    where = lambda some, **of: [r for r in some if all(r[k] == v for k, v in of.items())]
     best = {}
     for kind, knob, of in (
         ("cosine", "lr", dict(schedule="cosine")), ("wsd", "lr", dict(schedule="wsd")),
-        ("power", "power_a", dict(schedule="power", power_b=-0.51)), ("ours", "power_a", dict(schedule="power", power_b=-0.25)),
+        ("power", "power_a", dict(schedule="power", power_b=-0.51)),
+        ("ours", "power_a", dict(schedule="power", power_b=-0.25)),
     ):  # fmt: skip
-        mean = lambda x: sum(r["val_loss"] for r in trials if r[knob] == x)
-        trials = [r for r in tuning if all(r[k] == v for k, v in of.items())]
+        trials = where(tuning, **of)
         assert len(trials) == 9
+        mean = lambda x: sum(r["val_loss"] for r in trials if r[knob] == x)
         best[kind] = min({r[knob] for r in trials}, key=mean)
-    runs = lambda **where: [r for r in compared if all(r[k] == v for k, v in where.items())]
-    for T in (1280, 2560):
-        for batch, factors in ((4, {1}), (16, {1, 2, 4})):
-            for seed in (0, 1):
-                cell = dict(total_tokens=T, batch_size=batch, seed=seed)
-                assert {round(r["lr"] / best["cosine"], 2) for r in runs(schedule="cosine", **cell)} == factors
-                assert {round(r["lr"] / best["wsd"], 2) for r in runs(schedule="wsd", **cell)} >= factors
-                steps = lambda a: round(2 * math.log2(a))  # of sqrt(2)
-                decayed, averaged = ({(r["power_b"], steps(r["power_a"])) for r in runs(schedule="power", average=a, decay_tokens=0 if a else T // 10, **cell)} for a in (False, True))
-                half = (batch / 4) ** -0.5  # of Power's own factor, taken back
-                assert averaged == {(-0.51, steps(best["power"])), (-0.25, steps(best["ours"] * half))}
-                assert decayed == averaged | {(-0.51, steps(best["power"] * half))}
-            floor = min(runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=0), key=lambda r: r["val_loss"])
-            assert runs(schedule="wsd", total_tokens=T, batch_size=batch, seed=1, lr=floor["lr"])
+    steps = lambda a: round(2 * math.log2(a))  # of sqrt(2)
+    tried = {4: {1}, 16: {1, 2, 4}}  # batch size -> factors of the tuned learning rate
+    for T, seed, (batch, factors) in product((1280, 2560), (0, 1), tried.items()):
+        cell = where(found, total_tokens=T, batch_size=batch, seed=seed)
+        times = lambda kind: {round(r["lr"] / best[kind], 2) for r in where(cell, schedule=kind)}
+        assert times("cosine") == factors and times("wsd") >= factors
+        power = where(cell, schedule="power")
+        settings = lambda average: {
+            (r["power_b"], steps(r["power_a"])) for r in power
+            if (r["average"], r["decay_tokens"]) == (average, 0 if average else T // 10)
+        }  # fmt: skip
+        half = (batch / 4) ** -0.5  # of Power's own factor, taken back
+        averaged = {(-0.51, steps(best["power"])), (-0.25, steps(best["ours"] * half))}
+        assert settings(True) == averaged
+        assert settings(False) == averaged | {(-0.51, steps(best["power"] * half))}
+        searched = where(found, schedule="wsd", total_tokens=T, batch_size=batch, seed=0)
+        assert where(cell, schedule="wsd", lr=min(searched, key=lambda r: r["val_loss"])["lr"])
 
-    # the longest cosine, looked at on its way, is what it had been there
-    cosine = runs(schedule="cosine", total_tokens=2560, batch_size=4, seed=0)[0]
-    cfg = config(corpus_path, **{k: cosine[k] for k in ("schedule", "lr", "total_tokens", "batch_size")})
-    model, optimizer = train.build(cfg)
-    assert sweep.advance(cfg, model, optimizer, None, corpus, 0, 1280) == 1280
-    assert train.evaluate(cfg, model, corpus, 1280)[1]["val_loss"] == cosine["val_loss_at_1280"]
-    assert not any("val_loss_at_1280" in r for r in found if r["schedule"] != "cosine" or r["total_tokens"] == 1280)
+    # the longest cosine, evaluated on its way, is what it was there
+    cosine = where(found, schedule="cosine", total_tokens=2560, batch_size=4, seed=0)[0]
+    same = ("n_layer", "schedule", "lr", "total_tokens", "batch_size")
+    cfg = config(corpus_path, **{name: cosine[name] for name in same})
+    state = train.build(cfg)
+    list(train.training_steps(cfg, state, corpus, 1280))
+    assert train.evaluate(cfg, state, corpus)[1]["val_loss"] == cosine["val_loss_at_1280"]
+    others = [r for r in found if r["schedule"] != "cosine" or r["total_tokens"] == 1280]
+    assert not any("val_loss_at_1280" in r for r in others)
 
 
-def when_there_are(n: int, folder: str, do) -> None:
-    """Call do() from another thread as soon as a folder has n records."""
+def when_there_are(n: int, do) -> None:
+    """Call do() from another thread as soon as there are n records."""
 
     def watch():
-        while len(sweep.read_records(Path(folder))) < n:
+        while len(read_records(Path("out"))) < n:
             time.sleep(0.02)
         do()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_stopped_and_continued_on_two_shards_and_on_one(undisturbed, tiny, capsys):
-    when_there_are(4, "out", lambda: os.kill(os.getpid(), signal.SIGINT))
+def test_a_stopped_sweep_resumes_on_two_shards_and_on_one(undisturbed, tiny, capsys, monkeypatch):
+    when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert sweep.main(tiny) == 3
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command resumes" in capsys.readouterr().out
+    train_here(monkeypatch)
     before = records()
     assert 4 <= len(before) < len(undisturbed)
     with open("out/records.jsonl", "a") as file:
         file.write('{"n_embd": 32, "los')  # power cut in the middle of a line
-    when_there_are(len(before) + 3, "out", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    when_there_are(len(before) + 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert sweep.main([*tiny, "--shard=1/2"]) == 3
     assert len(records()) >= len(before) + 3
     assert sweep.main([*tiny, "--shard=2/2"]) == 0 and len(records()) < len(undisturbed)
-    assert sweep.main(tiny) == 0
-    assert records() == undisturbed
+    assert sweep.main(tiny) == 0 and records() == undisturbed
     assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
 
 
-def test_a_worker_that_dies_is_noticed(undisturbed, tiny):
-    """One of two is killed, as by the kernel when memory is short: one line, an end, and the records of the other."""
-    code = f"import sys, sweep; sweep.GRIDS['wsd']['tiny'] = {TINY!r}; sys.exit(sweep.main({[*tiny, '--workers=2']!r}))"
-    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (Path("out") / "records.jsonl").exists() or not records():
-        time.sleep(0.1)
-    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(pid) for pid in own if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-    assert len(workers) == 2
-    os.kill(workers[0], signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2 and "a worker died" in said and "Traceback" not in said
-    for _ in range(100):
-        if not Path(f"/proc/{workers[1]}").exists():
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the other worker is still there")
-    assert sweep.main(tiny) == 0 and records() == undisturbed
+def dies(device, data, tokenizer):
+    os._exit(1)  # as if the kernel had killed it, short of memory
 
 
-@pytest.mark.slow
-def test_killed_at_any_moment(undisturbed, tiny, corpus_path):
-    """SIGKILL of parent and workers together, twenty times."""
-    code = f"import sys, sweep; sweep.GRIDS['wsd']['tiny'] = {TINY!r}; sys.exit(sweep.main({tiny!r}))"
-    rng, kills = random.Random(0), 0
-    while kills < 20:
-        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
-        try:
-            if process.wait(timeout=rng.uniform(3, 9)) == 0:
-                assert records() == undisturbed
-                (Path("out") / "records.jsonl").unlink()
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert sweep.main(tiny) == 0
-    assert records() == undisturbed
+def test_a_dead_worker_ends_the_sweep(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "prepare_worker", dies)
+    assert sweep.main(tiny) == 2
+    last = capsys.readouterr().err.splitlines()[-1]  # after the progress bar
+    assert last.startswith("sweep.py: a worker died")
 
 
-# -- mistakes --------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        ([], "experiment"), (["wds"], "wsd"), (["wsd", "--scale", "small"], "quick"), (["wsd", "--workers", "x"], "--workers"), (["wsd", "--workers", "0"], "--workers 0"),
-        (["wsd", "--shard", "0/2"], "--shard 0/2"), (["wsd", "--shard", "3/2"], "--shard 3/2"), (["wsd", "--shard", "x"], "--shard x"), (["wsd", "--shard", "9/9", "--data", "CORPUS"], "--shard 9/9"), (["wsd", "--shrad", "1/2"], "did you mean --shard"),
-        (["wsd", "--weight_decy", "0"], "did you mean --weight_decay"), (["wsd", "--lr", "0.1"], "--lr"), (["power", "--batch_size", "8"], "--batch_size"),
-        (["wsd", "--n_embd=48", "--data", "CORPUS"], "widths 32, 64"), (["wsd", "--n_head=4"], "--n_head"), (["wsd", "--weight_decay", "-1"], "--weight_decay"), (["wsd", "--data", "nowhere"], "--data"), (["wsd", "--device", "cuda:9"], "--device"),
-        (["wsd", "--data", "CORPUS", "--tokenizer", "gpt2"], "--tokenizer"), (["wsd", "--data", "CORPUS", "--vocab_size", "9"], "--vocab_size"),
-        (["wsd", "--warmup_tokens", "1e6"], "warmup_tokens"), (["wsd", "--out", "/proc/no/sweep", "--data", "CORPUS"], "--out /proc/no"), (["wsd", "--resume"], "--resume"),
-        (["wsd", "--decay_data", "CORPUS"], "--decay_data"), (["wsd", "--past_data", "embedded@9"], "--past_data"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line(argv, says, corpus_path, tmp_path, capsys):
-    assert says in one_line(sweep.main, [str(corpus_path) if word == "CORPUS" else word for word in argv], capsys)
+WRONG = [
+    ("", "experiment"), ("wds", "wsd"), ("wsd --scale small", "quick"),
+    ("wsd --workers x", "--workers"), ("wsd --workers 0", "--workers"),
+    ("wsd --shard 0/2", "--shard"), ("wsd --shard 3/2", "--shard"),
+    ("wsd --shard 9/9 --data CORPUS", "--shard 9/9"), ("wsd --shrad 1/2", "did you mean --shard"),
+    ("wsd --weight_decay -1", "--weight_decay"), ("wsd --data nowhere", "--data"),
+    ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"), ("wsd --n_head=4", "--n_head"),
+    ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
+    ("wsd --n_embd=48", "--widths"), ("power --batch_size 8", "--batches"),
+    ("wsd --total_tokens 9e5", "--budgets"), ("wsd --data_seed 1", "--seeds"),
+    ("wsd --power_a 3", "--power_a"), ("power --lr 0.1", "--lr"), ("wsd --lr 0.1", "--lr"),
+    ("compare --average", "--average"),
+    ("wsd --min_lr_ratio 0.2", "--min_lr_ratio"), ("wsd --save_every 1e5", "--save_every"),
+    ("wsd --decay_data CORPUS", "--decay_data"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
+    ("wsd --sweep weight_decy=1", "weight_decay"), ("wsd --widths 33", "33"),
+    ("wsd --scale paper --widths 64", "--widths"), ("wsd --budgets 1.5", "--budgets"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("argv, says", WRONG)
+def test_a_wrong_command_line_is_one_line(argv, says, corpus_path, tmp_path, capsys):
+    words = [str(corpus_path) if word == "CORPUS" else word for word in argv.split()]
+    assert says in one_line(sweep.main, words, capsys)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_over_a_mixture(corpus_path, documents, tmp_path, monkeypatch):
-    """Each of its runs is train.py's with the same --data."""
-    train.data.prepare(documents[:300], "bytes", Path("other"))
-    data = f"{corpus_path}:0.25,other:0.75"
-    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY | dict(rows=[(dict(n_embd=32, n_head=2), [8], 1)], budgets=[1280], rates=[12]))
-    assert sweep.main(["wsd", "--scale=tiny", "--out=out", "--workers=1", f"--data={data}", "--device=cpu"]) == 0
-    (record,) = records().values()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a worker of a sweep
-    try:
-        flags = [f"--{'' if v is not False else 'no-'}{k}" + f"={v}" * (v is not False) for k, v in COMMON.items()]
-        assert train.main([*flags, "--n_embd=32", "--n_head=2", "--batch_size=8", "--schedule=wsd", f"--lr={record['lr']}", "--total_tokens=1280",
-                           f"--data={data}", "--device=cpu", "--out=alone"]) == 0  # fmt: skip
-    finally:
-        torch.set_num_threads(threads)
-    alone = json.loads(Path("alone/record.json").read_text())
-    assert {k: alone[k] for k in record if k not in TIMELESS} == {k: v for k, v in record.items() if k not in TIMELESS} | {"threads": 1}
-
-
-def test_records_of_something_else_are_refused(undisturbed, tiny, documents, capsys):
+@pytest.mark.parametrize(
+    "flags",
+    ["--warmup_tokens=0", "--weight_decay=0", "--average", "--dtype=bfloat16", "--decay_tokens=0",
+     "--attention_multiplier=0.25", "--n_ffn=48", "--decay_share=0.2", "--beta2=0.99"],
+)  # fmt: skip
+def test_records_with_other_settings_are_refused(flags, undisturbed, tiny, capsys):
     Path("out").mkdir()
     text = "".join(json.dumps(r) + "\n" for r in undisturbed.values())
     Path("out/records.jsonl").write_text(text)
-    assert "warmup_tokens 1024, and this sweep has 0" in one_line(sweep.main, [*tiny, "--warmup_tokens=0"], capsys)
-    assert "schedule wsd" in one_line(sweep.main, ["power", *tiny[1:2], "--scale=quick", *tiny[2:]], capsys)
-    train.data.prepare(documents[:200], "bytes", Path("other"))
-    assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other", "--device=cpu"], capsys)
+    assert "has records with" in one_line(sweep.main, [*tiny, flags], capsys)
     assert Path("out/records.jsonl").read_text() == text
+
+
+def test_records_of_another_corpus_or_experiment_are_refused(undisturbed, tiny, documents, capsys):
+    Path("out").mkdir()
+    first = next(iter(undisturbed.values()))
+    Path("out/records.jsonl").write_text(json.dumps(first) + "\n")
+    assert "has records with" in one_line(sweep.main, ["power", *tiny[2:], "--widths=32"], capsys)
+    train.data.prepare(documents[:200], "bytes", Path("other"))
+    assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other"], capsys)
+
+
+def test_a_field_that_old_records_lack_has_its_default(undisturbed, tiny, monkeypatch):
+    Path("out").mkdir()
+    for record in undisturbed.values():
+        old = {k: v for k, v in record.items() if k not in ("average", "beta2", "rope_theta")}
+        with open("out/records.jsonl", "a") as file:
+            file.write(json.dumps(old) + "\n")
+    series, known = sweep.prepare(*sweep.parse(tiny))
+    assert [one.missing(known) for one in series] == [[], []]
+
+
+def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
+    cfg = config(corpus_path, total_tokens=3000, schedule="wsd")
+    free = {
+        f.name
+        for f in dataclasses.fields(cfg)
+        if identity(vars(cfg)) == identity(vars(cfg) | {f.name: "x"})
+    }
+    assert free == {
+        "preset", "data", "tokenizer", "out", "device", "compile", "recompute", "micro_batch_size",
+        "log_every", "eval_every", "eval_tokens", "save_every", "keep_checkpoints",
+    }  # fmt: skip

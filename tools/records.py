@@ -71,19 +71,3 @@ def read_metrics(run: Path) -> list[dict]:
     if not found:
         raise FileNotFoundError(f"{run}: no metrics in metrics.jsonl; give the folder of a run")
     return [found[at] for at in sorted(found)]
-
-
-def check_belongs(records: list[dict], own: list[tuple[dict, tuple]], out: Path) -> None:
-    """Raise ValueError for a record that a sweep would not make, whichever setting differs.
-
-    own: a config of every kind of run in the sweep, with the fields that may differ from it.
-    """
-    possible = {(free, identity(config, free)) for config, free in own}
-    for record in records:
-        if possible.isdisjoint((free, identity(record, free)) for free in {free for _, free in own}):
-            different = [(differs(record, config, free), config) for config, free in own]
-            (name, *_), config = min(different, key=lambda pair: len(pair[0]))
-            raise ValueError(
-                f"--out {out}: has records with {name} {record[name]}, and this sweep has "
-                f"{config[name]}; choose another folder"
-            )
