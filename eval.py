@@ -17,6 +17,8 @@ import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
+import tools.threads  # noqa: F401  before torch
+
 import numpy as np
 import torch
 import torch.nn.functional as F
