@@ -36,8 +36,8 @@ LINES = {
 
 VARIED = set("n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b "
              "average decay_tokens shape standard".split())  # fmt: skip
-OF_A_SHAPE = set("n_head n_kv_head n_ffn n_expert_active m_width logits_scaling "
-                 "attention_multiplier".split())  # fmt: skip
+OF_A_SHAPE = set("n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std "
+                 "logits_scaling attention_multiplier".split())  # fmt: skip
 
 
 def complete(row: dict) -> dict:

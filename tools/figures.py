@@ -223,16 +223,14 @@ def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None
 def read_metrics(run: Path) -> list[dict]:
     """The lines of metrics.jsonl in order of tokens, the last one if a resumed run repeats some.
 
-    A torn line, from a run that was killed while writing, is left out. Raises FileNotFoundError.
+    Lines that are not JSON are left out: a process was killed while it wrote them.
     """
-    found = {}
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+    found, path = {}, run / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
             metrics = json.loads(line)
             found[metrics["tokens"], "val_loss" in metrics] = metrics
-    if not found:
-        raise FileNotFoundError(f"{run}: no metrics in metrics.jsonl; give the folder of a run")
-    return [found[at] for at in sorted(found)]
+    return [found[key] for key in sorted(found)]
 
 
 def column(lines: list[dict], name: str) -> tuple[list, list]:
