@@ -1,5 +1,7 @@
 import random
 
+import tools.threads  # noqa: F401  before torch
+
 import pytest
 import torch
 
