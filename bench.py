@@ -19,8 +19,8 @@ import torch
 
 import train
 from tools import devices
-from tools.config import add_flags, fail, program_parser, typed_fields
-from train import GPT, PRESETS, RECIPES, TrainConfig
+from tools.config import add_flags, fail, program_parser
+from train import FIELDS, GPT, PRESETS, RECIPES, TrainConfig
 
 
 def memory(cfg: TrainConfig, n_micro: int = 2) -> dict[str, float]:
@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
-    typed = typed_fields(args, TrainConfig)
+    typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))
         cfg, (rank, world) = train.make_config(**typed), train.rank_and_world()

@@ -2,16 +2,14 @@
 
     python train.py --schedule power                     a laptop-sized model in a few minutes
     python train.py --schedule wsd --total_tokens 8e6    any field of TrainConfig is a flag
-    python train.py --preset 36M --data data/mine        the paper's sizes
-    torchrun --nproc_per_node 8 train.py --preset 1B     on eight GPUs
+    torchrun --nproc_per_node 8 train.py --preset 1B --data data/mine    on eight GPUs
     python train.py --out runs/a --resume                continue a stopped run
     python train.py --branch runs/a --decay_tokens 3e5   cool down a copy of a run from here
     python train.py --average --decay_tokens 0           average the weights instead of a decay
-    python train.py --branch DIR --data data/mine --lr 1e-4   start from released weights (Granite)
+    python train.py --branch DIR --data data/mine --lr 1e-4    start from a Granite folder
 
-Read `optimizer_step`, one batch from the file to the weight update; `training_steps`, the loop
-around it; and `train`, which logs, evaluates and saves. A run leaves a folder, runs/NAME:
-config.json, metrics.jsonl, ckpt/, record.json, sample.txt and curve.png.
+Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
+it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
 """
 
 import argparse
@@ -36,7 +34,7 @@ from eval import check_corpus, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser, typed_fields
+from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
 from tools.devices import attention_priority, mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
 from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
@@ -107,6 +105,8 @@ class TrainConfig(GPTConfig):
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
 
+
+FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
 
 # ---------------------------------------------------------------------------------------------
 # One step, and the loop
@@ -186,8 +186,8 @@ def build(cfg: TrainConfig) -> State:
     torch.manual_seed(cfg.seed)
     model = GPT(cfg).to(cfg.device)
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
-    betas = cfg.beta1, cfg.beta2
-    optimizer = torch.optim.AdamW(groups, betas=betas, eps=cfg.adam_eps, fused=True)
+    adam = dict(betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
     if cfg.compile and cfg.device == "cpu":
@@ -202,8 +202,7 @@ def build(cfg: TrainConfig) -> State:
 def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[Step]:
     """Train to at most `until` tokens; yield a Step after each one, with state.tokens advanced.
 
-    The only training loop of the project: `train` and sweep.py iterate over it. Saving and
-    restoring the state between two steps changes nothing.
+    `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
     replica, schedule = state.model, make_schedule(cfg)
     if rank_and_world()[1] > 1:
@@ -238,8 +237,9 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     state = build(cfg)
     if start:
         restore(start, state)
-    origin, flops = describe_origin(cfg, corpus), state.model.flops_per_token()
-    run = Run(out, dataclasses.asdict(cfg), origin, start, must_stop, flops)
+    origin = describe_origin(cfg, corpus) if out else {}
+    run = Run(out, dataclasses.asdict(cfg), origin, start, must_stop,
+              state.model.flops_per_token())  # fmt: skip
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
@@ -377,11 +377,7 @@ def make_config(**typed) -> TrainConfig:
 
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
-    """Replace every "auto" by what it means on this machine.
-
-    Raises ValueError for an unavailable device, a model that cannot fit into its memory, or a
-    batch that the processes cannot share.
-    """
+    """Replace every "auto" by what it means here. Raises ValueError if cfg cannot train here."""
     return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
@@ -407,7 +403,7 @@ def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
     for flag in ("dry_run", "benchmark", "profile"):
         if getattr(args, flag):
             parser.error(f"--{flag}: use python bench.py --{flag}, with the same other flags")
-    return typed_fields(args, TrainConfig), args
+    return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 
 def plan(typed: dict, actions: argparse.Namespace, told: dict) -> tuple[TrainConfig, dict | None]:
@@ -415,21 +411,17 @@ def plan(typed: dict, actions: argparse.Namespace, told: dict) -> tuple[TrainCon
 
     told: empty on rank 0; on the others, what rank 0 has found.
     """
-    shape = {f.name for f in dataclasses.fields(GPTConfig)}
 
     def read(path: Path) -> dict:
         if not is_granite(path):
             return read_checkpoint(path, verify=not told)  # rank 0 compares checksums for all
-        model = load_model(path)
-        tokenizer = {"tokenizer": str(path.resolve() / "tokenizer.json")}
-        config, weights = dataclasses.asdict(model.cfg) | tokenizer, model.state_dict()
-        return dict(config=config, model=weights, tokens=0, fingerprint=None, path=str(path))
+        model, tokenizer = load_model(path), str(path.resolve() / "tokenizer.json")
+        config = dataclasses.asdict(model.cfg) | {"tokenizer": tokenizer}
+        return resume.released(path, config, model.state_dict())
 
-    fields, start = resume.plan(typed, actions, RUNTIME_FLAGS, shape, read, told)
-    known = {f.name for f in dataclasses.fields(TrainConfig)}  # records of other versions differ
-    if start and "decay_tokens" not in READS[fields.get("schedule", "power")]:
-        fields["decay_data"] = typed.get("decay_data")
-    cfg = make_config(**{name: value for name, value in fields.items() if name in known})
+    shape = {f.name for f in dataclasses.fields(GPTConfig)}
+    fields, start = resume.plan(typed, actions, RUNTIME_FLAGS, shape, READS, read, told)
+    cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, "schedule", cfg.schedule, READS)
     return cfg, start and resume.begin(start, cfg, planned=cfg.schedule in PLANNED)
 
@@ -444,10 +436,7 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         check_corpus(cfg, source)
-    trained_on, ours = start and start["fingerprint"], corpus.meta["fingerprint"]
-    if trained_on not in (None, ours):
-        raise ValueError(f"--data {corpus.path}: fingerprint {ours}, but the checkpoint was "
-                         f"trained on {trained_on}")  # fmt: skip
+    resume.check_text(start, corpus.path, corpus.meta["fingerprint"])
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -297,23 +296,3 @@ def test_a_port_in_use_is_one_line(corpus_path):
     assert processes[0].returncode == 2 and len(error.splitlines()) == 1
     assert error.startswith("train.py: WORLD_SIZE=2") and "address already in use" in error
 
-
-@pytest.mark.slow
-def test_killed_ten_times_under_torchrun_it_ends_the_same(corpus_path, tmp_path):
-    fields = TINY | {"data": corpus_path, "total_tokens": 2000 * 256, "save_every": 100 * 256}
-    port = f"--master_port={free_port()}"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", port]
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for name in ("whole", "killed"):
-        argv = [str(ROOT / "train.py"), *argv_of(fields), f"--out={tmp_path / name}", "--resume"]
-        environment, rng = os.environ | {"OMP_NUM_THREADS": "1"}, random.Random(0)
-        job = subprocess.Popen([*torchrun, "--max_restarts=20", *argv], env=environment, **quiet)
-        for _ in range(10 if name == "killed" else 0):
-            time.sleep(rng.uniform(4, 9))
-            children = ["pgrep", "-P", str(job.pid)]
-            workers = subprocess.run(children, capture_output=True, text=True).stdout.split()
-            if workers and job.poll() is None:
-                os.kill(int(rng.choice(workers)), signal.SIGKILL)
-        assert job.wait(timeout=600) == 0
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")

@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ import train
 from model import GPT, PRESETS
 from tools import devices
 
-ROOT = Path(train.__file__).parent
 SMALL = dict(n_layer=2, n_embd=64, n_head=4, n_ffn=128, seq_len=64, batch_size=4, device="cpu")
 MOE = dict(n_expert=8, n_expert_active=2)
 
@@ -106,30 +101,6 @@ def test_a_block_is_one_graph_for_all_batches(shape):
         state.optimizer.step()
         state.optimizer.zero_grad()
     assert counter.frame_count == 2  # blocks, which are alike, and the loss
-
-
-STEP = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import train
-from torch._dynamo.utils import counters
-train.main(sys.argv[1:])
-print("cache", *(counters["inductor"][f"fxgraph_cache_{{what}}"] for what in ("hit", "miss")))
-"""
-
-
-@pytest.mark.slow  # compiles twice
-def test_another_learning_rate_or_batch_size_starts_from_the_cache(corpus_path, tmp_path):
-    fields = SMALL | dict(data=corpus_path, warmup_tokens=0, schedule="wsd", total_tokens=2048)
-    flags = [f"--{k}={v}" for k, v in fields.items()]
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    seen = []
-    for out, *more in ("a", "--lr=0.01"), ("b", "--batch_size=8", "--micro_batch_size=4"):
-        argv = [sys.executable, "-c", STEP, *flags, "--compile", f"--out={tmp_path / out}", *more]
-        done = subprocess.run(argv, env=os.environ | cache, capture_output=True, check=True)
-        seen.append([int(n) for n in done.stdout.splitlines()[-1].split()[1:]])
-    (_, misses), (hits, more_misses) = seen
-    assert misses > 0 and hits > 0 and more_misses == 0
 
 
 class NoReads(TorchDispatchMode):

@@ -263,13 +263,6 @@ def test_the_gradient_is_clipped_to_its_norm(corpus):
     assert moved[0.0] == pytest.approx(norm.item(), rel=1e-3)
 
 
-def test_crossed_says_which_step_reached_a_multiple():
-    assert [train.crossed(100, tokens, 30) for tokens in (30, 90, 120, 150, 180, 210)] == [
-        False, False, True, False, False, True,
-    ]  # fmt: skip
-    assert train.crossed(100, 100, 50) and not train.crossed(100, 150, 50)
-
-
 # -- configuration -----------------------------------------------------------------------------
 
 

@@ -124,11 +124,6 @@ def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name:
         parser.add_argument(f"--{f.name}", help=text, default=argparse.SUPPRESS, **how)
 
 
-def typed_fields(args: argparse.Namespace, config: type) -> dict:
-    """The config fields among parsed arguments: only those that the user typed."""
-    return {f.name: vars(args)[f.name] for f in dataclasses.fields(config) if f.name in vars(args)}
-
-
 def whole_number(text: str) -> int:
     """'2e9' and '2000000000' are the same number of tokens."""
     if text.lstrip("+-").isdigit():

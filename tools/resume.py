@@ -52,10 +52,23 @@ def branched_fields(saved: dict, typed: dict) -> dict:
     return fields | typed
 
 
-def plan(typed: dict, actions, may_change: set[str], shape: set[str], read, told: dict) -> tuple:
+def released(path: Path, config: dict, weights: dict) -> dict:
+    """Released weights as a checkpoint to branch from: no optimizer, no tokens, no corpus."""
+    return dict(path=str(path), config=config, model=weights, tokens=0, fingerprint=None)
+
+
+def check_text(start: dict | None, path, fingerprint: str) -> None:
+    """Raise ValueError if a checkpoint was trained on other text than that of this corpus."""
+    trained_on = start and start["fingerprint"]
+    if trained_on not in (None, fingerprint):
+        raise ValueError(f"--data {path}: fingerprint {fingerprint}, but the checkpoint was "
+                         f"trained on {trained_on}")  # fmt: skip
+
+
+def plan(typed: dict, actions, may_change: set, shape: set, reads: dict, read, told: dict) -> tuple:
     """--resume, --branch or neither -> (config fields, checkpoint to start from or None).
 
-    read: path -> checkpoint; released weights are one without an optimizer. told: see train.plan.
+    reads: schedules.READS. read: path -> checkpoint. told: see train.plan.
     A checkpoint of a parent is marked "branch". Raises ValueError or OSError.
     """
     out = Path(typed.get("out", ""))
@@ -76,7 +89,10 @@ def plan(typed: dict, actions, may_change: set[str], shape: set[str], read, told
         start["fingerprint"] = None  # any corpus will do
     if "optimizer" in start:
         check_shape(start, typed, shape | {"preset"})
-        return branched_fields(start, typed), start
+        fields = branched_fields(start, typed)
+        if "decay_tokens" not in reads[fields["schedule"]]:
+            fields["decay_data"] = typed.get("decay_data")
+        return fields, start
     if Path(start["path"]).is_file():
         raise ValueError(f"--branch {start['path']}: weights alone; choose a checkpoint in ckpt/")
     check_shape(start, typed, shape - {"seq_len"})

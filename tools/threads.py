@@ -1,4 +1,4 @@
-"""OpenMP's threads, on a machine with something else to do. Imported before torch, which reads the environment once.
+"""Let the threads of OpenMP sleep while they wait. Imported before torch, which reads this once.
 
 While torch's threads wait for each other they spin, by default for so long that one other busy
 process on the machine makes a training step many times slower. After GOMP_SPINCOUNT turns they
