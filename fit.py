@@ -345,6 +345,8 @@ def run(args) -> None:
     out = out.parent if out.is_file() else out
     curves = {run.name: read_metrics(run) for run in args.curves or []}
     for name in (name for name, lines in curves.items() if not lines):
+        raise ValueError(f"--curves {name}: no metrics in metrics.jsonl; give the folder of a run")
+    for name in (name for name, lines in curves.items() if not lines):
         raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
     paths = (args.folders, [args.against], [args.beyond], [*args.folders, args.beyond])
     records, others, beyond, _ = (read_records(p) if all(p) and p else [] for p in paths)

@@ -9,15 +9,17 @@ import data
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits
 
+
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Small documents with a little structure: a model can learn from them in seconds."""
     rng = random.Random(0)
     names = ["alpha", "beta", "gamma", "delta", "épsilon", "ζ"]
-    return [
-        "".join(f"def {rng.choice(names)}({rng.choice(names)}):\n    return {rng.randrange(10)}\n" for _ in range(rng.randrange(1, 40)))
-        for _ in range(300)
-    ]
+
+    def function() -> str:
+        return f"def {rng.choice(names)}({rng.choice(names)}):\n    return {rng.randrange(10)}\n"
+
+    return ["".join(function() for _ in range(rng.randrange(1, 40))) for _ in range(300)]
 
 
 @pytest.fixture(scope="session")

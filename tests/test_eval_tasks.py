@@ -36,7 +36,7 @@ def exported(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("exported"), random.Random(3)
     docs = itertools.chain(*harness.items().values())
     texts = [json.dumps(doc, ensure_ascii=False) for doc in docs]
-    train_tokenizer(folder / "tokenizer.json", texts, vocab_size=600)
+    train_tokenizer(folder / "tokenizer.json", texts, size=600)
     tokenizer = data.load_tokenizer(str(folder / "tokenizer.json"))
     torch.manual_seed(1)
     shape = dict(n_layer=2, n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, base_width=32)

@@ -249,7 +249,10 @@ def build(groups: list, name: str, out: Path, val_fraction: float, key: str | No
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
     building = out.with_name(f".{out.name}.{'partial' if key else os.getpid()}")
     progress = building / "progress.json"
-    building.mkdir(parents=True, exist_ok=True)
+    try:
+        building.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
     done = {"key": key, "groups": 0, "notes": {}, "train": 0, "val": 0}
     with lock(building):
         try:

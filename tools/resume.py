@@ -115,7 +115,8 @@ def begin(start: dict, cfg, planned: bool) -> dict:
     T = f"--total_tokens {cfg.total_tokens:,}"
     if cfg.total_tokens < tokens + cfg.batch_tokens:
         raise ValueError(f"{T}: the checkpoint has seen {tokens:,} already")
-    if planned and cfg.schedule == parent["schedule"] and cfg.total_tokens != parent["total_tokens"]:
+    same_schedule = cfg.schedule == parent["schedule"]
+    if planned and same_schedule and cfg.total_tokens != parent["total_tokens"]:
         raise ValueError(f"{T}: this {cfg.schedule} was planned for {parent['total_tokens']:,}; "
                          "train a new one or branch with --schedule wsd")  # fmt: skip
     decay_start = cfg.total_tokens - cfg.decay_tokens
