@@ -120,7 +120,8 @@ def benchmark(cfg: TrainConfig, corpus) -> str:
     achieved = timed[0][0].model.flops_per_token() * speed / world
     peak = devices.peak_flops(cfg.device)
     mfu = f": MFU {achieved / peak:.1%} of {peak / 1e12:.0f}" if peak else ""
-    return f"""{cfg.preset} on {describe(cfg)}; processes: {world}, threads: {torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    return f"""{cfg.preset} on {describe(cfg)}; processes: {world}, threads: {threads}
 step: median {median:.1f} ms, quartiles {low:.1f} and {high:.1f}, of {cfg.batch_tokens:,} tokens
 speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process{mfu}
 peak memory of a process: {peak_memory(cfg.device) / 2**30:.2f} GiB"""

@@ -6,7 +6,7 @@
     python train.py --out runs/a --resume                continue a stopped run
     python train.py --branch runs/a --decay_tokens 3e5   cool down a copy of a run from here
     python train.py --average --decay_tokens 0           average the weights instead of a decay
-    python train.py --branch DIR --data data/mine --lr 1e-4    start from a Granite folder
+    python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    released weights
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.

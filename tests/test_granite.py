@@ -137,7 +137,7 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, tmp_path, capsys)
     assert train.main(["--branch", "released", f"--data={corpus_path}", "--n_layer=3", "--lr=1e-4"]) == 2
     assert "--n_layer 3" in capsys.readouterr().err
     assert train.main(["--branch", "released", f"--data={corpus_path}"]) == 2
-    assert "released weights come without a learning rate" in capsys.readouterr().err
+    assert "released weights carry no learning rate" in capsys.readouterr().err
 
 
 def edit_config(**changes):

@@ -188,7 +188,7 @@ def test_a_branch_with_a_decay_mixture_is_the_separate_run(sources, tmp_path):
     assert train.main(["--branch", "trunk", "--decay_data", stage_2, "--total_tokens", "10240", "--decay_tokens", "2560", "--out", "branch"]) == 0
     a, b = everything(tmp_path / "branch"), everything(tmp_path / "separate")
     assert all(torch.equal(w, b["model"][name]) for name, w in a["model"].items())
-    assert a["record"]["past_data"] is None and a["record"]["fingerprint"] == b["record"]["fingerprint"]
+    assert a["record"]["fingerprint"] == b["record"]["fingerprint"]
 
 
 def test_a_branch_onto_new_data(sources, tmp_path, monkeypatch):
@@ -210,7 +210,9 @@ def test_a_branch_onto_new_data(sources, tmp_path, monkeypatch):
         n = data.n_sequences(data.open_corpus(Path(sources[name])).train, 32)
         assert index == data.shuffled(np.arange(len(index)), n, 0).tolist()
     record = read(tmp_path / "b" / "record.json")
-    assert record["past_data"] == f"{sources['web']}@9216" and record["data"] == new
+    stages = lambda run: torch.load(max((tmp_path / run / "ckpt").iterdir()), weights_only=True)["stages"]
+    past = [[0, sources["web"]], [9216, new]]
+    assert stages("b") == past and record["data"] == new
 
     for path in (tmp_path / "b" / "ckpt").iterdir():  # killed before its first checkpoint: again from the parent
         path.unlink()
@@ -219,9 +221,9 @@ def test_a_branch_onto_new_data(sources, tmp_path, monkeypatch):
     assert read(tmp_path / "b" / "record.json")["val_loss"] == record["val_loss"]
 
     assert train.main(["--branch", "b", "--total_tokens", "30720", "--out", "c"]) == 0  # longer, nothing else: its parent's past is its own
-    assert read(tmp_path / "c" / "record.json")["past_data"] == record["past_data"]
+    assert stages("c") == past
     assert train.main(["--branch", "b", "--data", sources["math"], "--total_tokens", "30720", "--out", "d"]) == 0
-    assert read(tmp_path / "d" / "record.json")["past_data"] == f"{sources['web']}@9216;{new}@18432"
+    assert stages("d") == past + [[18432, sources["math"]]]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,6 @@ def test_a_branch_onto_new_data(sources, tmp_path, monkeypatch):
         (["--data", "web", "--decay_data", "other/web"], "same name"),
         (["--data", "web", "--decay_data", "code", "--schedule", "constant"], "--decay_data"),
         (["--data", "web", "--decay_data", "code", "--decay_tokens", "0"], "--decay_data"),
-        (["--data", "web", "--past_data", "web"], "--past_data web"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(argv, says, sources, tmp_path, capsys):

@@ -283,7 +283,6 @@ def test_a_run_like_any_other(corpus_path, tmp_path, capsys):
     assert evaluation.validation_loss(loaded, evaluation.data.open_corpus(corpus_path))["val_loss"] == pytest.approx(record["val_loss"])
     assert train.main([*flags, "--out=boom", "--schedule=constant", "--lr=1e6", "--grad_clip=0"]) == 0
     assert json.loads((tmp_path / "boom" / "record.json").read_text())["diverged"]
-    assert train.main([*flags, "--benchmark"]) == 0
     capsys.readouterr()
     assert train.main([*flags, "--n_expert_active=9"]) == 2
     assert capsys.readouterr().err == "train.py: --n_expert_active 9: must be at most n_expert 8\n"
