@@ -6,7 +6,7 @@
     python train.py --out runs/a --resume                continue a stopped run
     python train.py --branch runs/a --decay_tokens 3e5   cool down a copy of a run from here
     python train.py --average --decay_tokens 0           average the weights instead of a decay
-    python train.py --branch DIR --data data/mine --lr 1e-4    start from a Granite folder
+    python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    released weights
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import mup
 from eval import check_corpus, sample, validation_loss
-from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model
+from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
@@ -184,7 +184,7 @@ class Step(NamedTuple):
 def build(cfg: TrainConfig) -> State:
     """The model with its initial weights, the same on every device, and its optimizer."""
     torch.manual_seed(cfg.seed)
-    model = GPT(cfg).to(cfg.device)
+    model = new_model(cfg, cfg.device)
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
     adam = dict(betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
     optimizer = torch.optim.AdamW(groups, **adam)

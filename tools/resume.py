@@ -115,9 +115,9 @@ def begin(start: dict, cfg, planned: bool) -> dict:
     T = f"--total_tokens {cfg.total_tokens:,}"
     if cfg.total_tokens < tokens + cfg.batch_tokens:
         raise ValueError(f"{T}: the checkpoint has seen {tokens:,} already")
-    same_schedule = cfg.schedule == parent["schedule"]
-    if planned and same_schedule and cfg.total_tokens != parent["total_tokens"]:
-        raise ValueError(f"{T}: this {cfg.schedule} was planned for {parent['total_tokens']:,}; "
+    schedule, planned_for = parent.get("schedule"), parent.get("total_tokens")
+    if planned and cfg.schedule == schedule and cfg.total_tokens != planned_for:
+        raise ValueError(f"{T}: this {schedule} was planned for {planned_for:,}; "
                          "train a new one or branch with --schedule wsd")  # fmt: skip
     decay_start = cfg.total_tokens - cfg.decay_tokens
     if cfg.decay_tokens and decay_start < tokens:

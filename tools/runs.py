@@ -259,18 +259,19 @@ def announce(config: dict, start: dict | None, batch_tokens: int, epochs: dict) 
     read = ", ".join(f"{n:.2f} epochs of {name}" for name, n in epochs.items())
     begin = f"from {start['tokens']:,} " if start else ""
     compiled, (_, world) = "compiled" if config["compile"] else "eager", rank_and_world()
-    many, threads = f", {world} processes" if world > 1 else "", torch.get_num_threads()
+    many = f"{torch.get_num_threads()} threads" + f", {world} processes" * (world > 1)
     return (
         f"{config['out']}: {config['preset']} under {config['schedule']}, {begin}to "
         f"{config['total_tokens']:,} tokens, {batch_tokens:,} a step, {read}\n"
-        f"on {config['device']}, {config['dtype']}, {compiled}, {threads} threads{many}"
+        f"on {config['device']}, {config['dtype']}, {compiled}, {many}"
     )
 
 
 def last_words(record: dict | None, out: str) -> str:
     """How a run ended; None: it was stopped."""
     if record is None:
-        return f"stopped and saved; resume with: python train.py --out {shlex.quote(out)} --resume"
+        command = shlex.join(["python", "train.py", "--out", out, "--resume"])
+        return f"stopped and saved; continue with: {command}"
     if not record:  # another rank's
         return ""
     took = f"after {clock(record['seconds'])}; record and curve.png in {out}"
