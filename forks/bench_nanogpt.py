@@ -1,10 +1,10 @@
 """Side by side with nanoGPT on a CPU: step speed at equal shapes, and time to equal quality.
 
     git clone https://github.com/karpathy/nanoGPT
-    python tests/bench_nanogpt.py --nanogpt nanoGPT                 ratios of tokens per second
-    python tests/bench_nanogpt.py --nanogpt nanoGPT --compile       the same, both compiled
-    python tests/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16, beside theirs in float32 and bfloat16
-    python tests/bench_nanogpt.py --nanogpt nanoGPT --quality       time to nanoGPT's final held-out loss
+    python forks/bench_nanogpt.py --nanogpt nanoGPT                 ratios of tokens per second
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --compile       the same, both compiled
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16, beside theirs in float32 and bfloat16
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --quality       time to nanoGPT's final held-out loss
 
 Both take turns in one process, step by step, so that a machine that slows down slows both; printed
 is the median over the pairs. A ratio above 1 says that this project is faster.
