@@ -41,13 +41,13 @@ import torch
 from tqdm import tqdm
 
 import train
-from tools.config import add_flags, fail, program_parser, typed_fields
+from tools.config import add_flags, fail, program_parser
 from tools.devices import pick_device, pick_dtype
 from tools.grids import EXPERIMENTS, GRIDS, add_sweep_flags, change, check_belongs, check_typed
 from tools.records import identity, read_records, settings
 from tools.runs import append_to, lock, read_checkpoint, stop_request
 from tools.workers import deal, start_worker
-from train import PLANNED, READS, TrainConfig, make_config
+from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     add_sweep_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
-    typed = typed_fields(args, TrainConfig)
+    typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
     share = {} if args.decay_share is None else {"decay_share": args.decay_share}
     return args, typed | share
