@@ -61,7 +61,7 @@ def test_every_story_file_runs_and_says_how(name):
 
 
 # Today's sizes; the aim is 2,700, 2,500 and 5,000. They may fall and never rise.
-LIMITS = [(STORY, 3160), (TOOLS, 3560), (TESTS, 6300)]
+LIMITS = [(STORY, 3154), (TOOLS, 3540), (TESTS, 6287)]
 
 
 @pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests"])

@@ -2,8 +2,8 @@
 
 While torch's threads wait for each other they spin, by default for so long that one other busy
 process on the machine makes a training step many times slower. After GOMP_SPINCOUNT turns they
-sleep instead. Beside one busy process on two cores the default step took 127 ms instead of 175,
-and on quiet cores 48 ms instead of 46 (table in docs/speed.md). A value set by the user stays.
+sleep instead. Beside one busy process on two cores the default step took 127 ms instead of 175;
+on quiet cores the difference is within the noise (docs/speed.md). A value set by the user stays.
 """
 
 import os
