@@ -24,12 +24,13 @@ class Understood(Exception):
 def commands() -> list[str]:
     """FILE.py and its arguments, from lines of shell blocks and from code in the text."""
     lines = "\n".join([*BLOCKS, *INLINE]).replace("\\\n", " ").splitlines()
-    found = [re.split(LAUNCHER, line)[1] for line in lines if re.match(LAUNCHER, line)]
+    found = [re.sub(LAUNCHER, "", line) for line in lines if re.match(LAUNCHER, line)]
+    found = [line.partition(" #")[0].rstrip() for line in found]
     return [line for line in dict.fromkeys(found) if not re.search(SKIPPED, line)]
 
 
 def words_of(command: str) -> list[str]:
-    """As the shell splits them: variables, braces, ~ and comments."""
+    """As the shell splits them, with its variables, braces and ~."""
     script = "LIB=lib TORCH=torch; printf '%s\\0' " + command
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     return result.stdout.split("\0")[:-1]
