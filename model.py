@@ -69,6 +69,7 @@ class GPTConfig:
             ("n_kv_head", heads % self.n_kv_head, f"must divide n_head {heads}"),
             ("n_expert_active", active > experts, f"must be at most n_expert {experts}"),
             ("n_expert", experts and not active, "needs n_expert_active too"),
+            ("n_ffn", experts and self.n_ffn % 8, "must be a multiple of 8 with experts"),
         ):
             if wrong:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: {rule}")

@@ -69,7 +69,6 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
 
 
-SCHEDULES = ("power", "wsd", "cosine", "constant")  # each has a branch in make_schedule
 PLANNED = ("cosine",)  # must be told the end of the run from the first step
 READS = {  # schedule -> the fields of a TrainConfig that it reads, besides total_tokens
     "power": {"power_a", "power_b", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape"},
@@ -77,6 +76,7 @@ READS = {  # schedule -> the fields of a TrainConfig that it reads, besides tota
     "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},
     "constant": {"lr", "warmup_tokens"},
 }
+SCHEDULES = tuple(READS)
 PAPER_SEQ_LEN = 4096  # tokens; the paper counts batches in sequences of this length
 
 
