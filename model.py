@@ -1,10 +1,10 @@
-"""A GPT under muP: the paper's models, dense and MoE, from a laptop's size to 3.5B parameters.
+"""A GPT under muP, dense or MoE, in the sizes of the paper and in two for laptops.
 
 The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and no biases.
 muP adds four multipliers, marked "muP" in the code. Three are in the paper's Table 1, and the
 division of the logits comes from IBM's code. Read `Attention` and then down to `GPT.forward`.
 
-    python model.py                           list the paper's models with counted parameters
+    python model.py                           list the models with counted parameters
     python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
 """
 
@@ -94,9 +94,9 @@ def rope_table(cfg: GPTConfig) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotary position embedding in float32: x [B, T, heads, D], rope [2, T, 1, D]."""
+    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1, D]."""
     cos, sin = rope
-    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); rolling by D/2 swaps the halves
+    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Rolling by D/2 swaps the halves.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -181,7 +181,7 @@ class GPT(nn.Module):
         if not cfg.tie_embeddings:
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
-        self.recompute = False  # True: keep only the blocks' inputs for the backward pass
+        self.recompute = False  # True keeps only the inputs of blocks for the backward pass
         if not self.embed.weight.is_meta:
             mup.init_weights(self, mup.rules(cfg))
 
@@ -190,7 +190,7 @@ class GPT(nn.Module):
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0
         end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
-            raise ValueError(f"{end} tokens are more than the model's seq_len {self.cfg.seq_len}")
+            raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
         x = self.embed(idx) * self.cfg.m_emb  # muP
         rope, routings = self.rope[:, start:end], []
         for block, past in zip(self.blocks, cache or [None] * self.cfg.n_layer):
@@ -228,14 +228,14 @@ class GPT(nn.Module):
 
     def flops_per_token(self) -> float:
         """Operations per token at full seq_len. A weight of a matrix costs 6, as a multiply-add is
-        2 and backward costs twice the forward. The causal half of attention is added."""
+        2 and backward costs twice the forward. The second term is the causal half of attention."""
         cfg = self.cfg
         matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=None) -> Tensor:
-        """idx [B, T >= 1] -> idx and its continuation [B, T + max_new_tokens], greedy at 0."""
+        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
         seq_len, cache = self.cfg.seq_len, [{} for _ in self.blocks]
         for _ in range(max_new_tokens):
             if idx.shape[1] > seq_len:  # all positions shift, which makes the cache useless
@@ -246,8 +246,10 @@ class GPT(nn.Module):
             if top_k is not None:
                 worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < worst, -math.inf)
-            best, p = logits.argmax(-1, keepdim=True), logits.softmax(-1)
-            new = torch.multinomial(p, 1) if temperature else best  # [B, 1]
+            if temperature:
+                new = torch.multinomial(logits.softmax(-1), 1)  # [B, 1]
+            else:
+                new = logits.argmax(-1, keepdim=True)
             idx = torch.cat((idx, new), dim=1)
         return idx
 
@@ -273,7 +275,7 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
-    dtype is of the weights, by default as saved. They are mapped from the file and not copied.
+    dtype is of the weights, by default as saved. We map them from the file instead of a copy.
     Raises FileNotFoundError or ValueError if there is no checkpoint that can be read.
     """
     path = Path(path)
@@ -290,7 +292,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
         raise ValueError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
-    del weights  # so that a tensor can be freed as soon as it is converted
+    del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(cfg)  # stays float32
     return model.to(device).eval()
@@ -331,7 +333,7 @@ def print_table() -> None:
         active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
         flags = " ".join(f"{field}={value}" for field, value in shape.items())
         print(f"{name:<12}{model.n_params():14,d}{active:15,d}{gflop:9.3g}  {flags}")
-    print("active: parameters used by one token; GFLOP: of one token, forward and backward")
+    print("active is what one token uses, GFLOP what it costs forward and backward")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -82,15 +82,6 @@ def test_empty_experts_and_one_that_takes_everything(k):
         assert (grad[k:] == 0).all() and (grad[:k] != 0).any(-1).any(-1).all()
 
 
-def test_grouped_products_are_the_loop():
-    layer = layer_of(n_expert=6, k=3, dtype=torch.float32)
-    x = torch.randn(4, 7, 16, requires_grad=True)
-    outputs = [layer(x, way)[0] for way in (moe.grouped, moe.loop)]
-    results = [(y, *gradients(y, x, *layer.parameters())) for y in outputs]
-    assert results[0][0].shape == x.shape
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results))
-
-
 def test_the_router_keeps_float32_where_the_rest_is_bfloat16():
     layer = layer_of(dtype=torch.float32)
     x = torch.randn(50, 16)

@@ -57,7 +57,7 @@ def read_json(file: Path) -> dict:
 
 
 def read_config(path: Path) -> dict:
-    """The fields of a GPTConfig, from the folder's config.json.
+    """The fields of a GPTConfig, from config.json.
 
     It lacks m_width, which training needs. In the released models m_width is logits_scaling.
     Raises ValueError for a damaged file or an architecture different from ours.
@@ -90,7 +90,7 @@ def weight_files(path: Path) -> list[Path]:
 def read_weights(path: Path, names) -> dict[str, Tensor]:
     """The weights of a folder under our names, mapped from the files and not yet read.
 
-    names: of the parameters of our model. Unknown tensors keep the name that they have in the file.
+    names: all our parameters. A tensor that is none of them keeps its name.
     Raises FileNotFoundError or ValueError if a file is missing or damaged.
     """
     ours, weights = {granite_name(name): name for name in names}, {}
@@ -120,7 +120,7 @@ def describe(fields: dict, dtype: str, eot: int) -> dict:
 def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]) -> None:
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
-    eot: id of end-of-text. texts: further files, name -> content, such as the tokenizer's.
+    eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
     Raises FileExistsError if `to` exists, OSError if it cannot be written.
     """
     if to.exists():
