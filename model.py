@@ -1,16 +1,17 @@
-"""A GPT under muP: the paper's models, dense and MoE, from a laptop's size to 3.5B parameters.
+"""A GPT under muP, dense or MoE, in the sizes of the paper and in two for laptops.
 
-The block is Llama's: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases. muP
-adds four multipliers, each marked "muP" where it is applied: three from the paper's Table 1, and
-the division of the logits from IBM's code. Read `Attention` and then down to `GPT.forward`.
+The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and no biases.
+muP adds four multipliers, marked "muP" in the code. Three are in the paper's Table 1, and the
+division of the logits comes from IBM's code. Read `Attention` and then down to `GPT.forward`.
 
-    python model.py                           the paper's models, their parameters counted
-    python model.py --export runs/a --to DIR  a run in the format of the released models (Granite)
+    python model.py                           list the models with counted parameters
+    python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
 """
 
 import dataclasses
 import math
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from tools.runs import newest_checkpoint, read_checkpoint
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model. A None is replaced by the value that its help names."""
+    """The shape of a model. The default None stands for the value that the help names."""
 
     n_layer: int = option(help="transformer blocks", above=0)
     n_embd: int = option(help="width of the residual stream", above=0)
@@ -39,14 +40,14 @@ class GPTConfig:
     vocab_size: int = option(help="rows of the embedding", above=1)
     n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
     n_ffn: int | None = option(None, "hidden width, MLP or expert (default: 2.5 n_embd)", above=0)
-    n_expert: int = option(0, "experts in each MoE layer; 0: a dense model", at_least=0)
+    n_expert: int = option(0, "experts in an MoE layer, or 0 for a dense model", at_least=0)
     n_expert_active: int = option(0, "experts per token", at_least=0)
 
     # muP (the paper's Table 1)
     base_width: int = option(256, "width at which m_width is 1", above=0)
     m_width: float | None = option(None, "width multiplier (default: n_embd / base_width)", above=0)
     m_emb: float = option(1.0, "multiplies the output of the embedding", above=0)
-    m_res: float = option(1.0, "multiplies each branch before the residual stream adds it", above=0)
+    m_res: float = option(1.0, "multiplies every residual branch", above=0)
     init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
     router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
     depth_init: bool = option(False, "initial output matrices / sqrt(2 n_layer), as in IBM's code")
@@ -63,14 +64,12 @@ class GPTConfig:
         experts, active = self.n_expert, self.n_expert_active
         fill_in(self, n_kv_head=heads, n_ffn=round(2.5 * width), m_width=width / self.base_width)
         fill_in(self, attention_multiplier=heads / width, logits_scaling=self.m_width)
-        by_8 = 8 if experts else 1  # grouped_mm needs rows of whole 16 bytes
         for flag, wrong, rule in (
             ("n_head", width % (2 * heads), f"must divide n_embd {width} into even parts"),
             ("n_kv_head", heads % self.n_kv_head, f"must divide n_head {heads}"),
             ("n_expert_active", active > experts, f"must be at most n_expert {experts}"),
             ("n_expert", experts and not active, "needs n_expert_active too"),
-            ("n_embd", width % by_8, "must be a multiple of 8 with experts"),
-            ("n_ffn", self.n_ffn % by_8, "must be a multiple of 8 with experts"),
+            ("n_ffn", experts and self.n_ffn % 8, "must be a multiple of 8 with experts"),
         ):
             if wrong:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: {rule}")
@@ -95,14 +94,14 @@ def rope_table(cfg: GPTConfig) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotary position embedding in float32: x [B, T, heads, D], rope [2, T, 1, D]."""
+    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1, D]."""
     cos, sin = rope
-    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); rolling by D/2 swaps the halves
+    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Rolling by D/2 swaps the halves.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Ends in the dtype of the matrix products that follow, so they share one conversion."""
+    """Convert once to the dtype of the matrix products that follow."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to(matmul_dtype(x))
@@ -139,7 +138,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: the gate decides how much of the other hidden layer passes."""
+    """SwiGLU, in which a gate decides how much of the other hidden layer passes."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -162,8 +161,8 @@ class Block(nn.Module):
         self.mlp = MoE(cfg) if cfg.n_expert else MLP(cfg)
 
     def forward(self, x: Tensor, rope: Tensor, cache: dict | None = None):
-        """x [B, T, C] -> [B, T, C], Routing or None."""
-        # muP: x + m_res * branch (as `alpha`, the factor needs no pass over memory of its own)
+        """x [B, T, C] -> [B, T, C], and the Routing of an MoE or None."""
+        # muP: x + m_res * branch, in one pass over memory
         x = torch.add(x, self.attn(self.attn_norm(x), rope, cache), alpha=self.m_res)
         y, routing = self.mlp(self.mlp_norm(x))
         return torch.add(x, y, alpha=self.m_res), routing
@@ -182,7 +181,7 @@ class GPT(nn.Module):
         if not cfg.tie_embeddings:
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
-        self.recompute = False  # True: keep only the blocks' inputs for the backward pass
+        self.recompute = False  # True keeps only the inputs of blocks for the backward pass
         if not self.embed.weight.is_meta:
             mup.init_weights(self, mup.rules(cfg))
 
@@ -191,14 +190,14 @@ class GPT(nn.Module):
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0
         end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
-            raise ValueError(f"{end} tokens are more than the model's seq_len {self.cfg.seq_len}")
+            raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
         x = self.embed(idx) * self.cfg.m_emb  # muP
         rope, routings = self.rope[:, start:end], []
-        for i, block in enumerate(self.blocks):
+        for block, past in zip(self.blocks, cache or [None] * self.cfg.n_layer):
             if self.recompute and torch.is_grad_enabled():
                 x, routing = checkpoint(block, x, rope, use_reentrant=False)
             else:
-                x, routing = block(x, rope, cache[i] if cache is not None else None)
+                x, routing = block(x, rope, past)
             routings.append(routing)
         return x, routings
 
@@ -207,57 +206,56 @@ class GPT(nn.Module):
         x = self.norm(x) / self.cfg.logits_scaling  # muP: logits / m_width, cheaper before the head
         return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.logits(x).flatten(0, 1)
-        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
-        return F.cross_entropy(logits.to(dtype), targets.flatten())
-
     def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         x, routings = self.hidden(idx, cache)
+        logits = self.logits(x)
         if targets is None:
-            return self.logits(x)
-        # one Routing for all layers: aux_loss and entropy [n_layer], load [n_layer, E]
+            return logits
+        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
+        loss = F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten())
+        # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer, E]
         routing = Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None
-        return self.loss(x, targets), routing
+        return loss, routing
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
     def n_active_params(self) -> int:
-        """Parameters that one token uses; a tied embedding counts, as the output head."""
+        """Parameters that one token uses. A tied embedding counts, since it is the output head."""
         cfg = self.cfg
         idle = cfg.n_layer * (cfg.n_expert - cfg.n_expert_active) * 3 * cfg.n_embd * cfg.n_ffn
         return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
 
     def flops_per_token(self) -> float:
-        """Operations per token at full seq_len: 6 per weight of a matrix, since a multiply-add is 2
-        and backward costs twice the forward; plus attention, of which the causal half counts."""
+        """Operations per token at full seq_len. A weight of a matrix costs 6, as a multiply-add is
+        2 and backward costs twice the forward. The second term is the causal half of attention."""
         cfg = self.cfg
         matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=None) -> Tensor:
-        """Continue the tokens idx [B, T >= 1] -> [B, T + max_new_tokens]; temperature 0 is greedy.
-        When the window of seq_len is full, its older half is forgotten and the rest read again."""
-        window, cache = idx[:, -self.cfg.seq_len :], None
+        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
+        seq_len, cache = self.cfg.seq_len, [{} for _ in self.blocks]
         for _ in range(max_new_tokens):
-            if window.shape[1] > self.cfg.seq_len:
-                window, cache = window[:, -(self.cfg.seq_len // 2 + 1) :], None
-            unread = window[:, -1:] if cache else window
-            cache = cache or [{} for _ in self.blocks]
-            logits = self(unread, cache=cache)[:, -1].float() / (temperature or 1)  # [B, V]
+            if idx.shape[1] > seq_len:  # all positions shift, which makes the cache useless
+                logits = self(idx[:, -seq_len:])
+            else:
+                logits = self(idx[:, -1:] if cache[0] else idx, cache=cache)
+            logits = logits[:, -1].float() / (temperature or 1)  # [B, V]
             if top_k is not None:
                 worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < worst, -math.inf)
-            best, p = logits.argmax(-1, keepdim=True), logits.softmax(-1)
-            new = torch.multinomial(p, 1) if temperature else best  # [B, 1]
-            idx, window = torch.cat((idx, new), dim=1), torch.cat((window, new), dim=1)
+            if temperature:
+                new = torch.multinomial(logits.softmax(-1), 1)  # [B, 1]
+            else:
+                new = logits.argmax(-1, keepdim=True)
+            idx = torch.cat((idx, new), dim=1)
         return idx
 
 
 def empty_model(cfg: GPTConfig) -> GPT:
-    """Shapes only, on the meta device: no memory and no random numbers, at any size."""
+    """Shapes only, on the meta device, which takes no memory and no random numbers."""
     with torch.device("meta"):
         return GPT(cfg)
 
@@ -277,44 +275,37 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
-    dtype: of the weights (default: as saved). They are mapped from the file, never twice in memory.
-    Raises FileNotFoundError or ValueError if there is no checkpoint, or none that can be read.
+    dtype is of the weights, by default as saved. We map them from the file instead of a copy.
+    Raises FileNotFoundError or ValueError if there is no checkpoint that can be read.
     """
     path = Path(path)
     if is_granite(path):
-        cfg, weights = read_granite(path)
+        cfg = GPTConfig(**granite.read_config(path))
+        weights = granite.read_weights(path, names=empty_model(cfg).state_dict())
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
         fields = {f.name for f in dataclasses.fields(GPTConfig)} & set(saved["config"])
         cfg = GPTConfig(**{name: saved["config"][name] for name in fields})
         weights = saved.pop("model")
     model = empty_model(cfg)
-    model.load_state_dict(weights, assign=True)
-    del weights  # so that a tensor can be freed as soon as it is converted
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
+        raise ValueError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
+    del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(cfg)  # stays float32
     return model.to(device).eval()
 
 
-def read_granite(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """A Granite folder -> its shape, and its weights under our names. Raises as load_model does."""
-    fields = granite.granite_config(path)
-    try:
-        cfg = GPTConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"{path / 'config.json'}: {error}") from None
-    shapes = {name: p.shape for name, p in empty_model(cfg).named_parameters()}
-    return cfg, granite.read_granite(path, shapes)
-
-
 def export_granite(model: GPT, to: Path, eot: int = 0, tokenizer: dict | None = None) -> None:
-    """Write a folder that transformers and load_model open; see granite.write_granite."""
+    """Write a folder that transformers and load_model open (see granite.write_folder)."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    granite.write_granite(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer or {})
+    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer or {})
 
 
-# The sizes of the paper: Table 2 (WSD search), Table 3 (Power search), Table 4 (1B and 3B), with
-# StarCoder's vocabulary. The two laptop models are ours, for bytes.
+# The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,
+# 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop models are ours, for bytes.
 _laptop = dict(n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128)
 _wsd = dict(vocab_size=49152, seq_len=4096)
 _power = dict(_wsd, init_std=0.1, m_emb=12)
@@ -331,32 +322,29 @@ PRESETS = {
     "PowerLM-3B":  dict(_power, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22),
     "PowerMoE-3B": dict(_moe,   n_layer=32, n_embd=1536, n_head=24, n_expert=40, m_res=0.22),
 }  # fmt: skip
-PRESETS["PowerLM-3B"]["m_width"] = 8.0  # 2304 / 256 is 9, but 8 is what the paper's table says
-PAPER_COUNTS = dict(zip(list(PRESETS)[2:], "12M 36M 121M 36M 1.2B 1.3B 3.5B 3.3B".split()))
+PRESETS["PowerLM-3B"]["m_width"] = 8.0  # as in the paper's table, although 2304 / 256 is 9
 
 
 def print_table() -> None:
-    """Print the presets and their parameters, as we count them and as the paper does."""
-    print(f"{'preset':<12}{'parameters':>13}{'paper':>6}{'active':>14}{'GFLOP':>8}  flags")
+    """Print the presets with their parameters, counted on empty models."""
+    print(f"{'preset':<12}{'parameters':>14}{'active':>15}{'GFLOP':>9}  flags")
     for name, shape in PRESETS.items():
         model = empty_model(GPTConfig(**shape))
-        active = model.n_active_params() - model.embed.weight.numel()
-        print(f"{name:<12}{model.n_params():13,d}{PAPER_COUNTS.get(name, ''):>6}{active:14,d}"
-              f"{model.flops_per_token() / 1e9:8.3g} ", *(f"{k}={v}" for k, v in shape.items()))
-    print("active: used by a token, without the embedding; GFLOP: of a token, both ways")
+        active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
+        flags = " ".join(f"{field}={value}" for field, value in shape.items())
+        print(f"{name:<12}{model.n_params():14,d}{active:15,d}{gflop:9.3g}  {flags}")
+    print("active is what one token uses, GFLOP what it costs forward and backward")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("model.py", __doc__)
-    parser.add_argument("--export", type=Path, metavar="RUN", help="a run or checkpoint to export")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder, with --export")
+    parser.add_argument("--export", type=Path, metavar="RUN", help="run or checkpoint to export")
+    parser.add_argument("--to", type=Path, metavar="DIR", default="exported", help="new folder")
     args = parser.parse_args(argv)
-    if not args.export and not args.to:
+    if args.export is None:
         print_table()
         return 0
-    if not args.export or not args.to:
-        return fail("model.py", "--export RUN and --to DIR: one is missing; give both")
-    import data  # a model knows nothing of text, but its tokenizer travels with it
+    import data
 
     try:
         model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)

@@ -1,15 +1,15 @@
-"""Learning-rate schedules: cosine, WSD and Power.
+"""The learning-rate schedules cosine, WSD and Power.
 
-A schedule is a function, tokens seen so far -> learning rate, without state. The paper's two
-schedules are one line each and differ in one word:
+A schedule is a function without state, from tokens seen to a learning rate. WSD and Power are one
+line and differ in one word:
 
     WSD   = decay(warmup(constant(lr), ...), ...)
     Power = decay(warmup(power_law(a, b, beta, lr_max), ...), ...)
 
-    python schedules.py        prints the three curves and draws the paper's Figure 1
+    python schedules.py        print the three curves and draw Figure 1 of the paper
 
-Units, everywhere in this project: n and all lengths are *tokens*; beta is the batch size in
-*sequences of 4096 tokens*. In these units a = 4.6, b = -0.51 is 0.0011 at n = 10T, beta = 1024.
+In this project n and all lengths are *tokens*, and beta is the batch size in *sequences of 4096
+tokens*. In these units a = 4.6, b = -0.51 is 0.0011 at n = 10T, beta = 1024.
 """
 
 import math
@@ -23,7 +23,7 @@ Schedule = Callable[[float], float]  # tokens seen -> learning rate of a paramet
 
 
 def constant(lr: float) -> Schedule:
-    """Hold `lr`: the stable phase of WSD (equation 2 of the paper)."""
+    """Hold `lr`, as in the stable phase of WSD (equation 2 of the paper)."""
     return lambda n: lr
 
 
@@ -31,7 +31,7 @@ def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
     """min(lr_max, beta * a * n^b), the paper's power learning rate (equation 7).
 
     By the fitted law, a WSD run of T tokens does best at learning rate beta * a * T^b. Power
-    replaces T with n: it always uses about the best learning rate for a run that ends soon.
+    replaces T with n, so it always uses about the best learning rate for a run that ends soon.
     """
     # b < 0, so the law is infinite at n = 0: start from the ceiling
     return lambda n: min(lr_max, beta * a * n**b) if n > 0 else lr_max
@@ -44,13 +44,13 @@ def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: f
 
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
-    """Rise linearly from 0 to the schedule's value at `warmup_tokens`, then follow the schedule."""
-    target = schedule(warmup_tokens)  # not lr_max: a small batch is below its ceiling by then
+    """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
+    target = schedule(warmup_tokens)  # a small batch may be below its ceiling by then
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
 DECAY_SHAPES = {  # share of the decay that is over -> share of the learning rate that is left
-    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # IBM's code; the paper has no formula
+    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # IBM's; the paper has no formula
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
     "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
@@ -60,7 +60,7 @@ DECAY_SHAPES = {  # share of the decay that is over -> share of the learning rat
 def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str) -> Schedule:
     """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and 8).
 
-    The power law stops at the start of the decay: there only the shape lowers the learning rate.
+    The power law stops at the start of the decay, where only the shape lowers the learning rate.
     """
     if decay_tokens == 0:
         return schedule
@@ -69,26 +69,26 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
 
 
-SCHEDULES = ("power", "wsd", "cosine", "constant")  # each has a branch in make_schedule
-PLANNED = ("cosine",)  # must be told the end of the run from the first step
+PLANNED = ("cosine",)  # need the end of the run from the first step
 READS = {  # schedule -> the fields of a TrainConfig that it reads, besides total_tokens
     "power": {"power_a", "power_b", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape"},
     "wsd": {"lr", "warmup_tokens", "decay_tokens", "decay_shape"},
     "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},
     "constant": {"lr", "warmup_tokens"},
 }
-PAPER_SEQ_LEN = 4096  # tokens; the paper counts batches in sequences of this length
+SCHEDULES = tuple(READS)
+PAPER_SEQ_LEN = 4096  # tokens
 
 
 def paper_batch_size(batch_tokens: float) -> float:
-    """beta: the batch size in sequences of 4096 tokens, for sequences of any length."""
+    """beta, the batch size in sequences of 4096 tokens, for sequences of any length."""
     return batch_tokens / PAPER_SEQ_LEN
 
 
 def make_schedule(cfg) -> Schedule:
     """The schedule of a TrainConfig. Raises ValueError if warmup and decay do not fit into the run.
 
-    A step uses its value at the middle of the step, n0 + batch_tokens / 2: no step has learning
+    A step uses its value at the middle of the step, n0 + batch_tokens / 2. So no step has learning
     rate 0, and the curve does not shift with the batch size.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
@@ -112,7 +112,7 @@ def best_lr(T: float, batch: float) -> float:
 
 
 def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
-    """The paper's sweep settings: 1B tokens of warmup, the last 10% decay; best_lr where needed."""
+    """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the last 10%."""
     lr = best_lr(T, batch)
     return {
         "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     from tools import figures
 
-    T, batch = 32e9, 128  # one cell of the paper's Table 2
+    T, batch = 32e9, 128  # from the grid in Table 2
     curves = paper_curves(T, batch)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):

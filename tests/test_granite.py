@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -17,21 +16,16 @@ import train
 from model import GPT, load_model
 
 HALF = torch.bfloat16
-CASES = {  # of a random checkpoint: what differs from the defaults of `save_random`
-    "gqa 1": dict(heads=2, kv=2), "gqa 2, tied": dict(heads=4, kv=2, tied=True),
-    "gqa 4, shards": dict(kv=1, shard="30KB"), "gqa 8, bf16": dict(heads=8, kv=1, dtype=HALF),
-    "old spelling": dict(old=True), "MoE": dict(experts=(4, 2)),
+CASES = {  # of a random checkpoint, as differences from the defaults of `save_random`
+    "kv 1, shards": dict(kv=1, shard="30KB"), "kv 2, tied": dict(tied=True),
+    "kv 4, bf16": dict(kv=4, dtype=HALF), "old spelling": dict(old=True),
     "MoE, tied, shards": dict(experts=(5, 3), tied=True, shard="20KB"),
-    "MoE, bf16, newer names": dict(experts=(8, 1), dtype=HALF, newer=True),
-}  # fmt: skip
-NEWER = {
-    "input_linear.weight": "experts.gate_up_proj", "output_linear.weight": "experts.down_proj",
-    "router.layer": "router",
+    "MoE, bf16": dict(experts=(8, 1), dtype=HALF),
 }  # fmt: skip
 
 
-def save_random(folder: Path, seed=0, heads=4, kv=2, tied=False, shard="1GB", dtype=torch.float32,
-                old=False, newer=False, experts=None) -> Path:  # fmt: skip
+def save_random(folder: Path, seed=0, kv=2, tied=False, shard="1GB", dtype=torch.float32,
+                old=False, experts=None) -> Path:  # fmt: skip
     """A checkpoint with random weights and fractional multipliers, written by transformers."""
     import transformers
 
@@ -41,7 +35,7 @@ def save_random(folder: Path, seed=0, heads=4, kv=2, tied=False, shard="1GB", dt
         kind = "GraniteMoe"
         more = dict(num_local_experts=experts[0], num_experts_per_tok=experts[1])
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=heads * 8, intermediate_size=24, num_hidden_layers=2, num_attention_heads=heads,
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=kv, vocab_size=151, max_position_embeddings=96,
         rms_norm_eps=rng.choice([1e-5, 1e-6]), tie_word_embeddings=tied,
         embedding_multiplier=rng.uniform(0.5, 12), residual_multiplier=rng.uniform(0.1, 1.3),
@@ -57,9 +51,6 @@ def save_random(folder: Path, seed=0, heads=4, kv=2, tied=False, shard="1GB", dt
         config["torch_dtype"] = config.pop("dtype")
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         (folder / "config.json").write_text(json.dumps(config))
-    if newer:  # the names that transformers 5 has in memory
-        rename = lambda name: re.sub("|".join(NEWER), lambda match: NEWER[match[0]], name)
-        change_tensors(folder, lambda weights: {rename(name): w for name, w in weights.items()})
     return folder
 
 
@@ -88,15 +79,13 @@ def assert_same(ours: GPT, theirs) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_written_by_transformers(case, tmp_path):
-    how = CASES[case]
-    folder = save_random(tmp_path / "ours", seed=len(case), **how)
-    theirs = save_random(tmp_path / "theirs", seed=len(case), **how | {"newer": False})
+    folder = save_random(tmp_path / "granite", seed=len(case), **CASES[case])
     ours = load_model(folder, dtype=torch.float32)
     config = json.loads((folder / "config.json").read_text())
-    assert_same(ours, in_transformers(theirs))
+    assert_same(ours, in_transformers(folder))
     assert ours.cfg.logits_scaling == ours.cfg.m_width == config["logits_scaling"]
     assert ours.cfg.m_emb == config["embedding_multiplier"]
-    assert next(load_model(folder).parameters()).dtype == how.get("dtype", torch.float32)
+    assert next(load_model(folder).parameters()).dtype == CASES[case].get("dtype", torch.float32)
     assert load_model(folder, dtype=HALF).rope.dtype == torch.float32
 
 
@@ -161,12 +150,9 @@ def edit_config(**changes):
     return apply
 
 
-def cut(share: float):
-    def apply(folder: Path) -> None:
-        content = (folder / "model.safetensors").read_bytes()
-        (folder / "model.safetensors").write_bytes(content[: int(len(content) * share)])
-
-    return apply
+def truncate(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
 def write(name: str, content: str):
@@ -180,18 +166,15 @@ def tensors(change):
 NORM, INDEX = "model.norm.weight", "model.safetensors.index.json"
 LOST = '{"weight_map": {"x": "model-00001.safetensors"}}'
 DAMAGES = {
-    "missing tensor": (tensors(lambda w: {k: v for k, v in w.items() if k != NORM}), NORM),
+    "missing tensor": (tensors(lambda w: {k: v for k, v in w.items() if k != NORM}), "norm.weight"),
     "extra tensor": (tensors(lambda w: w | {"model.extra": torch.ones(2)}), "model.extra"),
     "misshapen tensor": (tensors(lambda w: w | {NORM: torch.ones(3)}), "[3]"),
-    "truncated": (cut(0.6), "model.safetensors"), "half a header": (cut(0.01), "model.safetensors"),
+    "truncated": (truncate, "model.safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: no such file"),
     "other architecture": (edit_config(model_type="llama"), "'llama'"),
-    "unknown activation": (edit_config(hidden_act="gelu"), "hidden_act"),
     "scaled rope": (edit_config(rope_parameters={"rope_type": "yarn"}), "yarn"),
-    "impossible": (edit_config(num_attention_heads=5, head_dim="gone"), "--n_head 5"),
     "no size": (edit_config(hidden_size="gone"), "hidden_size"),
     "not JSON": (write("config.json", '{"model_type": "granite",'), "config.json"),
-    "bad index": (write(INDEX, "{}"), "index.json"),
     "lost shard": (write(INDEX, LOST), "model-00001.safetensors"),
     "no tokenizer": (lambda f: None, "tokenizer.json"),
 }  # fmt: skip
@@ -214,9 +197,9 @@ def test_damaged_folders_are_refused_in_one_line(damage, tmp_path, capsys):
 
 def test_a_failed_export_leaves_nothing(runs, tmp_path, monkeypatch, capsys):
     run = str(runs / "dense")
-    wrong = [["--export", run], ["--to", "x"], ["--export", "nowhere", "--to", "x"]]
-    for argv in [*wrong, ["--export", run, "--to", "/proc/no/x"]]:
-        assert model_file.main(argv) == 2 and len(capsys.readouterr().err.splitlines()) == 1
+    for source, to in (("nowhere", "x"), (run, "/proc/no/x")):
+        assert model_file.main(["--export", source, "--to", to]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")

@@ -1,20 +1,18 @@
 """The MoE layer against a deliberately dumb loop, and the MoE model against transformers."""
 
-import dataclasses
 import json
 import math
 import random
 
 import pytest
 import torch
-from test_model import TINY, granite_twin
-from test_model import tiny as tiny_model
+from test_model import TINY
 
 import model as model_file
 import moe
 import mup
 import train
-from model import GPT, PRESETS, GPTConfig, empty_model
+from model import GPT, GPTConfig
 
 
 def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64, seed=0) -> moe.MoE:
@@ -84,15 +82,6 @@ def test_empty_experts_and_one_that_takes_everything(k):
         assert (grad[k:] == 0).all() and (grad[:k] != 0).any(-1).any(-1).all()
 
 
-def test_grouped_products_are_the_loop():
-    layer = layer_of(n_expert=6, k=3, dtype=torch.float32)
-    x = torch.randn(4, 7, 16, requires_grad=True)
-    outputs = [layer(x, way)[0] for way in (moe.grouped, moe.loop)]
-    results = [(y, *gradients(y, x, *layer.parameters())) for y in outputs]
-    assert results[0][0].shape == x.shape
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results))
-
-
 def test_the_router_keeps_float32_where_the_rest_is_bfloat16():
     layer = layer_of(dtype=torch.float32)
     x = torch.randn(50, 16)
@@ -119,7 +108,7 @@ def test_repeats_are_bit_identical():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiles_to_one_graph_that_new_routing_does_not_change():
+def test_compiles_to_one_graph_for_any_routing():
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -133,15 +122,6 @@ def test_compiles_to_one_graph_that_new_routing_does_not_change():
             results.append([y, *routing, *grads])
         assert all(torch.equal(a, b) for a, b in zip(*results))
     assert counter.frame_count == 1
-
-    layer.float()  # on a CPU the loop runs between two graphs; new groups do not make new graphs
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled, counts = torch.compile(layer, backend=counter), []
-    for _ in range(3):
-        x = torch.randn(12, 16)
-        assert torch.allclose(compiled(x)[0], layer(x)[0], atol=1e-6)
-        counts.append(counter.frame_count)
-    assert len(set(counts)) == 1
 
 
 # -- the auxiliary loss ----------------------------------------------------------------------------
@@ -170,53 +150,6 @@ def test_auxiliary_loss_is_its_formula():
         assert (ours - theirs).abs().max() <= 1e-9
     assert not routing.load.requires_grad and not routing.entropy.requires_grad
     assert torch.autograd.grad(routing.aux_loss, layer.experts_in, allow_unused=True) == (None,)
-
-
-def test_balanced_routing_costs_one():
-    scores = torch.eye(4, dtype=torch.float64).repeat(3, 1) * 2
-    scores -= scores.logsumexp(-1, keepdim=True)  # so that the second term is 0
-    routing = moe.routing(scores, torch.tensor([3, 6, 9, 12], dtype=torch.int32))
-    assert routing.aux_loss.item() == pytest.approx(1, abs=1e-12)
-    assert routing.load.tolist() == [0.25] * 4
-
-
-# -- in the model ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", range(4))
-def test_logits_equal_transformers_granite_moe(case):
-    rng = random.Random(case)
-    n_expert = rng.randint(2, 10)
-    model = tiny_model(
-        n_layer=rng.randint(1, 3), n_ffn=8 * rng.randint(1, 8), n_expert=n_expert,
-        n_expert_active=rng.randint(1, n_expert), m_emb=rng.uniform(0.5, 12),
-        m_res=rng.uniform(0.1, 1.3), logits_scaling=rng.uniform(0.5, 9), tie_embeddings=case > 0,
-    )  # fmt: skip
-    idx = torch.randint(model.cfg.vocab_size, (3, 16))
-    with torch.no_grad():
-        ours, theirs = model(idx), granite_twin(model)(idx).logits
-    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-
-
-COUNTS = {  # parameters, active ones without the embedding, GFLOP per token
-    "1B-moe": (1_334_625_280, 378_323_968, 3.18),
-    "PowerMoE-3B": (3_298_788_864, 807_372_288, 6.50),
-}
-
-
-@pytest.mark.parametrize("preset", COUNTS)
-def test_parameter_counts(preset):
-    cfg, (total, active, gflop) = GPTConfig(**PRESETS[preset]), COUNTS[preset]
-    model, untied = empty_model(cfg), empty_model(dataclasses.replace(cfg, tie_embeddings=False))
-    attention = 2 * cfg.n_embd**2 + 2 * cfg.n_embd * cfg.n_kv_head * 64
-    rest = attention + cfg.n_expert * cfg.n_embd + 2 * cfg.n_embd  # router and norms
-    layer = lambda experts: rest + experts * 3 * cfg.n_embd * cfg.n_ffn
-    embedding = cfg.vocab_size * cfg.n_embd
-    assert model.n_params() == total == cfg.n_layer * layer(cfg.n_expert) + embedding + cfg.n_embd
-    assert active == cfg.n_layer * layer(cfg.n_expert_active) + cfg.n_embd
-    assert model.n_active_params() == untied.n_active_params() == active + embedding
-    assert model.flops_per_token() == untied.flops_per_token()
-    assert model.flops_per_token() / 1e9 == pytest.approx(gflop, abs=0.005)
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -276,12 +209,10 @@ def test_a_run_logs_its_routing(corpus_path, tmp_path):
     assert record["n_params"] == n_params > 2 * record["n_active_params"]
 
 
-def test_main_checks_and_times(capsys, monkeypatch):
-    small = PRESETS["laptop-moe"] | dict(n_embd=32, n_ffn=16)
-    monkeypatch.setitem(PRESETS, "laptop-moe", small)
+def test_main_passes_and_fails_on_a_difference(capsys, monkeypatch):
     assert moe.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert out.count("pass  ") == 2 and all(w in out for w in ("grouped", "loop", "dense", " ms"))
+    assert out.count("pass  ") == 2 and "grouped" in out and "loop" in out
     monkeypatch.setattr(moe, "one_by_one", lambda layer, x: 1.01 * layer(x)[0])
     assert moe.main(["--device", "cpu"]) == 1 and "FAIL" in capsys.readouterr().out
     assert moe.main(["--device", "tpu"]) == 2
