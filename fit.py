@@ -231,45 +231,48 @@ def read_law(name: str) -> dict:
         raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
 
+def print_fits(records: list[dict]) -> None:
+    """Both fits with parabolas through 3, 5 and 7 rates; then a and b of the separate shapes."""
+    print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
+    print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
+    for window in (3, WINDOW, 7):
+        with contextlib.suppress(ValueError):  # too few rates for this window
+            again = minima(records, window)
+            one, other = joint_law(again), paper_law(again)
+            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
+    found = minima(records)
+    joint, own = joint_law(found), slopes(found)
+    first = next(iter(own))
+    for shape, a in joint.a_of.items():
+        print(f"{shape}: a = {a[0]:.3g}, its b {show(own[shape], 2)}")
+        if shape != first:
+            print(f"    a {show(a / joint.a_of[first], 2)} times that of {first}, "
+                  f"difference of b {show(own[shape] - own[first], 2)}")  # fmt: skip
+
+
 def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
     """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
     found, values = minima(records), law(records)
-    joint, own, points = joint_law(found), slopes(found), usable(found)
-    left_out = f", {len(found) - len(points)} of them left out: {reasons(found)}"
-    print(f"{len(records):,} runs, {len(found)} minima" + left_out * (len(points) < len(found)))
-    print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
-    print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
-    for window in (3, 5, 7):
-        with contextlib.suppress(ValueError):  # too few rates for this window
-            one, other = (fit(minima(records, window)) for fit in (joint_law, paper_law))
-            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
-    for name, *others in (("b", "the paper's -0.51", "Bjorck's -0.32"),
-                          ("q", "the paper's 1", "the square root's 0.5")):  # fmt: skip
-        low, high = values[f"{name}_interval"]
-        side = lambda x: "inside" if low <= float(x.split()[-1]) <= high else "outside"
-        said = ", ".join(f"{other} is {side(other)}" for other in others)
-        print(f"{name}, joint fit, {WINDOW} rates: {said}")
-    low, high = report.cost_beside(found, 1)
-    print(f"half the best measured learning rate costs {low:.3f} nats, twice that rate {high:.3f}")
-    first = next(iter(joint.a_of))
-    for shape, a in joint.a_of.items():
-        line = f"{shape}: a = {a[0]:.3g}" + f", its b {show(own[shape], 2)}" * (len(own) > 1)
-        if shape != first:
-            line += f"; a {show(a / joint.a_of[first], 2)} times that of {first}"
-            line += f", difference of b {show(own[shape] - own[first], 2)}"
-        print(line)
-    for m in minima(beyond):
+    points = usable(found)
+    print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
+    print_fits(records)
+    outside = minima(beyond)
+    for m in outside:
         report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
-    print(report.next_commands(records, lambda *cell: predict(values, *cell), values))
-    report.price(points, {}, out)
+    report.price(points)
+    draw(out, found, values, [m for m in outside if not m.why_not])
+    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
+    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png")
+
+
+def draw(out: Path, found: list[Minimum], values: dict, stars: list[Minimum]) -> None:
+    """Draw Figures 2, 3, 4 of the paper, and the law with cells outside the fit as stars."""
+    joint, points = joint_law(found), usable(found)
     report.draw_valleys(out / "valleys.png", found)
     report.draw_batches(out / "batch.png", points, values)
     laws = {shape: paper_law(found, shape) for shape in joint.a_of} | {"together": paper_law(found)}
     figures.draw_gamma(out / "gamma.png", best_three(points), laws)
-    stars = [m for m in minima(beyond) if not m.why_not]
     figures.draw_law(out / "law.png", points, values, band(joint, points, stars), stars)
-    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
-    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
 
 
 def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
@@ -335,32 +338,38 @@ def prediction(args) -> float:
     return predict(law, args.total_tokens, args.batch_size * args.seq_len)
 
 
+def report_curves(runs: list[Path], out: Path) -> None:
+    """Draw the losses of these runs. Raises OSError or ValueError."""
+    curves = {run.name: read_metrics(run) for run in runs}
+    for name, lines in curves.items():
+        if not lines:
+            raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
+    out.mkdir(parents=True, exist_ok=True)
+    figures.draw_curves(out / "curves.png", curves)
+    print(out / "curves.png")
+
+
 def run(args) -> None:
-    """Do what the command line asks for. Raises OSError or ValueError."""
+    """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
         return print(f"{prediction(args):.2g}")
-    if not args.folders and not args.curves:
+    if args.curves:
+        return report_curves(args.curves, args.out or Path("."))
+    if not args.folders:
         raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
-    out = args.out or [*args.folders, Path(".")][0]
+    records, beyond = read_records(args.folders, args.only), []
+    if args.against:
+        return report_difference(records, read_records([args.against], args.only))
+    if args.beyond:
+        beyond = read_records([args.beyond], args.only)
+        kinds = {(r["schedule"], r["standard"]) for r in records + beyond}
+        read_records([*args.folders, args.beyond], args.only)  # do their settings agree?
+        if kinds != {("wsd", False)}:
+            raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep")
+    out = args.out or args.folders[0]
     out = out.parent if out.is_file() else out
-    curves = {run.name: read_metrics(run) for run in args.curves or []}
-    for name in (name for name, lines in curves.items() if not lines):
-        raise ValueError(f"--curves {name}: no metrics in metrics.jsonl; give the folder of a run")
-    for name in (name for name, lines in curves.items() if not lines):
-        raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
-    paths = (args.folders, [args.against], [args.beyond], [*args.folders, args.beyond])
-    records, others, beyond, _ = (read_records(p) if all(p) and p else [] for p in paths)
-    kinds = {(r["schedule"], r["standard"]) for r in records + beyond}
-    if beyond and (others or kinds != {("wsd", False)}):
-        raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep itself")
     out.mkdir(parents=True, exist_ok=True)
-    if curves:
-        figures.draw_curves(out / "curves.png", curves)
-        print(out / "curves.png")
-    if others:
-        report_difference(records, others)
-    elif records:
-        report_records(records, out, beyond)
+    report_records(records, out, beyond)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -368,6 +377,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: the first folder)")
+    add("--only", action="append", default=[], metavar="FIELD=VALUE", help="leave out other runs")
     add("--against", type=Path, help="another sweep, to compare b and q with")
     add("--beyond", type=Path, help="a search outside the grid, to test the law on")
     add("--curves", type=Path, nargs="+", metavar="RUN", help="draw losses of runs, curves.png")
