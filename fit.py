@@ -3,23 +3,21 @@
     python fit.py runs/wsd-quick                             the law, law.json, figures
     python fit.py runs/wsd-quick --beyond runs/beyond-quick  does it hold at 4 times the longest T?
     python fit.py runs/wsd-a --against runs/wsd-b            how much b and q of two sweeps differ
-    python fit.py runs/compare-quick                         so also power-quick, transfer-quick
+    python fit.py runs/wsd-c --only weight_decay=0.1         one part of a sweep
+    python fit.py runs/compare-quick                         also power-quick, transfer-quick
     python fit.py --predict --total_tokens 10e12 --batch_size 1024         the paper's learning rate
     python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1           losses of any runs
 
-The procedure, fixed before the runs in results/ were made:
+We fixed this procedure before the runs in results/:
 
-1. A *cell* is a shape, a run length T and a batch size. Each seed's best learning rate is the
-   vertex of a parabola through loss against log lr at 5 rates: the best one measured and two on
-   each side, in steps of sqrt(2), or one on each side in a grid of steps of 2. A minimum is left
-   out, and counted, if it is the first or last of its rates, if one of the 5 diverged or is
-   missing, or if the vertex falls outside them. The fit is repeated with 3 and 7 rates.
+1. A *cell* is a shape, a run length T and a batch size. A minimum is the vertex of a parabola
+   through loss against log lr, for one cell and seed. It takes 5 learning rates in steps of
+   sqrt(2), with the best one in the middle, or 3 in steps of 2. We leave a minimum out, and count
+   it, if this is impossible, if one of them diverged, or if the vertex falls outside them.
 2. The joint fit: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
 3. The paper's fit: q = 1, so only gamma = lr / beta is left to explain, for the three batch sizes
-   with the lowest loss at each shape and T: log gamma = log a + b log T. (The paper averages the
-   three gammas before it takes the logarithm; we average logarithms.)
+   with the lowest loss at each shape and T: log gamma = log a + b log T.
 4. Intervals hold 95% of 2,000 bootstrap draws of seeds and cells, both at once, with replacement.
-   They include the noise between seeds and the distance of cells from a straight line.
 
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. In a notebook: fit.law(rows).
 """
@@ -36,7 +34,7 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import figures, report
-from tools.compare import TUNING, complete, loss_of, read_records, shape_of
+from tools.compare import TUNING, check_same_settings, complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
 from tools.records import read_metrics
 from tools.report import reasons
@@ -158,9 +156,9 @@ def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
     return own
 
 
-def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
-    """q = 1, the three best batch sizes of each shape and T, one a for all shapes (or for one)."""
-    points = [m for m in best_three(usable(found)) if shape in (None, m.shape)]
+def paper_law(found: list[Minimum]) -> Law:
+    """q = 1, the three best batch sizes of each shape and T, one a for all shapes."""
+    points = best_three(usable(found))
     log_a, b, q = regress(points, bootstrap(points), [{m.shape for m in points}], free_q=False).T
     return Law(2**log_a, b, q, {})
 
@@ -168,12 +166,9 @@ def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
 def usable(found: list[Minimum]) -> list[Minimum]:
     """The minima that are not left out. Raises ValueError if they cannot give a law."""
     points = [m for m in found if not m.why_not]
-    why = f" ({reasons(found)})" if len(points) < len(found) else ""
-    if not points:
-        raise ValueError(f"all {len(found)} minima are unusable{why}")
-    for name, what in (("T", "run length T"), ("beta", "batch size")):
-        if len({getattr(m, name) for m in points}) < 2:
-            raise ValueError(f"usable minima for one {what} only; a law needs two or more{why}")
+    if min(len({m.T for m in points}), len({m.beta for m in points})) < 2:
+        why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found)}"
+        raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
     return points
 
 
@@ -231,17 +226,33 @@ def read_law(name: str) -> dict:
         raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
 
+def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
+    """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
+    found, values, outside = minima(records), law(records), minima(beyond)
+    print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
+    print_fits(records)
+    for m in outside:
+        report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
+    points, stars = usable(found), [m for m in outside if not m.why_not]
+    report.price(points)
+    report.draw_valleys(out / "valleys.png", found)
+    report.draw_batches(out / "batch.png", points, values)
+    line = band(joint_law(found), points, stars)
+    figures.draw_law(out / "law.png", points, values, line, stars)
+    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
+    print(f"\n{out}: law.json, valleys.png, batch.png, law.png")
+
+
 def print_fits(records: list[dict]) -> None:
     """Both fits with parabolas through 3, 5 and 7 rates; then a and b of the separate shapes."""
     print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
     print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
     for window in (3, WINDOW, 7):
         with contextlib.suppress(ValueError):  # too few rates for this window
-            again = minima(records, window)
-            one, other = joint_law(again), paper_law(again)
-            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
-    found = minima(records)
-    joint, own = joint_law(found), slopes(found)
+            found = minima(records, window)
+            joint, paper = joint_law(found), paper_law(found)
+            print(f"{window:7d}  {show(joint.b):<25} {show(joint.q):<22} {show(paper.b)}")
+    joint, own = joint_law(minima(records)), slopes(minima(records))
     first = next(iter(own))
     for shape, a in joint.a_of.items():
         print(f"{shape}: a = {a[0]:.3g}, its b {show(own[shape], 2)}")
@@ -250,65 +261,41 @@ def print_fits(records: list[dict]) -> None:
                   f"difference of b {show(own[shape] - own[first], 2)}")  # fmt: skip
 
 
-def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
-    found, values = minima(records), law(records)
-    points = usable(found)
-    print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
-    print_fits(records)
-    outside = minima(beyond)
-    for m in outside:
-        report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
-    report.price(points)
-    draw(out, found, values, [m for m in outside if not m.why_not])
-    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
-    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png")
-
-
-def draw(out: Path, found: list[Minimum], values: dict, stars: list[Minimum]) -> None:
-    """Draw Figures 2, 3, 4 of the paper, and the law with cells outside the fit as stars."""
-    joint, points = joint_law(found), usable(found)
-    report.draw_valleys(out / "valleys.png", found)
-    report.draw_batches(out / "batch.png", points, values)
-    laws = {shape: paper_law(found, shape) for shape in joint.a_of} | {"together": paper_law(found)}
-    figures.draw_gamma(out / "gamma.png", best_three(points), laws)
-    figures.draw_law(out / "law.png", points, values, band(joint, points, stars), stars)
-
-
 def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
-    """The law's line and its interval over log2 T, at the points' middle batch size.
+    """The law's line and its interval over log2 T, at the middle batch size of the points.
 
     At beta = 1, far from the data, the different q of the draws would widen the band.
     """
     T = np.log2([m.T for m in points + beyond])
-    T, middle = np.linspace(T.min(), T.max(), 50), np.mean([math.log2(m.beta) for m in points])
-    lines = (np.log2(joint.a) + (joint.q - joint.q[0]) * middle)[:, None] + joint.b[:, None] * T
+    T = np.linspace(T.min(), T.max(), 50)
+    middle = np.mean([math.log2(m.beta) for m in points])
+    height = np.log2(joint.a) + (joint.q - joint.q[0]) * middle
+    lines = height[:, None] + joint.b[:, None] * T
     return T, lines[0], *np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
 
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
     """Print b and q of two sweeps in the cells and seeds that both have, and their differences."""
-    both = records, others
-    if len({r[0].get("fingerprint") for r in both}) > 1:
+    if records[0].get("fingerprint") != others[0].get("fingerprint"):
         raise ValueError("--against: a different corpus (the fingerprints of the records differ)")
     cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
-    ours, theirs = ({cell(m): m for m in minima(r) if not m.why_not} for r in both)
+    ours = {cell(m): m for m in minima(records) if not m.why_not}
+    theirs = {cell(m): m for m in minima(others) if not m.why_not}
     common = sorted(ours.keys() & theirs.keys())
-    one, other = (joint_law([some[cell] for cell in common]) for some in (ours, theirs))
-    warmup = " against ".join(f"{r[0].get('warmup_tokens', 0):,}" for r in both)
-    print(f"{len(common)} cells and seeds in both; warmup {warmup} tokens")
-    for name in ("b", "q"):
-        x, y = getattr(one, name), getattr(other, name)
+    one = joint_law([ours[cell] for cell in common])
+    other = joint_law([theirs[cell] for cell in common])
+    print(f"{len(common)} cells and seeds in both")
+    for name, x, y in (("b", one.b, other.b), ("q", one.q, other.q)):
         print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that differ only in a, and only in b; and the common a and b."""
-    names = ("power_a", "power_b")
-    center = {n: Counter(r[n] for r in records).most_common(1)[0][0] for n in names}
-    over_b, over_a = ([r for r in records if r[n] == center[n]] for n in names)
-    found = {"a": minima(over_a, of=lambda r: math.log2(r["power_a"]))}
-    return found | {"b": minima(over_b, of=lambda r: r["power_b"])}, center
+    most_common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
+    a, b = most_common("power_a"), most_common("power_b")
+    over_a = minima([r for r in records if r["power_b"] == b], of=lambda r: math.log2(r["power_a"]))
+    over_b = minima([r for r in records if r["power_a"] == a], of=lambda r: r["power_b"])
+    return {"a": over_a, "b": over_b}, {"power_a": a, "power_b": b}
 
 
 def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
@@ -362,9 +349,8 @@ def run(args) -> None:
         return report_difference(records, read_records([args.against], args.only))
     if args.beyond:
         beyond = read_records([args.beyond], args.only)
-        kinds = {(r["schedule"], r["standard"]) for r in records + beyond}
-        read_records([*args.folders, args.beyond], args.only)  # do their settings agree?
-        if kinds != {("wsd", False)}:
+        check_same_settings(records + beyond)
+        if {(r["schedule"], r["standard"]) for r in records + beyond} != {("wsd", False)}:
             raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep")
     out = args.out or args.folders[0]
     out = out.parent if out.is_file() else out

@@ -24,9 +24,7 @@ LINES = {
     "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
     "Power (fitted)": ("fitted", -0.5, False), "Power (fitted), averaged": ("fitted", -0.5, True),
     "WSD": ("wsd", 0, False), "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
-    "WSD, learning rate ∝ batch": ("wsd", 1, False),
     "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
-    "cosine, learning rate ∝ batch": ("cosine", 1, False),
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------
@@ -57,10 +55,7 @@ def complete(row: dict) -> dict:
         if not isinstance(value, (int, float)) or not (value > 0 or name == "power_b"):
             raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
     loss = row.get("val_loss")
-    if not isinstance(loss, (int, float, type(None))):
-        raise ValueError(f"a record has val_loss {loss!r}; it must be a number, or null (diverged)")
-    diverged = bool(row.get("diverged")) or loss is None or not math.isfinite(loss)
-    return row | {"diverged": diverged}
+    return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
 
 
 def shape_of(record: dict) -> str:
@@ -86,8 +81,7 @@ def only(records: list[dict], choice: str) -> list[dict]:
         value = text
     chosen = [r for r in records if r.get(name) == value]
     if not chosen:
-        values = ", ".join(sorted({str(r.get(name)) for r in records}))
-        raise ValueError(f"--only {choice}: no such records; {name} is {values}")
+        raise ValueError(f"--only {choice}: no such records; is it FIELD=VALUE?")
     return chosen
 
 
@@ -167,14 +161,6 @@ def tuned(records: list[dict], kind: str) -> tuple[float, str]:
     return best, f"{kind}: {KNOBS[kind]} {best:g}, best of {len(trials)}{edge}"
 
 
-def line_of(record: dict, chosen: dict, batch: int) -> list[str]:
-    """The lines that a run belongs to; chosen: kind -> tuned value, batch: where it was tuned."""
-    kind, ratio = kind_of(record), record["batch_size"] / batch
-    fits = lambda p: math.isclose(record[KNOBS[kind]], chosen[kind] * ratio**p, rel_tol=0.01)
-    asked = kind, bool(record.get("average"))
-    return [line for line, (k, p, averaged) in LINES.items() if (k, averaged) == asked and fits(p)]
-
-
 def baseline(records: list[dict]) -> dict:
     """{cell: {seed: loss}} of WSD at the best learning rate of seed 0, which searched the cell."""
     searched: dict = {}
@@ -200,10 +186,14 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
     chosen = {kind: value for kind, (value, _) in choices.items()}
     batch = next(r["batch_size"] for r in records if r["seed"] >= TUNING)
     lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in chosen}
-    for r in compared:
-        for line in line_of(r, chosen, batch):
-            loss = loss_of(r, "average_val_loss" if LINES[line][2] else "val_loss")
-            lines[line].setdefault(cell_of(r), {})[r["seed"]] = loss
+    for line, by_cell in lines.items():
+        kind, p, averaged = LINES[line]
+        for r in compared:
+            value = chosen[kind] * (r["batch_size"] / batch) ** p
+            same_kind = (kind_of(r), bool(r.get("average"))) == (kind, averaged)
+            if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.01):
+                loss = loss_of(r, "average_val_loss" if averaged else "val_loss")
+                by_cell.setdefault(cell_of(r), {})[r["seed"]] = loss
     lines["baseline"] = baseline(compared)
     seeds = {r["seed"] for r in compared}
     is_whole = lambda cell: all(by.get(cell, {}).keys() == seeds for by in lines.values())
@@ -231,45 +221,34 @@ def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.nda
 # ---------------------------------------------------------------------------------------------
 # The price of not knowing
 
-def mean_valleys(minima: list, at_least: int) -> dict:
-    """Cell -> log2 learning rates that all its seeds tried (`at_least` of them), mean losses."""
-    searched: dict = {}
-    for m in minima:
-        searched.setdefault((m.shape, m.T, m.batch_size), []).append(dict(m.points))
-    valleys = {}
-    for cell, seeds in searched.items():
-        x = sorted(set.intersection(*map(set, seeds)))
-        if len(x) >= at_least:
-            valleys[cell] = x, np.mean([[points[at] for at in x] for points in seeds], axis=0)
-    return valleys
-
-
 def price(minima: list) -> dict[str, np.ndarray]:
     """Return {rule: loss above the lowest measured one, for each cell}; minima: usable, of WSD.
 
-    A rule says what log2 of the learning rate depends on, linearly. We judge it in one cell with
-    constants fitted to all the others: we interpolate linearly between the losses measured there
-    (means over seeds). Outside the measured range, we use the endpoint's loss.
+    A rule gives log2 of the learning rate as a linear function of its features. We judge it in
+    one cell with constants fitted to all the others. Between the learning rates measured there we
+    interpolate their mean losses linearly; outside, we use the endpoint's loss.
     """
-    valleys = mean_valleys(minima, at_least=5)
-    minima = [m for m in minima if (m.shape, m.T, m.batch_size) in valleys]
-    log_T = [math.log2(m.T) for m in minima]
-    log_beta = np.array([math.log2(m.beta) for m in minima])
-    one_hot = lambda name: [[getattr(m, name) == x for m in minima] for x in
-                            sorted({getattr(m, name) for m in minima})]  # fmt: skip
-    ones = [1] * len(minima)
+    valleys: dict = {}
+    for m in minima:
+        valleys.setdefault((m.shape, m.T, m.batch_size), []).append(dict(m.points))
+    rates = {cell: sorted(set.intersection(*map(set, seeds))) for cell, seeds in valleys.items()}
+    minima = [m for m in minima if len(rates[m.shape, m.T, m.batch_size]) >= 5]
+    cells = [(m.shape, m.T, m.batch_size) for m in minima]
+    x, log_T, log_beta = np.array([(m.x, math.log2(m.T), math.log2(m.beta)) for m in minima]).T
+    one = np.ones(len(minima))
+    batches = [[m.batch_size == B for m in minima] for B in sorted({m.batch_size for m in minima})]
     rules = {  # name: (features, q if it is given)
-        "nothing": ([ones], 0), "T": (one_hot("T"), 0), "batch size": (one_hot("batch_size"), 0),
-        "T and batch size, ∝ batch": ([ones, log_T], 1),
-        "T and batch size, ∝ √batch": ([ones, log_T], 0.5),
-        "T and batch size, free exponents": ([ones, log_T, log_beta], 0),
+        "nothing": ([one], 0), "batch size": (batches, 0),
+        "T and batch size, ∝ √batch": ([one, log_T], 0.5),
+        "T and batch size, free exponents": ([one, log_T, log_beta], 0),
     }  # fmt: skip
     costs: dict = {rule: [] for rule in rules}
     for rule, (features, q) in rules.items():
-        X, y = np.array(features, dtype=float).T, np.array([m.x for m in minima]) - q * log_beta
-        for cell, (x, losses) in valleys.items():
-            here = np.array([(m.shape, m.T, m.batch_size) == cell for m in minima])
+        X, y = np.array(features, dtype=float).T, x - q * log_beta
+        for cell in dict.fromkeys(cells):
+            here = np.array([other == cell for other in cells])
             solution = np.linalg.lstsq(X[~here], y[~here], rcond=None)[0]
             log2_lr = (X @ solution + q * log_beta)[here][0]
-            costs[rule].append(np.interp(log2_lr, x, losses) - min(losses))
+            losses = [np.mean([seed[at] for seed in valleys[cell]]) for at in rates[cell]]
+            costs[rule].append(np.interp(log2_lr, rates[cell], losses) - min(losses))
     return {rule: np.array(cost) for rule, cost in costs.items()}

@@ -61,9 +61,9 @@ def color_of(name: str) -> str:
 
 
 def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> None:
-    """At most seven ticks of an axis in log2 units, from the first value in multiples of finest."""
+    """Label an axis in log2 units at six values or fewer, in multiples of `finest`."""
     low, high = min(values), max(values)
-    step = finest * max(1, math.ceil((high - low) / finest / 6 - 0.01))
+    step = finest * max(1, math.ceil((high - low) / finest / 5 - 0.01))
     at = np.arange(low, high + 0.01, step)
     axis.set_ticks(at, [text(2**x) for x in at])
 
@@ -84,7 +84,7 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
     low, high = ax.get_ylim()
     gap = 0.08 * (high - low)
     heights = push_apart([y for _, y, _ in ends.values()], gap)
-    ax.set_ylim(min([low, *(y - gap / 2 for y in heights)]), max([high, *(y + gap / 2 for y in heights)]))
+    ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
     for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
         where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center")
@@ -110,44 +110,34 @@ def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> 
     label_ends(ax, ends)
 
 
-def legend(owner, markers: dict, **where) -> None:
-    """Explain {text: (marker, color)}; owner: axes or a figure."""
-    from matplotlib.lines import Line2D
-
-    looks = dict(linestyle="none", markersize=5)
-    handles = [Line2D([], [], marker=m, color=c, label=s, **looks) for s, (m, c) in markers.items()]
-    return owner.legend(handles=handles, **where)
-
-
 # ---------------------------------------------------------------------------------------------
 # Schedules, the coordinate check, one run
 
 
 def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
     """Figure 1 of the paper, and below it two schedules at several run lengths and batch sizes."""
-    looks = {"cosine": dict(linestyle="--"), "wsd": {}, "power": dict(linewidth=2.4)}
+    looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
 
-    def draw(ax, name, total, batch, **more):
-        n, schedule = np.linspace(0, total, 2001), paper_curves(total, batch)[name]
+    def draw(ax, name: str, total: float, batch: int, **more) -> None:
+        schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
         look = looks[name] | dict(color=COLORS[name]) | more
         ax.plot(n / 1e9, [schedule(x) for x in n], **look)
 
-    lengths = (T / 4, T / 2, T)
+    lengths = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
+    batches = f"Power: batch size {batch // 2} and {batch * 2}"
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
         for name, label in (("power", "Power"), ("wsd", "WSD"), ("cosine", "cosine")):
             draw(top, name, T, batch, label=label)
-        for name, label in (("power", "Power"), ("cosine", "cosine")):
-            for total in lengths:
-                some = ", ".join(map(size, lengths)) if total == T else None
-                draw(bottom, name, total, batch, label=some and f"{label}: {some} tokens")
-        for other in (batch // 2, batch * 2):
-            draw(bottom, "power", T, other, linewidth=0.8)
-        bottom.lines[-1].set_label(f"Power: batch size {batch // 2} and {batch * 2}")
+        for name, label in (("power", f"Power: {lengths}"), ("cosine", f"cosine: {lengths}")):
+            draw(bottom, name, T, batch, label=label)
+            draw(bottom, name, T / 2, batch)
+            draw(bottom, name, T / 4, batch)
+        draw(bottom, "power", T, batch // 2, linewidth=0.8, label=batches)
+        draw(bottom, "power", T, batch * 2, linewidth=0.8)
         crossing = (4.6 / 4) ** (1 / -0.51)  # share of T at which 4 n^-0.51 falls to 4.6 T^-0.51
         text = f"below WSD's best learning\nrate after {crossing:.0%} of the run"
-        pointer = {"arrowstyle": "-", "linewidth": 0.8}
-        x, y = crossing * T / 1e9, best_lr(T, batch)
-        top.annotate(text, (x, y), (x, 0.0065), ha="center", arrowprops=pointer)
+        x, pointer = crossing * T / 1e9, dict(arrowstyle="-", linewidth=0.8)
+        top.annotate(text, (x, best_lr(T, batch)), (x, 0.0065), ha="center", arrowprops=pointer)
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
@@ -155,7 +145,7 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
             ax.set_ylabel("learning rate")
             ax.set_xlim(0, T / 1e9 * 1.02)
             ax.set_ylim(0, 0.0212)
-            ax.legend()
+            ax.legend(loc="upper right")
 
 
 def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None:
@@ -186,8 +176,7 @@ def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder: loss, learning rate, and of an MoE the load of its experts."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
     color = color_of(record["schedule"])
-    layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
-    with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
+    with figure(out / "curve.png", 3 + 1.6 * (1 + moe), 2 + moe, sharex=True) as axes:
         losses, rates = axes[:2]
         losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label="training batches")
         dots = dict(marker="o", markersize=4)
@@ -208,8 +197,9 @@ def draw_curve(out: Path, record: dict) -> None:
 
 
 def draw_experts(ax, lines: list[dict]) -> None:
-    names = {"max_load": "max load / mean", "aux_loss": "auxiliary loss", "router_entropy": "entropy"}
-    for (name, label), x, color in zip(names.items(), (0, 0.4, 0.75), PALETTE):
+    names = (0, "max_load", "max load / mean"), (0.4, "aux_loss", "auxiliary loss")
+    names += ((0.75, "router_entropy", "entropy"),)
+    for (x, name, label), color in zip(names, PALETTE):
         ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load: a line for each layer
         ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
@@ -244,6 +234,7 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
 
     panels: title, xlabel, log (of the x axis), groups {label: minima}.
     """
+    x: set = set()
     with figure(path, 3.75 * len(panels), len(panels), sharex=sharex) as axes:
         for ax, panel in zip(axes, panels):
             groups, colors = panel["groups"], shades(range(len(panel["groups"])))
@@ -253,10 +244,9 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
-            every = [p["groups"] for p in panels] if sharex else [groups]
-            found = [m for groups in every for some in groups.values() for m in some]
-            x = sorted({at for m in found for at, _ in m.points})
-            log_ticks(ax.xaxis, x, short) if panel["log"] else ax.set_xticks(x[1::4])
+            x |= {at for some in groups.values() for m in some for at, _ in m.points}
+            if panel["log"]:
+                log_ticks(ax.xaxis, x, short)
 
 
 def draw_valley(ax, found: list, color) -> float:
@@ -291,41 +281,16 @@ def draw_feet(ax, groups: dict, colors: list, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_minima(path: Path, lines: dict, title: str, xlabel: str, ylabel: str, *texts) -> None:
-    """Best values against T or batch size (the paper's Figures 3 and 6). texts: of log2 ticks."""
+def draw_batches(path: Path, lines: dict, title: str, xlabel: str) -> None:
+    """Figure 3 of the paper: the best learning rate against the batch size; log2 of both."""
     with figure(path, 3.6) as (ax,):
         draw_lines(ax, lines, [dict(color=color) for color in shades(range(len(lines))).values()])
+        log_ticks(ax.xaxis, [x for points in lines.values() for x in points], "{:.3g}".format)
+        every = [y for points in lines.values() for some in points.values() for y in some]
+        log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], short, finest=0.5)
         ax.set_title(title)
         ax.set_xlabel(xlabel)
-        ax.set_ylabel(ylabel)
-        log_ticks(ax.xaxis, [x for points in lines.values() for x in points], texts[0])
-        if texts[1:]:
-            every = [y for points in lines.values() for some in points.values() for y in some]
-            log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], texts[1], finest=0.5)
-
-
-def draw_gamma(path: Path, found: list, laws: dict) -> None:
-    """Figure 4 of the paper: gamma against T, for each shape and together.
-
-    found: the minima of the three best batch sizes. laws: {shape or "together": Law}.
-    """
-    gamma = lambda m: m.x - math.log2(m.beta)
-    colors = shades(m.batch_size for m in found)
-    T = np.log2(sorted({m.T for m in found}))
-    with figure(path, 2.1 * len(laws), len(laws), sharex=True, sharey=True) as panels:
-        for ax, (shape, law) in zip(panels, laws.items()):
-            some = [m for m in found if shape in (m.shape, "together")]
-            hues = [colors[m.batch_size] for m in some]
-            ax.scatter([math.log2(m.T) for m in some], [gamma(m) for m in some], s=14, c=hues)
-            ax.plot(T, math.log2(law.a[0]) + law.b[0] * T, color="black")
-            ax.set_title(f"{shape}: gamma = {law.a[0]:.3g} T^{law.b[0]:.2f}")
-            ax.set_ylabel("gamma")
-        heights = [math.floor(2 * gamma(m)) / 2 for m in found]
-        log_ticks(panels[0].yaxis, heights, short, finest=0.5)
-        log_ticks(panels[0].xaxis, T, size)
-        panels[-1].set_xlabel("run length T (tokens); gamma = best learning rate / beta")
-        batches = {f"batch {B:g}": ("o", color) for B, color in colors.items()}
-        legend(panels[0].figure, batches, loc="outside lower center", ncols=4)
+        ax.set_ylabel("best learning rate")
 
 
 def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> None:
@@ -334,37 +299,37 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
     law: a, b, q, b_interval as in law.json. band: (log2 T, line, low, high), all log2.
     """
     height = lambda m: m.x - law["q"] * math.log2(m.beta)
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    colors = shades(m.batch_size for m in [*found, *beyond])
-    marker_of = dict(zip(shapes, itertools.cycle(MARKERS)))
-    shift = dict(zip(shapes, np.linspace(-0.12, 0.12, len(shapes))))
+    every = [*found, *beyond]
+    marker_of = dict(zip(dict.fromkeys(m.shape for m in every), itertools.cycle(MARKERS)))
+    color_of = shades(m.batch_size for m in every)
+    cells: dict = {}
+    for m in found:
+        cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
     T, line, low, high = band
+    paper = line.mean() - 0.51 * (T - T.mean())
     with figure(path, 4.4) as (ax,):
         ax.fill_between(T, low, high, color="#d9d9d9", linewidth=0)
         ax.plot(T, line, color="black")
-        paper = line.mean() - 0.51 * (T - T.mean())
         ax.plot(T, paper, color=COLORS["wsd"], linestyle="--")
-        cells: dict = {}
-        for m in found:
-            cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
         for (shape, t, B), heights in cells.items():
-            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[colors[B]])
-            ax.scatter(math.log2(t) + shift[shape], np.mean(heights), s=24, **look)
+            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[color_of[B]])
+            ax.scatter(math.log2(t), np.mean(heights), s=24, **look)
         for m in beyond:
-            look = dict(marker="*", color=[colors[m.batch_size]], zorder=3)
+            look = dict(marker="*", color=[color_of[m.batch_size]], zorder=3)
             ax.scatter(math.log2(m.T), height(m), s=120, **look)
-        every = [*found, *beyond]
+        for shape, marker in marker_of.items():
+            ax.scatter([], [], s=24, marker=marker, color="black", label=shape)
+        for B, color in color_of.items():
+            ax.scatter([], [], s=24, color=[color], label=f"batch {B:g}")
+        ax.legend(loc="lower left")
         log_ticks(ax.yaxis, [math.floor(2 * height(m)) / 2 for m in every], short, finest=0.5)
         log_ticks(ax.xaxis, [math.log2(m.T) for m in every], size)
-        ours, theirs = f"T^{law['b']:.2f}", "paper: T^-0.51"
-        label_ends(ax, {ours: (T[-1], line[-1], "black"), theirs: (T[-1], paper[-1], COLORS["wsd"])})
-        widths = legend(ax, {s: (marker_of[s], "black") for s in shapes}, loc="upper right")
-        ax.add_artist(widths)
-        batches = {f"batch {B:g}": ("o", color) for B, color in colors.items()}
-        legend(ax, batches, loc="lower left")
+        ours = f"T^{law['b']:.2f}"
+        ends = {ours: (T[-1], line[-1], "black"), "T^-0.51": (T[-1], paper[-1], COLORS["wsd"])}
+        label_ends(ax, ends)
         low, high = law["b_interval"]
-        ax.set_title(f"Best learning rate falls as T^{law['b']:.2f} [{low:.2f}, {high:.2f}]")
-        ax.set_xlabel("run length T (tokens)" + "; star: not in the fit" * bool(beyond))
+        ax.set_title(f"Best learning rate falls as {ours} [{low:.2f}, {high:.2f}]")
+        ax.set_xlabel("run length T (tokens); dashed: the paper; star: not in the fit")
         ax.set_ylabel(f"best learning rate / beta^{law['q']:.2f}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tools import compare, figures
 from tools.compare import above, loss_of
-from tools.figures import short, size
+from tools.figures import size
 
 
 def group(found: list, label: Callable) -> dict:
@@ -39,16 +39,15 @@ def mean_x(found: list) -> float:
     return float(np.mean(x)) if x else math.nan
 
 
+def deviation(values: list) -> float:
+    """Standard deviation of a sample, with n - 1."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
 def moved(groups: dict) -> float:
     """The best learning rate of the last group as a multiple of the first group's."""
     first, last = list(groups.values())[0], list(groups.values())[-1]
     return 2 ** (mean_x(last) - mean_x(first))
-
-
-def seeds_by_x(found: list, label: Callable, x: Callable) -> dict:
-    """{label: {log2 of x: best values of the seeds}}"""
-    points = lambda some: {math.log2(at): [m.x for m in ms] for at, ms in group(some, x).items()}
-    return {name: points(some) for name, some in group(found, label).items()}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -63,24 +62,26 @@ def draw_valleys(path: Path, found: list) -> None:
     batch = min(longest, key=lambda m: m.loss).batch_size
     by_T = group([m for m in some if m.batch_size == batch], lambda m: size(m.T))
     by_batch = group(longest, lambda m: f"batch size {m.batch_size:g}")
-    tokens = T / min(m.T for found in by_T.values() for m in found)
+    tokens = T / next(iter(by_T.values()))[0].T
     batches = longest[-1].batch_size / longest[0].batch_size
-    title = "{:.0f}× the {}, {:.2g}× the best learning rate".format
-    xlabel = f"learning rate ({some[0].shape}, {{}})".format
-    upper = dict(groups=by_T, xlabel=xlabel(f"batch size {batch:g}"), log=True)
-    upper["title"] = title(tokens, "tokens", moved(by_T))
-    lower = dict(groups=by_batch, xlabel=xlabel(f"T = {size(T)}"), log=True)
-    lower["title"] = title(batches, "batch size", moved(by_batch))
+    moves = "{:.0f}× the {}, {:.2g}× the best learning rate".format
+    upper = dict(groups=by_T, log=True, title=moves(tokens, "tokens", moved(by_T)))
+    lower = dict(groups=by_batch, log=True, title=moves(batches, "batch size", moved(by_batch)))
+    upper["xlabel"] = f"learning rate ({some[0].shape}, batch size {batch:g})"
+    lower["xlabel"] = f"learning rate ({some[0].shape}, T = {size(T)})"
     figures.draw_valleys(path, [upper, lower], sharex=True)
 
 
 def draw_batches(path: Path, found: list, law: dict) -> None:
     """Figure 3 of the paper, for the middle shape; found: usable minima."""
     some = middle_shape(found)
-    lines = seeds_by_x(some, lambda m: f"T = {size(m.T)}", lambda m: m.batch_size)
+    lines = {}
+    for name, minima in group(some, lambda m: f"T = {size(m.T)}").items():
+        by_batch = group(minima, lambda m: math.log2(m.batch_size))
+        lines[name] = {x: [m.x for m in there] for x, there in by_batch.items()}
     xlabel = f"batch size (sequences of {law['seq_len']} tokens), {some[0].shape}"
     title = f"The best learning rate grows as beta^{law['q']:.2f}"
-    figures.draw_minima(path, lines, title, xlabel, "best learning rate", "{:.3g}".format, short)
+    figures.draw_batches(path, lines, title, xlabel)
 
 
 def beyond(m, lr: float) -> None:
@@ -108,24 +109,17 @@ def price(found: list) -> None:
 
 def transfer(found: list, out: Path) -> None:
     """Print and draw the best learning rate of every width, with and without muP."""
-    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}; cost: loss at the best "
-          "learning rate of the narrowest width, above the lowest\n")  # fmt: skip
-    print(f"{'':<10}{'width':>6}  {'best learning rate, each seed':<32}{'cost':>8}")
+    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}")
+    print(f"{'':<10}{'width':>6}  best learning rate, each seed")
     panels = []
     for name, title in (("standard", "Without μP"), ("muP", "With μP")):
         some = [m for m in found if m.shape.endswith(", standard") == (name == "standard")]
-        groups, narrow_best = group(some, lambda m: m.shape.removesuffix(", standard")), None
+        groups = group(some, lambda m: m.shape.removesuffix(", standard"))
         widths = [shape.removeprefix("width ") for shape in groups]
         for width, minima in zip(widths, groups.values()):
-            ((x, loss),) = compare.mean_valleys(minima, at_least=1).values()
-            if narrow_best is None:
-                narrow_best = x[np.argmin(loss)]
-            cost = np.interp(narrow_best, x, loss) - min(loss)
-            outside = "" if x[0] <= narrow_best <= x[-1] else " or more"
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
-            print(f"{name:<10}{width:>6}  {best:<32}{cost:8.4f}{outside}")
-        wider = float(widths[-1].split(",")[0]) / float(widths[0].split(",")[0])
-        title = f"{title}: {wider:.0f}× the width, {moved(groups):.2f}× the learning rate"
+            print(f"{name:<10}{width:>6}  {best}")
+        title += f": width {widths[0]} to {widths[-1]}, {moved(groups):.2f}× the learning rate"
         xlabel = "learning rate (triangle: minimum of a seed)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels, sharex=True)
@@ -134,44 +128,41 @@ def transfer(found: list, out: Path) -> None:
 
 def power(scans: dict[str, list], center: dict, out: Path) -> None:
     """Print and draw the best a and b for every T and batch size. scans: minima over a, over b."""
-    good = {name: [m for m in found if not m.why_not] for name, found in scans.items()}
-    if not any(good.values()):
-        raise ValueError(f"no best a or b: {reasons(scans['a'] + scans['b'])}")
     for name, found in scans.items():
-        table_of_best(name, found, good[name])
+        if all(m.why_not for m in found):
+            raise ValueError(f"no best {name}: {reasons(found)}")
+    for name, found in scans.items():
+        table_of_best(name, found)
     panels = [power_panel(name, found, center) for name, found in scans.items()]
     figures.draw_valleys(out / "power.png", panels)
-    if good["b"]:
-        x = [m.x for m in good["b"]]
-        title = f"The best b is {np.mean(x):.2f} ± {np.std(x, ddof=1):.2f} (standard deviation)"
-        lines = seeds_by_x(good["b"], lambda m: f"batch size {m.batch_size:g}", lambda m: m.T)
-        figures.draw_minima(out / "best_b.png", lines, title, "run length T (tokens)", "b", size)
-    print(f"{out}: power.png" + ", best_b.png" * bool(good["b"]))
+    print(f"{out}: power.png")
 
 
-def table_of_best(name: str, found: list, good: list) -> None:
-    value = (lambda m: 2**m.x) if name == "a" else (lambda m: m.x)
+def table_of_best(name: str, found: list) -> None:
     print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
+    value = (lambda m: 2**m.x) if name == "a" else (lambda m: m.x)
+    good = [m for m in found if not m.why_not]
     batches = sorted({m.batch_size for m in found})
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
     for T in sorted({m.T for m in found}):
         at = lambda B: [value(m) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
         print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
-    x = np.array([value(m) for m in good])
-    if len(x) > 1:
-        print(f"all: mean {x.mean():.3f}, standard deviation {x.std(ddof=1):.3f}, "
-              f"from {x.min():.3f} to {x.max():.3f}, {len(x)} minima\n")  # fmt: skip
+    x = [value(m) for m in good]
+    print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {deviation(x):.3f}\n")
 
 
 def power_panel(name: str, found: list, center: dict) -> dict:
     """Valleys of the middle shape at the longest T, one for each batch size."""
     some, T = middle_shape(found), max(m.T for m in found)
     groups = group([m for m in some if m.T == T], lambda m: f"batch size {m.batch_size:g}")
-    best = [2**x if name == "a" else x for x in map(mean_x, groups.values()) if math.isfinite(x)]
-    title = f"The best {name} is {min(best):.2g} to {max(best):.2g}" if best else f"No best {name}"
     other = "b" if name == "a" else "a"
-    xlabel = f"{name} ({other} = {center['power_' + other]:g}, T = {size(T)}, {some[0].shape})"
-    return dict(groups=groups, title=title, xlabel=xlabel, log=name == "a")
+    where = f"{other} = {center['power_' + other]:g}, T = {size(T)}, {some[0].shape}"
+    best = [mean_x(minima) for minima in groups.values()]
+    if name == "a":
+        best = [2**x for x in best]
+    low, high = np.nanmin(best), np.nanmax(best)
+    title = f"The best {name} is {low:.2g} to {high:.2g}"
+    return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -187,7 +178,7 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
     print(*said, sep="\n")
     print("\nvalidation loss in nats, mean ± standard deviation over seeds")
     for shape, B in dict.fromkeys((shape, B) for shape, _, B in cells):
-        table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)])
+        table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)], batch)
     print("\nloss above the baseline; without seed 0, if there are others, because it chose the "
           "baseline's learning rates")  # fmt: skip
     for kind in ("dense", "MoE"):
@@ -200,16 +191,15 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
     print(f"\n{out}: compare.png, anytime.png")
 
 
-def table_of_losses(lines: dict, cells: list) -> None:
+def table_of_losses(lines: dict, cells: list, tuned_batch: int) -> None:
     (shape, _, B), budgets = cells[0], [size(T) for _, T, _ in cells]
     print(f"\n| {shape}, batch size {B}: T = | {' | '.join(budgets)} |")
     print("|---" * (1 + len(budgets)) + "|")
     for line, by_cell in lines.items():
-        texts = []
-        for losses in (list(by_cell[cell].values()) for cell in cells):
-            deviation = f" ± {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
-            texts.append(f"{np.mean(losses):.3f}" + deviation)
-        print(f"| {line} | {' | '.join(texts)} |")
+        seeds = [list(by_cell[cell].values()) for cell in cells]
+        texts = [f"{np.mean(losses):.3f} ± {deviation(losses):.3f}" for losses in seeds]
+        if B != tuned_batch or "∝" not in line:
+            print(f"| {line} | {' | '.join(texts)} |")
 
 
 def table_above(lines: dict, cells: list, kind: str) -> None:
