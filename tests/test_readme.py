@@ -148,7 +148,7 @@ def stopped_cosine(T: int) -> float:
 def price() -> list[float]:
     """Cost of one learning rate for all cells, of one per batch size, of one by T and √batch."""
     wsd = [r for r in records(*COMPARE) if r["schedule"] == "wsd" and r["seed"] < 100]
-    costs, _ = compare.price(fit.usable(fit.minima(wsd)), {})
+    costs = compare.price(fit.usable(fit.minima(wsd)))
     rules = "nothing", "batch size", "T and batch size, ∝ √batch"
     return [costs[rule].mean() for rule in rules]
 
@@ -213,7 +213,7 @@ NUMBERS = {
     "moe.power.wsd": lambda: difference(PAPER, "WSD", moe=True),
     "moe": lambda: [cost(line, moe=True).mean() for line in (FITTED, "WSD", "cosine", PAPER)],
     "short": lambda: [cost(line, folders=COMPARE_SHORT).mean() for line in (PAPER, "WSD")],
-    "power.b": lambda: [best_b().mean(), best_b().std()],
+    "power.b": lambda: [best_b().mean(), best_b().std(ddof=1)],
     "power.b.8": lambda: [best_b(T, 8).mean() for T in (80_000, 1_280_000)],
     "power.a.cost": lambda: np.mean(off_by(scan("a"), -1, 1)),
     "power.b.cost": lambda: np.mean(off_by(scan("b"), -0.06, 0.06)),
