@@ -14,12 +14,12 @@ We fixed this procedure before the runs in results/:
    through loss against log lr, for one cell and seed. It takes 5 learning rates in steps of
    sqrt(2), with the best one in the middle, or 3 in steps of 2. We leave a minimum out, and count
    it, if this is impossible, if one of them diverged, or if the vertex falls outside them.
-2. The joint fit: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
-3. The paper's fit: q = 1, so only gamma = lr / beta is left to explain, for the three batch sizes
-   with the lowest loss at each shape and T: log gamma = log a + b log T.
+2. The joint fit is least squares for log lr = log a(shape) + b log T + q log beta, on all minima.
+3. The paper's fit has q = 1, so it explains gamma = lr / beta by log gamma = log a + b log T. It
+   uses the three batch sizes with the lowest loss, per shape and T.
 4. Intervals hold 95% of 2,000 bootstrap draws of seeds and cells, both at once, with replacement.
 
-T counts tokens, beta sequences of 4096 tokens, as in schedules.py. In a notebook: fit.law(rows).
+T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Minimum(NamedTuple):
 
 
 def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
-    """Index of the lowest point, and `window` points around it; fewer in steps above sqrt(2)."""
+    """Index of the lowest point, and `window` points around it (fewer in steps above sqrt(2))."""
     best = min(range(len(points)), key=lambda i: points[i][1])
     step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
     side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)
@@ -82,7 +82,7 @@ def parabola(points: list[tuple], window: int = WINDOW) -> tuple[float, str]:
 
 
 def minima(records: list[dict], window: int = WINDOW, of=None) -> list[Minimum]:
-    """The best learning rate of each shape, T, batch size and seed. of: record -> x (log2 lr)."""
+    """The best learning rates by cell and seed, or the best x, if `of` maps a record to x."""
     of, groups = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
@@ -108,10 +108,10 @@ def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
 
 
 def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bool) -> np.ndarray:
-    """Weighted least squares of log2 lr = log2 a + b log2 T + q log2 beta, for each row of weights.
+    """Fit log2 lr = log2 a + b log2 T + q log2 beta by least squares, once per row of weights.
 
-    shapes: groups of shapes that share an a. -> [rows, len(shapes) + 2]: log2 a of each group, b, q
-    (1 unless free). Rows that do not determine them, as some draws from few cells, are NaN.
+    The shapes in a group share an a. Returns [rows, len(shapes) + 2] with the values of log2 a, b
+    and q (1 unless free). Rows that do not determine them, as some draws of few cells, are NaN.
     """
     T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
     one_hot = [[p.shape in group for p in points] for group in shapes]
@@ -126,7 +126,7 @@ def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bo
 
 
 class Law(NamedTuple):
-    """lr = a * beta^q * T^b: estimates followed by all bootstrap draws, each [1 + draws]."""
+    """lr = a * beta^q * T^b. Estimates, followed by all bootstrap draws, [1 + draws]."""
 
     a: np.ndarray
     b: np.ndarray
@@ -135,7 +135,7 @@ class Law(NamedTuple):
 
 
 def joint_law(found: list[Minimum]) -> Law:
-    """One regression for all minima; a: geometric mean of the shapes. Raises ValueError."""
+    """One regression for all minima. a is the geometric mean of the shapes. Raises ValueError."""
     points = usable(found)
     shapes = [*dict.fromkeys(m.shape for m in points)]
     solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
@@ -147,7 +147,7 @@ def joint_law(found: list[Minimum]) -> Law:
 
 
 def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
-    """shape -> draws of b fitted to it separately; drawn together, so they can be subtracted."""
+    """shape -> draws of its separate b, all from the same draws, so they can be subtracted."""
     points = usable(found)
     weights, own = bootstrap(points), {}
     for shape in dict.fromkeys(m.shape for m in points):
@@ -157,7 +157,7 @@ def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
 
 
 def paper_law(found: list[Minimum]) -> Law:
-    """q = 1, the three best batch sizes of each shape and T, one a for all shapes."""
+    """Fit the three best batch sizes per shape and T, with q = 1 and one a for all shapes."""
     points = best_three(usable(found))
     log_a, b, q = regress(points, bootstrap(points), [{m.shape for m in points}], free_q=False).T
     return Law(2**log_a, b, q, {})
@@ -173,7 +173,7 @@ def usable(found: list[Minimum]) -> list[Minimum]:
 
 
 def best_three(points: list[Minimum]) -> list[Minimum]:
-    """Minima of the three batch sizes with the lowest mean loss, for each shape and T."""
+    """Minima of the three batch sizes with the lowest mean loss, per shape and T."""
     losses: dict = {}
     for m in points:
         losses.setdefault((m.shape, m.T), {}).setdefault(m.batch_size, []).append(m.loss)
@@ -182,7 +182,7 @@ def best_three(points: list[Minimum]) -> list[Minimum]:
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of the draws; the first entry is the estimate and does not count."""
+    """The middle 95% of the draws. The first entry is the estimate and does not count."""
     draws = draws[1:][np.isfinite(draws[1:])]
     return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
 
@@ -193,7 +193,7 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 
 
 def law(rows: list[dict]) -> dict:
-    """Fit lr = a beta^q T^b to plain rows, for notebooks too; returns what law.json holds.
+    """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size and
     seq_len. Optional: shape and seed, else all rows have the same. Raises ValueError.
@@ -212,7 +212,7 @@ def law(rows: list[dict]) -> dict:
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run: equation 6 of the paper, exponent of beta free."""
+    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
     return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
 
 
@@ -227,7 +227,7 @@ def read_law(name: str) -> dict:
 
 
 def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
+    """Print the law and draw the figures, then write law.json. `beyond` is not fitted."""
     found, values, outside = minima(records), law(records), minima(beyond)
     print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
     print_fits(records)
@@ -236,7 +236,7 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
     points, stars = usable(found), [m for m in outside if not m.why_not]
     report.price(points)
     report.draw_valleys(out / "valleys.png", found)
-    report.draw_batches(out / "batch.png", points, values)
+    figures.draw_batches(out / "batch.png", report.middle_shape(points), values)
     line = band(joint_law(found), points, stars)
     figures.draw_law(out / "law.png", points, values, line, stars)
     (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
@@ -244,7 +244,7 @@ def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
 
 
 def print_fits(records: list[dict]) -> None:
-    """Both fits with parabolas through 3, 5 and 7 rates; then a and b of the separate shapes."""
+    """Print both fits, with three widths of the parabolas, and the law of the separate shapes."""
     print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
     print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
     for window in (3, WINDOW, 7):
@@ -290,7 +290,7 @@ def report_difference(records: list[dict], others: list[dict]) -> None:
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
-    """Minima of the runs of Power that differ only in a, and only in b; and the common a and b."""
+    """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
     most_common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
     a, b = most_common("power_a"), most_common("power_b")
     over_a = minima([r for r in records if r["power_b"] == b], of=lambda r: math.log2(r["power_a"]))
@@ -299,7 +299,7 @@ def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
 
 
 def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Report the experiment that made these records; the schedules tell which one it was."""
+    """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
     wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING]
     if schedules == {"cosine", "power", "wsd"}:
@@ -308,7 +308,7 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
         names = ", ".join(sorted(schedules))
-        raise ValueError(f"runs with different schedules ({names}); fit each of them separately")
+        raise ValueError(f"runs with different schedules ({names}); fit them separately")
     elif any(r["standard"] for r in records):
         report.transfer(minima(records), out)
     else:
@@ -316,7 +316,7 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
 
 
 def prediction(args) -> float:
-    """The learning rate that --predict asks for. Raises OSError or ValueError."""
+    """The learning rate for --predict. Raises OSError or ValueError."""
     law = read_law(args.law)
     args.seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     for name in ("total_tokens", "batch_size", "seq_len"):

@@ -14,11 +14,11 @@ import numpy as np
 from tools import records as files
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
-TUNING = 100  # seeds 100 and up only tune the schedules; sweep.py trains them first
+TUNING = 100  # seeds 100 and up only tune the schedules
 PAPER_B = -0.51
 KNOBS = {"power": "power_a", "fitted": "power_a", "wsd": "lr", "cosine": "lr"}  # tuned fields
-# Line -> (kind, p, averaged): the tuned value times (batch size / tuned batch size)^p. The formula
-# of Power already contains the batch size; p = -0.5 takes half of that back.
+# Line -> (kind, p, averaged). Its value is the tuned one times (batch size / tuned batch size)^p.
+# The formula of Power already contains the batch size, and p = -0.5 takes half of that back.
 LINES = {
     "Power (paper)": ("power", 0, False), "Power (paper), averaged": ("power", 0, True),
     "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
@@ -27,8 +27,7 @@ LINES = {
     "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
 }  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------
-# Which records may be fitted or compared together
+# -- Which records may be fitted or compared together ----------------------------------------------
 
 VARIED = (
     "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
@@ -41,10 +40,10 @@ OF_A_SHAPE = (
 
 
 def complete(row: dict) -> dict:
-    """Add defaults to a row; raise ValueError if it still lacks a field that a fit reads.
+    """Add defaults to a row. Raises ValueError if it still lacks a field that a fit reads.
 
-    Needed: total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
-    batch_tokens), and lr (for Power: power_a and power_b). Optional: shape, seed, schedule.
+    A row needs total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
+    batch_tokens), and lr (power_a and power_b for Power). It may have shape, seed and schedule.
     """
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
     if "batch_size" not in row and "batch_tokens" in row:
@@ -59,7 +58,7 @@ def complete(row: dict) -> dict:
 
 
 def shape_of(record: dict) -> str:
-    """The name of a model's shape: its `shape`, or its width, experts and parametrization."""
+    """The name of a shape, made of width, experts and parametrization unless the row has one."""
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
@@ -73,7 +72,7 @@ def is_standard(record: dict) -> bool:
 
 
 def only(records: list[dict], choice: str) -> list[dict]:
-    """The records with one value of a field; choice: FIELD=VALUE. Raises ValueError if none has."""
+    """The records that agree with a choice, FIELD=VALUE. Raises ValueError if none does."""
     name, _, text = choice.partition("=")
     try:
         value = json.loads(text)  # 0 then equals 0.0, and null None
@@ -86,7 +85,7 @@ def only(records: list[dict], choice: str) -> list[dict]:
 
 
 def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]:
-    """Read each run under these folders once; choices: FIELD=VALUE, to leave out other records.
+    """Read all runs under these folders that agree with the choices, without duplicates.
 
     Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
     """
@@ -99,7 +98,7 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
     for choice in choices:
         found = only(found, choice)
     found = [complete(r) for r in found]
-    # If both scales of attention occur, the sweep is `transfer`: each width with and without muP
+    # If both scales of attention occur, the sweep is `transfer`, with and without muP
     all_standard = all(is_standard(r) for r in found)
     found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
     found = [r | {"shape": shape_of(r)} for r in found]
@@ -130,7 +129,7 @@ def check_same_settings(records: list[dict]) -> None:
 
 
 def loss_of(record: dict, name: str = "val_loss") -> float:
-    """A loss of a record; infinite if the run diverged."""
+    """A loss of a record, infinite if the run diverged."""
     return math.inf if record["diverged"] else record[name]
 
 
@@ -138,8 +137,7 @@ def cell_of(record: dict) -> tuple[str, int, int]:
     return record["shape"], record["total_tokens"], record["batch_size"]
 
 
-# ---------------------------------------------------------------------------------------------
-# Lines and their baseline
+# -- Lines and their baseline ----------------------------------------------------------------------
 
 
 def kind_of(record: dict) -> str:
@@ -162,7 +160,7 @@ def tuned(records: list[dict], kind: str) -> tuple[float, str]:
 
 
 def baseline(records: list[dict]) -> dict:
-    """{cell: {seed: loss}} of WSD at the best learning rate of seed 0, which searched the cell."""
+    """{cell: {seed: loss}} of WSD at the best learning rate that seed 0 found by search."""
     searched: dict = {}
     for r in records:
         if r["schedule"] == "wsd" and not r.get("average"):
@@ -206,10 +204,10 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
 
 
 def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.ndarray]:
-    """Return seed -> loss minus the baseline's with the same seed, for each cell.
+    """Return seed -> loss minus the baseline with the same seed, [cells].
 
-    Seed 0 counts only if there are no others: its noise chose the baseline's learning rates, so
-    its baseline is too low.
+    Seed 0 only counts if it is alone, because its noise chose the learning rates of the baseline.
+    So its baseline is too low.
     """
     base = lines["baseline"]
     cells = list(base) if cells is None else cells
@@ -218,15 +216,14 @@ def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.nda
     return {seed: np.array([minus(c, seed) for c in cells]) for seed in seeds[1:] or seeds}
 
 
-# ---------------------------------------------------------------------------------------------
-# The price of not knowing
+# -- The price of not knowing ----------------------------------------------------------------------
 
 def price(minima: list) -> dict[str, np.ndarray]:
-    """Return {rule: loss above the lowest measured one, for each cell}; minima: usable, of WSD.
+    """Return {rule: loss above the lowest measured one, [cells]} for usable minima of WSD.
 
     A rule gives log2 of the learning rate as a linear function of its features. We judge it in
-    one cell with constants fitted to all the others. Between the learning rates measured there we
-    interpolate their mean losses linearly; outside, we use the endpoint's loss.
+    one cell with constants fitted to all the others. We interpolate linearly between the mean
+    losses measured there, and use the endpoint beyond them.
     """
     valleys: dict = {}
     for m in minima:

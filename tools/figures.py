@@ -1,7 +1,7 @@
-"""Every figure, drawn from plain arrays; the only file that imports matplotlib.
+"""Every figure, drawn from plain arrays. No other file imports matplotlib.
 
 A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. `lines` is
-{label: {x: [y of each seed]}}. Log axes hold log2 values, and `log_ticks` labels them.
+{label: {x: [y of all seeds]}}. Log axes hold log2 values, and `log_ticks` labels them.
 `found` is a list of minima as fit.minima returns them, `panels` a list of dicts.
 """
 
@@ -22,13 +22,12 @@ PALETTE = list(COLORS.values())
 MARKERS = "os^Dv<>pPX"
 short = "{:.2g}".format
 
-# ---------------------------------------------------------------------------------------------
-# Parts of a figure
+# -- Parts of a figure -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.ndarray]:
-    """Yield the axes of stacked panels; save the figure when the block ends."""
+    """Yield the axes of stacked panels, and save the figure when the block ends."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -48,10 +47,10 @@ def size(tokens: float) -> str:
 
 
 def shades(values) -> dict:
-    """A color for each value in order, all dark enough to be read as text on white."""
+    """{value: a color}, all dark enough to read as text on white."""
     import matplotlib
 
-    values = sorted(set(values))
+    values = list(dict.fromkeys(values))
     return dict(zip(values, matplotlib.colormaps["plasma"](np.linspace(0, 0.49, len(values)))))
 
 
@@ -69,7 +68,7 @@ def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> 
 
 
 def push_apart(heights: list[float], gap: float) -> list[float]:
-    """Move neighbors away from each other until all are `gap` apart."""
+    """Move neighbors apart until the gaps between them are wide enough."""
     order, placed = np.argsort(heights, kind="stable"), list(heights)
     for _ in range(100):
         for low, high in zip(order, order[1:]):
@@ -92,7 +91,7 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
 
 
 def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> None:
-    """Points of each seed, a line through their means, its label at its end (or above it)."""
+    """Points of all seeds, a line through their means, its label at its end (or above it)."""
     ends = {}
     for (label, points), look in zip(lines.items(), looks):
         x = sorted(points)
@@ -110,8 +109,7 @@ def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> 
     label_ends(ax, ends)
 
 
-# ---------------------------------------------------------------------------------------------
-# Schedules, the coordinate check, one run
+# -- Schedules, the coordinate check, one run ------------------------------------------------------
 
 
 def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
@@ -149,7 +147,7 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
 
 
 def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None:
-    """The coordinate check: {parametrization: {activation: its mean change at each width}}."""
+    """The coordinate check. changes: {parametrization: {activation: its mean change by width}}."""
     titles = ("Standard: wider models move further", "μP: they move the same at any width")
     y = np.log2([moved for change in changes.values() for moved in change.values()])
     looks = [dict(color=color, marker=m) for color, m in zip(PALETTE, MARKERS)]
@@ -173,7 +171,7 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png of a run folder: loss, learning rate, and of an MoE the load of its experts."""
+    """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
     color = color_of(record["schedule"])
     with figure(out / "curve.png", 3 + 1.6 * (1 + moe), 2 + moe, sharex=True) as axes:
@@ -200,7 +198,7 @@ def draw_experts(ax, lines: list[dict]) -> None:
     names = (0, "max_load", "max load / mean"), (0.4, "aux_loss", "auxiliary loss")
     names += ((0.75, "router_entropy", "entropy"),)
     for (x, name, label), color in zip(names, PALETTE):
-        ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load: a line for each layer
+        ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
         ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("experts")
@@ -225,22 +223,20 @@ def draw_curves(path: Path, curves: dict[str, list[dict]]) -> None:
         ax.set_ylabel("loss (nats per token)")
 
 
-# ---------------------------------------------------------------------------------------------
-# Minima and the law
+# -- Minima and the law ----------------------------------------------------------------------------
 
 
 def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
-    """Figure 2 of the paper: loss against learning rate, and below zero each seed's minimum.
+    """Figure 2 of the paper, loss against learning rate, with the minima of the seeds below zero.
 
-    panels: title, xlabel, log (of the x axis), groups {label: minima}.
+    A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
     x: set = set()
     with figure(path, 3.75 * len(panels), len(panels), sharex=sharex) as axes:
         for ax, panel in zip(axes, panels):
-            groups, colors = panel["groups"], shades(range(len(panel["groups"])))
-            heights = [draw_valley(ax, some, colors[i]) for i, some in enumerate(groups.values())]
-            top = 1.6 * max(heights) or 0.1
-            draw_feet(ax, groups, list(colors.values()), top)
+            groups, color_of_group = panel["groups"], shades(panel["groups"])
+            heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
+            draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
@@ -250,7 +246,7 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
 
 
 def draw_valley(ax, found: list, color) -> float:
-    """Loss above each seed's lowest; filled points are in a fit. Returns their greatest height."""
+    """Loss above the lowest of its seed. Fits use the filled points; returns their maximum."""
     near = []
     for m in found:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
@@ -264,44 +260,50 @@ def draw_valley(ax, found: list, color) -> float:
     return max((y for _, y in near), default=0)
 
 
-def draw_feet(ax, groups: dict, colors: list, top: float) -> None:
-    """Below zero, a row for each group: a triangle at each seed's minimum, a line at the mean."""
-    feet = [[m.x for m in found if not m.why_not] for found in groups.values()]
-    rows = sorted(zip(groups, colors, feet), key=lambda row: -np.mean(row[2] or [math.inf]))
+def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
+    """A row per group below zero, with triangles at the minima and a line at their mean."""
+    feet = {name: [m.x for m in found if not m.why_not] for name, found in groups.items()}
+    rightmost = sorted(feet, key=lambda name: -np.mean(feet[name] or [math.inf]))
     ends, right = {}, ax.get_xlim()[1]
-    for i, (label, color, at) in enumerate(rows, 1):  # right to left, so no line crosses a pointer
-        y = -0.13 * i * top
-        if at:
-            ax.plot([np.mean(at)] * 2, [y, 0], color=color, linewidth=0.8, alpha=0.6)
-            ax.scatter(at, [y] * len(at), s=22, color=[color], marker="^")
-        ends[label] = max(at, default=right), y, color
+    for i, name in enumerate(rightmost, 1):  # on top, so no line crosses a pointer
+        y, look = -0.13 * i * top, dict(color=colors[name])
+        if feet[name]:
+            ax.plot([np.mean(feet[name])] * 2, [y, 0], **look, linewidth=0.8, alpha=0.6)
+            ax.plot(feet[name], [y] * len(feet[name]), "^", **look, markersize=5)
+        ends[name] = max(feet[name], default=right), y, colors[name]
     ax.set_ylim(-0.13 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
     label_ends(ax, ends)
 
 
-def draw_batches(path: Path, lines: dict, title: str, xlabel: str) -> None:
-    """Figure 3 of the paper: the best learning rate against the batch size; log2 of both."""
+def draw_batches(path: Path, found: list, law: dict) -> None:
+    """Figure 3 of the paper, log2 of the best learning rate against log2 of the batch size.
+
+    found has the minima of one shape, and law the content of law.json.
+    """
+    lines: dict = {}
+    for m in sorted(found, key=lambda m: m.T):
+        points = lines.setdefault(f"T = {size(m.T)}", {})
+        points.setdefault(math.log2(m.batch_size), []).append(m.x)
     with figure(path, 3.6) as (ax,):
-        draw_lines(ax, lines, [dict(color=color) for color in shades(range(len(lines))).values()])
-        log_ticks(ax.xaxis, [x for points in lines.values() for x in points], "{:.3g}".format)
-        every = [y for points in lines.values() for some in points.values() for y in some]
-        log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], short, finest=0.5)
-        ax.set_title(title)
-        ax.set_xlabel(xlabel)
+        draw_lines(ax, lines, [dict(color=color) for color in shades(lines).values()])
+        log_ticks(ax.xaxis, [math.log2(m.batch_size) for m in found], "{:.3g}".format)
+        log_ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in found], short, finest=0.5)
+        ax.set_title(f"The best learning rate grows as beta^{law['q']:.2f}")
+        ax.set_xlabel(f"batch size (sequences of {law['seq_len']} tokens), {found[0].shape}")
         ax.set_ylabel("best learning rate")
 
 
 def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> None:
-    """All cells on one line: best learning rate / beta^q against T; a star: a cell not fitted.
+    """All cells on one line, best learning rate / beta^q against T. Stars are cells not fitted.
 
-    law: a, b, q, b_interval as in law.json. band: (log2 T, line, low, high), all log2.
+    law is the content of law.json, and band (log2 T, line, low, high), all log2.
     """
     height = lambda m: m.x - law["q"] * math.log2(m.beta)
     every = [*found, *beyond]
     marker_of = dict(zip(dict.fromkeys(m.shape for m in every), itertools.cycle(MARKERS)))
-    color_of = shades(m.batch_size for m in every)
+    hue_of = shades(sorted(m.batch_size for m in every))
     cells: dict = {}
     for m in found:
         cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
@@ -312,14 +314,14 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
         ax.plot(T, line, color="black")
         ax.plot(T, paper, color=COLORS["wsd"], linestyle="--")
         for (shape, t, B), heights in cells.items():
-            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[color_of[B]])
+            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[hue_of[B]])
             ax.scatter(math.log2(t), np.mean(heights), s=24, **look)
         for m in beyond:
-            look = dict(marker="*", color=[color_of[m.batch_size]], zorder=3)
+            look = dict(marker="*", color=[hue_of[m.batch_size]], zorder=3)
             ax.scatter(math.log2(m.T), height(m), s=120, **look)
         for shape, marker in marker_of.items():
             ax.scatter([], [], s=24, marker=marker, color="black", label=shape)
-        for B, color in color_of.items():
+        for B, color in hue_of.items():
             ax.scatter([], [], s=24, color=[color], label=f"batch {B:g}")
         ax.legend(loc="lower left")
         log_ticks(ax.yaxis, [math.floor(2 * height(m)) / 2 for m in every], short, finest=0.5)
@@ -333,19 +335,18 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
         ax.set_ylabel(f"best learning rate / beta^{law['q']:.2f}")
 
 
-# ---------------------------------------------------------------------------------------------
-# The comparison
+# -- The comparison --------------------------------------------------------------------------------
 
 
 def look_of(line: str) -> dict:
-    """One color for each schedule; dashed if ∝ √batch or stopped, dash-dotted if fitted."""
+    """A line is dashed if ∝ √batch or stopped, and dash-dotted if fitted."""
     style = "--" if "√batch" in line or "early" in line else "-." if "fitted" in line else "-"
     wide = 2.4 if "(paper)" in line or "one Power" in line else 0.8 if line == "baseline" else 1.3
     return dict(color=color_of(line), linestyle=style, linewidth=wide)
 
 
 def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
-    """Loss above the baseline against T. panels: title, lines, above (see draw_lines)."""
+    """Loss above the baseline against T. A panel has title, lines, and above as in draw_lines."""
     with figure(path, 3.4 * len(panels), len(panels), sharex=True) as axes:
         for ax, panel in zip(axes, panels):
             lines = panel["lines"]

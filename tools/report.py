@@ -50,12 +50,11 @@ def moved(groups: dict) -> float:
     return 2 ** (mean_x(last) - mean_x(first))
 
 
-# ---------------------------------------------------------------------------------------------
-# WSD
+# -- WSD -------------------------------------------------------------------------------------------
 
 
 def draw_valleys(path: Path, found: list) -> None:
-    """The middle shape: valleys for each T, and for each batch size at the longest T."""
+    """Valleys of the middle shape by T, and by batch size at the longest T."""
     some = middle_shape(found)
     T = max(m.T for m in some)
     longest = [m for m in some if m.T == T]
@@ -72,18 +71,6 @@ def draw_valleys(path: Path, found: list) -> None:
     figures.draw_valleys(path, [upper, lower], sharex=True)
 
 
-def draw_batches(path: Path, found: list, law: dict) -> None:
-    """Figure 3 of the paper, for the middle shape; found: usable minima."""
-    some = middle_shape(found)
-    lines = {}
-    for name, minima in group(some, lambda m: f"T = {size(m.T)}").items():
-        by_batch = group(minima, lambda m: math.log2(m.batch_size))
-        lines[name] = {x: [m.x for m in there] for x, there in by_batch.items()}
-    xlabel = f"batch size (sequences of {law['seq_len']} tokens), {some[0].shape}"
-    title = f"The best learning rate grows as beta^{law['q']:.2f}"
-    figures.draw_batches(path, lines, title, xlabel)
-
-
 def beyond(m, lr: float) -> None:
     """Print the cost of the law's learning rate in a cell that a search has covered."""
     cost = np.interp(math.log2(lr), *zip(*m.points)) - m.loss
@@ -94,7 +81,7 @@ def beyond(m, lr: float) -> None:
 
 
 def price(found: list) -> None:
-    """Print the price of not knowing. found: usable minima of WSD."""
+    """Print the price of not knowing."""
     costs = compare.price(found)
     print(f"\nloss above the best measured one (nats), {len(costs['nothing'])} cells")
     print(f"{'the learning rate depends on':<40}{'mean':>8}{'worst':>8}")
@@ -103,14 +90,13 @@ def price(found: list) -> None:
             print(f"{rule:<40}{cost.mean():8.4f}{cost.max():8.4f}")
 
 
-# ---------------------------------------------------------------------------------------------
-# Transfer across widths, and Power's a and b
+# -- Transfer across widths, and Power's a and b ---------------------------------------------------
 
 
 def transfer(found: list, out: Path) -> None:
     """Print and draw the best learning rate of every width, with and without muP."""
     print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}")
-    print(f"{'':<10}{'width':>6}  best learning rate, each seed")
+    print(f"{'':<10}{'width':>6}  best learning rate of the seeds")
     panels = []
     for name, title in (("standard", "Without μP"), ("muP", "With μP")):
         some = [m for m in found if m.shape.endswith(", standard") == (name == "standard")]
@@ -127,7 +113,7 @@ def transfer(found: list, out: Path) -> None:
 
 
 def power(scans: dict[str, list], center: dict, out: Path) -> None:
-    """Print and draw the best a and b for every T and batch size. scans: minima over a, over b."""
+    """Print and draw the best a and b. scans: minima over a, minima over b."""
     for name, found in scans.items():
         if all(m.why_not for m in found):
             raise ValueError(f"no best {name}: {reasons(found)}")
@@ -152,7 +138,7 @@ def table_of_best(name: str, found: list) -> None:
 
 
 def power_panel(name: str, found: list, center: dict) -> dict:
-    """Valleys of the middle shape at the longest T, one for each batch size."""
+    """Valleys of the middle shape at the longest T, by batch size."""
     some, T = middle_shape(found), max(m.T for m in found)
     groups = group([m for m in some if m.T == T], lambda m: f"batch size {m.batch_size:g}")
     other = "b" if name == "a" else "a"
@@ -165,12 +151,11 @@ def power_panel(name: str, found: list, center: dict) -> dict:
     return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
-# ---------------------------------------------------------------------------------------------
-# The comparison
+# -- The comparison --------------------------------------------------------------------------------
 
 
 def comparison(records: list[dict], found: list, out: Path) -> None:
-    """Print the tables, in Markdown, and draw the figures. found: usable minima of WSD."""
+    """Print the tables, in Markdown, and draw the figures. found has the usable minima of WSD."""
     lines, said = compare.comparison(records)
     first = next(r for r in records if r["seed"] >= compare.TUNING)
     batch, cells = first["batch_size"], list(lines["baseline"])
@@ -179,8 +164,7 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
     print("\nvalidation loss in nats, mean ± standard deviation over seeds")
     for shape, B in dict.fromkeys((shape, B) for shape, _, B in cells):
         table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)], batch)
-    print("\nloss above the baseline; without seed 0, if there are others, because it chose the "
-          "baseline's learning rates")  # fmt: skip
+    print("\nloss above the baseline (without seed 0, which chose the baseline's learning rate)")
     for kind in ("dense", "MoE"):
         some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
         if some:
@@ -203,7 +187,7 @@ def table_of_losses(lines: dict, cells: list, tuned_batch: int) -> None:
 
 
 def table_above(lines: dict, cells: list, kind: str) -> None:
-    print(f"\n| {kind}, {len(cells)} cells | mean (each seed) | worst cell |\n|---|---|---|")
+    print(f"\n| {kind}, {len(cells)} cells | mean (by seed) | worst cell |\n|---|---|---|")
     for line in lines:
         by_seed = above(lines, line, cells).values()
         cost = np.mean(list(by_seed), axis=0)
@@ -214,7 +198,7 @@ def table_above(lines: dict, cells: list, kind: str) -> None:
 
 
 def points_above(lines: dict, line: str, cells: list) -> dict:
-    """{log2 T: loss above the baseline of each seed}, means over the cells with this T."""
+    """{log2 T: loss above the baseline by seed}, means over the cells with this T."""
     points = {}
     for T in sorted({T for _, T, _ in cells}):
         there = [cell for cell in cells if cell[1] == T]
@@ -223,7 +207,7 @@ def points_above(lines: dict, line: str, cells: list) -> dict:
 
 
 def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
-    """Every schedule above the baseline: at the batch size of the tuning, and at others."""
+    """All schedules above the baseline, at the tuned batch size and at others."""
     cells = list(lines["baseline"])
     panels = []
     for B in sorted({B for *_, B in cells}, key=lambda B: abs(math.log(B / tuned_batch))):
@@ -241,7 +225,7 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
 
 
 def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
-    """If you stop here: one Power run, cosines planned for each length, and the longest one cut."""
+    """If you stop here, how good are one Power run, planned cosines, and the longest one cut?"""
     dense = [shape for shape, *_ in lines["baseline"] if "experts" not in shape]
     shape = max(dense, key=lambda s: (len(s), s))  # the widest
     cells = [cell for cell in lines["baseline"] if (cell[0], cell[2]) == (shape, B)]
