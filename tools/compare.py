@@ -40,11 +40,7 @@ OF_A_SHAPE = (
 
 
 def complete(row: dict) -> dict:
-    """Add defaults to a row. Raises ValueError if it still lacks a field that a fit reads.
-
-    A row needs total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
-    batch_tokens), and lr (power_a and power_b for Power). It may have shape, seed and schedule.
-    """
+    """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row["batch_tokens"] / row["seq_len"]

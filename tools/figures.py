@@ -174,7 +174,8 @@ def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
     color = color_of(record["schedule"])
-    with figure(out / "curve.png", 3 + 1.6 * (1 + moe), 2 + moe, sharex=True) as axes:
+    layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
+    with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
         losses, rates = axes[:2]
         losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label="training batches")
         dots = dict(marker="o", markersize=4)
@@ -247,11 +248,11 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
 
 def draw_valley(ax, found: list, color) -> float:
     """Loss above the lowest of its seed. Fits use the filled points; returns their maximum."""
-    near = []
+    near, hollow = [], dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
     for m in found:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
         near += [(x, y - m.loss) for x, y in m.near if math.isfinite(y)]
-        ax.scatter(*zip(*points), s=14, facecolors="none", edgecolors=[color], linewidths=0.8)
+        ax.plot([x for x, _ in points], [y for _, y in points], "o", color=color, **hollow)
     if len({x for x, _ in near}) > 2:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
