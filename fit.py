@@ -3,25 +3,23 @@
     python fit.py runs/wsd-quick                             the law, law.json, figures
     python fit.py runs/wsd-quick --beyond runs/beyond-quick  does it hold at 4 times the longest T?
     python fit.py runs/wsd-a --against runs/wsd-b            how much b and q of two sweeps differ
-    python fit.py runs/compare-quick                         so also power-quick, transfer-quick
+    python fit.py runs/wsd-c --only weight_decay=0.1         one part of a sweep
+    python fit.py runs/compare-quick                         also power-quick, transfer-quick
     python fit.py --predict --total_tokens 10e12 --batch_size 1024         the paper's learning rate
     python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1           losses of any runs
 
-The procedure, fixed before the runs in results/ were made:
+We fixed this procedure before the runs in results/:
 
-1. A *cell* is a shape, a run length T and a batch size. Each seed's best learning rate is the
-   vertex of a parabola through loss against log lr at 5 rates: the best one measured and two on
-   each side, in steps of sqrt(2), or one on each side in a grid of steps of 2. A minimum is left
-   out, and counted, if it is the first or last of its rates, if one of the 5 diverged or is
-   missing, or if the vertex falls outside them. The fit is repeated with 3 and 7 rates.
-2. The joint fit: least squares for log lr = log a(shape) + b log T + q log beta, over all minima.
-3. The paper's fit: q = 1, so only gamma = lr / beta is left to explain, for the three batch sizes
-   with the lowest loss at each shape and T: log gamma = log a + b log T. (The paper averages the
-   three gammas before it takes the logarithm; we average logarithms.)
+1. A *cell* is a shape, a run length T and a batch size. A minimum is the vertex of a parabola
+   through loss against log lr, for one cell and seed. It takes 5 learning rates in steps of
+   sqrt(2), with the best one in the middle, or 3 in steps of 2. We leave a minimum out, and count
+   it, if this is impossible, if one of them diverged, or if the vertex falls outside them.
+2. The joint fit is least squares for log lr = log a(shape) + b log T + q log beta, on all minima.
+3. The paper's fit has q = 1, so it explains gamma = lr / beta by log gamma = log a + b log T. It
+   uses the three batch sizes with the lowest loss, per shape and T.
 4. Intervals hold 95% of 2,000 bootstrap draws of seeds and cells, both at once, with replacement.
-   They include the noise between seeds and the distance of cells from a straight line.
 
-T counts tokens, beta sequences of 4096 tokens, as in schedules.py. In a notebook: fit.law(rows).
+T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
 
 import contextlib
@@ -36,7 +34,7 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import figures, report
-from tools.compare import TUNING, complete, loss_of, read_records, shape_of
+from tools.compare import TUNING, check_same_settings, complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
 from tools.records import read_metrics
 from tools.report import reasons
@@ -59,7 +57,7 @@ class Minimum(NamedTuple):
 
 
 def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
-    """Index of the lowest point, and `window` points around it; fewer in steps above sqrt(2)."""
+    """Index of the lowest point, and `window` points around it (fewer in steps above sqrt(2))."""
     best = min(range(len(points)), key=lambda i: points[i][1])
     step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
     side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)
@@ -84,7 +82,7 @@ def parabola(points: list[tuple], window: int = WINDOW) -> tuple[float, str]:
 
 
 def minima(records: list[dict], window: int = WINDOW, of=None) -> list[Minimum]:
-    """The best learning rate of each shape, T, batch size and seed. of: record -> x (log2 lr)."""
+    """The best learning rates by cell and seed, or the best x, if `of` maps a record to x."""
     of, groups = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
@@ -110,10 +108,10 @@ def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
 
 
 def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bool) -> np.ndarray:
-    """Weighted least squares of log2 lr = log2 a + b log2 T + q log2 beta, for each row of weights.
+    """Fit log2 lr = log2 a + b log2 T + q log2 beta by least squares, once per row of weights.
 
-    shapes: groups of shapes that share an a. -> [rows, len(shapes) + 2]: log2 a of each group, b, q
-    (1 unless free). Rows that do not determine them, as some draws from few cells, are NaN.
+    The shapes in a group share an a. Returns [rows, len(shapes) + 2] with the values of log2 a, b
+    and q (1 unless free). Rows that do not determine them, as some draws of few cells, are NaN.
     """
     T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
     one_hot = [[p.shape in group for p in points] for group in shapes]
@@ -128,7 +126,7 @@ def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bo
 
 
 class Law(NamedTuple):
-    """lr = a * beta^q * T^b: estimates followed by all bootstrap draws, each [1 + draws]."""
+    """lr = a * beta^q * T^b. Estimates, followed by all bootstrap draws, [1 + draws]."""
 
     a: np.ndarray
     b: np.ndarray
@@ -137,7 +135,7 @@ class Law(NamedTuple):
 
 
 def joint_law(found: list[Minimum]) -> Law:
-    """One regression for all minima; a: geometric mean of the shapes. Raises ValueError."""
+    """One regression for all minima. a is the geometric mean of the shapes. Raises ValueError."""
     points = usable(found)
     shapes = [*dict.fromkeys(m.shape for m in points)]
     solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
@@ -149,7 +147,7 @@ def joint_law(found: list[Minimum]) -> Law:
 
 
 def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
-    """shape -> draws of b fitted to it separately; drawn together, so they can be subtracted."""
+    """shape -> draws of its separate b, all from the same draws, so they can be subtracted."""
     points = usable(found)
     weights, own = bootstrap(points), {}
     for shape in dict.fromkeys(m.shape for m in points):
@@ -158,9 +156,9 @@ def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
     return own
 
 
-def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
-    """q = 1, the three best batch sizes of each shape and T, one a for all shapes (or for one)."""
-    points = [m for m in best_three(usable(found)) if shape in (None, m.shape)]
+def paper_law(found: list[Minimum]) -> Law:
+    """Fit the three best batch sizes per shape and T, with q = 1 and one a for all shapes."""
+    points = best_three(usable(found))
     log_a, b, q = regress(points, bootstrap(points), [{m.shape for m in points}], free_q=False).T
     return Law(2**log_a, b, q, {})
 
@@ -168,17 +166,14 @@ def paper_law(found: list[Minimum], shape: str | None = None) -> Law:
 def usable(found: list[Minimum]) -> list[Minimum]:
     """The minima that are not left out. Raises ValueError if they cannot give a law."""
     points = [m for m in found if not m.why_not]
-    why = f" ({reasons(found)})" if len(points) < len(found) else ""
-    if not points:
-        raise ValueError(f"all {len(found)} minima are unusable{why}")
-    for name, what in (("T", "run length T"), ("beta", "batch size")):
-        if len({getattr(m, name) for m in points}) < 2:
-            raise ValueError(f"usable minima for one {what} only; a law needs two or more{why}")
+    if min(len({m.T for m in points}), len({m.beta for m in points})) < 2:
+        why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found)}"
+        raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
     return points
 
 
 def best_three(points: list[Minimum]) -> list[Minimum]:
-    """Minima of the three batch sizes with the lowest mean loss, for each shape and T."""
+    """Minima of the three batch sizes with the lowest mean loss, per shape and T."""
     losses: dict = {}
     for m in points:
         losses.setdefault((m.shape, m.T), {}).setdefault(m.batch_size, []).append(m.loss)
@@ -187,7 +182,7 @@ def best_three(points: list[Minimum]) -> list[Minimum]:
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of the draws; the first entry is the estimate and does not count."""
+    """The middle 95% of the draws. The first entry is the estimate and does not count."""
     draws = draws[1:][np.isfinite(draws[1:])]
     return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
 
@@ -198,7 +193,7 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 
 
 def law(rows: list[dict]) -> dict:
-    """Fit lr = a beta^q T^b to plain rows, for notebooks too; returns what law.json holds.
+    """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size and
     seq_len. Optional: shape and seed, else all rows have the same. Raises ValueError.
@@ -217,7 +212,7 @@ def law(rows: list[dict]) -> dict:
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run: equation 6 of the paper, exponent of beta free."""
+    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
     return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
 
 
@@ -232,84 +227,79 @@ def read_law(name: str) -> dict:
 
 
 def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print the law by both fits; draw the figures; last, write law.json. beyond: not fitted."""
-    found, values = minima(records), law(records)
-    joint, own, points = joint_law(found), slopes(found), usable(found)
-    left_out = f", {len(found) - len(points)} of them left out: {reasons(found)}"
-    print(f"{len(records):,} runs, {len(found)} minima" + left_out * (len(points) < len(found)))
+    """Print the law and draw the figures, then write law.json. `beyond` is not fitted."""
+    found, values, outside = minima(records), law(records), minima(beyond)
+    print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
+    print_fits(records)
+    for m in outside:
+        report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
+    points, stars = usable(found), [m for m in outside if not m.why_not]
+    report.price(points)
+    report.draw_valleys(out / "valleys.png", found)
+    figures.draw_batches(out / "batch.png", report.middle_shape(points), values)
+    line = band(joint_law(found), points, stars)
+    figures.draw_law(out / "law.png", points, values, line, stars)
+    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
+    print(f"\n{out}: law.json, valleys.png, batch.png, law.png")
+
+
+def print_fits(records: list[dict]) -> None:
+    """Print both fits, with three widths of the parabolas, and the law of the separate shapes."""
     print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
     print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
-    for window in (3, 5, 7):
+    for window in (3, WINDOW, 7):
         with contextlib.suppress(ValueError):  # too few rates for this window
-            one, other = (fit(minima(records, window)) for fit in (joint_law, paper_law))
-            print(f"{window:7d}  {show(one.b):<25} {show(one.q):<22} {show(other.b)}")
-    for name, *others in (("b", "the paper's -0.51", "Bjorck's -0.32"),
-                          ("q", "the paper's 1", "the square root's 0.5")):  # fmt: skip
-        low, high = values[f"{name}_interval"]
-        side = lambda x: "inside" if low <= float(x.split()[-1]) <= high else "outside"
-        said = ", ".join(f"{other} is {side(other)}" for other in others)
-        print(f"{name}, joint fit, {WINDOW} rates: {said}")
-    low, high = report.cost_beside(found, 1)
-    print(f"half the best measured learning rate costs {low:.3f} nats, twice that rate {high:.3f}")
-    first = next(iter(joint.a_of))
+            found = minima(records, window)
+            joint, paper = joint_law(found), paper_law(found)
+            print(f"{window:7d}  {show(joint.b):<25} {show(joint.q):<22} {show(paper.b)}")
+    joint, own = joint_law(minima(records)), slopes(minima(records))
+    first = next(iter(own))
     for shape, a in joint.a_of.items():
-        line = f"{shape}: a = {a[0]:.3g}" + f", its b {show(own[shape], 2)}" * (len(own) > 1)
+        print(f"{shape}: a = {a[0]:.3g}, its b {show(own[shape], 2)}")
         if shape != first:
-            line += f"; a {show(a / joint.a_of[first], 2)} times that of {first}"
-            line += f", difference of b {show(own[shape] - own[first], 2)}"
-        print(line)
-    for m in minima(beyond):
-        report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
-    print(report.next_commands(records, lambda *cell: predict(values, *cell), values))
-    report.price(points, {}, out)
-    report.draw_valleys(out / "valleys.png", found)
-    report.draw_batches(out / "batch.png", points, values)
-    laws = {shape: paper_law(found, shape) for shape in joint.a_of} | {"together": paper_law(found)}
-    figures.draw_gamma(out / "gamma.png", best_three(points), laws)
-    stars = [m for m in minima(beyond) if not m.why_not]
-    figures.draw_law(out / "law.png", points, values, band(joint, points, stars), stars)
-    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
-    print(f"\n{out}: law.json, valleys.png, batch.png, gamma.png, law.png, price.png")
+            print(f"    a {show(a / joint.a_of[first], 2)} times that of {first}, "
+                  f"difference of b {show(own[shape] - own[first], 2)}")  # fmt: skip
 
 
 def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
-    """The law's line and its interval over log2 T, at the points' middle batch size.
+    """The law's line and its interval over log2 T, at the middle batch size of the points.
 
     At beta = 1, far from the data, the different q of the draws would widen the band.
     """
     T = np.log2([m.T for m in points + beyond])
-    T, middle = np.linspace(T.min(), T.max(), 50), np.mean([math.log2(m.beta) for m in points])
-    lines = (np.log2(joint.a) + (joint.q - joint.q[0]) * middle)[:, None] + joint.b[:, None] * T
+    T = np.linspace(T.min(), T.max(), 50)
+    middle = np.mean([math.log2(m.beta) for m in points])
+    height = np.log2(joint.a) + (joint.q - joint.q[0]) * middle
+    lines = height[:, None] + joint.b[:, None] * T
     return T, lines[0], *np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
 
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
     """Print b and q of two sweeps in the cells and seeds that both have, and their differences."""
-    both = records, others
-    if len({r[0].get("fingerprint") for r in both}) > 1:
+    if records[0].get("fingerprint") != others[0].get("fingerprint"):
         raise ValueError("--against: a different corpus (the fingerprints of the records differ)")
     cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
-    ours, theirs = ({cell(m): m for m in minima(r) if not m.why_not} for r in both)
+    ours = {cell(m): m for m in minima(records) if not m.why_not}
+    theirs = {cell(m): m for m in minima(others) if not m.why_not}
     common = sorted(ours.keys() & theirs.keys())
-    one, other = (joint_law([some[cell] for cell in common]) for some in (ours, theirs))
-    warmup = " against ".join(f"{r[0].get('warmup_tokens', 0):,}" for r in both)
-    print(f"{len(common)} cells and seeds in both; warmup {warmup} tokens")
-    for name in ("b", "q"):
-        x, y = getattr(one, name), getattr(other, name)
+    one = joint_law([ours[cell] for cell in common])
+    other = joint_law([theirs[cell] for cell in common])
+    print(f"{len(common)} cells and seeds in both")
+    for name, x, y in (("b", one.b, other.b), ("q", one.q, other.q)):
         print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
-    """Minima of the runs of Power that differ only in a, and only in b; and the common a and b."""
-    names = ("power_a", "power_b")
-    center = {n: Counter(r[n] for r in records).most_common(1)[0][0] for n in names}
-    over_b, over_a = ([r for r in records if r[n] == center[n]] for n in names)
-    found = {"a": minima(over_a, of=lambda r: math.log2(r["power_a"]))}
-    return found | {"b": minima(over_b, of=lambda r: r["power_b"])}, center
+    """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
+    most_common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
+    a, b = most_common("power_a"), most_common("power_b")
+    over_a = minima([r for r in records if r["power_b"] == b], of=lambda r: math.log2(r["power_a"]))
+    over_b = minima([r for r in records if r["power_a"] == a], of=lambda r: r["power_b"])
+    return {"a": over_a, "b": over_b}, {"power_a": a, "power_b": b}
 
 
 def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Report the experiment that made these records; the schedules tell which one it was."""
+    """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
     wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING]
     if schedules == {"cosine", "power", "wsd"}:
@@ -318,7 +308,7 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
         names = ", ".join(sorted(schedules))
-        raise ValueError(f"runs with different schedules ({names}); fit each of them separately")
+        raise ValueError(f"runs with different schedules ({names}); fit them separately")
     elif any(r["standard"] for r in records):
         report.transfer(minima(records), out)
     else:
@@ -326,7 +316,7 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
 
 
 def prediction(args) -> float:
-    """The learning rate that --predict asks for. Raises OSError or ValueError."""
+    """The learning rate for --predict. Raises OSError or ValueError."""
     law = read_law(args.law)
     args.seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     for name in ("total_tokens", "batch_size", "seq_len"):
@@ -335,32 +325,37 @@ def prediction(args) -> float:
     return predict(law, args.total_tokens, args.batch_size * args.seq_len)
 
 
+def report_curves(runs: list[Path], out: Path) -> None:
+    """Draw the losses of these runs. Raises OSError or ValueError."""
+    curves = {run.name: read_metrics(run) for run in runs}
+    for name, lines in curves.items():
+        if not lines:
+            raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
+    out.mkdir(parents=True, exist_ok=True)
+    figures.draw_curves(out / "curves.png", curves)
+    print(out / "curves.png")
+
+
 def run(args) -> None:
-    """Do what the command line asks for. Raises OSError or ValueError."""
+    """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
         return print(f"{prediction(args):.2g}")
-    if not args.folders and not args.curves:
+    if args.curves:
+        return report_curves(args.curves, args.out or Path("."))
+    if not args.folders:
         raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
-    out = args.out or [*args.folders, Path(".")][0]
+    records, beyond = read_records(args.folders, args.only), []
+    if args.against:
+        return report_difference(records, read_records([args.against], args.only))
+    if args.beyond:
+        beyond = read_records([args.beyond], args.only)
+        check_same_settings(records + beyond)
+        if {(r["schedule"], r["standard"]) for r in records + beyond} != {("wsd", False)}:
+            raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep")
+    out = args.out or args.folders[0]
     out = out.parent if out.is_file() else out
-    curves = {run.name: read_metrics(run) for run in args.curves or []}
-    for name in (name for name, lines in curves.items() if not lines):
-        raise ValueError(f"--curves {name}: no metrics in metrics.jsonl; give the folder of a run")
-    for name in (name for name, lines in curves.items() if not lines):
-        raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
-    paths = (args.folders, [args.against], [args.beyond], [*args.folders, args.beyond])
-    records, others, beyond, _ = (read_records(p) if all(p) and p else [] for p in paths)
-    kinds = {(r["schedule"], r["standard"]) for r in records + beyond}
-    if beyond and (others or kinds != {("wsd", False)}):
-        raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep itself")
     out.mkdir(parents=True, exist_ok=True)
-    if curves:
-        figures.draw_curves(out / "curves.png", curves)
-        print(out / "curves.png")
-    if others:
-        report_difference(records, others)
-    elif records:
-        report_records(records, out, beyond)
+    report_records(records, out, beyond)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -368,6 +363,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: the first folder)")
+    add("--only", action="append", default=[], metavar="FIELD=VALUE", help="leave out other runs")
     add("--against", type=Path, help="another sweep, to compare b and q with")
     add("--beyond", type=Path, help="a search outside the grid, to test the law on")
     add("--curves", type=Path, nargs="+", metavar="RUN", help="draw losses of runs, curves.png")

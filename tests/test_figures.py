@@ -1,10 +1,8 @@
 """Every figure can be read: nothing overlaps, nothing is cut off, no text is tiny or faint."""
 
 import json
-from pathlib import Path
 
 import matplotlib.colors
-import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -56,20 +54,6 @@ def check_layout(fig: Figure) -> None:
                 box = Text.get_window_extent(text, renderer).padded(-2)
                 crosses = path.intersects_bbox(box, filled=False)
                 assert not crosses, f"a line crosses {text.get_text()!r}"
-
-
-def same_picture(one: Path, other: Path) -> bool:
-    """Do two PNGs show the same? Blocks of 4 x 4 pixels are compared by their mean colors.
-
-    The last digits of another processor change pixels by 1/255 and, at most, round an edge the
-    other way. A line that moves by its own width changes blocks along all of its length.
-    """
-    images = [matplotlib.image.imread(path)[..., :3] for path in (one, other)]
-    if images[0].shape != images[1].shape:
-        return False
-    h, w = (n // 4 * 4 for n in images[0].shape[:2])
-    means = [image[:h, :w].reshape(h // 4, 4, w // 4, 4, 3).mean(axis=(1, 3)) for image in images]
-    return (np.abs(means[0] - means[1]).max(axis=2) > 0.1).sum() <= 4
 
 
 @pytest.fixture
@@ -129,26 +113,8 @@ def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
     assert found == [lines[0], lines[4], lines[2], lines[3]]
 
 
-def test_labels_move_as_little_as_they_must():
-    assert drawing.spread([0.0, 5.0, 9.0], [1, 1, 1]) == [0, 5, 9]
-    assert drawing.spread([1.0, 0.0, 1.0], [1, 1, 1]) == pytest.approx([2 / 3, -1 / 3, 5 / 3])
-    placed = drawing.spread([0.0, 0.0, 9.0], [1, 3, 1])  # a tall label needs more room
-    assert placed == pytest.approx([-1, 1, 9])
-
-
-def test_same_picture_passes_last_digits_and_fails_a_changed_line(tmp_path):
-    def draw(name, b=-0.26, color="black"):
-        with drawing.figure(tmp_path / name, 3.6) as (ax,):
-            x = np.linspace(17, 21)
-            ax.scatter(x, -0.26 * x, color="#0072B2")
-            ax.plot(x, -0.26 * x + (b + 0.26) * (x - 19), color=color)
-        return tmp_path / name
-
-    one, rng = draw("one.png"), np.random.default_rng(0)
-    pixels = (matplotlib.image.imread(one) * 255).round().astype(int)
-    rows, columns = rng.integers(0, pixels.shape[0], 3000), rng.integers(0, pixels.shape[1], 3000)
-    pixels[rows, columns] += rng.choice([-1, 1], (3000, 1))
-    matplotlib.image.imsave(tmp_path / "digits.png", pixels.clip(0, 255).astype(np.uint8))
-    assert same_picture(one, tmp_path / "digits.png") and same_picture(one, draw("again.png"))
-    assert not same_picture(one, draw("line.png", b=-0.28))
-    assert not same_picture(one, draw("color.png", color="#B34700"))
+def test_labels_are_pushed_apart_and_keep_their_order():
+    assert drawing.push_apart([0.0, 5.0, 9.0], 1) == [0, 5, 9]
+    placed = np.array(drawing.push_apart([1.0, 0.0, 1.0, 0.9], 1))
+    assert np.argsort(placed).tolist() == [1, 3, 0, 2] and np.diff(np.sort(placed)).min() > 0.99
+    assert placed.mean() == pytest.approx(0.725)

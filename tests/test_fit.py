@@ -3,9 +3,6 @@
 import json
 import math
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,6 @@ import schedules
 from test_figures import check_layout, figures  # noqa: F401  (a fixture)
 from tools import compare
 
-ROOT = Path(__file__).parent.parent
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
 
@@ -109,7 +105,7 @@ def compare_records(power=0.004, average=0.002, fitted=0.001, seeds=3) -> list[d
             loss = base(T0, seed) + 0.01 * abs(a - best)
             found.append(record(32, 2, T0, seed, loss, a=a, b=b, schedule="power"))
     for width, batch, T in [(w, B, T) for w in (64, 128) for B in (2, 8) for T in BUDGETS]:
-        rates = {tuned + step for step in ({0} if batch == 2 else {0, 2, 4})}
+        rates = {tuned + step for step in ({0} if batch == 2 else {0, 2})}
         lowest = min(range(4, 40), key=lambda j: off_the_law(T, batch, rate(j)))
         half = (batch / 2) ** -0.5  # of a, so that Power is proportional to the root of the batch
         for seed in range(seeds):
@@ -145,9 +141,10 @@ def refused(argv: list, capsys) -> str:
         status = fit.main([str(word) for word in argv])
     except SystemExit as end:
         status = end.code
-    err = capsys.readouterr().err
-    assert status == 2 and err.count("\n") == 1 and err.startswith("fit.py: "), (status, err)
-    return err
+    *notes, error = capsys.readouterr().err.splitlines()
+    assert status == 2 and error.startswith("fit.py: "), (status, error)
+    assert all("ignored" in note for note in notes), notes  # torn records
+    return error
 
 
 # -- recovery --------------------------------------------------------------------------------------
@@ -218,7 +215,6 @@ def test_bootstrap_weights_are_draws_of_seeds_times_draws_of_cells():
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():
     assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
-    assert fit.show(np.array([1.0, *range(1001)]), 0) == "1 [25, 975]"
 
 
 def test_the_papers_fit_takes_the_three_best_batches():
@@ -318,7 +314,7 @@ def test_lines_and_baseline_of_a_comparison():
             "Power (paper), learning rate ∝ √batch": 0.004 if batch == 2 else 0.002,
             "baseline": min(off_the_law(T, batch, rate(j)) for j in range(4, 40)),
         }  # fmt: skip
-        scaled = {"": 0, ", learning rate ∝ √batch": 0.5, ", learning rate ∝ batch": 1}
+        scaled = {"": 0, ", learning rate ∝ √batch": 0.5}
         for more, p in scaled.items():
             cost = off_the_law(T, batch, tuned * (batch / 2) ** p)
             expected |= {"WSD" + more: cost, "cosine" + more: cost}
@@ -339,10 +335,9 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
     folder = write(records, tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "| **2.9" in out and "| dense, 20 cells |" in out and "MoE" not in out
-    assert re.search(r"Power \(fitted\), averaged +-\d", out)
-    names = {"compare.png", "anytime.png", "price.png"}
-    assert {path.name for path in folder.glob("*.png")} == names
+    assert "| Power (paper) | 3.014 ± 0.010 |" in out  # losses 3.004, 3.014 and 3.024
+    assert "| Power (fitted) | +0.00" in out and "| dense, 20 cells |" in out and "MoE" not in out
+    assert {path.name for path in folder.glob("*.png")} == {"compare.png", "anytime.png"}
     for figure in figures:
         check_layout(figure)
     moe = [r | {"n_expert": 8} if r["n_embd"] == 64 else r for r in records]
@@ -352,17 +347,13 @@ def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
 
 
 def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(tmp_path, capsys):
-    records, rng = compare_records(), np.random.default_rng(0)
+    records = compare_records()
     last = [r for r in records if r["schedule"] == "cosine" and r["total_tokens"] == BUDGETS[-1]]
     folder = write([r for r in records if r not in last], tmp_path / "a")
     assert fit.main([str(folder)]) == 0 and "1.6M" not in capsys.readouterr().out
-    assert {path.name for path in folder.glob("*.png")} == {"compare.png", "price.png"}
-    for i in range(3):  # any runs may be missing
-        some = [r for r in records if r["seed"] >= 100 or rng.random() < 0.99 - 0.14 * i]
-        status = fit.main([str(write(some, tmp_path / f"b{i}"))])
-        out, err = capsys.readouterr()
-        assert (status, err) == (0, "") or (status == 2 and "still running" in err)
-        assert ("| baseline |" in out) == (status == 0) and err.count("\n") == status // 2
+    assert [path.name for path in folder.glob("*.png")] == ["compare.png"]
+    some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
+    assert "still running" in refused([write(some, tmp_path / "b")], capsys)
     folder = write([r for r in records if r["seed"] < 100], tmp_path / "c")
     assert "no runs tuned power" in refused([folder], capsys)
 
@@ -370,14 +361,12 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(tmp_path, cap
 @pytest.mark.parametrize("q", [0.4, 1.0])
 def test_price_of_not_knowing_matches_closed_forms(q):
     """A learning rate that is off by x octaves costs 0.03 x^2, whatever else is known."""
-    found = fit.usable(fit.minima(wsd_records(q=q)))
-    costs, n = compare.price(found, {})
+    costs = compare.price(fit.usable(fit.minima(wsd_records(q=q))))
     T, B = np.meshgrid(np.log2(BUDGETS), np.log2(BATCHES))
     x, T, B = -0.4 * T + q * B, T - T.mean(), B - B.mean()
     # each cell is judged by a fit without it: what least squares leave, over 1 - leverage
     line = 1 - (1 / 60 + T**2 / (3 * (T**2).sum()))
     off = {"nothing": (x - x.mean()) / (1 - 1 / 60), "batch size": -0.4 * T / (1 - 1 / 15),
-           "T": q * B / (1 - 1 / 12), "T and batch size, ∝ batch": (q - 1) * B / line,
            "T and batch size, ∝ √batch": (q - 0.5) * B / line}  # fmt: skip
     grid = math.log2(40) - 5 * q + x + math.log2(1e4)  # the rates are its whole and half octaves
     lowest = 0.03 * (grid - np.round(2 * grid) / 2) ** 2
@@ -385,10 +374,7 @@ def test_price_of_not_knowing_matches_closed_forms(q):
         if (np.abs(octaves) < 1.7).all():  # beyond, the outermost rate counts
             expected = (0.03 * octaves**2 - lowest).mean()  # straight lines lie above a parabola
             assert costs[name].mean() == pytest.approx(expected, abs=0.0022), name
-    assert n == 60 and costs["T and batch size, free exponents"].mean() < 0.002
-    power = {("width 64", T, 2): {0: 2.5, 1: 2.5, 2: 2.5} for T in BUDGETS}
-    costs, _ = compare.price(found, {"Power": power, "elsewhere": {}})
-    assert len(costs["Power"]) == 5 and costs["Power"].mean() > 0.4 and "elsewhere" not in costs
+    assert len(costs["nothing"]) == 60 and costs["T and batch size, free exponents"].mean() < 0.002
 
 
 def test_a_rule_is_judged_where_it_was_not_fitted():
@@ -397,26 +383,15 @@ def test_a_rule_is_judged_where_it_was_not_fitted():
     for r in records:
         if (r["total_tokens"], r["batch_size"]) == (BUDGETS[2], 2):
             r["lr"] *= 2  # an octave off the law
-    costs, _ = compare.price(fit.usable(fit.minima(records)), {})
+    costs = compare.price(fit.usable(fit.minima(records)))
     assert costs["T and batch size, free exponents"].max() == pytest.approx(0.03, rel=0.1)
-
-
-def test_a_few_rates_far_apart_are_no_valley():
-    records = wsd_records(widths=[64])
-    lowest = min(r["lr"] for r in records)
-    thinned = lambda r: r["seed"] < 2 or round(2 * math.log2(r["lr"] / lowest)) % 3
-    kept = [m for m in fit.minima([r for r in records if thinned(r)]) if not m.why_not]
-    assert kept == [m for m in fit.minima(records) if m.seed < 2]
 
 
 # -- commands --------------------------------------------------------------------------------------
 
 
 def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
-    more = dict(tokenizer="my bytes", weight_decay=0.3, compile=False, beta2=0.9)
-    more["command"] = "python sweep.py wsd --scale laptop --beta2=0.9 --no-compile --out 'a b'"
-    records = [r | more for r in wsd_records(noise=0.004, cells=0.08)]
-    folder = write(records, tmp_path / "a")
+    folder = write(wsd_records(noise=0.004, cells=0.08), tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
@@ -424,21 +399,21 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     assert [*law] == (names + "warmup_tokens fingerprint").split() and law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
-    assert "-0.51 is outside" in out and "0.5 is outside" in out
-    names = {"valleys.png", "batch.png", "gamma.png", "law.png", "price.png"}
+    names = {"valleys.png", "batch.png", "law.png"}
     assert {path.name for path in folder.glob("*.png")} == names
     for figure in figures:
         check_layout(figure)
-    # the printed commands keep what was typed, quoted for the shell, and have the law's rate
-    wsd, power = (shlex.split(line) for line in out.splitlines() if "train.py" in line)
-    flags = dict(zip(wsd[2:], wsd[3:]))
-    assert flags["--tokenizer"] == "my bytes" and flags["--weight_decay"] == "0.3"
-    assert flags["--beta2"] == "0.9" and "--no-compile" in wsd and "--out" not in wsd
-    best = min(records, key=lambda r: r["val_loss"])
-    lr = fit.predict(law, 4 * best["total_tokens"], 128 * best["batch_size"])
-    assert flags["--total_tokens"] == str(4 * best["total_tokens"])
-    assert float(flags["--lr"]) == pytest.approx(lr, rel=0.01)
-    assert float(power[power.index("--power_b") + 1]) == pytest.approx(law["b_paper"], abs=0.01)
+
+
+def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
+    records = [r | {"weight_decay": 0.0} for r in wsd_records(b=-0.3)]
+    records += [r | {"weight_decay": 0.1} for r in wsd_records(b=-0.5)]
+    folder = write(records, tmp_path / "a")
+    assert "weight_decay" in refused([folder], capsys)
+    for value, b in (("0", -0.3), ("0.1", -0.5)):
+        assert fit.main([str(folder), "--only", f"weight_decay={value}", "--out", value]) == 0
+        assert json.loads(Path(value, "law.json").read_text())["b"] == pytest.approx(b)
+    assert "--only weight_decay=7" in refused([folder, "--only", "weight_decay=7"], capsys)
 
 
 def test_six_widths_with_experts_are_fitted_and_drawn(figures, tmp_path, capsys):  # noqa: F811
@@ -453,16 +428,12 @@ def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_pat
     records, rng = wsd_records(seeds=1, widths=[32, 64]), np.random.default_rng(0)
     no_longest = [r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])]
     narrow = [r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002]  # width 64: at the edge
-    holes = [r for r in records if rng.random() < 0.6]
-    results = []
-    for i, some in enumerate([no_longest, narrow, holes]):
-        results.append(fit.main([str(write(some, tmp_path / str(i)))]))
-        written, err = {path.name for path in Path(str(i)).iterdir()}, capsys.readouterr().err
-        if results[-1] == 0:
-            assert "law.json" in written and not err
-        else:
-            assert written == {"records.jsonl"} and err.count("\n") == 1
-    assert results == [0, 0, 2]
+    for name, some in (("a", no_longest), ("b", narrow)):
+        assert fit.main([str(write(some, tmp_path / name))]) == 0
+        assert Path(name, "law.json").exists()
+    folder = write([r for r in records if rng.random() < 0.6], tmp_path / "c")
+    assert "still running" in refused([folder], capsys)
+    assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
 
 
 def test_power_report(figures, tmp_path, capsys):  # noqa: F811
@@ -472,15 +443,14 @@ def test_power_report(figures, tmp_path, capsys):  # noqa: F811
     assert "mean -0.500, standard deviation 0.000" in out and "mean 32.000" in out
     for figure in figures:
         check_layout(figure)
-    assert {path.name for path in folder.glob("*.png")} == {"power.png", "best_b.png"}
+    assert {path.name for path in folder.glob("*.png")} == {"power.png"}
 
 
 def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
     assert fit.main([str(write(transfer_records(), tmp_path / "a"))]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert {f"muP {n} 0.0156, 0.0156 0.0000" for n in (32, 64, 128)} <= {*lines}
-    assert "standard 64 0.0078, 0.0078 0.0300" in lines
-    assert "standard 128 0.0039, 0.0039 0.1200" in lines
+    assert {f"muP {n} 0.0156, 0.0156" for n in (32, 64, 128)} <= {*lines}
+    assert {"standard 64 0.0078, 0.0078", "standard 128 0.0039, 0.0039"} <= {*lines}
     check_layout(figures[0])
 
 
@@ -510,9 +480,8 @@ def test_two_sweeps_against_each_other(tmp_path, capsys):
     write([r | {"warmup_tokens": 50_000} for r in other], tmp_path / "b")
     assert fit.main(["a", "--against", "b"]) == 0
     out = capsys.readouterr().out
-    assert "120 cells and seeds" in out and "2,500 against 50,000" in out
     difference, low, high = map(float, re.search(r"difference (\S+) \[(.+), (.+)\]", out).groups())
-    assert low < -0.2 < high and abs(difference + 0.2) < 0.03
+    assert "120 cells and seeds" in out and low < -0.2 < high and abs(difference + 0.2) < 0.03
     write([r | {"fingerprint": "9"} for r in other], tmp_path / "c")
     assert "different corpus" in refused(["a", "--against", "c"], capsys)
 
@@ -531,13 +500,14 @@ def test_curves_of_any_runs_with_a_torn_line(figures, tmp_path):  # noqa: F811
     for name, end in (("power-1", 1.2), ("wsd-1", 1.21), ("cosine-1", 1.5)):
         lines = [dict(tokens=i * 10**5, loss=end + 40 / (i + 9)) for i in range(1, 41)]
         lines += [dict(tokens=i * 10**6, val_loss=end + 3 / i) for i in range(1, 5)]
+        lines.append(dict(tokens=5 * 10**6, loss=None))  # diverged
         Path(name).mkdir()
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 41000'
         Path(name, "metrics.jsonl").write_text(text)
     assert fit.main(["--curves", "power-1", "wsd-1", "cosine-1"]) == 0
     check_layout(figures[0])
     drawn = {len(line.get_xdata()) for line in figures[0].axes[0].lines}
-    assert drawn == {40 - 8, 4}  # training loss in windows of 9, and validation loss
+    assert drawn == {40, 4}  # training loss and validation loss
 
 
 def test_records_of_single_runs_are_read_once(tmp_path):
@@ -558,14 +528,13 @@ APART = ["fingerprint", "warmup_tokens", "dtype", "weight_decay", "optimizer"]
 @pytest.mark.parametrize(
     "change, says",
     [
-        *[(lambda r, name=n: {name: str(r["seed"])}, f"different {n} (0, 1, 2)") for n in APART],
-        (lambda r: {"decay_tokens": r["total_tokens"] // (9 + r["seed"])}, "9.1%); fit"),
-        (lambda r: {"n_ffn": 80 + r["seed"]}, "different n_ffn (width 32)"),
+        *[(lambda r, name=n: {name: str(r["seed"])}, f"different {n};") for n in APART],
+        (lambda r: {"decay_tokens": r["total_tokens"] // (9 + r["seed"])}, "decay_tokens"),
+        (lambda r: {"n_ffn": 80 + r["seed"]}, "different n_ffn"),
         (lambda r: {"schedule": "power" if r["seed"] else "wsd"}, "different schedules"),
-        (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "one run length T only"),
-        (lambda r: {"batch_size": 4}, "one batch size only"), (lambda r: {"lr": None}, "lr None"),
+        (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "two run lengths"),
+        (lambda r: {"batch_size": 4}, "two batch sizes"), (lambda r: {"lr": None}, "lr None"),
         (lambda r: {"val_loss": r["lr"]}, "180 at an edge"),
-        (lambda r: {"val_loss": "?"}, "val_loss '?'"),
         (lambda r: {"diverged": True, "val_loss": None}, "180 at an edge"),
     ],
 )  # fmt: skip
@@ -592,7 +561,7 @@ PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
         ([*PREDICT, "nan"], "--batch_size nan"), ([*PREDICT, "8", "--law", "no.json"], "no.json"),
         ([*PREDICT, "8", "--law", __file__], "--law"), (["--curves", "nowhere"], "nowhere"),
         (["--against"], "--against"), (["--curvse", "x"], "--curvse"), (["dense.csv"], "dense.csv"),
-        (["empty"], "no records"), (["torn"], "not a whole record"),
+        (["empty"], "no records"), (["torn"], "no records"),
         (["--curves", "empty"], "empty"),
     ],
 )  # fmt: skip
@@ -606,9 +575,3 @@ def test_a_wrong_command_is_refused_in_one_line(argv, says, tmp_path, capsys):
     before = sorted(tmp_path.rglob("*"))
     assert says in refused(argv, capsys)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_it_starts_without_torch():
-    argv = [*PREDICT, "8"]
-    code = f"import sys, fit; fit.main({argv}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

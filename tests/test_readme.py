@@ -161,7 +161,7 @@ def stopped_cosine(T: int) -> float:
 def price() -> list[float]:
     """Cost of one learning rate for all cells, of one per batch size, of one by T and √batch."""
     wsd = [r for r in records(*COMPARE) if r["schedule"] == "wsd" and r["seed"] < 100]
-    costs, _ = compare.price(fit.usable(fit.minima(wsd)), {})
+    costs = compare.price(fit.usable(fit.minima(wsd)))
     rules = "nothing", "batch size", "T and batch size, ∝ √batch"
     return [costs[rule].mean() for rule in rules]
 
@@ -211,7 +211,7 @@ NUMBERS = {
     "moe.power.wsd": lambda: difference(PAPER, "WSD", moe=True),
     "moe": lambda: [cost(line, moe=True).mean() for line in (FITTED, "WSD", "cosine", PAPER)],
     "short": lambda: [cost(line, folders=COMPARE_SHORT).mean() for line in (PAPER, "WSD")],
-    "power.b": lambda: [best_b().mean(), best_b().std()],
+    "power.b": lambda: [best_b().mean(), best_b().std(ddof=1)],
     "power.b.8": lambda: [
         best_b(lambda m: (m.T, m.batch_size) == (T, 8)).mean() for T in (80_000, 1_280_000)
     ],

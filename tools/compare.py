@@ -1,14 +1,12 @@
-"""Records that may be compared, the comparison of schedules, and the price of not knowing T.
+"""Which records belong together, the comparison of schedules, and the price of not knowing T.
 
-A *cell* is (shape, T, batch size). A *line* is one schedule with one way to set its learning rate,
-tuned once in a small cell. The *baseline* is WSD with a learning rate searched in the very cell.
+A *cell* is (shape, T, batch size). A *line* is one schedule with one rule for its learning rate,
+tuned once in a small cell. The *baseline* is WSD with a learning rate searched in the same cell.
 Losses are in nats per token.
 """
 
-import contextlib
-import io
+import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,36 +14,33 @@ import numpy as np
 from tools import records as files
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
-TUNING = 100  # seeds 100 and up only tune the schedules; sweep.py trains them first
+TUNING = 100  # seeds 100 and up only tune the schedules
 PAPER_B = -0.51
-KNOBS = {"power": "power_a", "fitted": "power_a", "wsd": "lr", "cosine": "lr"}  # what was tuned
-# Line -> (kind, p, averaged): the tuned value times (batch size / tuned batch size)^p. Power is
-# proportional to the batch size by itself; p = -0.5 takes half of that back.
+KNOBS = {"power": "power_a", "fitted": "power_a", "wsd": "lr", "cosine": "lr"}  # tuned fields
+# Line -> (kind, p, averaged). Its value is the tuned one times (batch size / tuned batch size)^p.
+# The formula of Power already contains the batch size, and p = -0.5 takes half of that back.
 LINES = {
     "Power (paper)": ("power", 0, False), "Power (paper), averaged": ("power", 0, True),
     "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
     "Power (fitted)": ("fitted", -0.5, False), "Power (fitted), averaged": ("fitted", -0.5, True),
     "WSD": ("wsd", 0, False), "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
-    "WSD, learning rate ∝ batch": ("wsd", 1, False),
     "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
-    "cosine, learning rate ∝ batch": ("cosine", 1, False),
 }  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------
-# Which records may be fitted or compared together
+# -- Which records may be fitted or compared together ----------------------------------------------
 
-VARIED = set("n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b "
-             "average decay_tokens shape standard".split())  # fmt: skip
-OF_A_SHAPE = set("n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std "
-                 "logits_scaling attention_multiplier".split())  # fmt: skip
+VARIED = (
+    "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
+    "decay_tokens shape standard"
+).split()
+OF_A_SHAPE = (
+    "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
+    "attention_multiplier"
+).split()
 
 
 def complete(row: dict) -> dict:
-    """A row with every field that a fit reads; raises ValueError if one without a default lacks.
-
-    Needed: total_tokens, val_loss (None if the run diverged), batch_size and seq_len (or
-    batch_tokens), and lr (for Power: power_a and power_b). Optional: shape, seed, schedule.
-    """
+    """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row["batch_tokens"] / row["seq_len"]
@@ -55,14 +50,11 @@ def complete(row: dict) -> dict:
         if not isinstance(value, (int, float)) or not (value > 0 or name == "power_b"):
             raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
     loss = row.get("val_loss")
-    if not isinstance(loss, (int, float, type(None))):
-        raise ValueError(f"a record has val_loss {loss!r}; it must be a number, or null (diverged)")
-    diverged = bool(row.get("diverged")) or loss is None or not math.isfinite(loss)
-    return row | {"diverged": diverged}
+    return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
 
 
 def shape_of(record: dict) -> str:
-    """The name of a model's shape: its `shape`, or its width, experts and parametrization."""
+    """The name of a shape, made of width, experts and parametrization unless the row has one."""
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
@@ -70,61 +62,70 @@ def shape_of(record: dict) -> str:
 
 
 def is_standard(record: dict) -> bool:
-    """Does attention have another scale than μP's 1 / d_head?"""
+    """Does attention have a different scale than μP's 1 / d_head?"""
     mup = record.get("n_head", 0) / record.get("n_embd", 1)
     return not math.isclose(record.get("attention_multiplier") or mup, mup)
 
 
-def read_records(paths: list[Path]) -> list[dict]:
-    """Each run under these folders once: records.jsonl of sweeps, record.json of single runs.
+def only(records: list[dict], choice: str) -> list[dict]:
+    """The records that agree with a choice, FIELD=VALUE. Raises ValueError if none does."""
+    name, _, text = choice.partition("=")
+    try:
+        value = json.loads(text)  # 0 then equals 0.0, and null None
+    except json.JSONDecodeError:
+        value = text
+    chosen = [r for r in records if r.get(name) == value]
+    if not chosen:
+        raise ValueError(f"--only {choice}: no such records; is it FIELD=VALUE?")
+    return chosen
 
-    Raises FileNotFoundError if there are none, ValueError if they cannot be fitted together.
+
+def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]:
+    """Read all runs under these folders that agree with the choices, without duplicates.
+
+    Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
     """
     found = []
     for path in paths:
-        with contextlib.redirect_stderr(io.StringIO()) as notes:  # about torn lines
-            some = files.read_records(path)
+        some = files.read_records(path)
         if not some:
-            why = f"{path}: no records; give the folder of a sweep"
-            raise FileNotFoundError(notes.getvalue().split("\n")[0] or why)
-        sys.stderr.write(notes.getvalue())
-        found += map(complete, some)
-    # Where both scales of attention occur, the sweep is `transfer`: each width with and without muP
-    standard = list(map(is_standard, found))
-    found = [r | {"standard": s and not all(standard)} for r, s in zip(found, standard)]
+            raise FileNotFoundError(f"{path}: no records; give the folder of a sweep")
+        found += some
+    for choice in choices:
+        found = only(found, choice)
+    found = [complete(r) for r in found]
+    # If both scales of attention occur, the sweep is `transfer`, with and without muP
+    all_standard = all(is_standard(r) for r in found)
+    found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
     found = [r | {"shape": shape_of(r)} for r in found]
-    check_same_settings(found, " ".join(map(str, paths)))
+    check_same_settings(found)
     names = "shape schedule batch_size total_tokens seed lr power_a power_b average".split()
     return list({tuple(r.get(name, False) for name in names): r for r in found}.values())
 
 
-def check_same_settings(records: list[dict], where: str) -> None:
-    """Raise ValueError if the records differ in a setting that no experiment varies.
+def check_same_settings(records: list[dict]) -> None:
+    """Raise ValueError if records differ in a setting that no experiment varies.
 
-    Fields of the shape may differ between shapes. Decays of one schedule must have the same
-    number of tokens or the same share of the run.
+    Decays of one schedule must take the same number of tokens or the same share of the run.
     """
-    seen: dict = {}
+    first_of: dict = {}
+    decays: dict = {}
     for r in records:
-        for name, value in files.settings(r).items():
-            if name not in VARIED:
-                shape = f" ({r['shape']})" if name in OF_A_SHAPE else ""
-                seen.setdefault(name + shape, set()).add(str(value))
-        if "decay_tokens" in r:
-            decay = r["decay_tokens"], round(r["decay_tokens"] / r["total_tokens"], 3)
-            seen.setdefault((r["schedule"], bool(r.get("average"))), set()).add(decay)
-    for name, values in seen.items():
-        if isinstance(name, tuple):
-            fixed = len({tokens for tokens, _ in values}) == 1
-            name, values = "decay_tokens", {f"{share:.1%}" for _, share in values}
-            values = set() if fixed else values
-        if len(values) > 1:
-            values = ", ".join(sorted(values))
-            raise ValueError(f"{where}: runs with different {name} ({values}); fit them separately")
+        first = first_of.setdefault(r["shape"], r)
+        different = files.differs(r, first, VARIED)
+        different += files.differs(r, records[0], VARIED + OF_A_SHAPE)
+        if different:
+            raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
+        decay = r.get("decay_tokens", 0)
+        share = round(decay / r["total_tokens"], 3)
+        decays.setdefault((r["schedule"], r.get("average")), []).append((decay, share))
+    for some in decays.values():
+        if all(len(set(values)) > 1 for values in zip(*some)):
+            raise ValueError("runs with different decay_tokens; fit them separately (--only)")
 
 
 def loss_of(record: dict, name: str = "val_loss") -> float:
-    """A loss of a record; infinite if the run diverged."""
+    """A loss of a record, infinite if the run diverged."""
     return math.inf if record["diverged"] else record[name]
 
 
@@ -132,8 +133,7 @@ def cell_of(record: dict) -> tuple[str, int, int]:
     return record["shape"], record["total_tokens"], record["batch_size"]
 
 
-# ---------------------------------------------------------------------------------------------
-# Lines and their baseline
+# -- Lines and their baseline ----------------------------------------------------------------------
 
 
 def kind_of(record: dict) -> str:
@@ -143,7 +143,7 @@ def kind_of(record: dict) -> str:
 
 
 def tuned(records: list[dict], kind: str) -> tuple[float, str]:
-    """The value that won the trials of a kind (lowest mean loss), and a sentence about it."""
+    """The value with the lowest mean loss in the trials of a kind, and a sentence about it."""
     trials: dict = {}
     for r in records:
         if r["seed"] >= TUNING and kind_of(r) == kind:
@@ -155,39 +155,43 @@ def tuned(records: list[dict], kind: str) -> tuple[float, str]:
     return best, f"{kind}: {KNOBS[kind]} {best:g}, best of {len(trials)}{edge}"
 
 
-def line_of(record: dict, chosen: dict, batch: int) -> list[str]:
-    """The lines that a run belongs to; chosen: kind -> tuned value, batch: where it was tuned."""
-    kind, ratio = kind_of(record), record["batch_size"] / batch
-    fits = lambda p: math.isclose(record[KNOBS[kind]], chosen[kind] * ratio**p, rel_tol=0.01)
-    asked = kind, bool(record.get("average"))
-    return [line for line, (k, p, averaged) in LINES.items() if (k, averaged) == asked and fits(p)]
+def baseline(records: list[dict]) -> dict:
+    """{cell: {seed: loss}} of WSD at the best learning rate that seed 0 found by search."""
+    searched: dict = {}
+    for r in records:
+        if r["schedule"] == "wsd" and not r.get("average"):
+            searched.setdefault(cell_of(r), []).append(r)
+    found = {}
+    for cell, runs in searched.items():
+        if tried := [r for r in runs if r["seed"] == 0]:
+            best = min(tried, key=loss_of)["lr"]
+            found[cell] = {r["seed"]: loss_of(r) for r in runs if r["lr"] == best}
+    return found
 
 
 def comparison(records: list[dict]) -> tuple[dict, list[str]]:
-    """Return {line: {cell: {seed: loss}}} with the line "baseline", and what the tuning chose.
+    """Return {line: {cell: {seed: loss}}} with the line "baseline", and the tuned values in words.
 
     Only cells that have all their runs. Raises ValueError if there is none.
     """
     compared = [r for r in records if r["seed"] < TUNING]
-    kinds = set(map(kind_of, records))
+    kinds = {kind_of(r) for r in records}
     choices = {k: tuned(records, k) for k in KNOBS if k != "fitted" or k in kinds}
     chosen = {kind: value for kind, (value, _) in choices.items()}
     batch = next(r["batch_size"] for r in records if r["seed"] >= TUNING)
     lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in chosen}
-    searched: dict = {}
-    for r in compared:
-        for line in line_of(r, chosen, batch):
-            loss = loss_of(r, "average_val_loss" if LINES[line][2] else "val_loss")
-            lines[line].setdefault(cell_of(r), {})[r["seed"]] = loss
-        if r["schedule"] == "wsd" and not r.get("average"):
-            searched.setdefault(cell_of(r), []).append(r)
-    lines["baseline"] = {}
-    for cell, runs in searched.items():  # seed 0 searches, the other seeds repeat its best
-        best = min((r for r in runs if r["seed"] == 0), key=loss_of, default={"lr": None})["lr"]
-        lines["baseline"][cell] = {r["seed"]: loss_of(r) for r in runs if r["lr"] == best}
+    for line, by_cell in lines.items():
+        kind, p, averaged = LINES[line]
+        for r in compared:
+            value = chosen[kind] * (r["batch_size"] / batch) ** p
+            same_kind = (kind_of(r), bool(r.get("average"))) == (kind, averaged)
+            if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.01):
+                loss = loss_of(r, "average_val_loss" if averaged else "val_loss")
+                by_cell.setdefault(cell_of(r), {})[r["seed"]] = loss
+    lines["baseline"] = baseline(compared)
     seeds = {r["seed"] for r in compared}
-    complete = lambda cell: all(by.get(cell, {}).keys() == seeds for by in lines.values())
-    whole = [cell for cell in lines["Power (paper)"] if complete(cell)]
+    is_whole = lambda cell: all(by.get(cell, {}).keys() == seeds for by in lines.values())
+    whole = [cell for cell in lines["Power (paper)"] if is_whole(cell)]
     whole.sort(key=lambda cell: (len(cell[0]), cell))  # narrow to wide, MoE last
     if not whole:
         raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
@@ -196,10 +200,10 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
 
 
 def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.ndarray]:
-    """Return seed -> loss minus the baseline's with the same seed, for each cell.
+    """Return seed -> loss minus the baseline with the same seed, [cells].
 
-    Without seed 0 if there are others: its noise chose the baseline's learning rates, so its
-    baseline is too low.
+    Seed 0 only counts if it is alone, because its noise chose the learning rates of the baseline.
+    So its baseline is too low.
     """
     base = lines["baseline"]
     cells = list(base) if cells is None else cells
@@ -208,56 +212,36 @@ def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.nda
     return {seed: np.array([minus(c, seed) for c in cells]) for seed in seeds[1:] or seeds}
 
 
-# ---------------------------------------------------------------------------------------------
-# The price of not knowing
+# -- The price of not knowing ----------------------------------------------------------------------
 
-RULES = {  # the learning rate depends on -> (features of a linear model of log2 lr, q if given)
-    "nothing": (lambda m, _: [1], 0),
-    "T": (lambda m, every: [m.T == T for T in every["T"]], 0),
-    "batch size": (lambda m, every: [m.batch_size == B for B in every["batch_size"]], 0),
-    "T and batch size, ∝ batch": (lambda m, _: [1, math.log2(m.T)], 1),
-    "T and batch size, ∝ √batch": (lambda m, _: [1, math.log2(m.T)], 0.5),
-    "T and batch size, free exponents": (lambda m, _: [1, math.log2(m.T), math.log2(m.beta)], 0),
-}
+def price(minima: list) -> dict[str, np.ndarray]:
+    """Return {rule: loss above the lowest measured one, [cells]} for usable minima of WSD.
 
-
-def mean_valleys(minima: list, window: int) -> dict:
-    """Cell -> (log2 learning rates that every searched seed tried, mean losses there, seeds)."""
-    searched: dict = {}
-    for m in minima:
-        searched.setdefault((m.shape, m.T, m.batch_size), {})[m.seed] = dict(m.points)
-    valleys = {}
-    for cell, by_seed in searched.items():
-        x = sorted(set.intersection(*map(set, by_seed.values())))
-        if len(x) >= window:
-            losses = np.mean([[points[at] for at in x] for points in by_seed.values()], axis=0)
-            valleys[cell] = x, losses, list(by_seed)
-    return valleys
-
-
-def price(minima: list, lines: dict, window: int = 5) -> tuple[dict[str, np.ndarray], int]:
-    """Return {rule: loss above the lowest one measured, for each cell}, and the number of cells.
-
-    Each rule is judged in one cell with constants fitted to all the others. We read the loss at
-    the rule's learning rate off the losses measured in that cell (means over the searched seeds),
-    interpolating linearly. Outside the measured range, the endpoint's loss is used.
-    minima: usable ones of WSD. lines: losses of more rules, {name: {cell: {seed: loss}}}.
+    A rule gives log2 of the learning rate as a linear function of its features. We judge it in
+    one cell with constants fitted to all the others. We interpolate linearly between the mean
+    losses measured there, and use the endpoint beyond them.
     """
-    valleys = mean_valleys(minima, window)
-    minima = [m for m in minima if (m.shape, m.T, m.batch_size) in valleys]
-    every = {name: sorted({getattr(m, name) for m in minima}) for name in ("T", "batch_size")}
-    costs: dict = {}
-    for rule, (features, q) in RULES.items():
-        X = np.array([features(m, every) for m in minima], dtype=float)
-        y = np.array([m.x - q * math.log2(m.beta) for m in minima])
-        for cell, (x, losses, _) in valleys.items():
-            here = np.array([(m.shape, m.T, m.batch_size) == cell for m in minima])
+    valleys: dict = {}
+    for m in minima:
+        valleys.setdefault((m.shape, m.T, m.batch_size), []).append(dict(m.points))
+    rates = {cell: sorted(set.intersection(*map(set, seeds))) for cell, seeds in valleys.items()}
+    minima = [m for m in minima if len(rates[m.shape, m.T, m.batch_size]) >= 5]
+    cells = [(m.shape, m.T, m.batch_size) for m in minima]
+    x, log_T, log_beta = np.array([(m.x, math.log2(m.T), math.log2(m.beta)) for m in minima]).T
+    one = np.ones(len(minima))
+    batches = [[m.batch_size == B for m in minima] for B in sorted({m.batch_size for m in minima})]
+    rules = {  # name: (features, q if it is given)
+        "nothing": ([one], 0), "batch size": (batches, 0),
+        "T and batch size, ∝ √batch": ([one, log_T], 0.5),
+        "T and batch size, free exponents": ([one, log_T, log_beta], 0),
+    }  # fmt: skip
+    costs: dict = {rule: [] for rule in rules}
+    for rule, (features, q) in rules.items():
+        X, y = np.array(features, dtype=float).T, x - q * log_beta
+        for cell in dict.fromkeys(cells):
+            here = np.array([other == cell for other in cells])
             solution = np.linalg.lstsq(X[~here], y[~here], rcond=None)[0]
-            i = here.argmax()
-            log2_lr = X[i] @ solution + q * math.log2(minima[i].beta)
-            costs.setdefault(rule, []).append(np.interp(log2_lr, x, losses) - min(losses))
-    for name, line in lines.items():
-        there = [cell for cell, (*_, seeds) in valleys.items() if {*seeds} <= {*line.get(cell, ())}]
-        mean = lambda cell: np.mean([line[cell][seed] for seed in valleys[cell][2]])
-        costs[name] = [mean(cell) - min(valleys[cell][1]) for cell in there]
-    return {rule: np.array(cost) for rule, cost in costs.items() if cost}, len(valleys)
+            log2_lr = (X @ solution + q * log_beta)[here][0]
+            losses = [np.mean([seed[at] for seed in valleys[cell]]) for at in rates[cell]]
+            costs[rule].append(np.interp(log2_lr, rates[cell], losses) - min(losses))
+    return {rule: np.array(cost) for rule, cost in costs.items()}

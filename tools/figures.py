@@ -1,11 +1,12 @@
-"""Every figure, drawn from plain arrays; the only file that imports matplotlib.
+"""Every figure, drawn from plain arrays. No other file imports matplotlib.
 
-Each draw_* function gets numbers and texts and saves one PNG, 5 inches wide. `lines` is
-{label: {x: [y of each seed]}}. Log axes hold log2 values, and `log_ticks` labels them.
+A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. `lines` is
+{label: {x: [y of all seeds]}}. Log axes hold log2 values, and `log_ticks` labels them.
 `found` is a list of minima as fit.minima returns them, `panels` a list of dicts.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,20 +16,18 @@ import numpy as np
 from tools.records import read_metrics
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
-COLORS = {"cosine": "#6b6b6b", "wsd": "#B34700", "power": "#0072B2", "constant": "#B34700",
-          "average": "#00735A", "baseline": "black"}  # fmt: skip
-OTHER = "#7a3b8f"  # a schedule of a fork
-PALETTE = ("#0072B2", "#B34700", "#00735A", "#6b6b6b", OTHER, "#000000")
+COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
+          "other": "#7a3b8f", "baseline": "black"}  # fmt: skip
+PALETTE = list(COLORS.values())
 MARKERS = "os^Dv<>pPX"
 short = "{:.2g}".format
 
-# ---------------------------------------------------------------------------------------------
-# Parts of a figure
+# -- Parts of a figure -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.ndarray]:
-    """Yield the axes of stacked panels; save the figure when the block ends."""
+    """Yield the axes of stacked panels, and save the figure when the block ends."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -41,178 +40,123 @@ def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.
 
 def size(tokens: float) -> str:
     """131072 -> '131k'"""
-    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-    unit, letter = next(((u, c) for u, c in units if tokens >= 0.9995 * u), (1, ""))
-    return f"{tokens / unit:.3g}{letter}"
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= 0.9995 * unit:
+            return f"{tokens / unit:.3g}{letter}"
+    return f"{tokens:.3g}"
 
 
 def shades(values) -> dict:
-    """A color for each of some values in order, all dark enough to be seen on white."""
+    """{value: a color}, all dark enough to read as text on white."""
     import matplotlib
 
-    values = sorted(set(values))
-    at = np.linspace(0, 0.58, len(values)) if len(values) > 1 else [0.0]
-    return dict(zip(values, (matplotlib.colormaps["viridis"](x)[:3] for x in at)))
+    values = list(dict.fromkeys(values))
+    return dict(zip(values, matplotlib.colormaps["plasma"](np.linspace(0, 0.49, len(values)))))
 
 
-def ink(color):
-    """A shade for text, which has to be darker than a line; named colors stay."""
-    return color if isinstance(color, str) else tuple(0.72 * channel for channel in color)
-
-
-def spread(heights: list[float], sizes: list[float]) -> list[float]:
-    """Move labels of these sizes as little as possible until none overlap (isotonic regression)."""
-    order = np.argsort(heights, kind="stable")
-    offset = np.cumsum([0, *((sizes[i] + sizes[j]) / 2 for i, j in zip(order, order[1:]))])
-    blocks: list = []  # labels that touch: (mean height, how many)
-    for i, shift in zip(order, offset):
-        mean, n = heights[i] - shift, 1
-        while blocks and blocks[-1][0] >= mean:
-            other, m = blocks.pop()
-            mean, n = (n * mean + m * other) / (n + m), n + m
-        blocks.append((mean, n))
-    placed = dict(zip(order, [mean for mean, n in blocks for _ in range(n)] + offset))
-    return [placed[i] for i in range(len(heights))]
+def color_of(name: str) -> str:
+    """The color of the schedule that a name contains."""
+    return next((COLORS[part] for part in COLORS if part in name.lower()), COLORS["other"])
 
 
 def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> None:
-    """Ticks of an axis in log2 units, from the first value in steps that leave at most seven."""
+    """Label an axis in log2 units at six values or fewer, in multiples of `finest`."""
     low, high = min(values), max(values)
-    steps = (finest, 1, 2, 3, 4, 6, 8, 12, 99)
-    step = next(step for step in steps if (high - low) / step <= 6)
-    at = [low + k * step for k in range(math.floor((high - low) / step + 0.01) + 1)]
+    step = finest * max(1, math.ceil((high - low) / finest / 5 - 0.01))
+    at = np.arange(low, high + 0.01, step)
     axis.set_ticks(at, [text(2**x) for x in at])
 
 
+def push_apart(heights: list[float], gap: float) -> list[float]:
+    """Move neighbors apart until the gaps between them are wide enough."""
+    order, placed = np.argsort(heights, kind="stable"), list(heights)
+    for _ in range(100):
+        for low, high in zip(order, order[1:]):
+            overlap = max(0.0, gap - (placed[high] - placed[low]))
+            placed[low] -= overlap / 2
+            placed[high] += overlap / 2
+    return placed
+
+
 def label_ends(ax, ends: dict[str, tuple]) -> None:
-    """Write {label: (x, y, color)} right of the panel, as near to y as the other labels allow."""
+    """Write {label: (x, y, color)} right of the panel, with a pointer to (x, y)."""
     low, high = ax.get_ylim()
-    line = 0.19 * (high - low) / inches(ax)
-    sizes = [line * (1.15 + label.count("\n")) for label in ends]
-    heights = spread([y for _, y, _ in ends.values()], sizes)
-    low = min(low, *(y - some / 2 for y, some in zip(heights, sizes)))
-    ax.set_ylim(low, max(high, *(y + some / 2 for y, some in zip(heights, sizes))))
+    gap = 0.08 * (high - low)
+    heights = push_apart([y for _, y, _ in ends.values()], gap)
+    ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
     for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
         where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center")
-        ax.annotate(label, (x, y), **where, color=ink(color), arrowprops=pointer)
+        ax.annotate(label, (x, y), **where, color=color, arrowprops=pointer)
 
 
-def label_peak(ax, label: str, x: list, y: list, color) -> None:
-    """Write a label above the highest point of a line."""
-    top = int(np.argmax(y))
-    side = {0: "left", len(x) - 1: "right"}.get(top, "center")
-    ax.annotate(label, (x[top], y[top]), (0, 6), textcoords="offset points", color=color, ha=side)
-    ax.set_ylim(top=max(y) + 0.35 / inches(ax) * np.ptp(ax.get_ylim()))
-
-
-def draw_lines(ax, lines: dict, looks: list[dict], peak: str | None = None) -> None:
-    """Points of each seed, a line through their means, its label at its end (or at its peak)."""
+def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> None:
+    """Points of all seeds, a line through their means, its label at its end (or above it)."""
     ends = {}
     for (label, points), look in zip(lines.items(), looks):
         x = sorted(points)
         means = [np.mean(points[at]) for at in x]
         ax.plot(x, means, **look)
-        for at in x if max(map(len, points.values())) > 1 else []:
-            ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
-        if label == peak:
-            label_peak(ax, label, x, means, look["color"])
+        if max(map(len, points.values())) > 1:
+            for at in x:
+                ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
+        if label == above:
+            middle, top = (x[0] + x[-1]) / 2, max(map(max, points.values()))
+            ax.annotate(label, (middle, top), (0, 5), textcoords="offset points",
+                        ha="center", color=look["color"])
         else:
             ends[label] = x[-1], means[-1], look["color"]
     label_ends(ax, ends)
 
 
-def inches(ax) -> float:
-    """About the height of a panel inside its axes; the layout is settled only when it is drawn."""
-    return ax.figure.get_figheight() / len(ax.figure.axes) - 0.75
-
-
-def key(ax, *groups: list[tuple]) -> None:
-    """Explain markers (marker, color, text) in rows below the data, each group in new rows."""
-    rows = []
-    for group in groups:
-        longest = max(len(text) for *_, text in group)
-        n = 4 if longest <= 8 else 3 if longest <= 13 else 2
-        rows += [(n, group[i : i + n]) for i in range(0, len(group), n)]
-    step = 0.19 / inches(ax)
-    low, high = ax.get_ylim()
-    ax.set_ylim(high - (high - low) / (1 - step * (len(rows) + 0.3)), high)
-    for i, (n, row) in enumerate(reversed(rows)):
-        for k, (marker, color, text) in enumerate(row):
-            x, y = 0.03 + k / n, step * (i + 0.7)
-            ax.scatter([x], [y], s=24, marker=marker, color=[color], transform=ax.transAxes)
-            ax.text(x + 0.03, y, text, color=ink(color), va="center", transform=ax.transAxes)
-
-
-# ---------------------------------------------------------------------------------------------
-# Schedules, the coordinate check, one run
+# -- Schedules, the coordinate check, one run ------------------------------------------------------
 
 
 def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
-    """Figure 1 of the paper, and below it one schedule at several run lengths and batch sizes."""
+    """Figure 1 of the paper, and below it two schedules at several run lengths and batch sizes."""
+    looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
+
+    def draw(ax, name: str, total: float, batch: int, **more) -> None:
+        schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
+        look = looks[name] | dict(color=COLORS[name]) | more
+        ax.plot(n / 1e9, [schedule(x) for x in n], **look)
+
+    lengths = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
+    batches = f"Power: batch size {batch // 2} and {batch * 2}"
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
-        for name, schedule in paper_curves(T, batch).items():
-            _plot(top, schedule, T, **SCHEDULES[name])
-        _annotate_schedules(top, best_lr, T, batch)
-        for total in (T / 4, T / 2, T):
-            for name in ("cosine", "power"):
-                _plot(bottom, paper_curves(total, batch)[name], total, **SCHEDULES[name])
-        for other in (batch // 2, batch * 2):
-            _plot(bottom, paper_curves(T, other)["power"], T, color=COLORS["power"], linewidth=0.8)
-        _annotate_run_lengths(bottom, paper_curves, T, batch)
+        for name, label in (("power", "Power"), ("wsd", "WSD"), ("cosine", "cosine")):
+            draw(top, name, T, batch, label=label)
+        for name, label in (("power", f"Power: {lengths}"), ("cosine", f"cosine: {lengths}")):
+            draw(bottom, name, T, batch, label=label)
+            draw(bottom, name, T / 2, batch)
+            draw(bottom, name, T / 4, batch)
+        draw(bottom, "power", T, batch // 2, linewidth=0.8, label=batches)
+        draw(bottom, "power", T, batch * 2, linewidth=0.8)
+        crossing = (4.6 / 4) ** (1 / -0.51)  # share of T at which 4 n^-0.51 falls to 4.6 T^-0.51
+        text = f"below WSD's best learning\nrate after {crossing:.0%} of the run"
+        x, pointer = crossing * T / 1e9, dict(arrowstyle="-", linewidth=0.8)
+        top.annotate(text, (x, best_lr(T, batch)), (x, 0.0065), ha="center", arrowprops=pointer)
+        top.set_title("WSD holds its learning rate, Power lets it fall")
+        bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
         for ax in (top, bottom):
             ax.set_ylabel("learning rate")
             ax.set_xlim(0, T / 1e9 * 1.02)
             ax.set_ylim(0, 0.0212)
-
-
-SCHEDULES = {
-    "cosine": dict(color=COLORS["cosine"], linestyle="--"),
-    "wsd": dict(color=COLORS["wsd"]), "power": dict(color=COLORS["power"], linewidth=2.4),
-}  # fmt: skip
-
-
-def _plot(ax, schedule, total: float, **look) -> None:
-    n = np.linspace(0, total, 2001)
-    ax.plot(n / 1e9, [schedule(x) for x in n], **look)
-
-
-def _annotate_schedules(ax, best_lr, T: float, batch: int) -> None:
-    ax.set_title("WSD holds its learning rate, Power lets it fall")
-    for x, y, name in ((2.2, 0.0112, "Power"), (3.0, 0.0030, "WSD"), (12.2, 0.0005, "cosine")):
-        ax.text(x, y, name, color=COLORS[name.lower()])
-    crossing = (4.6 / 4) ** (1 / -0.51)  # share of T at which 4 n^-0.51 falls to 4.6 T^-0.51
-    text = f"below WSD's best learning rate\nafter {crossing:.0%} of the run"
-    x, pointer = crossing * T / 1e9, {"arrowstyle": "-", "linewidth": 0.8}
-    ax.annotate(text, (x, best_lr(T, batch)), (x, 0.0073), ha="center", arrowprops=pointer)
-
-
-def _annotate_run_lengths(ax, paper_curves, T: float, batch: int) -> None:
-    color = COLORS["power"]
-    ax.set_title("Power is one curve for every length, cosine is not")
-    dashed = "dashed: cosine, a new\ncurve for every run length"
-    ax.text(14.2, 0.0168, dashed, color=COLORS["cosine"])
-    thin = f"thin: batch size {batch // 2} and {batch * 2},\nhalf and twice the learning rate"
-    ax.text(14.2, 0.0122, thin, color=color)
-    tail = 0.93 * T / 2  # a place on the middle decay to point at
-    end = tail / 1e9, paper_curves(T / 2, batch)["power"](tail)
-    text = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens:\none curve, three decays"
-    pointer = {"arrowstyle": "-", "linewidth": 0.8, "color": color}
-    ax.annotate(text, end, (14.2, 0.0077), color=color, arrowprops=pointer)
+            ax.legend(loc="upper right")
 
 
 def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None:
-    """The coordinate check: {parametrization: {activation: its mean change at each width}}."""
+    """The coordinate check. changes: {parametrization: {activation: its mean change by width}}."""
     titles = ("Standard: wider models move further", "μP: they move the same at any width")
     y = np.log2([moved for change in changes.values() for moved in change.values()])
+    looks = [dict(color=color, marker=m) for color, m in zip(PALETTE, MARKERS)]
     with figure(path, 6.2, 2, sharex=True, sharey=True) as panels:
         panels[0].set_ylim(y.min() - 1, y.max() + 1)
         log_ticks(panels[0].yaxis, [math.floor(y.min()), y.max()], short)
         for ax, title, change in zip(panels, titles, changes.values()):
             points = lambda moved: {math.log2(w): [math.log2(c)] for w, c in zip(widths, moved)}
             lines = {f"{hook} {slope(moved):+.1f}": points(moved) for hook, moved in change.items()}
-            looks = [dict(color=c, marker=m) for c, m in zip((*PALETTE[:3], "black"), MARKERS)]
             draw_lines(ax, lines, looks)
             ax.set_title(title)
             ax.set_ylabel("mean change in 4 steps")
@@ -220,256 +164,198 @@ def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None
         panels[1].set_xlabel("width (numbers: slope of the log change)")
 
 
-
 def column(lines: list[dict], name: str) -> tuple[list, list]:
-    """Millions of tokens and a metric, of the lines that have it; NaN where it is None."""
-    some = [line for line in lines if name in line]
-    values = [math.nan if line[name] is None else line[name] for line in some]
-    return [line["tokens"] / 1e6 for line in some], values
+    """Millions of tokens and a metric, of the lines that have it."""
+    some = [line for line in lines if line.get(name) is not None]
+    return [line["tokens"] / 1e6 for line in some], [line[name] for line in some]
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png of a run folder: loss, learning rate, and of an MoE the load of its experts."""
+    """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
-    color = COLORS.get(record["schedule"], OTHER)
+    color = color_of(record["schedule"])
     layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
-    with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as (top, bottom, *third):
-        top.plot(*column(lines, "loss"), color=color, linewidth=0.8, alpha=0.6)
-        top.plot(*column(lines, "val_loss"), color="black", marker="o", markersize=4)
-        labels = [("validation", "black"), ("training batches", color)]
+    with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
+        losses, rates = axes[:2]
+        losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label="training batches")
+        dots = dict(marker="o", markersize=4)
+        losses.plot(*column(lines, "val_loss"), color="black", label="validation", **dots)
         if record["average"]:
-            green = COLORS["average"]
-            top.plot(*column(lines, "average_val_loss"), color=green, marker="s", markersize=4)
-            labels.append(("validation, averaged weights", green))
-        for i, (label, hue) in enumerate(labels):  # losses fall, so this corner is free
-            where = dict(ha="right", va="top", transform=top.transAxes)
-            top.text(0.98, 0.93 - 0.09 * i, label, color=hue, **where)
+            averages, label = column(lines, "average_val_loss"), "validation, averaged weights"
+            losses.plot(*averages, color=COLORS["average"], label=label, **dots)
+        losses.legend(loc="upper right")
         end = "diverged" if record["diverged"] else f"validation loss {record['val_loss']:.3f} nats"
-        top.set_title(f"{record['preset']}, {record['schedule']}: {end}")
-        top.set_ylabel("loss (nats per token)")
-        bottom.plot(*column(lines, "lr"), color=color, linewidth=2)
-        bottom.set_ylabel("learning rate")
-        bottom.set_ylim(bottom=0)
-        for ax in third:
-            _draw_experts(ax, lines)
-        (third or [bottom])[-1].set_xlabel("tokens seen (millions)")
+        losses.set_title(f"{record['preset']}, {record['schedule']}: {end}")
+        losses.set_ylabel("loss (nats per token)")
+        rates.plot(*column(lines, "lr"), color=color, linewidth=2)
+        rates.set_ylabel("learning rate")
+        rates.set_ylim(bottom=0)
+        if moe:
+            draw_experts(axes[2], lines)
+        axes[-1].set_xlabel("tokens seen (millions)")
 
 
-def _draw_experts(ax, lines: list[dict]) -> None:
-    names = (0.0, "max_load", "max load / mean"), (0.37, "aux_loss", "auxiliary loss")
-    names += ((0.68, "router_entropy", "entropy (nats)"),)
-    for (x, name, label), hue in zip(names, PALETTE):
-        ax.plot(*column(lines, name), color=hue, linewidth=0.8)  # max_load: a line for each layer
-        ax.text(x, 1.04, label, color=hue, transform=ax.transAxes)
+def draw_experts(ax, lines: list[dict]) -> None:
+    names = (0, "max_load", "max load / mean"), (0.4, "aux_loss", "auxiliary loss")
+    names += ((0.75, "router_entropy", "entropy"),)
+    for (x, name, label), color in zip(names, PALETTE):
+        ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
+        ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("experts")
 
 
-def draw_curves(path: Path, curves: dict[str, list[dict]], window: int = 9) -> None:
-    """Training loss (means of `window` lines of the log) and validation loss of any runs."""
+def draw_curves(path: Path, curves: dict[str, list[dict]]) -> None:
+    """Training loss (faint) and validation loss of any runs."""
     with figure(path, 3.6) as (ax,):
         ends, seen = {}, []
         for i, (name, lines) in enumerate(curves.items()):
-            color, (x, loss) = PALETTE[i % len(PALETTE)], column(lines, "loss")
-            n = max(1, min(window, len(x)))
-            mean = lambda values: np.convolve(values, np.ones(n) / n, "valid") if x else []
-            smooth, dots = (mean(x), mean(loss)), column(lines, "val_loss")
-            ax.plot(*smooth, color=color, linewidth=1.5)
-            ax.plot(*dots, color=color, marker="o", linestyle="none", markeredgecolor="white")
-            ends[name] = (*(values[-1] for values in (dots if dots[0] else smooth)), color)
-            seen += [*smooth[1], *dots[1]]
-        low, high = np.nanmin(seen), np.nanpercentile(seen, 95)
-        ax.set_ylim(low - 0.1 * (high - low), high)
+            color = PALETTE[i % len(PALETTE)]
+            for metric, look in (("loss", dict(alpha=0.3)), ("val_loss", dict(marker="o"))):
+                x, y = column(lines, metric)
+                ax.plot(x, y, color=color, **look)
+                seen += y
+                if x:
+                    ends[name] = x[-1], y[-1], color
+        ax.set_ylim(0.98 * min(seen), np.percentile(seen, 95))
         label_ends(ax, ends)
-        ax.set_title("Validation loss (dots), training loss (lines)")
+        ax.set_title("Validation loss (dots), training loss (faint)")
         ax.set_xlabel("tokens seen (millions)")
         ax.set_ylabel("loss (nats per token)")
 
 
-# ---------------------------------------------------------------------------------------------
-# Minima and the law
+# -- Minima and the law ----------------------------------------------------------------------------
 
 
-def draw_valleys(path: Path, panels: list[dict], **layout) -> None:
-    """Figure 2 of the paper: loss against learning rate, each seed's minimum at the valley's foot.
+def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
+    """Figure 2 of the paper, loss against learning rate, with the minima of the seeds below zero.
 
-    panels: title, xlabel, log (of the x axis), groups {label: minima}.
+    A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
-    x: list = []
-    with figure(path, 3.75 * len(panels), len(panels), **layout) as axes:
+    x: set = set()
+    with figure(path, 3.75 * len(panels), len(panels), sharex=sharex) as axes:
         for ax, panel in zip(axes, panels):
-            groups, highest = panel["groups"], []
-            colors = list(shades(range(len(groups))).values())
-            for found, color in zip(groups.values(), colors):
-                highest += _draw_valley(ax, found, color)
-            top = 1.6 * max(highest, default=0) or 0.1
-            _draw_feet(ax, groups, colors, top)
+            groups, color_of_group = panel["groups"], shades(panel["groups"])
+            heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
+            draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the best (nats)")
             ax.set_xlabel(panel["xlabel"])
-            points = [p for found in panel["groups"].values() for m in found for p in m.points]
-            x = sorted({at for at, _ in points} | set(x if layout else []))  # of shared axes, all
-            log_ticks(ax.xaxis, x, short) if panel["log"] else ax.set_xticks(x[1::4])
-            percent = lambda y: 100 * np.expm1(y)
-            nats = lambda p: np.log1p(np.maximum(p, -99) / 100)
-            right = ax.secondary_yaxis("right", functions=(percent, nats))
-            right.set_yticks([p for p in (0, 1, 2, 5, 10, 20, 50, 100) if nats(p) <= top][-3:])
-            right.set_ylabel("perplexity above the best (%)")
+            x |= {at for some in groups.values() for m in some for at, _ in m.points}
+            if panel["log"]:
+                log_ticks(ax.xaxis, x, short)
 
 
-def _draw_valley(ax, found: list, color) -> list[float]:
-    """Loss above each seed's own best; filled points are in a fit. Returns the filled heights."""
-    near = []
+def draw_valley(ax, found: list, color) -> float:
+    """Loss above the lowest of its seed. Fits use the filled points; returns their maximum."""
+    near, hollow = [], dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
     for m in found:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
         near += [(x, y - m.loss) for x, y in m.near if math.isfinite(y)]
-        ax.scatter(*zip(*points), s=14, facecolors="none", edgecolors=[color], linewidths=0.8)
+        ax.plot([x for x, _ in points], [y for _, y in points], "o", color=color, **hollow)
     if len({x for x, _ in near}) > 2:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
         line = np.linspace(x.min(), x.max())
         ax.plot(line, np.polyval(np.polyfit(x, y, 2), line), color=color)
-    return [y for _, y in near]
+    return max((y for _, y in near), default=0)
 
 
-def _draw_feet(ax, groups: dict, colors: list, top: float) -> None:
-    """Below zero, a row for each group: a triangle at each seed's minimum, a line at the mean."""
-    feet = [[m.x for m in found if not m.why_not] for found in groups.values()]
-    rows = sorted(zip(groups, colors, feet), key=lambda row: -np.mean(row[2] or [math.inf]))
-    for i, (label, color, at) in enumerate(rows, 1):  # right to left, so no line crosses a label
-        y, (left, right) = -0.11 * i * top, ax.get_xlim()
-        if at:
-            ax.plot([np.mean(at)] * 2, [y, 0], color=color, linewidth=0.8, alpha=0.6)
-            ax.scatter(at, [y] * len(at), s=22, color=[color], marker="^")
-        else:
-            label += ": no minimum inside"
-        x = max(at, default=left) + 0.03 * (right - left)
-        ax.text(x, y, label, color=ink(color), va="center")
-        ax.plot([x + 0.021 * len(label) * (right - left)], [y], color="black", alpha=0)  # room
-    ax.set_ylim(-0.11 * (len(groups) + 0.8) * top, top)
+def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
+    """A row per group below zero, with triangles at the minima and a line at their mean."""
+    feet = {name: [m.x for m in found if not m.why_not] for name, found in groups.items()}
+    rightmost = sorted(feet, key=lambda name: -np.mean(feet[name] or [math.inf]))
+    ends, right = {}, ax.get_xlim()[1]
+    for i, name in enumerate(rightmost, 1):  # on top, so no line crosses a pointer
+        y, look = -0.13 * i * top, dict(color=colors[name])
+        if feet[name]:
+            ax.plot([np.mean(feet[name])] * 2, [y, 0], **look, linewidth=0.8, alpha=0.6)
+            ax.plot(feet[name], [y] * len(feet[name]), "^", **look, markersize=5)
+        ends[name] = max(feet[name], default=right), y, colors[name]
+    ax.set_ylim(-0.13 * (len(groups) + 0.8) * top, top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
+    label_ends(ax, ends)
 
 
-def draw_minima(path: Path, lines: dict, title: str, xlabel: str, ylabel: str, *texts) -> None:
-    """Best values against T or batch size (the paper's Figures 3 and 6). texts: of log2 ticks."""
-    with figure(path, 3.6) as (ax,):
-        draw_lines(ax, lines, [dict(color=color) for color in shades(range(len(lines))).values()])
-        ax.set_title(title)
-        ax.set_xlabel(xlabel)
-        ax.set_ylabel(ylabel)
-        log_ticks(ax.xaxis, [x for points in lines.values() for x in points], texts[0])
-        if texts[1:]:
-            every = [y for points in lines.values() for some in points.values() for y in some]
-            log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], texts[1], finest=0.5)
+def draw_batches(path: Path, found: list, law: dict) -> None:
+    """Figure 3 of the paper, log2 of the best learning rate against log2 of the batch size.
 
-
-def draw_gamma(path: Path, found: list, laws: dict) -> None:
-    """Figure 4 of the paper: gamma against T, for each shape and together.
-
-    found: the minima of the three best batch sizes. laws: {shape or "together": Law}.
+    found has the minima of one shape, and law the content of law.json.
     """
-    gamma = lambda m: m.x - math.log2(m.beta)
-    colors = shades(m.batch_size for m in found)
-    T = sorted({m.T for m in found})
-    with figure(path, 2.1 * len(laws), len(laws), sharex=True, sharey=True) as panels:
-        for ax, (shape, law) in zip(panels, laws.items()):
-            a, b = law.a[0], law.b[0]
-            some = [m for m in found if shape in (m.shape, "together")]
-            if shape != "together":
-                x, y = [math.log2(m.T) for m in some], [gamma(m) for m in some]
-                ax.scatter(x, y, s=14, c=[colors[m.batch_size] for m in some])
-            for i, name in enumerate([*laws][:-1] if shape == "together" else []):
-                means = {t: [gamma(m) for m in some if (m.shape, m.T) == (name, t)] for t in T}
-                y = [np.mean(means[t] or math.nan) for t in T]
-                look = dict(marker=MARKERS[i % len(MARKERS)], facecolors="none", edgecolors="black")
-                ax.scatter(np.log2(T), y, s=24, **look)
-            ax.plot(np.log2(T), math.log2(a) + b * np.log2(T), color="black")
-            ax.set_title(f"{shape}: gamma = {a:.3g} T^{b:.2f}")
-            ax.set_ylabel("gamma")
-        heights = [math.floor(2 * gamma(m)) / 2 for m in found]
-        log_ticks(panels[0].yaxis, heights, short, finest=0.5)
-        log_ticks(panels[0].xaxis, np.log2(T), size)
-        key(panels[0], [("o", color, f"batch {B:g}") for B, color in colors.items()])
-        panels[-1].set_xlabel("run length T (tokens); gamma = best learning rate / beta")
+    lines: dict = {}
+    for m in sorted(found, key=lambda m: m.T):
+        points = lines.setdefault(f"T = {size(m.T)}", {})
+        points.setdefault(math.log2(m.batch_size), []).append(m.x)
+    with figure(path, 3.6) as (ax,):
+        draw_lines(ax, lines, [dict(color=color) for color in shades(lines).values()])
+        log_ticks(ax.xaxis, [math.log2(m.batch_size) for m in found], "{:.3g}".format)
+        log_ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in found], short, finest=0.5)
+        ax.set_title(f"The best learning rate grows as beta^{law['q']:.2f}")
+        ax.set_xlabel(f"batch size (sequences of {law['seq_len']} tokens), {found[0].shape}")
+        ax.set_ylabel("best learning rate")
 
 
 def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> None:
-    """All cells on one line: best learning rate / beta^q against T; a star: a cell not fitted.
+    """All cells on one line, best learning rate / beta^q against T. Stars are cells not fitted.
 
-    law: a, b, q, b_interval as in law.json. band: (log2 T, line, low, high), all log2.
+    law is the content of law.json, and band (log2 T, line, low, high), all log2.
     """
     height = lambda m: m.x - law["q"] * math.log2(m.beta)
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    colors = shades(m.batch_size for m in found)
-    marker_of = {shape: MARKERS[i % len(MARKERS)] for i, shape in enumerate(shapes)}
-    shift = dict(zip(shapes, np.linspace(-0.12, 0.12, len(shapes))))
+    every = [*found, *beyond]
+    marker_of = dict(zip(dict.fromkeys(m.shape for m in every), itertools.cycle(MARKERS)))
+    hue_of = shades(sorted(m.batch_size for m in every))
+    cells: dict = {}
+    for m in found:
+        cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
     T, line, low, high = band
+    paper = line.mean() - 0.51 * (T - T.mean())
     with figure(path, 4.4) as (ax,):
         ax.fill_between(T, low, high, color="#d9d9d9", linewidth=0)
         ax.plot(T, line, color="black")
-        paper = line.mean() - 0.51 * (T - T.mean())
         ax.plot(T, paper, color=COLORS["wsd"], linestyle="--")
-        cells: dict = {}
-        for m in found:
-            cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
         for (shape, t, B), heights in cells.items():
-            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[colors[B]])
-            ax.scatter(math.log2(t) + shift[shape], np.mean(heights), s=24, **look)
+            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[hue_of[B]])
+            ax.scatter(math.log2(t), np.mean(heights), s=24, **look)
         for m in beyond:
-            color = ink(colors.get(m.batch_size, (0, 0, 0)))
-            ax.scatter(math.log2(m.T), height(m), s=120, marker="*", color=[color], zorder=3)
-        slope, ours = "the paper's\nslope, -0.51", f"T^{law['b']:.2f}"
-        label_ends(ax, {ours: (T[-1], line[-1], "black"), slope: (T[-1], paper[-1], COLORS["wsd"])})
-        batches = [("o", color, f"batch {B:g}") for B, color in colors.items()]
-        key(ax, [(marker_of[shape], "black", shape) for shape in shapes], batches)
-        every = [height(m) for m in [*found, *beyond]]
-        log_ticks(ax.yaxis, [math.floor(2 * y) / 2 for y in every], short, finest=0.5)
-        log_ticks(ax.xaxis, [math.log2(m.T) for m in [*found, *beyond]], size)
+            look = dict(marker="*", color=[hue_of[m.batch_size]], zorder=3)
+            ax.scatter(math.log2(m.T), height(m), s=120, **look)
+        for shape, marker in marker_of.items():
+            ax.scatter([], [], s=24, marker=marker, color="black", label=shape)
+        for B, color in hue_of.items():
+            ax.scatter([], [], s=24, color=[color], label=f"batch {B:g}")
+        ax.legend(loc="lower left")
+        log_ticks(ax.yaxis, [math.floor(2 * height(m)) / 2 for m in every], short, finest=0.5)
+        log_ticks(ax.xaxis, [math.log2(m.T) for m in every], size)
+        ours = f"T^{law['b']:.2f}"
+        ends = {ours: (T[-1], line[-1], "black"), "T^-0.51": (T[-1], paper[-1], COLORS["wsd"])}
+        label_ends(ax, ends)
         low, high = law["b_interval"]
-        ax.set_title(f"Best learning rate falls as T^{law['b']:.2f} [{low:.2f}, {high:.2f}]")
-        ax.set_xlabel("run length T (tokens)" + "; star: not in the fit" * bool(beyond))
+        ax.set_title(f"Best learning rate falls as {ours} [{low:.2f}, {high:.2f}]")
+        ax.set_xlabel("run length T (tokens); dashed: the paper; star: not in the fit")
         ax.set_ylabel(f"best learning rate / beta^{law['q']:.2f}")
 
 
-# ---------------------------------------------------------------------------------------------
-# The comparison
+# -- The comparison --------------------------------------------------------------------------------
 
 
 def look_of(line: str) -> dict:
-    """One color for each schedule; dashed if ∝ √batch or stopped, dash-dotted if fitted."""
-    color = next((color for name, color in COLORS.items() if name in line.lower()), OTHER)
+    """A line is dashed if ∝ √batch or stopped, and dash-dotted if fitted."""
     style = "--" if "√batch" in line or "early" in line else "-." if "fitted" in line else "-"
     wide = 2.4 if "(paper)" in line or "one Power" in line else 0.8 if line == "baseline" else 1.3
-    return dict(color=color, linestyle=style, linewidth=wide)
+    return dict(color=color_of(line), linestyle=style, linewidth=wide)
 
 
 def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
-    """Loss above the baseline against T. panels: title, lines, peak (see draw_lines)."""
+    """Loss above the baseline against T. A panel has title, lines, and above as in draw_lines."""
     with figure(path, 3.4 * len(panels), len(panels), sharex=True) as axes:
         for ax, panel in zip(axes, panels):
             lines = panel["lines"]
             x = sorted({at for points in lines.values() for at in points})
             ax.plot(x, [0] * len(x), **look_of("baseline"))
-            draw_lines(ax, lines, list(map(look_of, lines)), panel.get("peak"))
+            ax.set_ymargin(0.12)
+            draw_lines(ax, lines, [look_of(line) for line in lines], panel.get("above"))
             log_ticks(ax.xaxis, x, size)
             ax.set_title(panel["title"])
             ax.set_ylabel("loss above the baseline (nats)")
         axes[-1].set_xlabel(xlabel)
-
-
-def draw_price(path: Path, costs: dict[str, np.ndarray]) -> None:
-    """Mean and worst cost of each rule for the learning rate, {rule: nats in each cell}."""
-    with figure(path, 1.4 + 0.3 * len(costs)) as (ax,):
-        for i, (rule, cost) in enumerate(costs.items()):
-            color = look_of(rule)["color"] if "tuned" in rule else "black"
-            ax.plot([cost.mean(), cost.max()], [-i, -i], color=color, linewidth=0.8)
-            ax.scatter([cost.mean()], [-i], s=30, color=color)
-            ax.scatter([cost.max()], [-i], s=30, facecolors="white", edgecolors=color)
-            ax.text(cost.mean(), -i + 0.22, rule, color=color, va="bottom")
-        ax.set_xscale("log")
-        ax.set_yticks([])
-        ax.set_ylabel("the learning rate depends on")
-        ax.set_ylim(-len(costs) + 0.6, 0.9)
-        ax.set_title("Cost of ignoring T, the batch size, or both")
-        ax.set_xlabel("loss above the best measured (nats); dot: mean, circle: worst cell")
