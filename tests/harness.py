@@ -23,9 +23,9 @@ TASK_FILES = {  # the harness's definition of each task, and the names of its sp
     "openbookqa": "openbookqa/openbookqa test train", "gsm8k": "gsm8k/gsm8k test train",
     "winogrande": "winogrande/default validation train", "wikitext": "wikitext/wikitext test train",
     "mmlu": "mmlu/default/mmlu_{} test dev", "humaneval": "humaneval/humaneval test train",
-    "math": "hendrycks_math/hendrycks_math_{} test train", "mbpp": "mbpp/mbpp test train",
+    "mbpp": "mbpp/mbpp test train",
 }  # fmt: skip
-WRITTEN = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
+WRITTEN = {"gsm8k": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
 SHORT = 24  # in these tests
 
 
@@ -36,7 +36,7 @@ def text(rng: random.Random, least: int = 1, most: int = 12) -> str:
 def items(seed: int = 0) -> dict[str, list[dict]]:
     """File name -> its lines."""
     rng, files = random.Random(seed), {}
-    counts = {"wikitext": 5, "gsm8k": 6, "math": 6, "mbpp": 4, "humaneval": 4}
+    counts = {"wikitext": 5, "gsm8k": 6, "mbpp": 4, "humaneval": 4}
     for kind, most in (("", 12), (".train", 18)):
         docs = [multiple_choice(rng, i) | written(rng, i) for i in range(most)]
         for name in docs[0]:
@@ -86,16 +86,12 @@ def written(rng: random.Random, i: int) -> dict[str, dict]:
     """Item i of each task in which a model writes, and of wikitext."""
     some = lambda least=1, most=12: text(rng, least, most)
     number = rng.choice(["5", "1,200", "$7", "-3", "2.50", "12."])
-    boxed = ["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{\\sqrt{3}}{2}}", "\\fbox{1} \\boxed{x=5}",
-             "\\boxed{12\\%}", "$\\boxed 7$.", "\\boxed{1,\\!000\\text{ cm}}"][i % 6]  # fmt: skip
     sentence = lambda: (f" {some()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {some()} ) "
                         f'[ 7 ] " {some(1, 4)} " : 20 ° N ; it \'s ! \n')  # fmt: skip
     lines = lambda: [f" = {some(1, 3)} = \n", " = = = Deep = = = \n", "\n", sentence(), sentence()]
     return {
         "wikitext": {"page": "".join(rng.choice(lines()) for _ in range(rng.randint(1, 12)))},
         "gsm8k": {"question": some(3, 20), "answer": f"{some()} <<1+1=2>> {some()}\n#### {number}"},
-        "math": {"problem": some(3, 20), "solution": f"{some()} \\boxed{{0}} so {boxed}",
-            "level": "1", "type": ["Algebra", "Geometry"][i % 2]},
         "humaneval": {"task_id": f"HumanEval/{i}", "prompt": f'def f(x):\n    """ {some()} """\n',
             "test": f"def check(f):\n    assert f(1) == {i}\n", "entry_point": "f"},
         "mbpp": {"task_id": i, "text": some(), "code": f"def g(x):\r\n    return {i}",

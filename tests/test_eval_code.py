@@ -16,7 +16,7 @@ GOOD = [
     SOLVED,
     "from __future__ import annotations\n" + SOLVED,
     "print('out' * 10**5)\nopen('file', 'w').write('x')",
-    "import os, sys\nassert set(os.environ) <= {'LC_CTYPE'} and sys.stdin.read() == ''",
+    "import os, sys\nassert 'SECRET' not in os.environ and sys.stdin.read() == ''",
     "import os\nassert os.listdir() == ['program.py'] and __name__ == '__main__'",
 ]
 BAD = {
@@ -28,12 +28,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("program", GOOD)
-def test_right_programs_pass(program):
+def test_right_programs_pass(program, monkeypatch):
+    monkeypatch.setenv("SECRET", "1")
     assert tasks.passes(program, seconds=600)
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_wrong_programs_fail(kind, monkeypatch):
+def test_wrong_programs_fail(kind):
     assert not tasks.passes(BAD[kind], seconds=600)
 
 
@@ -62,5 +63,5 @@ def test_code_is_saved_and_runs_only_on_request(monkeypatch, capsys):
             expected = [{"task_id": doc["task_id"], "completion": text} for doc, text in pairs]
             assert [json.loads(line) for line in lines] == expected
             assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
-            assert scores[name]["n"] == 3 and scores[name]["samples"] == f"{name}/samples.jsonl"
+            assert scores[name]["n"] == 3 and f"{name}/samples.jsonl" in out
         assert len(ran) == 6 * allowed and ("not run" in out) != allowed
