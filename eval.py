@@ -1,7 +1,7 @@
-"""How good is a model? Its validation loss, a sample of its writing, and the paper's benchmarks.
+"""How good is a model? Its validation loss, a sample of its writing, and benchmark scores.
 
-The benchmark numbers are those of lm-evaluation-harness, by the rules in tools/tasks.py. A model
-is a run folder, a checkpoint, or a folder of released weights. Read `validation_loss`, then
+The scores agree with lm-evaluation-harness, whose rules are in tools/tasks.py. A model is a run
+folder, a checkpoint, or a folder of released weights. Read `validation_loss`, then
 `score` (how likely is a text?) and `write` (the most likely text).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
@@ -37,10 +37,10 @@ from tools.runs import write_json
 def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict:
     """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
-    Returns val_loss, in nats per token, and val_bpb, in bits per byte: nats / ln 2 over the bytes
-    of the targets (end-of-text has none). Only bits per byte compare between tokenizers.
-    max_tokens: evaluate about this many, always the same sequences, spread over all documents.
-    Several processes share the work, and each returns the same result.
+    Returns val_loss, in nats per token, and val_bpb, in bits per byte of the targets (end-of-text
+    has no bytes). Only bits per byte compare between tokenizers. max_tokens limits the work to
+    about that many tokens, always the same sequences, spread over all documents. Several processes
+    share the work, and all return the same result.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
     n = data.n_sequences(corpus.val, seq_len)
@@ -77,23 +77,23 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
 
 
 def pick(cache: list[dict], rows: list[int]) -> list[dict]:
-    """The keys and values of these rows of the batch; a row may be repeated."""
+    """The keys and values of these rows of the batch. A row may appear several times."""
     return [{name: table[rows] for name, table in layer.items()} for layer in cache]
 
 
 def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor:
     """Run rows of tokens after the cached tokens -> the output of the last block, [B, T, C]."""
     T = max(map(len, rows))
-    padded = [row + [0] * (T - len(row)) for row in rows]  # a causal model never sees it
+    padded = [row + [0] * (T - len(row)) for row in rows]  # a causal model cannot see the zeros
     return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
 
 
 @torch.no_grad()
 def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
-    """Sum the log-probabilities (in nats) of the requested tokens, for each request of each item.
+    """Sum the log-probabilities (in nats) of the requested tokens, for all requests of all items.
 
     The requests of an item are its answer choices, which share a context. So we read the batch as
-    a tree: once the few-shot examples that all items share, then the contexts, then the choices.
+    a tree, first the few-shot examples that all items share, then the contexts, then the choices.
     """
     contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
     root, fork = len(commonprefix(contexts)), min(map(len, contexts))
@@ -143,7 +143,7 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
 
 
 def decoder(model: GPT, tokenizer):
-    """Return a function: ids -> their text. Special tokens and unused rows have no text."""
+    """Return a function from ids to text. Special tokens and unused rows have no text."""
     text = [b""] * model.cfg.vocab_size
     for i in np.flatnonzero(data.bytes_per_token(tokenizer)):
         text[i] = tokenizer.decode_single_token_bytes(i)
@@ -151,10 +151,7 @@ def decoder(model: GPT, tokenizer):
 
 
 def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50) -> str:
-    """The prompt and a continuation, up to the end of the document.
-
-    An empty prompt starts a new document. torch.manual_seed makes the sample repeatable.
-    """
+    """Return the prompt and a continuation, up to the end of the document."""
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # as in training
     idx = torch.tensor([ids], device=next(model.parameters()).device)
     new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
@@ -165,9 +162,9 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
 
 @torch.no_grad()
 def write(model: GPT, tokenizer, decode, prompt: str, task: tasks.Task, max_len: int) -> str:
-    """Return the most likely text after a prompt, one token at a time, up to a stop of the task.
+    """Continue a prompt with the most likely tokens, up to a stop of the task.
 
-    decode: decoder(model, tokenizer). An overlong prompt keeps its end.
+    decode is decoder(model, tokenizer). An overlong prompt keeps its end.
     """
     ids = tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token]
     unread = ids[-(max_len - task.max_new_tokens) :]
@@ -204,13 +201,13 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
-    """Print the scores of each task in args.tasks, and write them to args.out after it."""
+    """Print the scores of the tasks in args.tasks, and write them to args.out."""
     tokenizer = data.tokenizer_of(args.model)
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         answers = answer(name, questions, model, tokenizer, args.max_len)
         if program := tasks.TASKS[name].program:
-            if first:  # before any program runs, because the answers took hours
+            if first:  # before any program runs, because this text took hours
                 folder = Path(args.out or "").parent / name
                 print(tasks.write_samples(folder, questions, answers))
             programs = [program(q.doc, text) for q, text in zip(questions, answers)]
@@ -232,22 +229,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add, number = parser.add_argument, dict(type=whole_number, metavar="N")
     least = {"limit": 1, "max_len": 1, "top_k": 1, "max_new_tokens": 0, "temperature": 0, "seed": 0}
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
-    add("--data", help="corpus (default: the run's); with --tasks, folder of TASK.jsonl, and for "
-        "examples TASK.train.jsonl or mmlu.dev.jsonl (default: download them)")  # fmt: skip
+    add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
+        "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
     add("--limit", **number, help="evaluate only the first N items of each task")
-    add("--num_fewshot", **number, help="examples before each question (default: as in the paper)")
-    add("--max_len", **number, help="tokens in the model's window (default: its seq_len)")
+    add("--num_fewshot", **number, help="examples before a question (default: as in the paper)")
+    add("--max_len", **number, help="tokens in the window (default: seq_len of the model)")
     add("--out", type=Path, help="JSON file for the results of --tasks")
-    add("--allow_code_execution", action="store_true", help="run what the model writes for "
-        "humaneval and mbpp, with limits that are no security boundary: use a container")
+    add("--allow_code_execution", action="store_true", help="run the programs that the model "
+        "writes; use a container, because their limits are not a security boundary")
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", **number, default=400, help="length of the sample (default: 400)")
     add("--top_k", **number, default=50, help="sample from the N likeliest tokens (default: 50)")
     add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
     add("--seed", **number, default=0, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")
     args = parser.parse_args(argv)
     for name in least:
         value = getattr(args, name)
@@ -264,7 +261,7 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
     if not args.data and "data" not in config:
         raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
-    if args.dtype == "auto":  # compute as in training, so the loss is the one in the record
+    if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
     for source in corpus.sources.values():

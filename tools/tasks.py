@@ -21,20 +21,20 @@ import numpy as np
 
 
 class Question(NamedTuple):
-    contexts: list[str]  # the text before each choice
-    choices: list[str]  # texts to compare; for a task in which the model writes, the right answer
+    contexts: list[str]  # the texts before the choices
+    choices: list[str]  # texts to compare, or if the model writes, the right answer
     gold: int = 0  # number of the right choice
-    doc: dict = {}  # the item this question was made of
-    group: str = ""  # its subject, in tasks that have several
+    doc: dict = {}  # the item behind this question
+    group: str = ""  # its subject, in mmlu
 
 
 class Task(NamedTuple):
-    source: str  # public data set, its configuration, split to evaluate, split of the examples
-    metric: str  # the metric in the paper's tables
+    source: str  # public dataset, configuration, split to evaluate, split of the examples
+    metric: str  # the metric in Tables 5 to 7 of the paper
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
-    shots: int = 0  # examples before each question, in the paper
-    stops: tuple[str, ...] = ()  # if the model writes the answer: the texts that end it
+    shots: int = 0  # examples before a question, in the paper
+    stops: tuple[str, ...] = ()  # texts that end an answer, if the model writes it
     max_new_tokens: int = 256
     grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
     program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
@@ -66,7 +66,7 @@ def hellaswag(doc: dict) -> Question:
 
 
 def winogrande(doc: dict) -> Question:
-    """The reverse of the other tasks: two contexts, and one text to follow both."""
+    """The reverse of the other tasks, with two contexts and one text to follow both."""
     before, after = doc["sentence"].split("_", 1)
     contexts = [before + doc["option1"], before + doc["option2"]]
     return Question(contexts, [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
@@ -102,7 +102,7 @@ def detokenize(page: str) -> str:
     return page
 
 
-# -- Grading generated answers -----------------------------------------------------------------
+# -- Grading -----------------------------------------------------------------------------------
 
 
 def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
@@ -144,7 +144,7 @@ TASKS = {
         lambda d: choose(d["prompt"], [""]),
         stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
         program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
-    "mbpp": Task(  # the harness's examples start at the second item
+    "mbpp": Task(  # in the harness, examples start at the second item
         "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, "first",
         stops=("[DONE]",), program=lambda d, text: "\n".join([text, *d["test_list"]])),
 }  # fmt: skip
@@ -159,7 +159,7 @@ def download(name: str, examples: bool) -> list[dict]:
 
         return list(datasets.load_dataset(repo, config, split=splits[examples]))
     except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"--data: name the folder that has {name}.jsonl; to download {repo} takes "
+        raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
                          f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def draw_examples(draw: str, question: Question, pool: list, n: int, generator) 
 
 
 def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[Question]:
-    """Read the questions of a task, and put `shots` examples before each of them."""
+    """Read the questions of a task, and put `shots` examples before every question."""
     task, questions = TASKS[name], read_questions(name, folder, False, limit)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
     for example in read_questions(name, folder, True) if shots else ():
@@ -224,13 +224,13 @@ def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[
 
 
 def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
-    """Read the items of all --tasks -> {task: (its questions, examples before each question)}.
+    """Read the items of all --tasks -> {task: (its questions, number of examples)}.
 
     Sets args.max_len, by default the seq_len of the model.
     """
     work, args.max_len = {}, args.max_len or seq_len
     if args.max_len > seq_len:
-        raise ValueError(f"--max_len {args.max_len}: must be at most the model's seq_len {seq_len}")
+        raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
         if name not in TASKS:
             raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
@@ -247,14 +247,14 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
 
 # -- Questions to tokens -----------------------------------------------------------------------
 
-Request = tuple[list[int], int]  # token ids, and how many of the last ones to score
+Request = tuple[list[int], int]  # token ids, and how many at the end to score
 
 
 def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
-    """Encode each choice after its context, keeping the last max_len + 1 tokens.
+    """Encode the choices after their contexts, keeping the last max_len + 1 tokens.
 
     The model reads all tokens but the last, so these fill a window of max_len. A space belongs to
-    the word after it: whitespace at the end of the context is scored with the choice.
+    the word after it, so we score whitespace at the end of the context with the choice.
     """
     result = []
     for context, choice in zip(question.contexts, question.choices):
@@ -266,10 +266,10 @@ def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
 
 
 def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
-    """Cut a long text into windows that score each token once.
+    """Cut a long text into windows that score every token once.
 
-    The first token of a full window has only one token of context. The last window, if shorter,
-    is filled up with earlier tokens.
+    The first token of a full window has only one token of context. We fill up the last window, if
+    it is shorter, with earlier tokens.
     """
     ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
     for start in range(1, len(ids), max_len):
@@ -282,9 +282,9 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
 
 RULES = {
     "acc": "most likely choice",
-    "acc_norm": "most likely choice; acc_norm: log-likelihood per character",
-    "exact_match": "greedy, up to a stop; exact match",
-    "pass@1": "greedy, up to a stop; one sample for each problem",
+    "acc_norm": "most likely choice, in acc_norm by log-likelihood per character",
+    "exact_match": "greedy up to a stop, exact match",
+    "pass@1": "greedy up to a stop, one sample per problem",
     "word_perplexity": "windows, every token once; a full window's first sees one token before it",
 }
 
@@ -292,8 +292,8 @@ RULES = {
 def measure(name: str, questions: list[Question], answers: list) -> dict:
     """Compute the metrics of a task with their standard errors, and name the rule behind them.
 
-    answers, one for each question: log-likelihoods (in nats) of its choices, or of its page; the
-    text that the model wrote; or, for a program, whether it passed.
+    An answer is the log-likelihoods (in nats) of the choices, that of the page, the text that the
+    model wrote, or whether its program passed.
     """
     task = TASKS[name]
     result = {"rule": RULES[task.metric], "paper_metric": task.metric}
@@ -313,7 +313,7 @@ def measure(name: str, questions: list[Question], answers: list) -> dict:
 
 
 def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
-    """Is the most likely choice the right one? acc_norm divides by each choice's characters."""
+    """Is the most likely choice right? acc_norm divides by the number of characters."""
     means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
     scores = {"acc": sums} | ({"acc_norm": means} if metric == "acc_norm" else {})
     return {name: int(np.argmax(s)) == question.gold for name, s in scores.items()}  # first on ties
@@ -340,7 +340,7 @@ def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | Non
 
 
 def report(name: str, result: dict) -> str:
-    """One line for each metric of a task."""
+    """Write one line per metric of a task."""
     facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
     lines = []
     for metric in (key for key in result if f"{key}_stderr" in result):
