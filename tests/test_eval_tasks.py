@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import logging
-import math
 import random
 import re
 import subprocess
@@ -14,17 +12,19 @@ from pathlib import Path
 import harness
 import pytest
 import torch
+from harness import MAX_LEN
 from test_tokenizer import train_tokenizer
+from test_train import flags
 
 import data
 import eval as evaluation
+import train
 from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-MAX_LEN = 320
-GROUPS = {"mmlu": ["abstract_algebra", "anatomy", "virology"], "math": ["Algebra", "Geometry"]}
+groups = lambda name: ["abstract_algebra", "anatomy", "virology"] if name == "mmlu" else [""]
 SCORED = [name for name in TASKS if not TASKS[name].program]
 CASES = [(name, shots) for name in SCORED for shots in (0, 2) if name != "wikitext" or not shots]
 needs_harness = "lm-evaluation-harness is not installed: pip install -r requirements-dev.txt"
@@ -41,10 +41,9 @@ def exported(tmp_path_factory) -> Path:
     torch.manual_seed(1)
     shape = dict(n_layer=2, n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, base_width=32)
     model, some = GPT(GPTConfig(seq_len=MAX_LEN, **shape)), lambda: harness.text(rng)
-    problem = lambda: f"Problem: {some()}\nAnswer: so $x=\\frac12$ and $5$\n\n"
     number = lambda: rng.choice(["1,200", "$7", "5."])
     question = lambda: f"Question: {some()}\nAnswer: {some()} #### {number()}\n\n"
-    ids = tokenizer.encode_ordinary("".join(question() + problem() for _ in range(60)))
+    ids = tokenizer.encode_ordinary("".join(question() for _ in range(90)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(60):
         rows = torch.tensor([ids[s : s + 65] for s in rng.sample(range(len(ids) - 65), 8)])
@@ -68,12 +67,8 @@ def folder(tmp_path_factory) -> Path:
 def theirs(exported):
     """shots -> the harness's metrics and samples, computed once for all tests."""
     pytest.importorskip("lm_eval", reason=needs_harness)
-    logging.disable(logging.WARNING)
-    model = harness.harness_model(exported, MAX_LEN)
-    pairs = [(name, group) for name in SCORED for group in GROUPS.get(name, [""])]
-    results = {n: harness.run_harness(model, harness.items(), pairs, n) for n in (0, 2)}
-    logging.disable(logging.NOTSET)
-    return results
+    pairs = [(name, group) for name in SCORED for group in groups(name)]
+    return {n: harness.run_harness(exported, harness.items(), pairs, n) for n in (0, 2)}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +94,7 @@ def ask(exported, model):
 @pytest.mark.parametrize("name, shots", CASES)
 def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
     (questions, answers), (metrics, samples) = ask(name, shots, folder), theirs[shots]
-    for group in GROUPS.get(name, [""]):
+    for group in groups(name):
         mine = [(q, answer) for q, answer in zip(questions, answers) if q.group == group]
         # a sample appears once for each filter of its task
         by_doc = {sample["doc_id"]: sample for sample in samples[name, group]}
@@ -116,18 +111,17 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
                 assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in pairs]
                 assert answer == pytest.approx([one[0][0] for one in said], abs=1e-4)
     result = tasks.measure(name, questions, answers)
-    compare_metrics(name, result, [metrics[name, group] for group in GROUPS.get(name, [""])])
+    compare_metrics(name, result, [metrics[name, group] for group in groups(name)])
 
 
 def compare_metrics(name: str, ours: dict, theirs: list[dict]) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
 
-    spelled = {"exact_match_flexible": "exact_match,flexible-extract"}
-    if name == "gsm8k":
-        spelled["exact_match"] = "exact_match,strict-match"
+    spelled = {"exact_match": "exact_match,strict-match",
+               "exact_match_flexible": "exact_match,flexible-extract"}  # fmt: skip
     compared = [metric for metric in ours if f"{metric}_stderr" in ours]
     assert TASKS[name].metric in compared
-    sizes = {"mmlu": [4] * 3, "math": [3] * 2}.get(name, [1])  # items in each group of the task
+    sizes = [4] * len(theirs)  # items in each group of the task
     for metric in compared:
         key = spelled.get(metric, f"{metric},none")
         value = aggregate_subtask_metrics([group[key] for group in theirs], sizes)
@@ -136,14 +130,6 @@ def compare_metrics(name: str, ours: dict, theirs: list[dict]) -> None:
             stderr = [group[key.replace(",", "_stderr,")] for group in theirs]
             stderr = pooled_sample_stderr(stderr, sizes) if len(stderr) > 1 else stderr[0]
             assert ours_stderr == pytest.approx(stderr, abs=1e-6), metric
-
-
-def test_the_items_tell_right_from_wrong(ask, folder):
-    """Otherwise the comparison above would compare zeros with zeros."""
-    names = [name for name in SCORED if "acc" in TASKS[name].metric]
-    acc = [tasks.measure(name, *ask(name, 0, folder)) for name in names]
-    assert sum(0 < result["acc"] < 1 for result in acc) >= 6
-    assert sum(result["acc"] != result.get("acc_norm", result["acc"]) for result in acc) > 1
 
 
 @pytest.mark.parametrize("name, shots", [("humaneval", 0), ("mbpp", 0), ("mbpp", 3)])
@@ -157,10 +143,7 @@ def test_code_is_the_harnesses(name, shots, exported, ask, monkeypatch, tmp_path
         from lm_eval.tasks.mbpp.utils import list_fewshot_samples
 
         files["mbpp.train"] = list_fewshot_samples()
-    logging.disable(logging.WARNING)
-    their_model = harness.harness_model(exported, MAX_LEN)
-    _, samples = harness.run_harness(their_model, files, [(name, "")], shots)
-    logging.disable(logging.NOTSET)
+    _, samples = harness.run_harness(exported, files, [(name, "")], shots)
     samples = sorted(samples[name, ""], key=lambda sample: sample["doc_id"])
     questions, answers = ask(name, shots, harness.write(tmp_path / "items", files))
     for sample, question, text in zip(samples, questions, answers, strict=True):
@@ -185,7 +168,7 @@ def test_a_score_depends_only_on_its_request(experts):
     shape = dict(n_layer=2, n_embd=32, n_head=4, seq_len=64, vocab_size=50, init_std=0.2)
     model, rng = GPT(GPTConfig(**shape, **experts)).eval(), random.Random(0)
     some = lambda n: [rng.randrange(50) for _ in range(n)]
-    shared, items = some(30), []
+    shared, items = some(40), []
     for k in range(24):
         context = (shared if k % 3 else []) + some(rng.randrange(1, 20))
         choices = [some(rng.randrange(1, 6)) for _ in range(rng.randrange(1, 5))]
@@ -193,26 +176,22 @@ def test_a_score_depends_only_on_its_request(experts):
         items.append([(context + choice, len(choice)) for choice in choices])
     items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(shared + [1], 1)] * 2]
     expected = [[plain(model, *request) for request in item] for item in items]
-    score = lambda batch: evaluation.score(model, batch)
     for groups in (None, [str(i % 3) for i in range(len(items))]):
         for batch_tokens in (1, 60, 300, 10**6):
-            found = evaluation.in_batches(score, items, batch_tokens, groups)
+            found = evaluation.score_all(model, items, groups, "", batch_tokens)
             assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
 
 
 def test_what_a_batch_has_in_common_is_read_once(model, monkeypatch):
     shots, contexts = list(range(100)), [[200 + i] * 20 for i in range(5)]
     words = [[(shots + context + [300 + j] * 4, 4) for j in range(4)] for context in contexts]
-    letters = [[(shots + context + [300 + j], 1) for j in range(4)] for context in contexts]
-    expected = [plain(model, *request) for item in words + letters for request in item]
+    expected = [plain(model, *request) for item in words for request in item]
     read, hidden = [], model.hidden
     count = lambda idx, cache=None: (read.append(idx.numel()), hidden(idx, cache))[1]
     monkeypatch.setattr(model, "hidden", count)
     found = evaluation.score(model, words)
     # The last token of a context predicts the first of a choice; the last of a choice is not read.
     assert read == [100, 5 * 19, 5 * 4 * 4]
-    found += evaluation.score(model, letters)
-    assert sum(read[3:]) == 100 + 5 * 20  # a single row for the four letters
     assert sum(found, []) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
@@ -226,66 +205,16 @@ def test_rolling_windows_score_each_token_once():
     assert "a full window's first sees one token" in tasks.RULES["word_perplexity"]
 
 
-def test_completions_are_the_slow_loops(model):
-    """Prompts of different lengths in one batch, each ending at a different time."""
-    prompts = [[5] * 3, [9, 8, 7, 6, 5], [1], [2] * 40, [17, 300]]
-    finished = lambda new: sum(new) % 7 == 0 or len(new) == 20
-
-    def alone(prompt):
-        new = []
-        while not new or not finished(new):
-            new.append(model(torch.tensor([prompt + new]))[0, -1].argmax().item())
-        return new
-
-    expected = [alone(prompt) for prompt in prompts]
-    assert len({len(new) for new in expected}) > 1
-    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2]):
-        found = evaluation.complete(model, [prompts[i] for i in order], finished)
-        assert found == [expected[i] for i in order]
-
-
-def test_stops_are_found_across_tokens_and_in_broken_characters(monkeypatch):
-    class Model:
-        cfg = GPTConfig(n_layer=1, n_embd=8, n_head=1, seq_len=8, vocab_size=260)
-
-    def write(script: bytes, *stops):
-        def complete(model, prompts, finished):
-            ends = (n for n in range(1, len(script)) if finished(list(script[:n])))
-            return [list(script[: next(ends)])]
-
-        monkeypatch.setattr(evaluation, "complete", complete)
-        task = TASKS["gsm8k"]._replace(stops=stops, max_new_tokens=99)
-        return evaluation.write(Model, data.load_tokenizer("bytes"), ["x"], task, 200)
-
-    said = "a naïve b€ c Question: and more </s> text".encode()
-    assert write(said, "Question:", "</s>") == ["a naïve b€ c "]
-    assert write("x€".encode()[:2] + b"\xff and more", "never") == ["x\ufffd"]  # 255: end of text
-
-
-LATEX = """\\frac \\dfrac \\sqrt { } 1 2 x = / . 0.5 \\text{_m} \\$ \\% ^\\circ \\left( \\right) $
-\\! a _"""
-KNOWN = """0.5 \\frac12 \\frac1{72} \\frac{1}{2} 1/2 x=1/2 .5 3/4 x/y \\sqrt3 5\\text{_m} 12\\%
-\\frac\\sqrt32 1/2/3 \\frac x="""
-
-
-def test_math_answers_are_normalized_as_the_harness_does():
-    utils = pytest.importorskip("lm_eval.tasks.hendrycks_math.utils", reason=needs_harness)
-    parts, known = ([t.replace("_", " ") for t in text.split()] for text in (LATEX, KNOWN))
-    rng = random.Random(0)
-    texts = ["".join(rng.choices(parts, k=rng.randint(1, 7))) for _ in range(3000)]
-    for text, gold in [*itertools.product(known, known), *itertools.pairwise(texts)]:
-        doc = {"solution": f"\\boxed{{{gold}}}"}
-        if utils.last_boxed_only_string(doc["solution"]) != doc["solution"]:
-            continue  # unbalanced braces
-        for answer in (text, gold):
-            try:
-                expected = bool(utils.process_results(doc, [answer])["exact_match"])
-            except (AssertionError, TypeError):
-                continue  # the harness itself fails
-            assert tasks.grade_math(doc, answer) == {"exact_match": expected}, (answer, gold)
-    for solution in ("\\boxed{\\frac{1}{\\sqrt{2}}}.", "\\boxed{1}, \\boxed{2}", "$\\boxed 7$ is"):
-        last = utils.remove_boxed(utils.last_boxed_only_string(solution))
-        assert tasks.boxed(solution) == last
+@pytest.mark.parametrize("prompt", ["", "Question: a", "so long that its start is forgotten " * 9])
+def test_the_answer_is_the_slow_loop(prompt, exported, model):
+    tokenizer, task = data.tokenizer_of(exported), TASKS["gsm8k"]._replace(stops=("\n",))
+    decode, max_len = evaluation.decoder(model, tokenizer), 60
+    ids = (tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token])[-(max_len - harness.SHORT) :]
+    n = len(ids)
+    while len(ids) < n + harness.SHORT and "\n" not in decode(ids[n:]):
+        ids.append(model(torch.tensor([ids]))[0, -1].argmax().item())
+    found = evaluation.write(model, tokenizer, decode, prompt, task, max_len)
+    assert found == decode(ids[n:]).split("\n")[0]
 
 
 def test_numbers_are_found_and_compared_as_the_harness_does():
@@ -321,23 +250,6 @@ def test_pages_are_detokenized_as_the_harness_does():
         assert tasks.detokenize(page) == utils.wikitext_detokenizer({"page": page}), page
 
 
-# Tables 5 and 6: arc, boolq, hellaswag, openbookqa, piqa, winogrande, average
-PAPER_ROWS = """44.6 63.5 63.6 37.6 75.3 61.3 57.7 | 43.0 62.8 64.8 38.0 74.5 62.1 57.6
-44.3 65.6 64.6 37.0 76.0 61.8 58.2 | 50.6 77.7 71.5 39.8 77.0 64.4 63.5
-65.0 72.8 73.0 41.4 79.2 68.9 66.7 | 59.9 66.1 65.6 42.0 75.7 60.5 61.7"""
-
-
-@pytest.mark.parametrize("row", re.split("[|\n]", PAPER_ROWS))
-def test_averages_are_the_papers(row):
-    arc, *columns, average = map(float, row.split())
-    values = zip(tasks.AVERAGED, [arc + 7, arc - 7, *columns], strict=True)
-    results = {name: {"acc": -1.0} | {TASKS[name].metric: value} for name, value in values}
-    found = tasks.paper_average(results)["paper_average"]["average"]
-    assert found == pytest.approx(average, abs=0.1)
-    results.pop("piqa")
-    assert tasks.paper_average(results) == {}
-
-
 # -- the command line ----------------------------------------------------------------------------
 
 
@@ -347,29 +259,31 @@ def argv(exported, folder) -> list[str]:
 
 
 def test_results_are_printed_and_saved(argv, tmp_path, capsys):
-    names = [*tasks.AVERAGED, "wikitext"]
-    assert evaluation.main([*argv, "--tasks", ",".join(names), "--out", "scores.json"]) == 0
+    flags = "--limit 3 --max_len 100 --dtype bfloat16 --out scores.json --tasks".split()
+    assert evaluation.main([*argv, "--num_fewshot", "2", *flags, "arc_easy,boolq,wikitext"]) == 0
     out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
-    assert list(scores) == [*names, "paper_average"]
-    for name in names:
-        metric, result, n = TASKS[name].metric, scores[name], 5 if name == "wikitext" else 12
-        assert (result["n"], result["num_fewshot"], result["max_len"]) == (n, 0, MAX_LEN)
-        assert math.isfinite(result[metric]) and result["rule"] == tasks.RULES[metric]
+    assert list(scores) == ["arc_easy", "boolq", "wikitext"]
+    for name, result in scores.items():
+        metric, shots = TASKS[name].metric, 0 if name == "wikitext" else 2
+        expected = {"n": 3, "num_fewshot": shots, "max_len": 100, "dtype": "bfloat16"}
+        assert result | expected == result and result["rule"] == tasks.RULES[metric]
         assert (result[f"{metric}_stderr"] is None) == (name == "wikitext")
-        row = rf"^{name} +\*{metric} +{result[metric]:.4f} .* n {n}, 0 shots, window {MAX_LEN};"
+        row = rf"^{name} +{metric} +{result[metric]:.4f} .* n 3, {shots} shots, window 100;"
         assert re.search(row, out, re.MULTILINE), name
-    assert f"{scores['paper_average']['average']:.4f}" in out
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
 
-def test_flags_change_what_they_say(argv, capsys):
-    flags = "--limit 3 --num_fewshot 2 --max_len 100 --dtype bfloat16 --batch_tokens 50".split()
-    assert evaluation.main([*argv, *flags, "--tasks", "piqa", "--out", "scores.json"]) == 0
-    result = json.loads(Path("scores.json").read_text())["piqa"]
-    expected = {"n": 3, "num_fewshot": 2, "max_len": 100, "dtype": "bfloat16"}
-    assert result | expected == result
-    assert evaluation.main([*argv, "--prompt", "Question:", "--max_new_tokens", "5"]) == 0
-    assert "Question:" in capsys.readouterr().out
+def test_the_loss_of_a_bfloat16_run_is_the_loss_in_its_record(corpus_path, monkeypatch):
+    found, measure = [], evaluation.validation_loss
+    assert train.main(flags(corpus_path, dtype="bfloat16", init_std=0.3, out="run")) == 0
+    loss = json.loads(Path("run/record.json").read_text())["val_loss"]
+    note = lambda *args: found.append(measure(*args)) or found[-1]
+    monkeypatch.setattr(evaluation, "validation_loss", note)
+    for argv in ("run", "run/ckpt/0000000000010240.pt", "run --dtype float32"):
+        assert evaluation.main(["--device", "cpu", "--model", *argv.split()]) == 0
+    losses = [result["val_loss"] for result in found]
+    assert losses[:2] == pytest.approx([loss, loss], rel=1e-6)
+    assert losses[2] != pytest.approx(loss, rel=1e-5)
 
 
 def test_two_processes_share_the_items(argv, tmp_path):
@@ -387,28 +301,22 @@ def test_two_processes_share_the_items(argv, tmp_path):
 
 
 ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
-WRONG = [  # flags, content of the --tasks file, what the error names
+WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --data .", None, "piqa.jsonl: no such file"),
     ("--tasks piqa --data .", "", "piqa.jsonl: is empty"),
     ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
-    ("--tasks piqa --data .", "[1]", "line 1: not an item"),
-    ("--tasks piqa --data .", '{"goal": "a"}', "lacks 'sol1'"),
-    ("--tasks piqa --data .", json.dumps(ITEM | {"sol2": 3}), "should be text"),
-    ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no answer number 2"),
-    ("--tasks math --data .", '{"problem": "a", "solution": "2", "type": "Algebra"}', "boxed"),
-    ("--tasks humaneval --data .", '{"prompt": "a", "test": "b", "entry_point": "c"}', "task_id"),
-    ("--tasks piqa,nonsense", None, "nonsense"), ("--tasks piqa --limit 0", None, "--limit 0"),
-    ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
+    ("--tasks piqa --data .", '{"goal": "a"}', "'sol1'"),
+    ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no choice number 2"),
+    ("--tasks nonsense", None, "nonsense"), ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
     ("--tasks piqa --num_fewshot 18", None, "needs 19 examples"),
     ("--tasks gsm8k --max_len 24", None, "leaves no room"),
     ("--tasks piqa --out no/such/folder.json", None, "--out no/such"),
-    ("--tasks piqa --model nowhere", None, "nowhere"), ("--temperature nan", None, "nan"),
-    ("--tasks piqa --data=", None, "--data: name the folder that has piqa.jsonl"),  # no network
+    ("--tasks piqa --data=", None, "--data: name the folder with piqa.jsonl"),  # no network
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("flags, content, says", WRONG)
-def test_what_is_wrong_is_named_in_one_line(flags, content, says, argv, tmp_path, capsys):
+def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
     if content is not None:
         Path(f"{flags.split()[1]}.jsonl").write_text(content)
     before = sorted(tmp_path.iterdir())
@@ -418,24 +326,17 @@ def test_what_is_wrong_is_named_in_one_line(flags, content, says, argv, tmp_path
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_downloads_are_the_harness_data_sets(name, monkeypatch):
-    """Repositories, configurations and splits by the harness's definitions."""
-    loader = pytest.importorskip("lm_eval.tasks._yaml_loader", reason=needs_harness)
-    group = {"mmlu": "anatomy", "math": "algebra"}.get(name)
-    file = harness.TASK_FILES[name].split()[0].format(group)
-    yaml, asked = Path(loader.__file__).parent / f"{file}.yaml", []
-    theirs = loader.load_yaml(yaml, resolve_func=False)
-    hub = types.SimpleNamespace(
-        get_dataset_config_names=lambda repo: ["algebra"],
-        load_dataset=lambda *args, split: asked.append((*args, split)) or [{"task_id": 1}],
-    )
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    configs = (theirs.get("dataset_name"), "default", "openai_humaneval", "all")
-    splits = [theirs.get("test_split") or theirs["validation_split"]]
-    examples = theirs.get("fewshot_split") or theirs.get("training_split")
-    if name not in ("wikitext", "humaneval"):  # MBPP's are in the harness's code: task_id 2 to 4
-        splits.append("prompt[1:]" if name == "mbpp" else examples)
-    for i, split in enumerate(splits):
-        assert tasks.read_items(name, None, examples=bool(i))[1] == [{"task_id": 1}]
-        repo, config, ours = asked.pop()
-        assert (repo, ours) == (theirs["dataset_path"], split) and config in configs
+def test_downloads_are_the_harness_datasets(name, monkeypatch):
+    pytest.importorskip("lm_eval", reason=needs_harness)
+    theirs = harness.definition(name, "anatomy", resolve_func=False)
+    load = lambda *args, split: [(*args, split)]
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    [(repo, config, split)] = tasks.download(name, examples=False)
+    assert repo == theirs["dataset_path"]
+    assert config in (theirs.get("dataset_name"), "default", "openai_humaneval", "all")
+    assert split == (theirs.get("test_split") or theirs["validation_split"])
+    if name not in ("wikitext", "humaneval"):
+        [(_, _, split)] = tasks.download(name, examples=True)
+        examples = theirs.get("fewshot_split") or theirs.get("training_split")
+        # the examples for MBPP are in the harness's code: task_id 2 to 4
+        assert split == ("prompt[1:]" if name == "mbpp" else examples)

@@ -1,15 +1,14 @@
-"""Benchmark items to questions, answers to scores, by the rules of lm-evaluation-harness.
+"""Turn benchmark items into questions, and answers into scores, as lm-evaluation-harness does.
 
-The paper used that program for its Tables 5 to 7, and each rule here is the program's, oddities
-included. This file contains no model: `questions_of` turns items (one JSON object a line, in the
-fields of the public data set) into texts, and `measure` turns a model's answers into metrics.
+The paper used that program for Tables 5 to 7, and we follow its rules, oddities included. This
+file contains no model: `questions_of` turns items (JSON objects with the fields of the public
+dataset) into texts, and `measure` turns the answers of a model into metrics.
 """
 
 import json
 import math
 import random
 import re
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -22,21 +21,20 @@ import numpy as np
 
 
 class Question(NamedTuple):
-    contexts: list[str]  # the text before each choice
-    choices: list[str]  # texts to compare; for a task in which the model writes, the right answer
+    contexts: list[str]  # the texts before the choices
+    choices: list[str]  # texts to compare, or if the model writes, the right answer
     gold: int = 0  # number of the right choice
-    doc: dict = {}  # the item this question was made of
-    group: str = ""  # its subject, in tasks that have several
+    doc: dict = {}  # the item behind this question
+    group: str = ""  # its subject, in mmlu
 
 
 class Task(NamedTuple):
-    source: str  # public data set, its configuration, split to evaluate, split of the examples
-    metric: str  # the metric in the paper's tables
+    source: str  # public dataset, configuration, split to evaluate, split of the examples
+    metric: str  # the metric in Tables 5 to 7 of the paper
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
-    shots: int = 0  # examples before each question, in the paper
-    group: str = ""  # the field that divides the items; each group has separate examples
-    stops: tuple[str, ...] = ()  # if the model writes the answer: the texts that end it
+    shots: int = 0  # examples before a question, in the paper
+    stops: tuple[str, ...] = ()  # texts that end an answer, if the model writes it
     max_new_tokens: int = 256
     grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
     program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
@@ -68,7 +66,7 @@ def hellaswag(doc: dict) -> Question:
 
 
 def winogrande(doc: dict) -> Question:
-    """The reverse of the other tasks: two contexts, and one text to follow both."""
+    """The reverse of the other tasks, with two contexts and one text to follow both."""
     before, after = doc["sentence"].split("_", 1)
     contexts = [before + doc["option1"], before + doc["option2"]]
     return Question(contexts, [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
@@ -104,7 +102,7 @@ def detokenize(page: str) -> str:
     return page
 
 
-# -- Grading generated answers -----------------------------------------------------------------
+# -- Grading -----------------------------------------------------------------------------------
 
 
 def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
@@ -119,69 +117,6 @@ def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
     flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output) or ["[invalid]"]
     answers = {"exact_match": strict[0], "exact_match_flexible": flexible[-1]}
     return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
-
-
-def grade_math(doc: dict, output: str) -> dict[str, bool]:
-    """Compare the text between the first and the last $ with the boxed solution."""
-    answer = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
-    gold = boxed(doc["solution"])
-    try:
-        return {"exact_match": plain_latex(answer) == plain_latex(gold)}
-    except (ValueError, IndexError):  # not LaTeX that the rules know
-        return {"exact_match": answer == gold}
-
-
-def boxed(solution: str) -> str:
-    """The content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
-    if "\\boxed " in solution:
-        return solution.split("\\boxed ")[-1].split("$")[0]
-    _, found, inside = solution.rpartition("\\boxed{")
-    depth = 1
-    for i, letter in enumerate(inside if found else ""):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if depth == 0:
-            return inside[:i]
-    raise ValueError("its solution has no \\boxed answer")
-
-
-def plain_latex(text: str) -> str:
-    """Write equal numbers equally, by the rules of the MATH paper (Hendrycks et al., 2021).
-
-    Raises ValueError or IndexError if a rule does not apply.
-    """
-    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
-                     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""),
-                     ("\\$", "")):  # fmt: skip
-        text = text.replace(old, new)
-    if "\\text{ " in text:  # a unit
-        text, _unit = text.split("\\text{ ")
-    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
-    text = "0" + text if text.startswith(".") else text
-    left, *right = text.split("=")
-    if len(right) == 1 and len(left) <= 2:  # "x = 3"
-        text = right[0]
-    first, *roots = text.split("\\sqrt")
-    roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
-    text = plain_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
-    if text == "0.5":
-        return "\\frac{1}{2}"
-    if text.count("/") == 1:
-        a, b = map(int, text.split("/"))
-        text = f"\\frac{{{a}}}{{{b}}}" if text == f"{a}/{b}" else text
-    return text
-
-
-def plain_fractions(text: str) -> str:
-    """\\frac12 and \\frac1{2} -> \\frac{1}{2}."""
-    result, *parts = text.split("\\frac")
-    for part in parts:
-        if part[0] != "{":
-            if len(part) < 2:
-                return text
-            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
-            part = f"{{{part[0]}}}{below}"
-        result += "\\frac" + part
-    return result
 
 
 # -- The tasks ---------------------------------------------------------------------------------
@@ -201,94 +136,86 @@ TASKS = {
         f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
     "winogrande": Task(
         "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
-    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5, group="subject"),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5),
     "gsm8k": Task("openai/gsm8k main test train", "exact_match",
         lambda d: choose(f"Question: {d['question']}\nAnswer:", [d["answer"]]),
         shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
-    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
-        lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
-        shots=5, stops=("Problem:",), grade=grade_math, group="type"),
     "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
         lambda d: choose(d["prompt"], [""]),
         stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
         program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
-    "mbpp": Task(  # the harness's examples start at the second item
+    "mbpp": Task(  # in the harness, examples start at the second item
         "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, "first",
         stops=("[DONE]",), program=lambda d, text: "\n".join([text, *d["test_list"]])),
 }  # fmt: skip
 
-# The columns of the paper's Tables 5 and 6; ARC is the mean of the first two.
-AVERAGED = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
-
-
 # -- Reading items -----------------------------------------------------------------------------
 
 
-def read_items(name: str, folder: Path | None, examples: bool) -> tuple[Path, list]:
-    """The items of a task, or the examples for it -> (their file, its lines or downloaded dicts).
-
-    From FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl); without a folder, from
-    the public data set.
-    """
-    kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
-    path = (folder or Path()) / f"{name}{kind}.jsonl"
-    if folder is None:
-        return path, download(name, examples, path)
-    if not path.is_file():
-        what = "the examples for" if examples else "the items of"
-        raise FileNotFoundError(f"{path}: no such file; put {what} {name} there")
-    return path, path.read_bytes().splitlines()
-
-
-def download(name: str, examples: bool, file: Path) -> list[dict]:
+def download(name: str, examples: bool) -> list[dict]:
     repo, config, *splits = TASKS[name].source.split()
     try:
         import datasets
 
-        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
-        parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
-        return [doc for part in parts for doc in part]
+        return list(datasets.load_dataset(repo, config, split=splits[examples]))
     except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"--data: name the folder that has {file}; to download {repo} takes "
+        raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
                          f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
 
 
-def read_questions(name: str, folder: Path | None, examples=False, limit=None) -> list[Question]:
-    """Raises ValueError, naming file and line, for what is not an item of the public data set."""
-    task, questions, (path, lines) = TASKS[name], [], read_items(name, folder, examples)
-    for number, line in [pair for pair in enumerate(lines, 1) if pair[1]][:limit]:
+def read_questions(name: str, folder: str | None, examples: bool, limit=None) -> list[Question]:
+    """Read the items of a task, or the examples for it, from the folder or from the network.
+
+    The files are FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl). Raises ValueError,
+    naming file and line, for anything but an item of the public dataset.
+    """
+    task, questions = TASKS[name], []
+    kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
+    path = Path(folder or "", f"{name}{kind}.jsonl")
+    if folder and not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; put items of {name} there, one per line")
+    items = path.read_bytes().splitlines() if folder else download(name, examples)
+    for number, item in enumerate(items[:limit], 1):
         try:
-            doc = json.loads(line) if folder else line
-            question = task.ask(doc)._replace(doc=doc, group=doc[task.group] if task.group else "")
-            texts = [*question.contexts, *question.choices, question.group]
-            if task.program:  # needed only after hours of writing, so try it now
-                texts += [str(doc["task_id"]), task.program(doc, "")]
-            if not all(isinstance(text, str) for text in texts):
-                raise TypeError("a field that should be text is not")
+            doc = json.loads(item) if folder else item
+            group = doc["subject"] if name == "mmlu" else ""
+            question = task.ask(doc)._replace(doc=doc, group=group)
             if not 0 <= question.gold < len(question.choices):
-                raise IndexError(f"it has no answer number {question.gold}")
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            reason = f"lacks {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{path}, line {number}: not an item of {name} ({reason})") from None
+                raise ValueError(f"no choice number {question.gold}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{path}, line {number}: not an item of {name}"
+            raise ValueError(f"{reason} ({error!r})") from None
         questions.append(question)
     if not questions:
         raise ValueError(f"{path}: is empty")
     return questions
 
 
-def questions_of(name: str, folder: Path | None, shots: int, limit=None) -> list[Question]:
-    """The questions of a task, each after `shots` examples, drawn as the harness draws them."""
-    task, questions = TASKS[name], read_questions(name, folder, limit=limit)
+def draw_examples(draw: str, question: Question, pool: list, n: int, generator) -> list[Question]:
+    """Draw n examples from the pool as the harness does, with the same random numbers."""
+    if draw == "first" or n == 0:
+        return pool[:n]
+    if draw == "any":
+        return generator.sample(pool, n)
+    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
+    others = [example for example in pool if example.doc != question.doc]
+    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
+
+
+def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[Question]:
+    """Read the questions of a task, and put `shots` examples before every question."""
+    task, questions = TASKS[name], read_questions(name, folder, False, limit)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
-    for example in read_questions(name, folder, examples=True) if shots else ():
+    for example in read_questions(name, folder, True) if shots else ():
         pools[example.group].append(example)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
     space = "" if name == "mbpp" else " "
     for i, question in enumerate(questions):
         group, pool = question.group, pools[question.group]
-        if shots and len(pool) < (needed := shots + (task.draw == "others")):
-            has = f"{name} needs {needed} examples {group}".strip() + f", but has {len(pool)}"
-            raise ValueError(f"--num_fewshot {shots}: {has}")
+        needed = shots + (task.draw == "others") if shots else 0
+        if len(pool) < needed:
+            raise ValueError(f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
+                             f"but has {len(pool)}")  # fmt: skip
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
             before += f"{shot.contexts[shot.gold]}{space}{shot.choices[shot.gold]}\n\n"
@@ -296,41 +223,38 @@ def questions_of(name: str, folder: Path | None, shots: int, limit=None) -> list
     return questions
 
 
-def draw_examples(draw: str, question: Question, pool: list, n: int, generator) -> list[Question]:
-    if draw == "first":
-        return pool[:n]
-    if draw == "any" or n == 0:
-        return generator.sample(pool, n)
-    others = [example for example in pool if example.doc != question.doc]
-    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
-    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
+def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
+    """Read the items of all --tasks -> {task: (its questions, number of examples)}.
 
-
-def prepare(args) -> dict[str, tuple[list[Question], int]]:
-    """Read the items of all --tasks, in `args` -> {task: (its questions, examples before each)}."""
-    work, folder = {}, Path(args.data) if args.data else None
+    Sets args.max_len, by default the seq_len of the model.
+    """
+    work, args.max_len = {}, args.max_len or seq_len
+    if args.max_len > seq_len:
+        raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
-        if (task := TASKS.get(name)) is None:
+        if name not in TASKS:
             raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
+        task = TASKS[name]
         if task.stops and task.max_new_tokens >= args.max_len:
             room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
             raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
-        fixed = args.num_fewshot is None or task.source.endswith(" -")  # it has no examples
-        shots = task.shots if fixed else args.num_fewshot
-        work[name] = questions_of(name, folder, shots, args.limit), shots
+        has_examples = not task.source.endswith(" -")
+        typed = args.num_fewshot is not None and has_examples
+        shots = args.num_fewshot if typed else task.shots
+        work[name] = questions_of(name, args.data, shots, args.limit), shots
     return work
 
 
 # -- Questions to tokens -----------------------------------------------------------------------
 
-Request = tuple[list[int], int]  # token ids, and how many of the last ones to score
+Request = tuple[list[int], int]  # token ids, and how many at the end to score
 
 
 def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
-    """Encode each choice after its context, keeping the last max_len + 1 tokens.
+    """Encode the choices after their contexts, keeping the last max_len + 1 tokens.
 
     The model reads all tokens but the last, so these fill a window of max_len. A space belongs to
-    the word after it: whitespace at the end of the context is scored with the choice.
+    the word after it, so we score whitespace at the end of the context with the choice.
     """
     result = []
     for context, choice in zip(question.contexts, question.choices):
@@ -342,10 +266,10 @@ def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
 
 
 def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
-    """Cut a long text into windows that score each token once.
+    """Cut a long text into windows that score every token once.
 
-    The first token of a full window has only one token of context. The last window, if shorter,
-    is filled up with earlier tokens.
+    The first token of a full window has only one token of context. We fill up the last window, if
+    it is shorter, with earlier tokens.
     """
     ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
     for start in range(1, len(ids), max_len):
@@ -354,40 +278,22 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
     return result
 
 
-def batches(items: list[list[Request]], groups: list[str], batch_tokens: int) -> list[list[int]]:
-    """Divide items into lists of item numbers, each within batch_tokens with its padding.
-
-    The items of a batch are of one group, so they are likely to start alike, and of similar length.
-    """
-    context = [min(len(ids) - n for ids, n in item) for item in items]
-    longest = [max(len(ids) for ids, _ in item) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (groups[i], -context[i], -longest[i]))
-    result, rows, length = [], 0, 0
-    for i in order:
-        rows, length = rows + len(items[i]), max(length, longest[i])
-        if not result or rows * length > batch_tokens or groups[i] != groups[result[-1][0]]:
-            result.append([])
-            rows, length = len(items[i]), longest[i]
-        result[-1].append(i)
-    return result
-
-
 # -- Answers to scores -------------------------------------------------------------------------
 
 RULES = {
     "acc": "most likely choice",
-    "acc_norm": "most likely choice; acc_norm: log-likelihood per character",
-    "exact_match": "greedy, up to a stop; exact match",
-    "pass@1": "greedy, up to a stop; one sample for each problem",
+    "acc_norm": "most likely choice, in acc_norm by log-likelihood per character",
+    "exact_match": "greedy up to a stop, exact match",
+    "pass@1": "greedy up to a stop, one sample per problem",
     "word_perplexity": "windows, every token once; a full window's first sees one token before it",
 }
 
 
 def measure(name: str, questions: list[Question], answers: list) -> dict:
-    """Metrics of a task with their standard errors, and the rule that made them.
+    """Compute the metrics of a task with their standard errors, and name the rule behind them.
 
-    answers, one for each question: the log-likelihoods of its choices, or of its page, in nats;
-    the text that the model wrote; or, for a program, whether it passed.
+    An answer is the log-likelihoods (in nats) of the choices, that of the page, the text that the
+    model wrote, or whether its program passed.
     """
     task = TASKS[name]
     result = {"rule": RULES[task.metric], "paper_metric": task.metric}
@@ -407,7 +313,7 @@ def measure(name: str, questions: list[Question], answers: list) -> dict:
 
 
 def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
-    """Is the most likely choice the right one? acc_norm divides by each choice's characters."""
+    """Is the most likely choice right? acc_norm divides by the number of characters."""
     means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
     scores = {"acc": sums} | ({"acc_norm": means} if metric == "acc_norm" else {})
     return {name: int(np.argmax(s)) == question.gold for name, s in scores.items()}  # first on ties
@@ -433,60 +339,42 @@ def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | Non
     return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
-def paper_average(results: dict[str, dict]) -> dict:
-    """The Average of the paper's Tables 5 and 6, once all its tasks are done: six equal columns."""
-    if not set(AVERAGED) <= set(results):
-        return {}
-    easy, challenge, *others = [results[name][TASKS[name].metric] for name in AVERAGED]
-    average = ((easy + challenge) / 2 + sum(others)) / 6
-    return {"paper_average": {"average": average, "average_stderr": None, "n": 6}}
-
-
 def report(name: str, result: dict) -> str:
-    """A line for each metric of a task; a star marks the metric in the paper's tables."""
+    """Write one line per metric of a task."""
     facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
     lines = []
-    if "samples" in result:
-        lines.append(f"{name}: {result['samples']}" + ", not run" * ("pass@1" not in result))
     for metric in (key for key in result if f"{key}_stderr" in result):
-        star, stderr = "*" if metric == result["paper_metric"] else " ", result[f"{metric}_stderr"]
+        stderr = result[f"{metric}_stderr"]
         spread = "" if stderr is None else f"+-{stderr:.4f}"
-        lines.append(f"{name:<14}{star}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
-    return "\n".join(lines)
+        lines.append(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
+    return "\n".join(lines) or f"{name:<14}not run, for lack of --allow_code_execution"
 
 
 # -- Code that a model wrote -------------------------------------------------------------------
 
 
-def write_samples(file: Path, questions: list[Question], texts: list[str]) -> None:
+def write_samples(folder: Path, questions: list[Question], texts: list[str]) -> Path:
     """Save generated code as samples.jsonl, which the official scorers read."""
+    folder.mkdir(exist_ok=True)
     lines = [{"task_id": q.doc["task_id"], "completion": t} for q, t in zip(questions, texts)]
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-RUNNER = """
-import resource, runpy
-try:
-    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))  # memory in bytes
-except (ValueError, OSError):
-    pass  # macOS has no such limit
-runpy.run_path("program.py", run_name="__main__")
-"""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "samples.jsonl").write_text(text, encoding="utf-8")
+    return folder / "samples.jsonl"
 
 
 def passes(program: str, seconds: float = 5.0) -> bool:
-    """Run a program with its tests at its end; return whether it gets there in time.
+    """Run a program that ends with its tests; return whether it gets to its end in time.
 
     It runs in a temporary folder, in at most 1 GiB of memory, without environment and input. That
     stops accidents. It is not a security boundary: the program can do whatever you can.
     """
-    finished = 100 + secrets.randbelow(100)  # no program exits with this status by accident
+    finished = 123  # unlike 0, no program exits with this status by accident
+    limited = "ulimit -v 1048576; exec \"$0\" -I program.py"  # KiB; macOS has no such limit
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         text = f"{program}\nraise SystemExit({finished})\n"
         Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
-        command = [sys.executable, "-I", "-c", RUNNER]
+        command = ["/bin/sh", "-c", limited, sys.executable]
         try:
             done = subprocess.run(command, cwd=folder, env={}, timeout=seconds, **quiet)
         except subprocess.TimeoutExpired:
