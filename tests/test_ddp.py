@@ -180,12 +180,12 @@ def one_step(rank: int, world: int, port: int, corpus_path: Path, out: Path) -> 
     fields = TINY | MOE | dict(router_aux_weight=1.0, grad_clip=0.0)
     cfg = train.resolve_device(train.make_config(**fields))
     model = train.build(cfg).model.double()
-    optimizer, gradients = sgd(model), {}
-    named = model.named_parameters
-    optimizer.step = lambda: gradients.update({name: p.grad.clone() for name, p in named()})
+    optimizer = sgd(model)
+    optimizer.zero_grad = lambda: None  # keep the gradients
     replica = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     corpus = data.open_corpus(corpus_path)
     _, _, routing = train.optimizer_step(cfg, replica, optimizer, corpus, 0, lr=1.0)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
     torch.save({"gradients": gradients, "load": routing.load}, out / f"{world}-{rank}.pt")
     if world > 1:
         os._exit(0)  # as train.py ends
