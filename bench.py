@@ -1,7 +1,7 @@
 """Estimate a run, or measure how fast this machine trains. All flags of train.py work here, too.
 
     python bench.py                                    time training steps
-    python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory, hours: by arithmetic
+    python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
     python bench.py --profile trace.json               a timeline of a few steps
     torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
 """
@@ -54,7 +54,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
 
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
-    """Estimate a run on `world` GPUs by arithmetic; this machine needs none."""
+    """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
     micro = math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
@@ -66,7 +66,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
     gib = {name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size}
     return f"""{cfg.preset} under {cfg.schedule}: {n:,} steps of {cfg.batch_tokens:,} tokens
-GPUs:   {world}, with {n_micro} x {micro} sequences on each in a step
+GPUs:   {world}, with {n_micro} x {micro} sequences per GPU and step
 FLOPs:  {flops:.3g}, backward included, causal attention counted once
 memory: {sum(gib.values()):.3g} GiB per GPU in {dtype}{", compiled" * compile}
         {", ".join(f"{name} {part:.3g}" for name, part in gib.items())}
@@ -74,7 +74,7 @@ time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s"""
 
 
 def steps(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
-    """Train until step n; return the seconds that every step took."""
+    """Train until step n and return the seconds that every step took."""
     times = [time.perf_counter()]
     for step in train.training_steps(cfg, state, corpus, n * cfg.batch_tokens):
         step.loss.item()  # waits for the device

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import math
 import operator
 import sys
@@ -17,9 +16,9 @@ LIMITS = {
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field that is also a command-line flag, with its help and limits.
+    """A config field with the help and the limits of its command-line flag.
 
-    Limits: above, at_least, at_most, below (numbers), choices (a sequence).
+    Limits are above, at_least, at_most, below (numbers) and choices (a sequence).
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
@@ -49,7 +48,7 @@ def violated(value, limits) -> str | None:
 def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
     """Raise ValueError for a typed field that other choices of a flag read, but not this choice.
 
-    reads: for every choice of --flag, the fields that depend on it.
+    reads[choice] is the set of fields that depend on this choice of --flag.
     """
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
@@ -59,10 +58,10 @@ def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> 
 
 
 def fill_in(cfg, **values) -> None:
-    """Replace every None among these fields. Only for __post_init__ of a frozen config.
+    """Replace every None among these fields. Only for the __post_init__ of a frozen config.
 
-    To change a filled config, build it again from the typed fields (train.make_config), because
-    dataclasses.replace would keep values that we derived from the old width.
+    Afterwards, dataclasses.replace would keep values that follow from the old width. So build a
+    changed config from the typed fields, as train.make_config does.
     """
     for name, value in values.items():
         if getattr(cfg, name) is None:
@@ -70,25 +69,16 @@ def fill_in(cfg, **values) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, with a suggestion for a misspelled flag."""
+    """An ArgumentParser whose errors are one line."""
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(fail(self.prog, message))
 
-    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
-            advice = f"did you mean {near[0]}?" if near else "see --help"
-            self.error(f"unknown argument {unknown[0]}; {advice}")
-        return parsed
-
 
 def program_parser(prog: str, description: str) -> Parser:
-    """The parser of a program; the program's docstring is its help.
+    """The parser of a program. The module docstring is the help.
 
-    It also makes printing safe: a terminal without UTF-8 shows ? instead of raising an error.
+    It also makes printing safe, so that a terminal without UTF-8 shows ? instead of failing.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
@@ -128,6 +118,6 @@ def whole_number(text: str) -> int:
 
 
 def fail(prog: str, error: Exception | str) -> int:
-    """Print a user's error as one line; return exit status 2."""
+    """Print a user's error as one line and return exit status 2."""
     print(f"{prog}: {error}", file=sys.stderr, flush=True)
     return 2
