@@ -45,14 +45,18 @@ compiled = lambda shape: pytest.param(shape | {"compile": True}, marks=pytest.ma
 @pytest.mark.parametrize("shape", [
     {}, dict(n_kv_head=2), MOE, compiled({}), compiled(dict(n_kv_head=2)),
 ])  # fmt: skip
-def test_the_memory_estimate_is_what_autograd_keeps(shape, dtype):
-    """A layer more needs as many bytes more as bench.py says, within 15%."""
+def test_the_memory_estimate_is_what_autograd_keeps(shape, dtype, monkeypatch):
+    """Two layers more need as many bytes more as bench.py says, if dtypes are those of a GPU."""
+    for name in ("model.cpu_dtype", "moe.cpu_dtype"):
+        monkeypatch.setattr(name, lambda x, dtype: dtype)
     torch.compiler.reset()
-    configs = [train.make_config(**SMALL | shape | dict(n_layer=n, dtype=dtype)) for n in (1, 3)]
-    one, three = (kept_bytes(cfg) for cfg in configs)
-    estimates = [bench.memory(cfg) for cfg in configs]
-    less, more = (parts["blocks"] + parts["bfloat16 copies"] for parts in estimates)
-    assert more - less == pytest.approx(three - one, rel=0.15)
+    kept, estimates = [], []
+    for n_layer in (1, 3):
+        cfg = train.make_config(**SMALL | shape | dict(n_layer=n_layer, dtype=dtype))
+        kept.append(kept_bytes(cfg))
+        parts = bench.memory(cfg, GPT(cfg).n_params())
+        estimates.append(parts["blocks"] + parts["bfloat16 copies"])
+    assert estimates[1] - estimates[0] == pytest.approx(kept[1] - kept[0], rel=0.1)
 
 
 def test_recomputing_keeps_less_and_changes_nothing():
@@ -66,7 +70,7 @@ def test_recomputing_keeps_less_and_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*results))
     cfg, again = (train.make_config(**SMALL, recompute=r) for r in (False, True))
     assert kept_bytes(cfg) > 3 * kept_bytes(again)
-    assert bench.memory(cfg)["blocks"] > 1.5 * bench.memory(again)["blocks"]
+    assert bench.memory(cfg, 0)["blocks"] > 1.5 * bench.memory(again, 0)["blocks"]
 
 
 def test_recomputing_uses_the_attention_of_the_forward_pass(corpus, monkeypatch):
@@ -130,24 +134,18 @@ def test_dry_run_counts(capsys):
     assert "238,418 steps of 4,194,304" in out and "256 x 4 sequences" in out
     with torch.device("meta"):
         flops = GPT(cfg).flops_per_token() * 238_418 * 4_194_304
-    assert f"{flops:.3g}" in out and f"{flops / (0.4 * 989e12 * 86400):,.1f} days on H200" in out
-    on_gpu = dataclasses.replace(cfg, dtype="bfloat16", compile=True, device="cuda")
-    parts = bench.memory(on_gpu, n_micro=256)
-    assert f"{sum(parts.values()) / 2**30:.3g} GiB per device" in out
-    assert parts["AdamW"] == 8 * 1_208_083_968 and bench.memory(cfg, n_micro=1)["gradients"] == 0
+    assert f"{flops:.3g}" in out and f"{flops / (0.4 * 989e12 * 3600):,.1f} hours on H200" in out
+    on_gpu = dataclasses.replace(cfg, dtype="bfloat16", compile=True)
+    parts = bench.memory(on_gpu, 1_208_083_968)
+    assert f"{sum(parts.values()) / 2**30:.3g} GiB per GPU in bfloat16, compiled\n" in out
+    assert parts["AdamW"] == 8 * 1_208_083_968
 
 
-def test_dry_run_keeps_what_was_typed(capsys):
-    assert bench.main(["--preset=1B", "--dry_run", "--dtype=float32", "--no-compile"]) == 0
-    assert "cuda, float32, eager\n" in capsys.readouterr().out
+def test_dry_run_keeps_what_was_typed_and_divides_the_batch(capsys):
+    assert bench.main(["--dry_run", "--dtype=float32", "--no-compile"]) == 0
+    out = capsys.readouterr().out
+    assert "in float32\n" in out and "0.0 hours" in out
     assert "1 x 4 sequences" in bench.dry_run(train.make_config(), world=2)  # a batch of 8
-
-
-@pytest.mark.parametrize("seconds, text", [
-    (1e-9, "under 2 seconds"), (90, "90.0 seconds"), (7200, "2.0 hours"), (864000, "10.0 days"),
-])  # fmt: skip
-def test_durations_have_sensible_units(seconds, text):
-    assert bench.duration(seconds) == text
 
 
 def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
@@ -161,10 +159,9 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name, peak", [
-    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
-    ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("Tesla V100", None),
+    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", None),
 ])  # fmt: skip
-def test_each_card_has_the_peak_of_its_data_sheet(name, peak, monkeypatch):
+def test_no_card_has_the_peak_of_another(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert devices.peak_flops("cuda:0") == peak and devices.peak_flops("cpu") is None
 

@@ -408,7 +408,7 @@ WRONG = [
     ("", "experiment"), ("wds", "wsd"), ("wsd --scale small", "quick"),
     ("wsd --workers x", "--workers"), ("wsd --workers 0", "--workers"),
     ("wsd --shard 0/2", "--shard"), ("wsd --shard 3/2", "--shard"),
-    ("wsd --shard 9/9 --data CORPUS", "--shard 9/9"), ("wsd --shrad 1/2", "did you mean --shard"),
+    ("wsd --shard 9/9 --data CORPUS", "--shard 9/9"), ("wsd --shrad 1/2", "--shrad"),
     ("wsd --weight_decay -1", "--weight_decay"), ("wsd --data nowhere", "--data"),
     ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"), ("wsd --n_head=4", "--n_head"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
@@ -418,7 +418,7 @@ WRONG = [
     ("compare --average", "--average"),
     ("wsd --min_lr_ratio 0.2", "--min_lr_ratio"), ("wsd --save_every 1e5", "--save_every"),
     ("wsd --decay_data CORPUS", "--decay_data"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
-    ("wsd --sweep weight_decy=1", "weight_decay"), ("wsd --widths 33", "33"),
+    ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
     ("wsd --scale paper --widths 64", "--widths"), ("wsd --budgets 1.5", "--budgets"),
 ]  # fmt: skip
 

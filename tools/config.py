@@ -1,29 +1,24 @@
 """A dataclass field is a command-line flag: help, type, limits, parsing, one-line errors."""
 
 import argparse
-import contextlib
 import dataclasses
-import difflib
 import math
 import operator
 import sys
 import typing
 
-# ---------------------------------------------------------------------------------------------
-# Fields and their limits
-
-LIMITS = {  # name of a limit -> (what must hold between value and limit, in words)
-    "above": (operator.gt, "above"),
-    "at_least": (operator.ge, "at least"),
-    "at_most": (operator.le, "at most"),
-    "below": (operator.lt, "below"),
+LIMITS = {
+    "above": operator.gt,
+    "at_least": operator.ge,
+    "at_most": operator.le,
+    "below": operator.lt,
 }
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field that is also a command-line flag: its help and limits travel with it.
+    """A config field with the help and the limits of its command-line flag.
 
-    Limits: above, at_least, at_most, below (numbers), choices (a sequence).
+    Limits are above, at_least, at_most, below (numbers) and choices (a sequence).
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
@@ -37,69 +32,56 @@ def check_limits(cfg) -> None:
 
 
 def violated(value, limits) -> str | None:
-    """The first limit that a value breaks, in words; None if it keeps them all."""
+    """Return the first limit that a value breaks, in words; None if it keeps all."""
     if value == "":
         return "something"
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if value not in limits.get("choices", (value,)):
         return "one of " + ", ".join(limits["choices"])
-    for name, (holds, words) in LIMITS.items():
+    for name, holds in LIMITS.items():
         if name in limits and not holds(value, limits[name]):
-            return f"{words} {limits[name]}"
+            return f"{name.replace('_', ' ')} {limits[name]}"
     return None
 
 
 def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that other choices of a flag read, but not this one.
+    """Raise ValueError for a typed field that other choices of a flag read, but not this choice.
 
-    reads: for each choice of --flag, the fields that depend on it.
+    reads[choice] is the set of fields that depend on this choice of --flag.
     """
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
         if readers and choice not in readers:
-            raise ValueError(f"--{name} {value}: has no effect with --{flag} {choice}, "
-                             f"only with {', '.join(readers)}")  # fmt: skip
+            problem = f"has no effect with --{flag} {choice}, only with {', '.join(readers)}"
+            raise ValueError(f"--{name} {value}: {problem}")
 
 
 def fill_in(cfg, **values) -> None:
-    """Replace each None among these fields. Only for __post_init__: a config is frozen after it.
+    """Replace every None among these fields. Only for the __post_init__ of a frozen config.
 
-    So a config always says what is used. To derive another config, build it again from the typed
-    fields (train.make_config); dataclasses.replace would keep values derived from the old width.
+    Afterwards, dataclasses.replace would keep values that follow from the old width. So build a
+    changed config from the typed fields, as train.make_config does.
     """
     for name, value in values.items():
         if getattr(cfg, name) is None:
             object.__setattr__(cfg, name, value)
 
 
-# ---------------------------------------------------------------------------------------------
-# Command lines
-
-
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, with a suggestion for a misspelled flag."""
+    """An ArgumentParser whose errors are one line."""
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(fail(self.prog, message))
 
-    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
-            advice = f"did you mean {near[0]}?" if near else "see --help"
-            self.error(f"unknown argument {unknown[0]}; {advice}")
-        return parsed
-
 
 def program_parser(prog: str, description: str) -> Parser:
-    """The parser of a program of this project: its docstring is its help.
+    """The parser of a program. The module docstring is the help.
 
-    From here on, printing never fails: a terminal without UTF-8 shows ? for what it cannot show.
+    It also makes printing safe, so that a terminal without UTF-8 shows ? instead of failing.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
             stream.reconfigure(errors="replace")
     return Parser(
         prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
@@ -108,8 +90,9 @@ def program_parser(prog: str, description: str) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
-    """Add a flag for each field of a config class. Its help shows the field's default, and what
-    the default preset, called `name`, has instead.
+    """Add a flag for every field of a config class.
+
+    The help shows the field's default and its value in the default preset, called `name`.
     """
     for f in dataclasses.fields(config):
         kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
@@ -125,16 +108,16 @@ def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name:
 
 
 def whole_number(text: str) -> int:
-    """'2e9' and '2000000000' are the same number of tokens."""
-    if text.lstrip("+-").isdigit():
+    """'2e9' and '2000000000' are the same number of tokens. Raises ValueError for 1.5."""
+    try:
         return int(text)
-    with contextlib.suppress(ValueError):
+    except ValueError:
         if float(text).is_integer():
             return int(float(text))
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise
 
 
 def fail(prog: str, error: Exception | str) -> int:
-    """Print a user's error as one line; return the exit status that goes with it."""
+    """Print a user's error as one line and return exit status 2."""
     print(f"{prog}: {error}", file=sys.stderr, flush=True)
     return 2

@@ -13,6 +13,6 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 def cpu_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
     """dtype, but at least float32 if x is on a CPU, where bfloat16 is slow in two places.
 
-    Attention takes 4 times as long backwards, and products are set up anew for each group size.
+    Attention takes 4 times as long backwards, and every new group size builds a kernel.
     """
     return torch.promote_types(dtype, torch.float32) if x.device.type == "cpu" else dtype

@@ -1,9 +1,9 @@
-"""Let the threads of OpenMP sleep while they wait. Imported before torch, which reads this once.
+"""Let OpenMP threads sleep while they wait. Import this before torch, which reads it once.
 
-While torch's threads wait for each other they spin, by default for so long that one other busy
-process on the machine makes a training step many times slower. After GOMP_SPINCOUNT turns they
-sleep instead. Beside one busy process on two cores the default step took 127 ms instead of 175;
-on quiet cores the difference is within the noise (docs/speed.md). A value set by the user stays.
+By default, waiting threads spin so long that a second busy process makes a training step many times
+slower. After GOMP_SPINCOUNT turns they sleep instead. Beside one busy process on two cores, a step
+of the default run took 127 ms instead of 175; on quiet cores we saw no difference above the noise
+(docs/speed.md). We keep a value that you set.
 """
 
 import os
