@@ -1,7 +1,7 @@
 """Tokens on disk, and the order in which a run reads them.
 
 A corpus is a folder with train.bin and val.bin (token ids, which stay on disk until we need them)
-and meta.json (tokenizer, counts, fingerprint). The default is torch's Python source: no download.
+and meta.json (tokenizer, counts, fingerprint). The default is torch's Python source.
 
 Read `shuffled`, then `draw`. Every comparison in this project rests on the order. Sequence g of a
 run depends only on the seed and g, not on batch size or processes, so a loader needs no state.
@@ -15,7 +15,7 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os.path import basename
 from pathlib import Path
@@ -36,17 +36,17 @@ class Corpus:
     """Tokens to train on, from one folder or a mixture of several. A folder is a mixture of one."""
 
     path: Path | str
-    meta: dict  # tokenizer, vocab_size, fingerprint; for a folder also its counts
+    meta: dict  # tokenizer, vocab_size, fingerprint, and a folder has counts
     tokenizer: tiktoken.Encoding
-    train: np.memmap | None = None  # token ids on disk, [train_tokens]; None for a mixture
+    train: np.memmap | None = None  # token ids on disk, [train_tokens]
     val: np.memmap | None = None
     sources: dict[str, "Corpus"] | None = None  # by name, the last part of the path
-    shares: tuple[float, ...] = (1.0,)  # of each source; weights of the validation loss
-    stages: tuple | None = None  # (first sequence, {name: share}), ...
+    shares: tuple[float, ...] = (1.0,)  # of the sources, also in the validation loss
+    stages: list | None = None  # [(first sequence, {name: share}), ...]
 
     def __post_init__(self):
         self.sources = self.sources or {self.path.name: self}
-        self.stages = self.stages or ((0, {self.path.name: 1.0}),)
+        self.stages = self.stages or [(0, {self.path.name: 1.0})]
 
 
 def open_corpus(path: Path) -> Corpus:
@@ -89,40 +89,45 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     return open_corpus(path)
 
 
-def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
-    """Open the folder or mixture that --data names; None is the embedded corpus in `tokenizer`.
+def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
+    """{name: corpus}. Raises ValueError if a corpus is missing or two do not fit together."""
+    sources = {}
+    for folder in folders:
+        if basename(folder) in sources:
+            raise ValueError(f"--decay_data {folder}: --data has one of this name; rename it")
+        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
+        sources[basename(folder)] = new
+    first, *others = sources.values()
+    for other in others:
+        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(other.tokenizer)):
+            raise ValueError(f"--data {other.path}: its tokenizer is not that of {first.path}")
+    return sources
 
-    stages: (first sequence, mixture), ... if the mixture changes during a run: first the mixtures
-    of its parents, then `data`, then the mixture of its decay. We count what a run has read of
-    sources in the past, but do not open them. Raises ValueError if a corpus is missing or two do
-    not fit together.
+
+def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
+    """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
+
+    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from what its
+    parents read over `data` to its decay. Folders that only its parents read may be missing.
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
     now = max(i for i, (_, mixture) in enumerate(stages) if mixture == shares)
-    sources = {}
-    for folder in dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture):
-        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
-        first = next(iter(sources.values()), new)
-        if basename(folder) in sources:
-            raise ValueError(f"--decay_data: two folders are named {new.path.name}; rename one")
-        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
-            raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
-        sources[basename(folder)] = new
+    folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
+    sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    columns = {name: [m.get(name, 0.0) for _, m in stages[now:]] for name in sources}
+    first, content = next(iter(sources.values())), []
+    for name, source in sources.items():
+        content.append((source.meta["fingerprint"], *(m.get(name, 0.0) for _, m in stages[now:])))
     meta = dict(first.meta)
     if len(sources) > 1:
-        content = [(sources[name].meta["fingerprint"], *columns[name]) for name in sources]
         meta["fingerprint"] = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    shares = tuple(column[0] for column in columns.values())
+    shares = tuple(stages[now][1].get(name, 0.0) for name in sources)
     return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
-    """The tokenizer of a run folder, a checkpoint in it, or a Granite folder. Raises OSError or
-    ValueError if there is none.
-    """
+    """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
     near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
     if not (folder := next((f for f in near if (f / "config.json").is_file()), None)):
         raise FileNotFoundError(f"{path}: no config.json there that names its tokenizer")
@@ -139,16 +144,16 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers (SplitMix64's finalizer): every input bit moves every output bit."""
+    """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Map position g = 0, 1, 2, ... in a run to one of the corpus's n sequences, for this seed.
+    """Map position g = 0, 1, 2, ... in a run to one of the n sequences of a corpus.
 
-    Every epoch g // n is another bijection of 0 ... n-1, computed and never stored: a Feistel
+    Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store. A Feistel
     network permutes the next power of four, again and again while the result is not below n.
     """
     g = np.asarray(g, dtype=np.uint64)
@@ -170,7 +175,7 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
-    """Sequence g [B] of a mixture -> (name of its source [B], {name: how many came before it [B]}).
+    """Sequence g [B] of a mixture -> (its source [B], {name: how many came before it [B]}).
 
     The rarest source takes one sequence of every 1 / share, at a random place among them, so it has
     no fixed place in a batch. The next does the same with the sequences left over, and so on. In
@@ -192,7 +197,7 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
 
 
 def sequences_read(stages: list, n: int, seed: int) -> Counter:
-    """How many of a run's first n sequences came from each source."""
+    """Count the first n sequences of a run by source."""
     read, end = Counter(), n
     for start, shares in reversed(stages):
         if start < end:
@@ -203,7 +208,7 @@ def sequences_read(stages: list, n: int, seed: int) -> Counter:
 
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
-    """How often a run's first n sequences have gone through each source."""
+    """How often the first n sequences of a run have gone through the sources."""
     read, sources = sequences_read(corpus.stages, n, seed), corpus.sources.items()
     return {name: read[name] / n_sequences(source.train, seq_len) for name, source in sources}
 
@@ -211,7 +216,7 @@ def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
 
-    Each source has its own shuffled order and its own count, which continues when shares change.
+    Every source has a separate order and a separate count, which continues when shares change.
     """
     inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
     stage = np.searchsorted([start for start, _ in corpus.stages], g, side="right") - 1
@@ -251,8 +256,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--val_fraction", default=0.02, type=float, help="share to hold out (default: 0.02)")
     args = parser.parse_args(argv)
     try:
-        if not 0 < args.val_fraction < 1:
-            raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
         if bool(args.source) != bool(args.out):
             raise ValueError("--source and --out: one is missing; give both")
         if args.source:

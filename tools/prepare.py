@@ -1,7 +1,7 @@
 """Turn text of several formats into a corpus, a folder with train.bin, val.bin and meta.json.
 
 `read_files` yields documents, `divide` holds some of them out, `encode` turns them into tokens on
-every core, and `prepare` writes the folder.
+every core, and `prepare` writes the folder. `notes` counts everything that we skip or change.
 """
 
 import glob
@@ -27,9 +27,6 @@ from tools.tokenizers import bytes_per_token, load_tokenizer, token_type, tokeni
 
 HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss
 LONG = 2**20  # characters of a piece; several cores encode a longer text
-
-# ---------------------------------------------------------------------------------------------
-# Files to documents. `notes` counts everything that we skip or change.
 
 
 def source_files(sources: list[str]) -> list[Path | str]:
@@ -121,10 +118,6 @@ def texts_of(rows: Iterable, field: str, notes: Counter) -> Iterator[str]:
             notes["rows without text skipped"] += 1
 
 
-# ---------------------------------------------------------------------------------------------
-# Documents to tokens
-
-
 def divide(documents: Iterable[str], val_fraction: float, notes: Counter) -> Iterator[tuple]:
     """Yield ("train" or "val", piece of text), and (..., None) where a document ends.
 
@@ -177,10 +170,6 @@ def encode(texts: Iterator[tuple], tokenizer: tiktoken.Encoding) -> Iterator[tup
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         while batch := list(islice(texts, 256)):  # few at a time, to save memory
             yield from pool.map(ids, batch)
-
-
-# ---------------------------------------------------------------------------------------------
-# Tokens to a folder
 
 
 def prepare_files(sources: list[str], tokenizer: str, out: Path, val_fraction: float, field: str):
