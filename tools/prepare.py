@@ -39,10 +39,13 @@ def source_files(sources: list[str]) -> list[Path | str]:
         elif path.is_dir():
             hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
             files += [p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p)]
-        elif found := [source] if path.exists() else sorted(glob.glob(source, recursive=True)):
-            files += [Path(p) for p in found if Path(p).is_file()]
+        elif path.exists():
+            files.append(path)
         else:
-            raise FileNotFoundError(f"--source {source}: no such file or folder")
+            found = sorted(glob.glob(source, recursive=True))
+            files += [Path(p) for p in found if Path(p).is_file()]
+            if not found:
+                raise FileNotFoundError(f"--source {source}: no such file or folder")
     return files
 
 
@@ -52,7 +55,7 @@ def read_files(files: list[Path | str], field: str, notes: Counter) -> Iterator[
         read = read_text
         if re.search(r"^hf:|\.parquet$", str(file)):
             read = read_rows
-        elif re.search(r"\.jsonl(\.gz)?$", str(file)):
+        elif re.search(r"\.jsonl(\.\w+)?$", str(file)):
             read = read_lines
         try:
             yield from read(file, field, notes)
@@ -63,8 +66,6 @@ def read_files(files: list[Path | str], field: str, notes: Counter) -> Iterator[
 
 
 def unpack(file: Path):
-    if file.suffix in (".bz2", ".xz", ".zst"):
-        raise ValueError("of packed files we read only .gz; unpack it first")
     return gzip.open(file) if file.suffix == ".gz" else open(file, "rb")
 
 
@@ -80,6 +81,8 @@ def read_text(file: Path, _field: str, notes: Counter) -> Iterator[str]:
 
 def read_lines(file: Path, field: str, notes: Counter) -> Iterator[str]:
     """A line of JSON is one document."""
+    if file.suffix not in (".jsonl", ".gz"):
+        raise ValueError("of packed files we read only .gz; unpack it first")
     with unpack(file) as lines:
         yield from texts_of(map(parse, lines), field, notes)
 
@@ -125,8 +128,9 @@ def divide(documents: Iterable[str], val_fraction: float, notes: Counter) -> Ite
     is for training.
     """
     first = True
+    invalid = re.compile("[\ud800-\udfff]")  # surrogates, from bytes that are not UTF-8 or JSON
     for text in tqdm(documents, "encoding", unit=" documents", leave=False, disable=None):
-        text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)  # invalid UTF-8 or JSON
+        text, times = invalid.subn("\ufffd", text)
         if times:
             notes["invalid characters replaced"] += times
         raw = text.encode()
@@ -149,7 +153,8 @@ def pieces(text: str) -> Iterator[str]:
 
     Every common pre-tokenizer splits after a newline if a letter follows and no space precedes.
     """
-    start, place = 0, re.compile(r"[!-~]\n(?=[A-Za-z])")
+    start = 0
+    place = re.compile(r"[!-~]\n(?=[A-Za-z])")
     while found := place.search(text, start + LONG):
         yield text[start : found.end()]
         start = found.end()
@@ -179,16 +184,15 @@ def prepare_files(sources: list[str], tokenizer: str, out: Path, val_fraction: f
     return prepare(documents, tokenizer, out, val_fraction, notes)
 
 
-def prepare(
-    documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02, notes=None
-) -> dict:
+def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02, notes=None):
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
     make it, ValueError for an unknown tokenizer or too little text to train on and to hold out.
     """
-    encoding, file = load_tokenizer(tokenizer), tokenizer_file(tokenizer)
-    dtype, notes = token_type(encoding), Counter() if notes is None else notes
+    encoding = load_tokenizer(tokenizer)
+    dtype = token_type(encoding)
+    notes = Counter() if notes is None else notes
     if out.exists():
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +206,7 @@ def prepare(
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
             raise ValueError("; ".join(["--source: too little text to divide", *found]))
-        if file:  # so that the corpus does not depend on the original
+        if file := tokenizer_file(tokenizer):  # a copy, so that the corpus does not need it
             shutil.copy(file, folder)
         os.rename(folder, out)
     return meta
