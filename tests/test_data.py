@@ -100,27 +100,19 @@ def test_sequences_are_cut_next_to_each_other(tmp_path):
 # -- the embedded corpus -----------------------------------------------------------------------
 
 
-def torch_folder(folder: Path, names: list[str], newline: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        text = f"# {name}\nx = 'é'\n" * 9
-        (folder / name).write_bytes(text.replace("\n", newline).encode())
-    return folder
-
-
-def test_the_embedded_text_depends_only_on_the_contents_of_the_wheel(tmp_path, monkeypatch):
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypatch):
     """Not on the order in which a disk lists files, on line ends, or on the build."""
-    names = ["a/b.py", "a.py", "a/B.py", "a-b/c.py", "version.py", "nn/version.py", "b/x.pyi"]
-    linux = torch_folder(tmp_path / "lib" / "python3.11" / "torch", names, "\n")
-    windows = torch_folder(tmp_path / "Lib" / "torch", names[::-1], "\r\n")
-    (windows / "version.py").write_text("cuda = None")
-    expected = ["a-b/c.py", "a.py", "a/B.py", "a/b.py", "nn/version.py"]
+    for name in ("a/b.py", "a.py", "A.py", "a-b/c.py", "version.py", "nn/version.py", "b/x.pyi"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = f"# {name}\nx = 'é'\n" * 9
+        (tmp_path / name).write_bytes(text.replace("\n", newline).encode())
     real = Path.rglob
     for turned in (False, True):
         listed = lambda self, pattern: sorted(real(self, pattern), reverse=turned)
         monkeypatch.setattr(Path, "rglob", listed)
-        for folder in (linux, windows):
-            assert list(data.embedded_texts(folder)) == [f"# {n}\nx = 'é'\n" * 9 for n in expected]
+        expected = ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
+        assert list(data.embedded_texts(tmp_path)) == [f"# {n}\nx = 'é'\n" * 9 for n in expected]
 
 
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
@@ -282,7 +274,7 @@ MESS = [
     rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "<|endoftext|>"}',
     b'{"text": "nul \\u0000"}', b'{"text": "last"}',
 ]  # fmt: skip
-REPORT = ["1 empty documents skipped", "6 rows without text skipped", "1 invalid characters replaced"]
+REPORT = ["1 empty documents skipped", "6 rows without text skipped"]
 
 
 def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
@@ -308,15 +300,14 @@ def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["half", "start", "flipped"])
+@pytest.mark.parametrize("how", ["half", "flipped"])
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
 def test_a_damaged_archive_is_refused(name, how, tmp_path, capsys):
     numbers = np.random.default_rng(0).integers(0, 10**15, 3000)
-    whole = gzip.compress(b"".join(b'{"text": "%d"}\n' % i for i in numbers))
-    half = len(whole) // 2
-    flipped = whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :]
-    parts = {"half": whole[:half], "start": whole[:3], "flipped": flipped}
-    (tmp_path / name).write_bytes(parts[how])
+    raw = gzip.compress(b"".join(b'{"text": "%d"}\n' % i for i in numbers))
+    half = len(raw) // 2
+    flipped = raw[:half] + bytes([raw[half] ^ 255]) + raw[half + 1 :]
+    (tmp_path / name).write_bytes(raw[:half] if how == "half" else flipped)
     assert data.main(["--source", name, "--out", "c"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and name in error
@@ -326,29 +317,14 @@ def test_a_damaged_archive_is_refused(name, how, tmp_path, capsys):
 # -- opening, and what is refused --------------------------------------------------------------
 
 
-def test_a_corpus_needs_its_tokenizer_file(documents, word_tokenizer, tmp_path):
-    (tmp_path / "bytes").write_text("a file that happens to have this name")
-    data.prepare(documents, "bytes", tmp_path / "b")
-    assert data.open_corpus(tmp_path / "b").tokenizer.name == "bytes"
+@pytest.mark.parametrize("content", [None, b"[]"])
+@pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
+def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, tmp_path):
     data.prepare(documents, word_tokenizer, tmp_path / "c")
-    (tmp_path / "c" / "words.tiktoken").unlink()
-    with pytest.raises(ValueError, match="c/words.tiktoken"):
-        data.open_corpus(tmp_path / "c")
-
-
-@pytest.mark.parametrize(
-    "file, content, says",
-    [
-        ("train.bin", None, "train.bin"), ("meta.json", None, "meta.json"),
-        ("meta.json", b"[]", "prepare it with"), ("val.bin", b"foreign", "prepare it with"),
-    ],
-)  # fmt: skip
-def test_damaged_corpora_are_refused(file, content, says, documents, tmp_path):
-    data.prepare(documents, "bytes", tmp_path / "c")
     (tmp_path / "c" / file).unlink()
     if content is not None:
         (tmp_path / "c" / file).write_bytes(content)
-    with pytest.raises((ValueError, OSError), match=says):
+    with pytest.raises(ValueError, match="--tokenizer .*tiktoken" if "words" in file else "--data"):
         data.open_corpus(tmp_path / "c")
 
 
@@ -386,10 +362,9 @@ def test_errors_are_one_line(argv, says, tmp_path, capfd):
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
 
 
-@pytest.mark.parametrize("source", ["a.parquet", "hf:some/thing"])
-def test_a_missing_library_is_named(source, tmp_path, monkeypatch, capsys):
+def test_a_missing_library_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "a.parquet").write_bytes(b"something")
-    assert data.main(["--source", source, "--out", "c"]) == 2
+    assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 2
     error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and source in error and "pip install datasets" in error
+    assert len(error.splitlines()) == 1 and "hf:some/thing" in error
+    assert "pip install datasets" in error
