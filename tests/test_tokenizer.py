@@ -94,7 +94,8 @@ def test_and_back(kind, texts, tmp_path):
 
 PREFIX = {"type": "ByteLevel", "add_prefix_space": True}
 CHANGES = [
-    ({"model": {"type": "WordPiece"}}, "byte-level"), ({"normalizer": {"type": "NFC"}}, "normalizer"),
+    ({"model": {"type": "WordPiece"}}, "byte-level"),
+    ({"normalizer": {"type": "NFC"}}, "normalizer"),
     ({"added_tokens": []}, "end-of-text"),
     ({"pre_tokenizer": {"type": "Metaspace"}}, "pre-tokenizer"), ("[]", "byte-level"),
     ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [PREFIX]}}, "pre-tokenizer"),
