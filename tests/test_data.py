@@ -340,7 +340,7 @@ FILES = {
     [
         ("--source nowhere --out c", "--source nowhere: no such file"),
         ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
-        ("--source blank --out c", "too little text"), ("--source f --out f/c", "'f'"),
+        ("--source blank --out c", "too little text"), ("--source f --out f/c", "f/c"),
         ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
         ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
         ("--source f --out c --tokenizer bad.tiktoken", "ranks"),

@@ -195,9 +195,13 @@ def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.
     notes = Counter() if notes is None else notes
     if out.exists():
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
-        folder = Path(temporary, out.name)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
+    with temporary:
+        folder = Path(temporary.name, out.name)
         folder.mkdir()
         write_tokens(folder, encode(divide(documents, val_fraction, notes), encoding), dtype)
         if not (folder / "val.bin").stat().st_size:
