@@ -1,22 +1,21 @@
 """Tokens on disk, and the order in which a run reads them.
 
-A corpus is a folder: train.bin and val.bin (token ids, read from the disk as they are needed) and
-meta.json (tokenizer, counts, fingerprint). One needs no download: the Python source of torch.
+A corpus is a folder with train.bin and val.bin (token ids, which stay on disk until we need them)
+and meta.json (tokenizer, counts, fingerprint). The default is torch's Python source.
 
-Read `shuffled`, then `draw`. Every comparison in this project rests on the order: sequence g of a
-run depends only on the seed and g, not on batch size or processes. There is no loader state.
+Read `shuffled`, then `draw`. Every comparison in this project rests on the order. Sequence g of a
+run depends only on the seed and g, not on batch size or processes, so a loader needs no state.
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
-    python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line, or .parquet row
+    python data.py --source 'web/*.jsonl.gz' --out data/web    every line or .parquet row is one
 """
 
 import hashlib
-import itertools
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os.path import basename
 from pathlib import Path
@@ -27,27 +26,27 @@ import torch
 
 from tools.config import fail, program_parser
 from tools.mixtures import format_mixture, parse_mixture  # noqa: F401
-from tools.prepare import prepare, prepare_files, report
+from tools.prepare import prepare, prepare_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 from tools.tokenizers import tokenizer_files  # noqa: F401
 
 
 @dataclass(eq=False)
 class Corpus:
-    """Tokens to train on: one folder, or a mixture of several. A folder is a mixture of one."""
+    """Tokens to train on, from one folder or a mixture of several. A folder is a mixture of one."""
 
     path: Path | str
-    meta: dict  # tokenizer, vocab_size, fingerprint; for a folder also its counts
+    meta: dict  # tokenizer, vocab_size, fingerprint, and a folder has counts
     tokenizer: tiktoken.Encoding
-    train: np.memmap | None = None  # token ids on disk, [train_tokens]; None for a mixture
+    train: np.memmap | None = None  # token ids on disk, [train_tokens]
     val: np.memmap | None = None
     sources: dict[str, "Corpus"] | None = None  # by name, the last part of the path
-    shares: tuple[float, ...] = (1.0,)  # of each source; weights of the validation loss
-    stages: tuple | None = None  # (first sequence, {name: share}), ...
+    shares: tuple[float, ...] = (1.0,)  # of the sources, also in the validation loss
+    stages: list | None = None  # [(first sequence, {name: share}), ...]
 
     def __post_init__(self):
         self.sources = self.sources or {self.path.name: self}
-        self.stages = self.stages or ((0, {self.path.name: 1.0}),)
+        self.stages = self.stages or [(0, {self.path.name: 1.0})]
 
 
 def open_corpus(path: Path) -> Corpus:
@@ -55,19 +54,17 @@ def open_corpus(path: Path) -> Corpus:
     try:
         meta = json.loads((path / "meta.json").read_text())
         name, dtype = meta["tokenizer"], meta["dtype"]
-        ids = {part: np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val")}
-        if any(len(ids[part]) != meta[f"{part}_tokens"] for part in ids):
-            raise ValueError
+        train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
+        if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
+            raise ValueError("meta.json counts other tokens")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        missing = isinstance(error, OSError) and f"{basename(error.filename)} is missing"
-        problem = missing or "meta.json does not describe what is there"
-        raise ValueError(f"--data {path}: {problem}; prepare it with data.py") from None
+        raise ValueError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
-    return Corpus(path, meta, tokenizer, **ids)
+    return Corpus(path, meta, tokenizer, train, val)
 
 
 def embedded_texts(folder: Path) -> Iterator[str]:
-    """torch's Python files in the order of their paths: the same text in every wheel of a version.
+    """torch's Python files in the order of their paths, the same in every wheel of a version.
 
     Only version.py names the build. read_text turns the CR LF of wheels for Windows into LF.
     """
@@ -77,9 +74,9 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
-    """The default corpus, prepared when it is first used."""
-    version, kind = torch.__version__.split("+")[0], tokenizer.replace("/", "-")
-    if (file := tokenizer_file(tokenizer)) and file.is_file():  # a name may mean different files
+    """The default corpus, prepared at its first use."""
+    version, kind, file = torch.__version__.split("+")[0], tokenizer, tokenizer_file(tokenizer)
+    if file and file.is_file():  # different files may have the same name
         kind = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
     path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
     if not path.exists():
@@ -92,40 +89,45 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     return open_corpus(path)
 
 
-def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
-    """Open the folder or mixture that --data names; None is the embedded corpus in `tokenizer`.
+def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
+    """{name: corpus}. Raises ValueError if a corpus is missing or two do not fit together."""
+    sources = {}
+    for folder in folders:
+        if basename(folder) in sources:
+            raise ValueError(f"--decay_data {folder}: --data has one of this name; rename it")
+        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
+        sources[basename(folder)] = new
+    first, *others = sources.values()
+    for other in others:
+        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(other.tokenizer)):
+            raise ValueError(f"--data {other.path}: its tokenizer is not that of {first.path}")
+    return sources
 
-    stages: (first sequence, mixture), ... if the mixture changes during a run: what its parents
-    read, then `data`, then that of the decay. Sources that are only in the past are counted by
-    name and need not exist. Raises ValueError if a corpus is missing or two do not fit together.
+
+def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
+    """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
+
+    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from what its
+    parents read over `data` to its decay. Folders that only its parents read may be missing.
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
     now = max(i for i, (_, mixture) in enumerate(stages) if mixture == shares)
-    sources = {}
-    for folder in dict.fromkeys(itertools.chain(*(mixture for _, mixture in stages[now:]))):
-        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
-        first = next(iter(sources.values()), new)
-        if basename(folder) in sources:
-            raise ValueError(f"--decay_data: two folders are named {new.path.name}; rename one")
-        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
-            raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
-        sources[basename(folder)] = new
-    if len(sources) == len(stages) == 1:
-        return first
+    folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
+    sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    columns = {name: [m.get(name, 0.0) for _, m in stages[now:]] for name in sources}
-    content = [(sources[name].meta["fingerprint"], *columns[name]) for name in sources]
-    new = {"fingerprint": hashlib.sha256(repr(content).encode()).hexdigest()[:16]}
-    meta = first.meta | new if len(sources) > 1 else first.meta
-    shares = tuple(column[0] for column in columns.values())
+    first, content = next(iter(sources.values())), []
+    for name, source in sources.items():
+        content.append((source.meta["fingerprint"], *(m.get(name, 0.0) for _, m in stages[now:])))
+    meta = dict(first.meta)
+    if len(sources) > 1:
+        meta["fingerprint"] = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    shares = tuple(stages[now][1].get(name, 0.0) for name in sources)
     return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
-    """The tokenizer of a run folder, a checkpoint in it, or a Granite folder. Raises OSError or
-    ValueError if there is none.
-    """
+    """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
     near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
     if not (folder := next((f for f in near if (f / "config.json").is_file()), None)):
         raise FileNotFoundError(f"{path}: no config.json there that names its tokenizer")
@@ -142,16 +144,16 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers (SplitMix64's finalizer): every input bit moves every output bit."""
+    """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Map position g = 0, 1, 2, ... in a run to one of the corpus's n sequences, for this seed.
+    """Map position g = 0, 1, 2, ... in a run to one of the n sequences of a corpus.
 
-    Every epoch g // n is another bijection of 0 ... n-1, computed and never stored: a Feistel
+    Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store. A Feistel
     network permutes the next power of four, again and again while the result is not below n.
     """
     g = np.asarray(g, dtype=np.uint64)
@@ -173,37 +175,40 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
-    """Sequence g [B] of a mixture -> (name of its source [B], {name: how many came before it [B]}).
+    """Sequence g [B] of a mixture -> (its source [B], {name: how many came before it [B]}).
 
     The rarest source takes one sequence of every 1 / share, at a random place among them, so it has
     no fixed place in a batch. The next does the same with the sequences left over, and so on. In
     any stretch of a run, two sources have their shares to within two sequences, eight within five.
     """
-    order = sorted((n, name) for name, share in shares.items() if (n := round(share * 10**8)))
-    total, rest = sum(share for share, _ in order), np.array(g, dtype=np.int64)
+    parts = {name: round(share * 10**8) for name, share in shares.items()}  # integers are exact
+    order = sorted((part, name) for name, part in parts.items() if part)
+    total, rest = sum(parts.values()), np.array(g, dtype=np.int64)
     names, counts = np.full(len(g), ""), {}
-    for i, (share, name) in enumerate(order):
-        turn = rest * share // total
-        first, end = -(-turn * total // share), -(-(turn + 1) * total // share)  # rounded up
+    for i, (part, name) in enumerate(order):
+        turn = rest * part // total
+        first, end = -(-turn * total // part), -(-(turn + 1) * total // part)  # rounded up
         key = mix(mix(np.full_like(turn, seed, np.uint64)) + np.uint64(i)) + turn.astype(np.uint64)
         place = first + (mix(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)
         names = np.where((names == "") & (place == rest), name, names)
-        total, rest = total - share, rest - counts[name]
+        total, rest = total - part, rest - counts[name]
     return names, counts
 
 
-def sequences_read(stages: tuple, n: int, seed: int) -> Counter:
-    """How many of a run's first n sequences came from each source."""
-    read, ends = Counter(), [start for start, _ in stages[1:]] + [n]
-    for (start, shares), end in zip(stages, ends):
-        _, counts = mixed(np.array([max(0, min(end, n) - start)]), shares, seed)
-        read.update({name: int(count[0]) for name, count in counts.items()})
+def sequences_read(stages: list, n: int, seed: int) -> Counter:
+    """Count the first n sequences of a run by source."""
+    read, end = Counter(), n
+    for start, shares in reversed(stages):
+        if start < end:
+            _, counts = mixed(np.array([end - start]), shares, seed)
+            read.update({name: int(count[0]) for name, count in counts.items()})
+            end = start
     return read
 
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
-    """How often a run's first n sequences have gone through each source."""
+    """How often the first n sequences of a run have gone through the sources."""
     read, sources = sequences_read(corpus.stages, n, seed), corpus.sources.items()
     return {name: read[name] / n_sequences(source.train, seq_len) for name, source in sources}
 
@@ -211,16 +216,14 @@ def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
 
-    Each source has its own shuffled order and its own count, which continues when shares change.
+    Every source has a separate order and a separate count, which continues when shares change.
     """
-    g = np.asarray(g)
     inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
     stage = np.searchsorted([start for start, _ in corpus.stages], g, side="right") - 1
-    for s in np.unique(stage):
-        start, shares = corpus.stages[s]
-        here = np.flatnonzero(stage == s)
+    for i, (start, shares) in enumerate(corpus.stages):
+        here = np.flatnonzero(stage == i)
         names, counts = mixed(g[here] - start, shares, seed)
-        before = sequences_read(corpus.stages[:s], start, seed)
+        before = sequences_read(corpus.stages[:i], start, seed)
         for name in np.unique(names):
             tokens, mine = corpus.sources[name].train, names == name
             index = shuffled(before[name] + counts[name][mine], n_sequences(tokens, seq_len), seed)
@@ -236,16 +239,10 @@ def n_sequences(tokens: np.memmap, seq_len: int) -> int:
 def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
     """Sequences `index` [B] of a token file -> (inputs, targets), both [B, seq_len] int64.
 
-    Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents begin and end: as is
+    Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents start and end. As is
     usual in pre-training, attention crosses document borders.
     """
-    rows = np.empty((len(index), seq_len + 1), tokens.dtype)
-    with open(tokens.filename, "rb", buffering=0) as file:  # faster than a page fault per 4 KB
-        for row, i in zip(rows, index.tolist()):
-            file.seek(i * seq_len * tokens.itemsize)
-            if file.readinto(row) < row.nbytes:
-                raise OSError(f"{tokens.filename}: too short for sequence {i}; it has changed")
-    rows = rows.astype(np.int64)
+    rows = tokens[index[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -258,20 +255,17 @@ def main(argv: list[str] | None = None) -> int:
     add("--text_field", default="text", help="field or column with the text (default: text)")
     add("--val_fraction", default=0.02, type=float, help="share to hold out (default: 0.02)")
     args = parser.parse_args(argv)
-    how = args.out, args.val_fraction, args.text_field
     try:
-        if not 0 < args.val_fraction < 1:
-            raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
-        if args.source and not args.out or not args.source and how != (None, 0.02, "text"):
-            raise ValueError("--source needs --out; --out, --val_fraction and --text_field need it")
-        meta = prepare_files(args.source, args.tokenizer, *how) if args.source else {}
+        if bool(args.source) != bool(args.out):
+            raise ValueError("--source and --out: one is missing; give both")
+        if args.source:
+            prepare_files(args.source, args.tokenizer, args.out, args.val_fraction, args.text_field)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
-    except (ValueError, OSError, KeyboardInterrupt) as error:
-        return fail("data.py", str(error) or "interrupted; rerun the same command to resume")
-    for what, number in corpus.meta.items():
-        print(f"{what:>15} {number:,}" if isinstance(number, int) else f"{what:>15} {number}")
-    command = f"python train.py --data {shlex.quote(str(corpus.path))}"
-    print(*report(meta), command, sep="\n")
+    except (ValueError, OSError) as error:
+        return fail("data.py", error)
+    for name, value in corpus.meta.items():
+        print(f"{name:>27} {value:,}" if isinstance(value, int) else f"{name:>27} {value}")
+    print(f"python train.py --data {shlex.quote(str(corpus.path))}")
     return 0
 
 

@@ -229,10 +229,10 @@ def test_a_branch_onto_new_data_continues_the_old_source(sources, monkeypatch):
     [
         ("--data web:0.8,code:0.1", "add up to 1"), ("--data web:0.8,code", "add up to 1"),
         ("--data web:1.5,code:-0.5", "add up to 1"), ("--data web:nan,code:0.5", "add up to 1"),
-        ("--data :0.5,web:0.5", "add up to 1"), ("--data web:0.5,other/web:0.5", "named web"),
+        ("--data :0.5,web:0.5", "add up to 1"), ("--data web:0.5,other/web:0.5", "the name web"),
         ("--data web:0.5,nowhere:0.5", "nowhere"), ("--data web:0.5,words:0.5", "words"),
         ("--data web --decay_data web:0.5", "--decay_data"),
-        ("--data web --decay_data other/web", "named web"),
+        ("--data web --decay_data other/web", "one of this name"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(argv, says, sources, tmp_path, capsys):

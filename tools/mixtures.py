@@ -1,4 +1,4 @@
-"""The text of --data: a folder, or folders with their shares, as in web:0.8,code:0.2."""
+"""Read and write --data, a folder or several with their shares, as in web:0.8,code:0.2."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from os.path import basename
 
 
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}; a folder alone has it all.
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}.
 
     Raises ValueError if the shares do not add up to 1, or if two folders have the same name.
     """
@@ -15,7 +15,7 @@ def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
         folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups("1")
         folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
         if basename(folder) in map(basename, shares):
-            raise ValueError(f"{flag} {text}: two folders are named {basename(folder)}; rename one")
+            raise ValueError(f"{flag} {text}: two folders have the name {basename(folder)}")
         shares[folder] = float(share)
     if "" in shares or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
         raise ValueError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")

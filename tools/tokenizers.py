@@ -1,23 +1,22 @@
-"""Tokenizers: bytes, tiktoken's names and files, Hugging Face's tokenizer.json in and out.
+"""Load tokenizers as a tiktoken.Encoding: bytes, tiktoken names and files, tokenizer.json files.
 
-Every tokenizer becomes a tiktoken.Encoding, so the rest of the project knows a single type.
+`tokenizer_files` writes the tokenizer.json of Hugging Face for an export.
 """
 
 import base64
-import contextlib
 import json
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 
-# GPT-2's rule for cutting text into words before it merges bytes. A .tiktoken file lacks it.
+# GPT-2 cuts text into these words before it merges bytes.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# StarCoder and the paper's models first take out single digits.
+# StarCoder and the paper take out single digits first.
 STARCODER_PATTERN = (
     r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"
 )
-# Names of end-of-text in a tokenizer.json. tiktoken uses the first.
+# End-of-text has one of these names in a tokenizer.json. tiktoken uses the first.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
@@ -34,10 +33,8 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
             return read_tokenizer_json(file) if file.suffix == ".json" else read_tiktoken(file)
         if name in tiktoken.list_encoding_names():
             return tiktoken.get_encoding(name)
-    except FileNotFoundError:
-        raise ValueError(f"--tokenizer {name}: no such file") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"--tokenizer {name}: cannot be loaded: {error}") from None
+        raise ValueError(f"--tokenizer {name}: cannot be loaded ({error})") from None
     known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
     raise ValueError(f"--tokenizer {name}: unknown; choose {known}, or a .tiktoken or .json file")
 
@@ -54,10 +51,8 @@ def tokenizer_file(name: str) -> Path | None:
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
     """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused ids."""
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
-    special = {tokenizer.encode_single_token(token) for token in tokenizer.special_tokens_set}
-    for token in set(range(tokenizer.n_vocab)) - special:
-        with contextlib.suppress(KeyError):  # an unused id
-            lengths[token] = len(tokenizer.decode_single_token_bytes(token))
+    for token, i in tokenizer._mergeable_ranks.items():
+        lengths[i] = len(token)
     return lengths
 
 
@@ -67,24 +62,22 @@ def token_type(tokenizer: tiktoken.Encoding) -> np.dtype:
 
 
 def read_tiktoken(path: Path) -> tiktoken.Encoding:
-    """Read a .tiktoken file: each line is a token in base64 and its rank, which is also its id.
+    """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
-    The file does not say how to cut text into words; we cut as GPT-2 does. For cl100k_base and
-    o200k_base, which differ, give the name, not the file. Raises ValueError for other files.
+    The file does not contain the pattern that cuts text into words, so we use GPT-2's. For
+    cl100k_base and o200k_base, which differ, give the name. Raises ValueError for other files.
     """
-    try:
-        lines = [line.split() for line in path.read_bytes().splitlines() if line]
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-    except ValueError:
-        raise ValueError("not a .tiktoken file; each line must be a token and its rank") from None
-    has_all_bytes = all(bytes([i]) in ranks for i in range(256))
-    if not has_all_bytes or sorted(ranks.values()) != list(range(len(ranks))):
-        raise ValueError("not a byte-level vocabulary: all 256 bytes, ranks 0, 1, 2, ... no gaps")
-    return encoding(path.stem, GPT2_PATTERN, ranks, {"<|endoftext|>": len(ranks)})
+    ranks = {}
+    for line in path.read_bytes().splitlines():
+        token, rank = line.split()
+        ranks[base64.b64decode(token, validate=True)] = int(rank)
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        raise ValueError("the ranks must be 0, 1, 2, ... without gaps")
+    return encoding(path.stem, GPT2_PATTERN, ranks, {END_OF_TEXT[0]: len(ranks)})
 
 
 def byte_letters() -> dict[int, str]:
-    """The letter that a tokenizer.json writes for each byte; invisible ones get 256 and up."""
+    """The letter of every byte in a tokenizer.json. Invisible bytes get letters from 256 up."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
@@ -92,33 +85,32 @@ def byte_letters() -> dict[int, str]:
 
 def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
     """Read Hugging Face's byte-level BPE, with the same ids. Raises ValueError for other kinds."""
+    spec = json.loads(path.read_text(encoding="utf-8"))
     try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-        model = spec["model"]
-        is_bpe = model["type"] == "BPE" and not spec["normalizer"]
-        pattern = word_pattern(spec["pre_tokenizer"])
-        vocab = model["vocab"]
-        special = {token["content"]: token["id"] for token in spec["added_tokens"]}
-        # older files write a merge as "a b"
-        merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-        merged = list(dict.fromkeys(vocab[a + b] for a, b in merges))  # two may make one token
-        byte_of = {letter: byte for byte, letter in byte_letters().items()}
-        tokens = [letter for letter in byte_of if letter in vocab] + [a + b for a, b in merges]
-        ranks = {bytes(byte_of[letter] for letter in token): vocab[token] for token in tokens}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"not the tokenizer.json of a byte-level BPE ({error!r})") from None
+        pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a byte-level BPE: {error!r}") from None
+    if spec.get("normalizer") or pattern is None:
+        raise ValueError("its normalizer or pre-tokenizer is one that we cannot imitate")
+    special = {token["content"]: token["id"] for token in spec["added_tokens"]}
     end_of_text = next((special[name] for name in END_OF_TEXT if name in special), None)
-    if not is_bpe or model.get("byte_fallback"):
-        raise ValueError("not a byte-level BPE")
-    if pattern is None:
-        raise ValueError("its pre-tokenizer is neither GPT-2's nor StarCoder's nor one pattern")
-    if merged != sorted(merged):  # tiktoken merges in the order of the ids
-        raise ValueError("its ids do not follow the order of its merges")
-    if not all(bytes([b]) in ranks for b in {*range(0xF5)} - {0xC0, 0xC1}):  # in UTF-8
-        raise ValueError("not a byte-level vocabulary; some of the 256 bytes are missing")
     if end_of_text is None:
         raise ValueError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
     return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: end_of_text})
+
+
+def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
+    """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the ids."""
+    byte_of = {letter: byte for byte, letter in byte_letters().items()}
+    if byte_letters()[255] not in vocab:  # no text contains this byte
+        del byte_of[byte_letters()[255]]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in merges]  # str in older files
+    tokens = [*byte_of, *(a + b for a, b in merges)]
+    ranks = {bytes(byte_of[letter] for letter in token): vocab[token] for token in tokens}
+    merged = list(ranks.values())[len(byte_of) :]
+    if merged != sorted(merged):
+        raise ValueError("its ids do not follow the order of its merges")
+    return ranks
 
 
 def word_pattern(spec: dict) -> str | None:
@@ -132,7 +124,7 @@ def word_pattern(spec: dict) -> str | None:
         case [{"type": "Digits", "individual_digits": True}], True:
             return STARCODER_PATTERN
         case [{"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}], False:
-            return None if before[0]["invert"] else regex
+            return regex
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
@@ -152,28 +144,27 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
     """The same tokenizer in Hugging Face's format, as file name -> content."""
     ranks, letters = tokenizer._mergeable_ranks, byte_letters()
-    id_of = tokenizer.encode_single_token
-    special = {t: id_of(t) for t in sorted(tokenizer.special_tokens_set)}
-    spell = lambda token: "".join(letters[b] for b in token)
+    spell = lambda token: "".join(letters[byte] for byte in token)
+    special = {t: tokenizer.encode_single_token(t) for t in tokenizer.special_tokens_set}
     flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
-    byte_level = {"type": "ByteLevel", "trim_offsets": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {"type": "Split", "pattern": {"Regex": tokenizer._pat_str}, "behavior": "Isolated"}
     spec = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
-        "added_tokens": [{"id": i, "content": name, "special": True} | flags
-                         for name, i in sorted(special.items(), key=lambda item: item[1])],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": tokenizer._pat_str},
-             "behavior": "Isolated", "invert": False},
-            byte_level | {"add_prefix_space": False, "use_regex": False},
-        ]},
-        "post_processor": None,
-        "decoder": byte_level | {"add_prefix_space": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False,
-            "vocab": {spell(token): rank for token, rank in ranks.items()} | special,
-            "merges": [[spell(part) for part in pair] for pair in merges_of(ranks)],
+        "added_tokens": [
+            {"id": i, "content": name, "special": True} | flags
+            for name, i in sorted(special.items(), key=lambda item: item[1])
+        ],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
         },
-    }  # fmt: skip
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {spell(token): rank for token, rank in ranks.items()} | special,
+            "merges": [[spell(a), spell(b)] for a, b in merges_of(ranks)],
+        },
+    }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {f"{kind}_token": END_OF_TEXT[0] for kind in ("bos", "eos", "pad")}
     files = {"tokenizer.json": spec, "tokenizer_config.json": config}
