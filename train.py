@@ -12,11 +12,13 @@ Read `optimizer_step`, from one batch to the weight update, then `training_steps
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
 """
 
-import argparse
 import contextlib
 import copy
 import dataclasses
 import math
+import shlex
+import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,8 @@ from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model, new_
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
-from tools.devices import attention_priority, mixed_precision, rank_and_world, to_device
+from tools.devices import any_process, attention_priority, mixed_precision, rank_and_world
+from tools.devices import to_device
 from tools.figures import draw_curve
 from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
 
@@ -108,16 +111,15 @@ class TrainConfig(GPTConfig):
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
 
-# ---------------------------------------------------------------------------------------------
-# One step, and the loop
+# -- One step, and the loop -------------------------------------------------------------------
 
 
 def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float) -> tuple:
     """One update, with the batch that starts at token position `tokens` of the run.
 
-    model: a GPT, or one in DistributedDataParallel. Returns, as tensors because reading a value
-    would make a GPU wait: the mean loss of this process's sequences, in nats per token, and the
-    norm of the gradient before clipping; and the Routing of an MoE in the last micro-batch.
+    model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the sequences of this
+    process in nats per token, the norm of the gradient before clipping, and the Routing of an MoE
+    in the last micro-batch. They are tensors, because reading a value would make a GPU wait.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's multiplier, see mup.rules
@@ -222,24 +224,21 @@ def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
     return tokens // every > (tokens - batch_tokens) // every
 
 
-# ---------------------------------------------------------------------------------------------
-# A run
+# -- A run ------------------------------------------------------------------------------------
 
 
 def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
           must_stop=lambda: False) -> dict | None:  # fmt: skip
-    """Train, write the run folder, return the record; or save and return None, once must_stop().
+    """Train, write the run folder, return the record; or save and return None once must_stop().
 
-    start: a checkpoint, of this run or, for a branch, of its parent. out: None except on rank 0,
-    which alone writes and has a record. A loss that is not finite, or that ends above
-    ln(vocab_size), is a result: the record then says diverged, and its val_loss is None.
+    start: a checkpoint of this run or, for a branch, of its parent. out: None except on rank 0,
+    which writes for all and has a record. A loss that is not finite, or that ends above
+    ln(vocab_size), is a result: the record then has diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
         restore(start, state)
-    origin = describe_origin(cfg, corpus) if out else {}
-    run = Run(out, dataclasses.asdict(cfg), origin, start, must_stop,
-              state.model.flops_per_token())  # fmt: skip
+    run = Run(out, dataclasses.asdict(cfg), describe_origin(cfg, corpus), start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
@@ -251,7 +250,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
         if due(cfg.eval_every) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
-        stop = run.must_stop() and not last
+        stop = any_process(must_stop()) and not last  # all processes stop after the same step
         decays_next = tokens <= decay_start < next_tokens
         if due(cfg.save_every) or decays_next or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
@@ -263,7 +262,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
-    """The last evaluation, the record, a sample and the curve."""
+    """Evaluate, complete the record, write a sample and draw the curve."""
     losses, record = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
     if run.out is None:
@@ -276,26 +275,28 @@ def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
         text = "" if record["diverged"] else sample(model, corpus.tokenizer)
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     draw_curve(run.out, record)
+    print("diverged" if record["diverged"] else f"\na sample:\n\n{text}\n")
+    print(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
 
 def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | None) -> dict:
     """val_loss and val_bpb, for a data mixture weighted by --data, and the loss of each source.
 
-    The averaged weights, if there are any, have the same as average_val_loss and so on.
+    With --average, also those of the averaged weights, as average_val_loss and so on.
     """
     losses = {}
-    for prefix, model in ("", state.model), ("average_", state.average):
+    for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
             with mixed_precision(cfg):
-                each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
-            all_of_it = runs.mean_losses(list(corpus.sources), corpus.shares, each)
-            losses |= {prefix + name: loss for name, loss in all_of_it.items()}
+                every = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
+            mean = runs.mean_losses(list(corpus.sources), corpus.shares, every)
+            losses |= {prefix + name: loss for name, loss in mean.items()}
     return losses
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
-    """A run that ends here -> (its validation losses, the part of its record known by now)."""
+    """Return the validation losses of a run that ends here, and its record so far."""
     losses = validation_losses(cfg, state, corpus, cfg.final_eval_tokens)
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
     results = dict.fromkeys(losses) if diverged else losses
@@ -317,7 +318,7 @@ def describe_origin(cfg: TrainConfig, corpus) -> dict:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """Everything that a run is. Schedule and data order have no state: they follow from tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
         "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"],
         "tokens": state.tokens, "model": state.model.state_dict(),
@@ -327,7 +328,7 @@ def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
 
 
 def save_state(path: Path, cfg: TrainConfig, corpus, state: State, **more) -> None:
-    """Write a checkpoint, and `more` in it. Raises OSError if that fails."""
+    """Write a checkpoint with `more` in it. Raises OSError if that fails."""
     write_checkpoint(path, checkpoint(cfg, corpus, state) | more)
 
 
@@ -344,8 +345,7 @@ def restore(saved: dict, state: State) -> None:
             group |= settings | {"params": group["params"]}  # a branch may change weight decay
 
 
-# ---------------------------------------------------------------------------------------------
-# From the command line to a run
+# -- From the command line to a run -----------------------------------------------------------
 
 # How each preset is trained. The paper names no micro-batches; ours are untried on a GPU.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
@@ -377,110 +377,100 @@ def make_config(**typed) -> TrainConfig:
 
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
-    """Replace every "auto" by what it means here. Raises ValueError if cfg cannot train here."""
+    """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
     return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
-# Flags that may differ when a run is resumed: they say how it is computed or reported
-RUNTIME_FLAGS = set(
-    "device compile recompute micro_batch_size save_every keep_checkpoints "
-    "log_every eval_every eval_tokens".split()
-)
-
-
-def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
-    """Command line -> (typed config fields, actions). Exits with status 2 on a wrong flag."""
+def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
+    """Split a command line into typed config fields and actions; exit if it is wrong."""
     parser = program_parser("train.py", __doc__)
     add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or a run folder: before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
-    add("--overwrite", action="store_true", help="replace the run in --out")
-    for flag in ("dry_run", "benchmark", "profile"):
-        add(f"--{flag}", nargs="?", const=True, help=argparse.SUPPRESS)
+    for flag in ("--dry_run", "--benchmark", "--profile"):
+        if flag in (sys.argv[1:] if argv is None else argv):
+            parser.error(f"{flag}: use python bench.py {flag}, with the same other flags")
     args = parser.parse_args(argv)
-    for flag in ("dry_run", "benchmark", "profile"):
-        if getattr(args, flag):
-            parser.error(f"--{flag}: use python bench.py --{flag}, with the same other flags")
+    if args.resume and "out" not in args:
+        parser.error("--resume: needs --out, the folder of the run")
+    if args.time_limit is not None and not args.time_limit > 0:
+        parser.error(f"--time_limit {args.time_limit}: must be above 0")
     return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 
-def plan(typed: dict, actions: argparse.Namespace, told: dict) -> tuple[TrainConfig, dict | None]:
-    """What to train, and the checkpoint to start from, if any. Raises ValueError or OSError.
+def open_parent(path: Path) -> dict:
+    """The checkpoint that a branch starts from. Released weights become one of zero tokens."""
+    if not is_granite(path):
+        return read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
+    model = load_model(path)
+    config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
+    return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
+                fingerprint=None)  # fmt: skip
 
-    told: empty on rank 0; on the others, what rank 0 has found.
-    """
 
-    def read(path: Path) -> dict:
-        if not is_granite(path):
-            return read_checkpoint(path, verify=not told)  # rank 0 compares checksums for all
-        model, tokenizer = load_model(path), str(path.resolve() / "tokenizer.json")
-        config = dataclasses.asdict(model.cfg) | {"tokenizer": tokenizer}
-        return resume.released(path, config, model.state_dict())
-
-    shape = {f.name for f in dataclasses.fields(GPTConfig)}
-    fields, start = resume.plan(typed, actions, RUNTIME_FLAGS, shape, READS, read, told)
+def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
+    """The config, and the checkpoint to start from or None. Raises ValueError or OSError."""
+    for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
+        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
+    fields, start, parent = resume.choose(typed, actions, open_parent)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, "schedule", cfg.schedule, READS)
-    return cfg, start and resume.begin(start, cfg, planned=cfg.schedule in PLANNED)
+    if parent:
+        shape = {f.name for f in dataclasses.fields(GPTConfig)}
+        start = resume.branch(parent, cfg, shape, planned=cfg.schedule in PLANNED)
+    return cfg, start
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """The corpus that a run reads; the config gets its tokenizer. Raises ValueError or OSError."""
+    """Open the corpus; the config gets its tokenizer. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
-    stages = start["stages"] if start else runs.stages_of(dataclasses.asdict(cfg))
-    sequences = [(math.ceil(begin / cfg.seq_len), mixture) for begin, mixture in stages]
+    stages = start["stages"] if start else runs.stages_of(vars(cfg))
+    sequences = [(math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         check_corpus(cfg, source)
-    resume.check_text(start, corpus.path, corpus.meta["fingerprint"])
+    fingerprint = corpus.meta["fingerprint"]
+    if start and start["fingerprint"] not in (None, fingerprint):
+        raise ValueError(f"--data {corpus.path}: fingerprint {fingerprint}, but the checkpoint was "
+                         f"trained on {start['fingerprint']}")  # fmt: skip
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 
 
-def set_up(typed: dict, actions: argparse.Namespace, told: dict) -> tuple:
-    """Command line -> (config, checkpoint or None, corpus, lock of the folder on rank 0)."""
-    if actions.time_limit is not None and not actions.time_limit > 0:
-        raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
-    for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
-        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
-    cfg, start = plan(typed, actions, told)
-    cfg, corpus = load_data(resolve_device(cfg), typed, start)
-    if told:
-        return cfg, start, corpus, None
-    told |= {"by": 0, "path": start and start["path"]}
-    name = f"{cfg.preset}-{cfg.schedule}"
-    out, held = runs.make_folder(cfg.out, name, actions.resume, actions.overwrite)
-    return dataclasses.replace(cfg, out=str(out)), start, corpus, held
-
-
 def main(argv: list[str] | None = None) -> int:
     typed, actions = parse(argv)
+    out = None  # only rank 0 writes
     try:
         devices.join(typed.get("device", "auto"))
-        with devices.rank_0_first() as told:
-            cfg, start, corpus, held = set_up(typed, actions, told)  # held until we end
+        with devices.rank_0_first():
+            cfg, start = plan(typed, actions)
+            cfg, corpus = load_data(resolve_device(cfg), typed, start)
+            if rank_and_world()[0] == 0:
+                name = f"{cfg.preset}-{cfg.schedule}"
+                out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
+                cfg = dataclasses.replace(cfg, out=str(out))
     except (ValueError, OSError) as error:
         return fail("train.py", error)
-    rank, _ = rank_and_world()
-    say = print if rank == 0 else lambda _: None
-    if actions.resume and (Path(cfg.out) / "record.json").exists():
+    say = print if out else lambda _: None
+    if actions.resume and Path(cfg.out, "record.json").exists():
         say(f"{cfg.out} is finished already")
         return 0
-    read = data.epochs(corpus, cfg.total_tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
-    say(runs.announce(dataclasses.asdict(cfg), start, cfg.batch_tokens, read))
+    say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, {cfg.total_tokens:,} tokens in steps of "
+        f"{cfg.batch_tokens:,}, on {cfg.device} in {cfg.dtype}")  # fmt: skip
     try:
         with stop_request(actions.time_limit) as must_stop:
-            record = train(cfg, corpus, Path(cfg.out) if rank == 0 else None, start, must_stop)
+            record = train(cfg, corpus, out, start, must_stop)
     except Exception as error:
         if (reason := devices.reason_of(error)) is None:
             raise
         return fail("train.py", reason)
-    say(runs.last_words(record, cfg.out))
-    return 0 if record is not None else 3
+    if record is None:
+        say(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
+    return 3 if record is None else 0
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def test_a_flag_that_the_schedule_does_not_read_is_refused(schedule, name, capsy
         ("--vocab_size 100", "--vocab_size 256"), ("--n_embd 65536", "--n_embd 65536"),
         ("--n_layer 1e9", "--n_layer 1000000000"),
         ("--out file", "--out file"), ("--out file/run", "--out file/run"),
-        ("--out . --overwrite", "other things"), ("--out /proc/no/run", "--out /proc/no"),
+        ("--out .", "other things"), ("--out /proc/no/run", "--out /proc/no"),
         ("--resume", "--out"), ("--resume --out file", "--out file"), ("--resume=x", "--resume"),
         ("--branch nowhere", "nowhere"), ("--branch file", "not a checkpoint"),
         ("--branch .", "checkpoint"), ("--branch", "--branch"),
@@ -163,7 +163,7 @@ def test_any_mix_of_values_is_accepted_or_refused_properly(capsys):
             words.append(f"--{no}{field.name}" if is_bool else f"--{field.name}={value}")
         try:
             typed, actions = train.parse(words)
-            cfg, start = train.plan(typed, actions, {})
+            cfg, start = train.plan(typed, actions)
             assert start is None and cfg.total_tokens >= cfg.batch_tokens > 0
             lr = train.make_schedule(cfg)
             assert all(lr(n * cfg.batch_tokens) >= 0 for n in (0, 0.5, 1, 2))
