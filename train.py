@@ -68,27 +68,27 @@ class TrainConfig(GPTConfig):
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
     adam_eps: float = option(1e-10, "AdamW's epsilon", at_least=0)
-    grad_clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", at_least=0)
+    grad_clip: float = option(1.0, "largest norm of the gradient (0: no clipping)", at_least=0)
 
     seed: int = option(0, "random seed for the initial weights", at_least=0, at_most=2**63 - 1)
     data_seed: int = option(0, "random seed for the data order", at_least=0, at_most=2**63 - 1)
     data: str | None = option(None, "corpus or mixture, as in web:0.8,code:0.2 (default: embedded)")
     decay_data: str | None = option(None, "corpus or mixture during the decay (default: the same)")
-    tokenizer: str = option("bytes", "of the embedded corpus; a prepared corpus has its own")
+    tokenizer: str = option("bytes", "tokenizer of the embedded corpus")
     out: str | None = option(None, "folder of the run (default: a new numbered one in runs/)")
 
-    device: str = option("auto", "auto: cuda, else mps, else cpu")
-    dtype: str = option("auto", "of matrix products; auto: bfloat16 if that is faster",
+    device: str = option("auto", "cuda, mps or cpu (auto: the first available)")
+    dtype: str = option("auto", "dtype of matrix products (auto: bfloat16 if faster)",
                         choices=("auto", "float32", "bfloat16"))
     compile: bool | None = option(None, "torch.compile (default: on cuda, width 256 and up)")
-    recompute: bool = option(False, "recompute activations: less memory, a third more work")
+    recompute: bool = option(False, "recompute activations, for less memory and a third more work")
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between validations", above=0)
-    eval_tokens: int | None = option(None, "tokens of each validation (default: all)", above=0)
-    final_eval_tokens: int | None = option(None, "of the last validation (default: all)", above=0)
-    save_every: int = option(10**10, "tokens between checkpoints; one is before the decay", above=0)
-    keep_checkpoints: int = option(3, "checkpoints to keep, and the one before the decay", above=1)
+    eval_tokens: int | None = option(None, "tokens per validation (default: all)", above=0)
+    final_eval_tokens: int | None = option(None, "tokens of the last one (default: all)", above=0)
+    save_every: int = option(10**10, "tokens between checkpoints (and one before decay)", above=0)
+    keep_checkpoints: int = option(3, "checkpoints to keep (and one before decay)", above=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -152,13 +152,13 @@ AVERAGE_POWER = 16  # then 1 - 0.9^17 = five sixths of the average are from the 
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
-    """After a step from `before` tokens to `tokens`, mix the new weights into their average.
+    """Mix the weights after a step from `before` tokens to `tokens` into their average.
 
     Weights at n tokens enter with weight n^16, so at any time the average covers about the last
-    tenth of the tokens seen. The step size does not matter, and neither does the end of the run:
-    like Power, the average has no horizon. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
+    tenth of the tokens seen. Like Power, it has no horizon: it needs neither the end of the run nor
+    the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
-    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # of the last step in the sum of weights
+    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # the share of this step in the average
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
@@ -175,7 +175,7 @@ class State:
 
 
 class Step(NamedTuple):
-    """What one optimizer step reports, see optimizer_step."""
+    """The learning rate and the results of an optimizer_step."""
 
     lr: float
     loss: torch.Tensor
@@ -194,7 +194,7 @@ def build(cfg: TrainConfig) -> State:
     model.recompute = cfg.recompute
     if cfg.compile and cfg.device == "cpu":
         model.compile()
-    elif cfg.compile:  # blocks are alike: one short compilation, and DDP's gradients overlap
+    elif cfg.compile:  # equal blocks compile once, and DDP can overlap their gradients
         for block in model.blocks:
             block.compile()
         model.loss = torch.compile(model.loss)
@@ -202,7 +202,7 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[Step]:
-    """Train to at most `until` tokens; yield a Step after each one, with state.tokens advanced.
+    """Train to at most `until` tokens; yield a Step after every update of the state.
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
@@ -232,8 +232,8 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     """Train, write the run folder, return the record; or save and return None once must_stop().
 
     start: a checkpoint of this run or, for a branch, of its parent. out: None except on rank 0,
-    which writes for all and has a record. A loss that is not finite, or that ends above
-    ln(vocab_size), is a result: the record then has diverged = true and no val_loss.
+    which alone writes and has a record. A loss that is not finite, or that ends above
+    ln(vocab_size), is a result. Its record has diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
@@ -281,9 +281,9 @@ def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
 
 
 def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | None) -> dict:
-    """val_loss and val_bpb, for a data mixture weighted by --data, and the loss of each source.
+    """Compute val_loss and val_bpb, for a data mixture weighted by --data, and by source.
 
-    With --average, also those of the averaged weights, as average_val_loss and so on.
+    With --average, add average_val_loss and so on for the averaged weights.
     """
     losses = {}
     for prefix, model in (("", state.model), ("average_", state.average)):
@@ -304,10 +304,10 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
         epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
     sizes = [data.n_sequences(source.val, cfg.seq_len) for source in corpus.sources.values()]
-    most = max(1, cfg.final_eval_tokens // cfg.seq_len) if cfg.final_eval_tokens else max(sizes)
+    if cfg.final_eval_tokens:
+        sizes = [min(n, max(1, cfg.final_eval_tokens // cfg.seq_len)) for n in sizes]
     return losses, dataclasses.asdict(cfg) | results | {
-        "val_tokens": cfg.seq_len * sum(min(n, most) for n in sizes),
-        "tokens": state.tokens, "diverged": diverged,
+        "val_tokens": cfg.seq_len * sum(sizes), "tokens": state.tokens, "diverged": diverged,
         "n_params": state.model.n_params(), "n_active_params": state.model.n_active_params(),
     }  # fmt: skip
 
@@ -347,7 +347,7 @@ def restore(saved: dict, state: State) -> None:
 
 # -- From the command line to a run -----------------------------------------------------------
 
-# How each preset is trained. The paper names no micro-batches; ours are untried on a GPU.
+# Training of the presets. The paper names no micro-batches, and we tried ours on no GPU.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
@@ -357,7 +357,7 @@ _laptop = dict(
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe: as its table says; the text says 1T
+    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe follows the paper's table; its text has 1T
     "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
@@ -365,14 +365,12 @@ RECIPES = {
 
 
 def make_config(**typed) -> TrainConfig:
-    """default < preset < typed. Raises ValueError, naming the flag, for an impossible value."""
+    """A typed field overrides the preset. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
-    if preset not in PRESETS:
-        raise ValueError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
     fields = PRESETS[preset] | RECIPES[preset] | typed
-    if "micro_batch_size" in fields and "micro_batch_size" not in typed:  # fit a smaller batch
-        micro_batch_size = math.gcd(fields["micro_batch_size"], max(1, fields["batch_size"]))
-        fields["micro_batch_size"] = micro_batch_size
+    if "micro_batch_size" not in typed:  # the preset's may not divide a smaller batch
+        largest = fields.get("micro_batch_size", fields["batch_size"])
+        fields["micro_batch_size"] = math.gcd(largest, fields["batch_size"])
     return TrainConfig(**fields)
 
 
@@ -382,12 +380,12 @@ def resolve_device(cfg: TrainConfig) -> TrainConfig:
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
-    """Split a command line into typed config fields and actions; exit if it is wrong."""
+    """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = program_parser("train.py", __doc__)
     add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
-    add("--branch", type=Path, help="start from a checkpoint, or a run folder: before its decay")
+    add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
     for flag in ("--dry_run", "--benchmark", "--profile"):
         if flag in (sys.argv[1:] if argv is None else argv):
@@ -424,7 +422,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus; the config gets its tokenizer. Raises ValueError or OSError."""
+    """Open the corpus, whose tokenizer the config gets. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
@@ -443,13 +441,13 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
 
 def main(argv: list[str] | None = None) -> int:
     typed, actions = parse(argv)
-    out = None  # only rank 0 writes
     try:
         devices.join(typed.get("device", "auto"))
         with devices.rank_0_first():
             cfg, start = plan(typed, actions)
             cfg, corpus = load_data(resolve_device(cfg), typed, start)
-            if rank_and_world()[0] == 0:
+            out = None
+            if rank_and_world()[0] == 0:  # which alone writes
                 name = f"{cfg.preset}-{cfg.schedule}"
                 out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
                 cfg = dataclasses.replace(cfg, out=str(out))
@@ -459,8 +457,7 @@ def main(argv: list[str] | None = None) -> int:
     if actions.resume and Path(cfg.out, "record.json").exists():
         say(f"{cfg.out} is finished already")
         return 0
-    say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, {cfg.total_tokens:,} tokens in steps of "
-        f"{cfg.batch_tokens:,}, on {cfg.device} in {cfg.dtype}")  # fmt: skip
+    say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
         with stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)

@@ -90,26 +90,6 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     assert not list(run.rglob("*.tmp"))
 
 
-def test_two_identical_runs_are_identical(corpus_path, tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    for out in (a, b):
-        assert train.main(flags(corpus_path, out=out)) == 0
-    timeless = lambda line: {k: v for k, v in line.items() if "second" not in k}
-    assert same(weights(a), weights(b))
-    assert list(map(timeless, metrics(a))) == list(map(timeless, metrics(b)))
-    assert (a / "sample.txt").read_text() == (b / "sample.txt").read_text()
-
-
-@pytest.mark.parametrize("schedule", [s for s in schedules.SCHEDULES if s not in schedules.PLANNED])
-def test_a_longer_run_is_the_same_run_until_the_decay(schedule, corpus_path, tmp_path):
-    for out, total in (("short", 40 * 256), ("long", 60 * 256)):
-        argv = flags(corpus_path, schedule=schedule, total_tokens=total, out=out)
-        assert train.main(argv) == 0
-    short, long = ([line["loss"] for line in metrics(tmp_path / out)] for out in ("short", "long"))
-    assert short[:36] == long[:36]
-    assert (short[37:] == long[37:40]) == ("decay_tokens" not in schedules.READS[schedule])
-
-
 def test_each_seed_changes_the_run(corpus_path, tmp_path):
     for out, changed in (("a", {}), ("b", {"seed": 1}), ("c", {"data_seed": 1})):
         quick = dict(total_tokens=512, warmup_tokens=0, out=out)
@@ -162,29 +142,12 @@ def test_the_record_has_the_loss_of_the_final_eval_tokens(final, mixture, corpus
     assert metrics(tmp_path / "run", "val_loss")[0]["val_loss"] == pytest.approx(first, rel=1e-6)
 
 
-def test_eval_reports_the_loss_of_the_record(corpus_path, tmp_path, capsys):
-    assert train.main(flags(corpus_path, eval_tokens=64, out="run")) == 0
-    record = read(tmp_path / "run" / "record.json")
-    assert f"on {record['val_tokens']:,} tokens" in capsys.readouterr().out
-    assert evaluation.main(["--model", "run", "--device", "cpu"]) == 0
-    assert f"{record['val_loss']:.4f}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("broken", ["draw_curve", "sample"])
 def test_a_failing_figure_or_sample_loses_nothing(broken, corpus_path, tmp_path, monkeypatch):
     monkeypatch.setattr(train, broken, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train.main(flags(corpus_path, total_tokens=1024, warmup_tokens=0, out="run"))
     assert read(tmp_path / "run" / "record.json")["tokens"] == 1024
-
-
-def test_a_schedule_of_a_fork_needs_no_color(corpus_path, tmp_path, monkeypatch):
-    """A fork adds a schedule to schedules.py, nothing to figures.py."""
-    assert train.main(flags(corpus_path, total_tokens=1024, warmup_tokens=0, out="run")) == 0
-    record = read(tmp_path / "run" / "record.json") | {"schedule": "linear"}
-    (tmp_path / "run" / "curve.png").unlink()
-    train.draw_curve(tmp_path / "run", record)
-    assert (tmp_path / "run" / "curve.png").exists()
 
 
 def test_a_terminal_without_utf8_shows_what_it_can(corpus_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Resume and branch: the config and the checkpoint that a run starts from."""
+"""Choose the config and the checkpoint that a resumed run or a branch starts from."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tools import runs
 from tools.devices import rank_and_world
 
-# Flags that may differ when a run is resumed, because they only change how we compute or report it
+# --resume accepts new values of these flags, which only change how we compute and report a run
 RUNTIME_FLAGS = set(
     "device compile recompute micro_batch_size save_every keep_checkpoints "
     "log_every eval_every eval_tokens out".split()
@@ -27,7 +27,7 @@ def resumed_fields(typed: dict) -> dict:
 
 
 def resume_point(out: Path) -> dict | None:
-    """The newest readable checkpoint of a run, if it has any. Damaged newer ones are renamed."""
+    """Read the newest whole checkpoint of a run, if it has any; rename damaged newer files."""
     paths, rank = runs.checkpoints(out), rank_and_world()[0]
     if not paths:
         return None
@@ -39,7 +39,7 @@ def resume_point(out: Path) -> dict | None:
 
 
 def branch_point(path: Path) -> Path:
-    """The checkpoint to branch from: for a run folder, the newest one before its decay."""
+    """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
     if not runs.is_run(path):
         return path
     if not (paths := runs.checkpoints(path)):
@@ -48,9 +48,9 @@ def branch_point(path: Path) -> Path:
 
 
 def choose(typed: dict, actions, open_parent) -> tuple[dict, dict | None, dict | None]:
-    """Return the config fields, the checkpoint to resume, and the one to branch from.
+    """Return the config fields, and the checkpoint to resume or to branch from.
 
-    open_parent: path -> checkpoint. Raises ValueError or OSError.
+    open_parent maps a path to a checkpoint. Raises ValueError or OSError.
     """
     out, fields, parent = Path(typed.get("out", "")), typed, actions.branch
     if actions.resume and runs.is_run(out):
@@ -67,7 +67,7 @@ def choose(typed: dict, actions, open_parent) -> tuple[dict, dict | None, dict |
 def branched_fields(parent: dict, typed: dict) -> dict:
     """The config of the parent checkpoint, changed by the typed fields.
 
-    --decay_tokens without --total_tokens lets the decay start right here.
+    --decay_tokens without --total_tokens starts the decay right here.
     """
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
@@ -88,7 +88,7 @@ def branched_fields(parent: dict, typed: dict) -> dict:
 def branch(parent: dict, cfg, shape: set[str], planned: bool) -> dict:
     """The checkpoint of a parent as the start of a new run, which may read a different text.
 
-    shape: the fields that determine the weights. planned: the schedule of cfg depends on its end.
+    shape: fields that determine the weights. planned: does the schedule depend on the run length?
     """
     check_branch(parent, cfg, shape, planned)
     old, new = parent["config"], vars(cfg)

@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.jsonl, checkpoints and record.json."""
+"""Read and write a run folder with config.json, metrics.jsonl, checkpoints and record.json."""
 
 import contextlib
 import datetime
@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import pickle
 import platform
 import shlex
 import signal
@@ -26,19 +25,19 @@ from tools.records import read_metrics
 
 
 def write_json(path: Path, content: dict) -> None:
-    """The file appears whole or not at all."""
+    """Write a file that appears whole or not at all."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, oldest first; their names are the tokens seen."""
+    """The checkpoints of a run folder, oldest first. Their names are the tokens seen."""
     return sorted((run / "ckpt").glob("*.pt"))
 
 
 def write_checkpoint(path: Path, content: dict) -> None:
-    """Save a dict; the file appears whole or not at all. Raises OSError if it cannot be written."""
+    """Save a dict in a file that appears whole or not at all. Raises OSError if that fails."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     try:
@@ -54,15 +53,14 @@ def write_checkpoint(path: Path, content: dict) -> None:
 
 
 def read_checkpoint(path: Path, verify: bool = True) -> dict:
-    """Read a checkpoint; add its "path", and its "stages" if an older version wrote it.
+    """Read a checkpoint, and add its path (and its stages, which older versions lack).
 
-    weights_only refuses a pickle that would run code. verify: compare checksums first, because
-    torch.load takes a flipped bit for a weight.
+    weights_only refuses a pickle that would run code. `verify` compares checksums first, because
+    torch.load would accept a weight with a flipped bit.
     Raises FileNotFoundError, or ValueError for a damaged file.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such run or checkpoint")
-    damage = zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError
     try:
         with zipfile.ZipFile(path) as archive:
             if verify and (broken := archive.testzip()):
@@ -71,15 +69,15 @@ def read_checkpoint(path: Path, verify: bool = True) -> dict:
         if not {"config", "tokens", "model"} <= set(saved):
             raise KeyError("it lacks config, tokens or model")
         return {"stages": stages_of(saved["config"])} | saved | {"path": str(path)}
-    except (*damage, OSError) as error:
+    except Exception as error:  # damage makes zipfile, pickle and torch raise almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
 
 
 def newest_checkpoint(run: Path, verify: bool = True) -> dict:
-    """The newest readable checkpoint of a run folder; damaged ones are reported.
+    """Read the newest whole checkpoint of a run folder, and report every damaged one.
 
-    Raises FileNotFoundError if there is none, ValueError if none can be read.
+    Raises FileNotFoundError if the folder has none, ValueError if all are damaged.
     """
     if not checkpoints(run):
         raise FileNotFoundError(f"{run}: no checkpoint in {run / 'ckpt'}; is this a run folder?")
@@ -87,20 +85,20 @@ def newest_checkpoint(run: Path, verify: bool = True) -> dict:
         try:
             return read_checkpoint(path, verify)
         except ValueError as damage:
-            print(f"{damage}, trying the one before it", file=sys.stderr)
-    raise ValueError(f"{run}: none of its checkpoints can be read")
+            print(f"{damage}, trying an older checkpoint", file=sys.stderr)
+    raise ValueError(f"{run}: we cannot read any of its checkpoints")
 
 
 def before_decay(paths: list[Path], config: dict) -> list[Path]:
-    """Of the checkpoints of a run, those that saw no step of its decay."""
+    """Select the checkpoints of a run that saw no step of its decay."""
     decay_start = config["total_tokens"] - config["decay_tokens"]
     return [path for path in paths if int(path.stem) <= decay_start]
 
 
 def append_to(path: Path):
-    """Open a file to append whole lines; a half-written last line ends here."""
+    """Open a file to append whole lines, after ending a half-written last line."""
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    file = open(path, "a", buffering=1, encoding="utf-8")  # line by line: readable while it grows
+    file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
     file.write("\n" if torn else "")
     return file
 
@@ -119,9 +117,9 @@ def read_config(out: Path) -> dict:
 
 
 def stages_of(config: dict, past=(), tokens: int = 0) -> list:
-    """What a run reads: [[token position, corpus or mixture from there on], ...].
+    """List the text of a run as [[token position, corpus or mixture read from there], ...].
 
-    First the past stages of its parent up to `tokens`, then --data, then --decay_data.
+    Past stages of its parent, up to `tokens`, come first, then --data, then --decay_data.
     """
     stages = [stage for stage in past if stage[0] < tokens]
     text = config.get("data") or "embedded"
@@ -133,13 +131,13 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
 
 
 def lock(folder: Path):
-    """Return a file that keeps other processes out of the folder until it is closed.
+    """Return a file that keeps other processes out of the folder until you close it.
 
-    Raises BlockingIOError if another process is there.
+    Raises BlockingIOError if another process has the lock.
     """
     file = open(folder / ".lock", "w")
     try:
-        import fcntl  # not on Windows; there the folder is not guarded
+        import fcntl  # Windows has no flock, and no lock here
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
@@ -162,8 +160,8 @@ def make_folder(out: str | None, name: str, resume: bool):
                 return folder, lock(folder)
     folder = Path(out)
     if is_run(folder) and not resume:
-        raise FileExistsError(f"--out {out}: holds a run; continue it with --resume, delete it, "
-                              "or choose another folder")  # fmt: skip
+        raise FileExistsError(f"--out {out}: holds a run; continue it with --resume, "
+                              "delete it, or choose another folder")  # fmt: skip
     if folder.is_dir() and not is_run(folder) and set(os.listdir(folder)) - {".lock"}:
         raise FileExistsError(f"--out {out}: has other things in it; choose another folder")
     try:
@@ -173,23 +171,24 @@ def make_folder(out: str | None, name: str, resume: bool):
     return folder, lock(folder)
 
 
-def git(*words: str) -> str | None:
-    """Output of a git command on our source; None without git, or outside a clone."""
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def git_version() -> str | None:
+    """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
+    words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, check=True)
+        return done.stdout.decode().strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def origin(device: str, fingerprint: str) -> dict:
     """Everything needed to reproduce a run, besides its config."""
-    changes, on_gpu = git("status", "--porcelain"), device.startswith("cuda")
+    version, on_gpu = git_version(), device.startswith("cuda")
     return {
         "command": shlex.join(["python", *sys.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "git_commit": git("rev-parse", "HEAD"),
-        "git_dirty": None if changes is None else bool(changes),
+        "git_commit": version and version.removesuffix("-dirty"),
+        "git_dirty": version and version.endswith("-dirty"),
         "python": platform.python_version(), "torch": torch.__version__,
         "platform": platform.platform(),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
@@ -203,12 +202,12 @@ def origin(device: str, fingerprint: str) -> dict:
 
 @contextlib.contextmanager
 def stop_request(time_limit: float | None):
-    """Yield a function: time to save and stop? After Ctrl-C, SIGTERM or time_limit seconds."""
+    """Yield a function that is true after Ctrl-C, SIGTERM or time_limit seconds."""
     began, signals = time.perf_counter(), []
 
     def note(number, _frame):
         signals.append(number)
-        if number == signal.SIGINT:  # a second Ctrl-C kills immediately; a cluster repeats SIGTERM
+        if number == signal.SIGINT:  # a second Ctrl-C kills, but clusters repeat SIGTERM
             signal.signal(number, signal.SIG_DFL)
 
     over = lambda: time_limit is not None and time.perf_counter() - began > time_limit
@@ -221,7 +220,7 @@ def stop_request(time_limit: float | None):
 
 
 def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
-    """Average the validation losses of the sources of a mixture; keep the val_loss of each."""
+    """Average the losses of the sources of a mixture by share, and add the val_loss of sources."""
     if len(losses) == 1:
         return losses[0]
     nats = sum(share * each["val_loss"] for share, each in zip(shares, losses))  # per token
@@ -234,7 +233,7 @@ class Run:
     """The folder and the clock of a run that trains.
 
     All processes call the methods together. Only rank 0, which has the folder `out`, prints and
-    writes. start: the checkpoint of this run, or of its parent, or None.
+    writes. start: a checkpoint of this run or of its parent, or None.
     """
 
     def __init__(self, out: Path | None, config: dict, origin: dict, start: dict | None):
@@ -247,7 +246,7 @@ class Run:
         self.restart_window(start.get("tokens", 0))
         if out:
             self.origin = origin | {"parent": self.parent}
-            if is_run(out):  # resumed; its origin is still that of the start
+            if is_run(out):  # if resumed, keep the origin of its start
                 saved = read_config(out)
                 self.origin = {name: saved.get(name) for name in self.origin}
             write_json(out / "config.json", config | self.origin)
@@ -262,7 +261,7 @@ class Run:
         return time.perf_counter() - self.began
 
     def write(self, text: str, **line) -> None:
-        """Print a line for people; add a line to metrics.jsonl, with null for NaN and infinity."""
+        """Print a line for people, and add one to metrics.jsonl with null for NaN and infinity."""
         finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
         if self.out:
             print(f"{line['tokens']:>14,} tokens   {text}", flush=True)
@@ -270,8 +269,8 @@ class Run:
             self.metrics.write(json.dumps(line) + "\n")
 
     def log(self, tokens: int, lr: float, loss: torch.Tensor, **more) -> None:
-        """Report progress. loss: a tensor, the mean of this process."""
-        loss = total(loss).item() / rank_and_world()[1]  # waits for the device; then read the clock
+        """Report progress. loss: mean over the sequences of this process, a tensor."""
+        loss = total(loss).item() / rank_and_world()[1]  # this waits for the device
         speed = (tokens - self.tokens) / (time.perf_counter() - self.window)
         left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
         self.write(f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
@@ -288,7 +287,7 @@ class Run:
         self.restart_window(tokens)
 
     def save(self, content: dict) -> None:
-        """Write a checkpoint, and average.pt without the optimizer; delete old checkpoints."""
+        """Write a checkpoint, and average.pt without the optimizer. Delete old checkpoints."""
         tokens = content["tokens"]
         content |= {"parent": self.parent, "stages": self.stages, "seconds": self.seconds()}
         if self.out:
@@ -305,7 +304,7 @@ class Run:
         self.restart_window(tokens)
 
     def finish(self, record: dict) -> dict:
-        """Complete the record and write record.json, which means that the run is finished."""
+        """Complete the record and write record.json, the mark of a finished run."""
         self.metrics.close()
         lines = read_metrics(self.out)
         speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
