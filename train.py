@@ -37,8 +37,7 @@ from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model, new_
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
-from tools.devices import any_process, attention_priority, mixed_precision, rank_and_world
-from tools.devices import to_device
+from tools.devices import attention_priority, mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
 from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
 
@@ -250,7 +249,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
         if due(cfg.eval_every) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
-        stop = any_process(must_stop()) and not last  # all processes stop after the same step
+        stop = devices.any_process(must_stop()) and not last  # all stop after the same step
         decays_next = tokens <= decay_start < next_tokens
         if due(cfg.save_every) or decays_next or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))

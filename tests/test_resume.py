@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out"}
 
 
 def everything(run: Path) -> dict:
-    """All that a run comes to, apart from times."""
+    """All results of a run except times."""
     saved = torch.load(max((run / "ckpt").glob("*.pt")), weights_only=True)
     timeless = lambda line: {name: value for name, value in line.items() if name not in TIMELESS}
     return {
@@ -78,7 +79,7 @@ def files(folder: Path) -> dict:
 
 
 def test_resume_remembers_what_the_parents_read(corpus_path, documents, tmp_path, monkeypatch):
-    """The branch changes its data; the counts of both sources go on after the branch is resumed."""
+    """The branch changes its data. Resumed, it continues to count the sequences of both sources."""
     data.prepare(documents[:150], "bytes", tmp_path / "new")
     assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
     mixture = f"{corpus_path}:0.5,{tmp_path / 'new'}:0.5"
@@ -166,12 +167,9 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     assert not list(run.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("missing", [["record.json"], ["record.json", "curve.png", "sample.txt"]])
-def test_after_the_last_step_resume_only_evaluates(
-    missing, undisturbed, corpus_path, tmp_path, monkeypatch
-):
+def test_after_the_last_step_resume_only_evaluates(undisturbed, corpus_path, tmp_path, monkeypatch):
     assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    for name in missing:
+    for name in ("record.json", "curve.png", "sample.txt"):
         (tmp_path / "run" / name).unlink()
     monkeypatch.setattr(train, "optimizer_step", lambda *_: 1 / 0)
     assert train.main(["--out", "run", "--resume"]) == 0
@@ -226,7 +224,7 @@ def test_a_branch_with_another_batch_size_goes_on_in_the_text(batch, corpus_path
     monkeypatch.setattr(train.data, "draw", record)
     argv = ["--branch=run", f"--batch_size={batch}", "--total_tokens=15360", "--out=b"]
     assert train.main(argv) == 0
-    assert seen == list(range(36 * 8, 60 * 8))  # sequences: none again, none left out
+    assert seen == list(range(36 * 8, 60 * 8))  # no sequence twice, none left out
     assert read(Path("b/record.json"))["micro_batch_size"] == min(batch, 8)  # this fitted before
 
 
@@ -337,7 +335,7 @@ def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_p
     for argv in (RESUME, BRANCH):
         assert train.main(argv) == 2
         assert "fingerprint" in capsys.readouterr().err
-    assert train.main([*BRANCH, f"--data={corpus_path}", "--out=new"]) == 0  # said on purpose
+    assert train.main([*BRANCH, f"--data={corpus_path}", "--out=new"]) == 0  # on purpose
 
 
 def test_two_processes_in_one_folder(corpus_path, capsys):
@@ -366,8 +364,6 @@ def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path
 
 
 def test_the_printed_command_works_in_a_folder_with_spaces(corpus_path, tmp_path, capsys):
-    import shlex
-
     stop(flags(corpus_path, out="my runs/a b", **SAVES), 20)
     line = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(line[line.index("python train.py") :])

@@ -7,14 +7,12 @@ from pathlib import Path
 
 # A record holds the config of a run, its results and where it was made. Two runs with the same
 # settings have the same loss. All fields are settings, except these:
-PLACE = "preset data tokenizer out device compile recompute micro_batch_size".split()
-LOGGING = "log_every eval_every eval_tokens save_every keep_checkpoints".split()
-ORIGIN = (
-    "command started parent git_commit git_dirty python torch numpy platform device_name threads "
-    "processes seconds tokens_per_second"
-).split()
-RESULTS = "tokens diverged n_params n_active_params".split()
-NOT_SETTINGS = frozenset(PLACE + LOGGING + ORIGIN + RESULTS)  # `fingerprint` stands for the data
+NOT_SETTINGS = set("""
+    preset data tokenizer out device compile recompute micro_batch_size
+    log_every eval_every eval_tokens save_every keep_checkpoints
+    command started parent git_commit git_dirty python torch numpy platform device_name threads
+    processes seconds tokens_per_second tokens diverged n_params n_active_params
+""".split())  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
 # Values of fields that older records lack
@@ -48,7 +46,8 @@ def read_records(path: Path) -> list[dict]:
     records = []
     for file in [path] if path.is_file() else sorted(found):
         text = file.read_text(encoding="utf-8", errors="replace")
-        for i, line in enumerate(text.splitlines() if file.suffix == ".jsonl" else [text], 1):
+        lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+        for i, line in enumerate(lines, 1):
             try:
                 record = DEFAULTS | json.loads(line)
             except (json.JSONDecodeError, TypeError):

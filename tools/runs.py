@@ -224,9 +224,9 @@ def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
     if len(losses) == 1:
         return losses[0]
     nats = sum(share * each["val_loss"] for share, each in zip(shares, losses))  # per token
-    bytes_per_bit = sum(s * each["val_loss"] / each["val_bpb"] for s, each in zip(shares, losses))
+    size = sum(share * each["val_loss"] / each["val_bpb"] for share, each in zip(shares, losses))
     sources = {f"val_loss_{name}": each["val_loss"] for name, each in zip(names, losses)}
-    return {"val_loss": nats, "val_bpb": nats / bytes_per_bit, **sources}
+    return {"val_loss": nats, "val_bpb": nats / size, **sources}  # size: bytes per token * ln 2
 
 
 class Run:
