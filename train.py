@@ -411,12 +411,12 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """The config, and the checkpoint to start from or None. Raises ValueError or OSError."""
     for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
         typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
-    fields, start, parent = resume.choose(typed, actions, open_parent)
+    shape = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
+    fields, start, parent = resume.choose(typed, actions, open_parent, shape)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, "schedule", cfg.schedule, READS)
     if parent:
-        shape = {f.name for f in dataclasses.fields(GPTConfig)}
-        start = resume.branch(parent, cfg, shape, planned=cfg.schedule in PLANNED)
+        start = resume.branch(parent, cfg, planned=cfg.schedule in PLANNED)
     return cfg, start
 
 

@@ -47,10 +47,11 @@ def branch_point(path: Path) -> Path:
     return (runs.before_decay(paths, runs.read_config(path)) or paths)[-1]
 
 
-def choose(typed: dict, actions, open_parent) -> tuple[dict, dict | None, dict | None]:
+def choose(typed: dict, actions, open_parent, shape: set) -> tuple[dict, dict | None, dict | None]:
     """Return the config fields, and the checkpoint to resume or to branch from.
 
-    open_parent maps a path to a checkpoint. Raises ValueError or OSError.
+    open_parent maps a path to a checkpoint. shape: fields that determine the weights, which a
+    branch inherits. Raises ValueError or OSError.
     """
     out, fields, parent = Path(typed.get("out", "")), typed, actions.branch
     if actions.resume and runs.is_run(out):
@@ -61,6 +62,11 @@ def choose(typed: dict, actions, open_parent) -> tuple[dict, dict | None, dict |
     if parent is None:
         return fields, None, None
     parent = open_parent(Path(parent))
+    for name in shape & set(fields):
+        old = parent["config"].get(name, fields[name])
+        if fields[name] != old and (name != "seq_len" or parent["tokens"]):
+            raise ValueError(f"--{name} {fields[name]}: the checkpoint has {old}, "
+                             "and a branch keeps the shape of its parent")  # fmt: skip
     return branched_fields(parent, fields), None, parent
 
 
@@ -85,12 +91,12 @@ def branched_fields(parent: dict, typed: dict) -> dict:
     return fields | typed
 
 
-def branch(parent: dict, cfg, shape: set[str], planned: bool) -> dict:
+def branch(parent: dict, cfg, planned: bool) -> dict:
     """The checkpoint of a parent as the start of a new run, which may read a different text.
 
-    shape: fields that determine the weights. planned: does the schedule depend on the run length?
+    planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
     """
-    check_branch(parent, cfg, shape, planned)
+    check_branch(parent, cfg, planned)
     old, new = parent["config"], vars(cfg)
     same_text = all(new[name] == old.get(name) for name in ("data", "decay_data"))
     return parent | {
@@ -100,14 +106,9 @@ def branch(parent: dict, cfg, shape: set[str], planned: bool) -> dict:
     }  # fmt: skip
 
 
-def check_branch(parent: dict, cfg, shape: set[str], planned: bool) -> None:
+def check_branch(parent: dict, cfg, planned: bool) -> None:
     """Raise ValueError if cfg cannot continue this checkpoint."""
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
-    for name in shape | {"preset"}:
-        value = getattr(cfg, name)
-        if value != old.get(name, value) and (name != "seq_len" or tokens):
-            raise ValueError(f"--{name} {value}: the checkpoint has {old[name]}, "
-                             "and a branch keeps the shape of its parent")  # fmt: skip
     if total < tokens + cfg.batch_tokens:
         raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
