@@ -12,11 +12,13 @@ Read `optimizer_step`, from one batch to the weight update, then `training_steps
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
 """
 
-import argparse
 import contextlib
 import copy
 import dataclasses
 import math
+import shlex
+import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,7 @@ from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model, new_
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
-from tools.devices import attention_priority, mixed_precision, rank_and_world, to_device
+from tools.devices import mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
 from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
 
@@ -65,27 +67,27 @@ class TrainConfig(GPTConfig):
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
     adam_eps: float = option(1e-10, "AdamW's epsilon", at_least=0)
-    grad_clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", at_least=0)
+    grad_clip: float = option(1.0, "largest norm of the gradient (0: no clipping)", at_least=0)
 
     seed: int = option(0, "random seed for the initial weights", at_least=0, at_most=2**63 - 1)
     data_seed: int = option(0, "random seed for the data order", at_least=0, at_most=2**63 - 1)
     data: str | None = option(None, "corpus or mixture, as in web:0.8,code:0.2 (default: embedded)")
     decay_data: str | None = option(None, "corpus or mixture during the decay (default: the same)")
-    tokenizer: str = option("bytes", "of the embedded corpus; a prepared corpus has its own")
+    tokenizer: str = option("bytes", "tokenizer of the embedded corpus")
     out: str | None = option(None, "folder of the run (default: a new numbered one in runs/)")
 
-    device: str = option("auto", "auto: cuda, else mps, else cpu")
-    dtype: str = option("auto", "of matrix products; auto: bfloat16 if that is faster",
+    device: str = option("auto", "cuda, mps or cpu (auto: the first available)")
+    dtype: str = option("auto", "dtype of matrix products (auto: bfloat16 if faster)",
                         choices=("auto", "float32", "bfloat16"))
     compile: bool | None = option(None, "torch.compile (default: on cuda, width 256 and up)")
-    recompute: bool = option(False, "recompute activations: less memory, a third more work")
+    recompute: bool = option(False, "recompute activations, for less memory and a third more work")
 
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between validations", above=0)
-    eval_tokens: int | None = option(None, "tokens of each validation (default: all)", above=0)
-    final_eval_tokens: int | None = option(None, "of the last validation (default: all)", above=0)
-    save_every: int = option(10**10, "tokens between checkpoints; one is before the decay", above=0)
-    keep_checkpoints: int = option(3, "checkpoints to keep, and the one before the decay", above=1)
+    eval_tokens: int | None = option(None, "tokens per validation (default: all)", above=0)
+    final_eval_tokens: int | None = option(None, "tokens of the last one (default: all)", above=0)
+    save_every: int = option(10**10, "tokens between checkpoints (and one before decay)", above=0)
+    keep_checkpoints: int = option(3, "checkpoints to keep (and one before decay)", above=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -108,16 +110,15 @@ class TrainConfig(GPTConfig):
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
 
-# ---------------------------------------------------------------------------------------------
-# One step, and the loop
+# -- One step, and the loop -------------------------------------------------------------------
 
 
 def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float) -> tuple:
     """One update, with the batch that starts at token position `tokens` of the run.
 
-    model: a GPT, or one in DistributedDataParallel. Returns, as tensors because reading a value
-    would make a GPU wait: the mean loss of this process's sequences, in nats per token, and the
-    norm of the gradient before clipping; and the Routing of an MoE in the last micro-batch.
+    model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the sequences of this
+    process in nats per token, the norm of the gradient before clipping, and the Routing of an MoE
+    in the last micro-batch. They are tensors, because reading a value would make a GPU wait.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's multiplier, see mup.rules
@@ -136,8 +137,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
             with mixed_precision(cfg):
                 loss, routing = model(inputs, targets)
                 aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
-            with attention_priority(cfg):  # --recompute runs the forward pass again in here
-                ((loss + aux_loss) / n_micro).backward()  # the gradients of micro-batches add up
+            ((loss + aux_loss) / n_micro).backward()  # the gradients of micro-batches add up
         batch_loss += loss.detach() / n_micro  # without the auxiliary loss
 
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
@@ -150,13 +150,13 @@ AVERAGE_POWER = 16  # then 1 - 0.9^17 = five sixths of the average are from the 
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
-    """After a step from `before` tokens to `tokens`, mix the new weights into their average.
+    """Mix the weights after a step from `before` tokens to `tokens` into their average.
 
     Weights at n tokens enter with weight n^16, so at any time the average covers about the last
-    tenth of the tokens seen. The step size does not matter, and neither does the end of the run:
-    like Power, the average has no horizon. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
+    tenth of the tokens seen. Like Power, it has no horizon: it needs neither the end of the run nor
+    the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
-    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # of the last step in the sum of weights
+    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # the share of this step in the average
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
@@ -173,7 +173,7 @@ class State:
 
 
 class Step(NamedTuple):
-    """What one optimizer step reports, see optimizer_step."""
+    """The learning rate and the results of an optimizer_step."""
 
     lr: float
     loss: torch.Tensor
@@ -192,7 +192,7 @@ def build(cfg: TrainConfig) -> State:
     model.recompute = cfg.recompute
     if cfg.compile and cfg.device == "cpu":
         model.compile()
-    elif cfg.compile:  # blocks are alike: one short compilation, and DDP's gradients overlap
+    elif cfg.compile:  # equal blocks compile once, and DDP can overlap their gradients
         for block in model.blocks:
             block.compile()
         model.loss = torch.compile(model.loss)
@@ -200,7 +200,7 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[Step]:
-    """Train to at most `until` tokens; yield a Step after each one, with state.tokens advanced.
+    """Train to at most `until` tokens; yield a Step after every update of the state.
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
@@ -222,24 +222,21 @@ def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
     return tokens // every > (tokens - batch_tokens) // every
 
 
-# ---------------------------------------------------------------------------------------------
-# A run
+# -- A run ------------------------------------------------------------------------------------
 
 
 def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
           must_stop=lambda: False) -> dict | None:  # fmt: skip
-    """Train, write the run folder, return the record; or save and return None, once must_stop().
+    """Train, write the run folder, return the record; or save and return None once must_stop().
 
-    start: a checkpoint, of this run or, for a branch, of its parent. out: None except on rank 0,
+    start: a checkpoint of this run or, for a branch, of its parent. out: None except on rank 0,
     which alone writes and has a record. A loss that is not finite, or that ends above
-    ln(vocab_size), is a result: the record then says diverged, and its val_loss is None.
+    ln(vocab_size), is a result. Its record has diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
         restore(start, state)
-    origin = describe_origin(cfg, corpus) if out else {}
-    run = Run(out, dataclasses.asdict(cfg), origin, start, must_stop,
-              state.model.flops_per_token())  # fmt: skip
+    run = Run(out, dataclasses.asdict(cfg), describe_origin(cfg, corpus), start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
@@ -251,7 +248,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
         if due(cfg.eval_every) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
-        stop = run.must_stop() and not last
+        stop = devices.any_process(must_stop()) and not last  # all stop after the same step
         decays_next = tokens <= decay_start < next_tokens
         if due(cfg.save_every) or decays_next or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
@@ -263,7 +260,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
-    """The last evaluation, the record, a sample and the curve."""
+    """Evaluate, complete the record, write a sample and draw the curve."""
     losses, record = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
     if run.out is None:
@@ -276,26 +273,28 @@ def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
         text = "" if record["diverged"] else sample(model, corpus.tokenizer)
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     draw_curve(run.out, record)
+    print("diverged" if record["diverged"] else f"\na sample:\n\n{text}\n")
+    print(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
 
 def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | None) -> dict:
-    """val_loss and val_bpb, for a data mixture weighted by --data, and the loss of each source.
+    """Compute val_loss and val_bpb, for a data mixture weighted by --data, and by source.
 
-    The averaged weights, if there are any, have the same as average_val_loss and so on.
+    With --average, add average_val_loss and so on for the averaged weights.
     """
     losses = {}
-    for prefix, model in ("", state.model), ("average_", state.average):
+    for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
             with mixed_precision(cfg):
-                each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
-            all_of_it = runs.mean_losses(list(corpus.sources), corpus.shares, each)
-            losses |= {prefix + name: loss for name, loss in all_of_it.items()}
+                every = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
+            mean = runs.mean_losses(list(corpus.sources), corpus.shares, every)
+            losses |= {prefix + name: loss for name, loss in mean.items()}
     return losses
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
-    """A run that ends here -> (its validation losses, the part of its record known by now)."""
+    """Return the validation losses of a run that ends here, and its record so far."""
     losses = validation_losses(cfg, state, corpus, cfg.final_eval_tokens)
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
     results = dict.fromkeys(losses) if diverged else losses
@@ -303,10 +302,10 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
         epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
     sizes = [data.n_sequences(source.val, cfg.seq_len) for source in corpus.sources.values()]
-    most = max(1, cfg.final_eval_tokens // cfg.seq_len) if cfg.final_eval_tokens else max(sizes)
+    if cfg.final_eval_tokens:
+        sizes = [min(n, max(1, cfg.final_eval_tokens // cfg.seq_len)) for n in sizes]
     return losses, dataclasses.asdict(cfg) | results | {
-        "val_tokens": cfg.seq_len * sum(min(n, most) for n in sizes),
-        "tokens": state.tokens, "diverged": diverged,
+        "val_tokens": cfg.seq_len * sum(sizes), "tokens": state.tokens, "diverged": diverged,
         "n_params": state.model.n_params(), "n_active_params": state.model.n_active_params(),
     }  # fmt: skip
 
@@ -317,7 +316,7 @@ def describe_origin(cfg: TrainConfig, corpus) -> dict:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """Everything that a run is. Schedule and data order have no state: they follow from tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
         "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"],
         "tokens": state.tokens, "model": state.model.state_dict(),
@@ -327,7 +326,7 @@ def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
 
 
 def save_state(path: Path, cfg: TrainConfig, corpus, state: State, **more) -> None:
-    """Write a checkpoint, and `more` in it. Raises OSError if that fails."""
+    """Write a checkpoint with `more` in it. Raises OSError if that fails."""
     write_checkpoint(path, checkpoint(cfg, corpus, state) | more)
 
 
@@ -344,10 +343,9 @@ def restore(saved: dict, state: State) -> None:
             group |= settings | {"params": group["params"]}  # a branch may change weight decay
 
 
-# ---------------------------------------------------------------------------------------------
-# From the command line to a run
+# -- From the command line to a run -----------------------------------------------------------
 
-# How each preset is trained. The paper names no micro-batches; ours are untried on a GPU.
+# Training of the presets. The paper names no micro-batches, and we tried ours on no GPU.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
@@ -357,7 +355,7 @@ _laptop = dict(
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe: as its table says; the text says 1T
+    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe follows the paper's table; its text has 1T
     "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
@@ -365,122 +363,109 @@ RECIPES = {
 
 
 def make_config(**typed) -> TrainConfig:
-    """default < preset < typed. Raises ValueError, naming the flag, for an impossible value."""
+    """A typed field overrides the preset. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
-    if preset not in PRESETS:
-        raise ValueError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
     fields = PRESETS[preset] | RECIPES[preset] | typed
-    if "micro_batch_size" in fields and "micro_batch_size" not in typed:  # fit a smaller batch
-        micro_batch_size = math.gcd(fields["micro_batch_size"], max(1, fields["batch_size"]))
-        fields["micro_batch_size"] = micro_batch_size
+    if "micro_batch_size" not in typed:  # the preset's may not divide a smaller batch
+        largest = fields.get("micro_batch_size", fields["batch_size"])
+        fields["micro_batch_size"] = math.gcd(largest, fields["batch_size"])
     return TrainConfig(**fields)
 
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
-    """Replace every "auto" by what it means here. Raises ValueError if cfg cannot train here."""
+    """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
     return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
-# Flags that may differ when a run is resumed: they say how it is computed or reported
-RUNTIME_FLAGS = set(
-    "device compile recompute micro_batch_size save_every keep_checkpoints "
-    "log_every eval_every eval_tokens".split()
-)
-
-
-def parse(argv: list[str] | None) -> tuple[dict, argparse.Namespace]:
-    """Command line -> (typed config fields, actions). Exits with status 2 on a wrong flag."""
+def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
+    """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = program_parser("train.py", __doc__)
     add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
-    add("--branch", type=Path, help="start from a checkpoint, or a run folder: before its decay")
+    add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
-    add("--overwrite", action="store_true", help="replace the run in --out")
-    for flag in ("dry_run", "benchmark", "profile"):
-        add(f"--{flag}", nargs="?", const=True, help=argparse.SUPPRESS)
+    for flag in ("--dry_run", "--benchmark", "--profile"):
+        if flag in (sys.argv[1:] if argv is None else argv):
+            parser.error(f"{flag}: use python bench.py {flag}, with the same other flags")
     args = parser.parse_args(argv)
-    for flag in ("dry_run", "benchmark", "profile"):
-        if getattr(args, flag):
-            parser.error(f"--{flag}: use python bench.py --{flag}, with the same other flags")
+    if args.resume and "out" not in args:
+        parser.error("--resume: needs --out, the folder of the run")
+    if args.time_limit is not None and not args.time_limit > 0:
+        parser.error(f"--time_limit {args.time_limit}: must be above 0")
     return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 
-def plan(typed: dict, actions: argparse.Namespace, told: dict) -> tuple[TrainConfig, dict | None]:
-    """What to train, and the checkpoint to start from, if any. Raises ValueError or OSError.
+def open_parent(path: Path) -> dict:
+    """The checkpoint that a branch starts from. Released weights become one of zero tokens."""
+    if not is_granite(path):
+        return read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
+    model = load_model(path)
+    config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
+    return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
+                fingerprint=None)  # fmt: skip
 
-    told: empty on rank 0; on the others, what rank 0 has found.
-    """
 
-    def read(path: Path) -> dict:
-        if not is_granite(path):
-            return read_checkpoint(path, verify=not told)  # rank 0 compares checksums for all
-        model, tokenizer = load_model(path), str(path.resolve() / "tokenizer.json")
-        config = dataclasses.asdict(model.cfg) | {"tokenizer": tokenizer}
-        return resume.released(path, config, model.state_dict())
-
-    shape = {f.name for f in dataclasses.fields(GPTConfig)}
-    fields, start = resume.plan(typed, actions, RUNTIME_FLAGS, shape, READS, read, told)
+def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
+    """The config, and the checkpoint to start from or None. Raises ValueError or OSError."""
+    for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
+        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
+    shape = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
+    fields, start, parent = resume.choose(typed, actions, open_parent, shape)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, "schedule", cfg.schedule, READS)
-    return cfg, start and resume.begin(start, cfg, planned=cfg.schedule in PLANNED)
+    if parent:
+        start = resume.branch(parent, cfg, planned=cfg.schedule in PLANNED)
+    return cfg, start
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """The corpus that a run reads; the config gets its tokenizer. Raises ValueError or OSError."""
+    """Open the corpus, whose tokenizer the config gets. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
-    stages = start["stages"] if start else runs.stages_of(dataclasses.asdict(cfg))
-    sequences = [(math.ceil(begin / cfg.seq_len), mixture) for begin, mixture in stages]
+    stages = start["stages"] if start else runs.stages_of(vars(cfg))
+    sequences = [(math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         check_corpus(cfg, source)
-    resume.check_text(start, corpus.path, corpus.meta["fingerprint"])
+    fingerprint = corpus.meta["fingerprint"]
+    if start and start["fingerprint"] not in (None, fingerprint):
+        raise ValueError(f"--data {corpus.path}: fingerprint {fingerprint}, but the checkpoint was "
+                         f"trained on {start['fingerprint']}")  # fmt: skip
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
-
-
-def set_up(typed: dict, actions: argparse.Namespace, told: dict) -> tuple:
-    """Command line -> (config, checkpoint or None, corpus, lock of the folder on rank 0)."""
-    if actions.time_limit is not None and not actions.time_limit > 0:
-        raise ValueError(f"--time_limit {actions.time_limit}: must be above 0")
-    for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
-        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
-    cfg, start = plan(typed, actions, told)
-    cfg, corpus = load_data(resolve_device(cfg), typed, start)
-    if told:
-        return cfg, start, corpus, None
-    told |= {"by": 0, "path": start and start["path"]}
-    name = f"{cfg.preset}-{cfg.schedule}"
-    out, held = runs.make_folder(cfg.out, name, actions.resume, actions.overwrite)
-    return dataclasses.replace(cfg, out=str(out)), start, corpus, held
 
 
 def main(argv: list[str] | None = None) -> int:
     typed, actions = parse(argv)
     try:
         devices.join(typed.get("device", "auto"))
-        with devices.rank_0_first() as told:
-            cfg, start, corpus, held = set_up(typed, actions, told)  # held until we end
+        with devices.rank_0_first():
+            cfg, start = plan(typed, actions)
+            cfg, corpus = load_data(resolve_device(cfg), typed, start)
+            out = None
+            if rank_and_world()[0] == 0:  # which alone writes
+                name = f"{cfg.preset}-{cfg.schedule}"
+                out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
+                cfg = dataclasses.replace(cfg, out=str(out))
     except (ValueError, OSError) as error:
         return fail("train.py", error)
-    rank, _ = rank_and_world()
-    say = print if rank == 0 else lambda _: None
-    if actions.resume and (Path(cfg.out) / "record.json").exists():
+    say = print if out else lambda _: None
+    if actions.resume and Path(cfg.out, "record.json").exists():
         say(f"{cfg.out} is finished already")
         return 0
-    read = data.epochs(corpus, cfg.total_tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
-    say(runs.announce(dataclasses.asdict(cfg), start, cfg.batch_tokens, read))
+    say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
         with stop_request(actions.time_limit) as must_stop:
-            record = train(cfg, corpus, Path(cfg.out) if rank == 0 else None, start, must_stop)
+            record = train(cfg, corpus, out, start, must_stop)
     except Exception as error:
         if (reason := devices.reason_of(error)) is None:
             raise
         return fail("train.py", reason)
-    say(runs.last_words(record, cfg.out))
-    return 0 if record is not None else 3
+    if record is None:
+        say(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
+    return 3 if record is None else 0
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--data corpus --vocab_size 100", "--vocab_size 256"),
     (train, "--data corpus --out file", "--out file"),
     (train, "--data corpus --out file/run", "--out file/run"),
-    (train, "--data corpus --out . --overwrite", "other things"),
+    (train, "--data corpus --out .", "other things"),
     (train, "--resume", "--out"),
     (train, "--resume --out file", "--out file"),
     (train, "--branch nowhere", "nowhere"),
@@ -147,7 +147,7 @@ def test_any_mix_of_values_is_accepted_or_refused_properly(capsys):
             words.append(f"--{no}{field.name}" if is_bool else f"--{field.name}={value}")
         try:
             typed, actions = train.parse(words)
-            cfg, start = train.plan(typed, actions, {})
+            cfg, start = train.plan(typed, actions)
             assert start is None and cfg.total_tokens >= cfg.batch_tokens > 0
             lr = train.make_schedule(cfg)
             assert all(lr(n * cfg.batch_tokens) >= 0 for n in (0, 0.5, 1, 2))

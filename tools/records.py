@@ -1,4 +1,4 @@
-"""Records of runs: read those of a folder, and tell which settings two of them differ in."""
+"""Read the records of runs, and compare their settings."""
 
 import contextlib
 import json
@@ -7,17 +7,15 @@ from pathlib import Path
 
 # A record holds the config of a run, its results and where it was made. Two runs with the same
 # settings have the same loss. All fields are settings, except these:
-PLACE = "preset data tokenizer out device compile recompute micro_batch_size".split()
-LOGGING = "log_every eval_every eval_tokens save_every keep_checkpoints".split()
-ORIGIN = (
-    "command started parent git_commit git_dirty python torch numpy platform device_name threads "
-    "processes seconds tokens_per_second"
-).split()
-RESULTS = "tokens diverged n_params n_active_params".split()
-NOT_SETTINGS = frozenset(PLACE + LOGGING + ORIGIN + RESULTS)  # `fingerprint` stands for the data
+NOT_SETTINGS = set("""
+    preset data tokenizer out device compile recompute micro_batch_size
+    log_every eval_every eval_tokens save_every keep_checkpoints
+    command started parent git_commit git_dirty python torch numpy platform device_name threads
+    processes seconds tokens_per_second tokens diverged n_params n_active_params
+""".split())  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
-# Fields that older records lack, with the values that those runs had
+# Values of fields that older records lack
 DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, past_data=None)
 
 
@@ -28,40 +26,41 @@ def settings(record: dict) -> dict:
 
 
 def identity(record: dict, without: tuple[str, ...] = ()) -> frozenset:
-    """The settings as one value: equal for two records of the same run. `without`: leave out."""
+    """The settings as one value, equal for equal runs, `without` some fields."""
     return frozenset(item for item in settings(record).items() if item[0] not in without)
 
 
 def differs(record: dict, other: dict, without: tuple[str, ...] = ()) -> list[str]:
-    """Names of the settings that two records both have, with different values."""
+    """Names of the settings that both records have, with different values."""
     one, two = settings(record), settings(other)
     return [n for n in one if n in two and n not in without and one[n] != two[n]]
 
 
 def read_records(path: Path) -> list[dict]:
-    """All records at or under a path: records.jsonl of sweeps, record.json of single runs.
+    """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
 
-    Fields that an older record lacks get their defaults. A torn line, from a process that was
-    killed while writing, is reported and left out.
+    Older records get defaults for newer fields. We report and skip a torn line, which a process
+    leaves if killed while writing.
     """
     found = [*path.rglob("records.jsonl"), *path.rglob("record.json")]
     records = []
     for file in [path] if path.is_file() else sorted(found):
         text = file.read_text(encoding="utf-8", errors="replace")
-        for i, line in enumerate(text.splitlines() if file.suffix == ".jsonl" else [text], 1):
+        lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+        for i, line in enumerate(lines, 1):
             try:
                 record = DEFAULTS | json.loads(line)
             except (json.JSONDecodeError, TypeError):
-                print(f"{file}: line {i} is not a whole record; ignored", file=sys.stderr)
+                print(f"{file}: line {i} is not a whole record, so we ignore it", file=sys.stderr)
                 continue
             records.append({"final_eval_tokens": record.get("eval_tokens")} | record)
     return records
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl in order of tokens, the last one if a resumed run repeats some.
+    """The lines of metrics.jsonl in order of tokens, without torn lines.
 
-    A torn line, from a run that was killed while writing, is left out.
+    If a resumed run repeats a line, the last one counts.
     """
     found = {}
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():

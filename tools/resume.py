@@ -1,132 +1,120 @@
-"""Resume and branch: what may differ from the run that was there before, and where it starts."""
+"""Choose the config and the checkpoint that a resumed run or a branch starts from."""
 
 import math
 from pathlib import Path
 
 from tools import runs
+from tools.devices import rank_and_world
+
+# --resume accepts new values of these flags, which only change how we compute and report a run
+RUNTIME_FLAGS = set(
+    "device compile recompute micro_batch_size save_every keep_checkpoints "
+    "log_every eval_every eval_tokens out".split()
+)
 
 
-def resumed_fields(out: Path, typed: dict, may_change: set[str]) -> dict:
-    """config.json of the run in `out`, with the typed fields that may change.
+def resumed_fields(typed: dict) -> dict:
+    """The config of the run in --out, with the typed fields that may change.
 
     Raises ValueError for a flag that would make it a different run.
     """
-    saved = runs.read_config(out)
+    saved = runs.read_config(Path(typed["out"]))
     for name, value in typed.items():
-        if name not in may_change | {"out"} and value not in (saved.get(name), "auto"):
-            raise ValueError(f"--{name} {value}: the run in {out} has {saved.get(name)}; "
+        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
+            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
                              "leave the flag out, or use --branch for a new run")  # fmt: skip
-    return saved | {name: typed[name] for name in may_change & set(typed)} | {"out": str(out)}
+    return saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+
+
+def resume_point(out: Path) -> dict | None:
+    """Read the newest whole checkpoint of a run, if it has any; rename damaged newer files."""
+    paths, rank = runs.checkpoints(out), rank_and_world()[0]
+    if not paths:
+        return None
+    start = runs.newest_checkpoint(out, verify=rank == 0)
+    if rank == 0:
+        for path in paths[paths.index(Path(start["path"])) + 1 :]:
+            path.rename(path.with_suffix(".damaged"))  # so that all processes start from the same
+    return start
 
 
 def branch_point(path: Path) -> Path:
-    """The checkpoint to branch from; of a run folder the newest one before its decay."""
+    """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
     if not runs.is_run(path):
         return path
     if not (paths := runs.checkpoints(path)):
         raise FileNotFoundError(f"--branch {path}: this run has no checkpoint yet")
-    config = runs.read_config(path)
-    decay_start = config["total_tokens"] - config["decay_tokens"]
-    return ([p for p in paths if int(p.stem) <= decay_start] or paths)[-1]
+    return (runs.before_decay(paths, runs.read_config(path)) or paths)[-1]
 
 
-def check_shape(saved: dict, typed: dict, shape: set[str]) -> None:
-    """Raise ValueError if a typed field would change the shape of the saved model."""
-    for name in shape & set(typed):
-        if typed[name] != saved["config"][name]:
-            raise ValueError(f"--{name} {typed[name]}: the checkpoint has {saved['config'][name]}, "
-                             "and a branch keeps the shape of its parent")  # fmt: skip
+def choose(typed: dict, actions, open_parent, shape: set) -> tuple[dict, dict | None, dict | None]:
+    """Return the config fields, and the checkpoint to resume or to branch from.
 
-
-def branched_fields(saved: dict, typed: dict) -> dict:
-    """The parent's config fields, changed by the typed ones; what depends on others is derived.
-
-    --decay_tokens without --total_tokens lets the decay begin right here.
+    open_parent maps a path to a checkpoint. shape: fields that determine the weights, which a
+    branch inherits. Raises ValueError or OSError.
     """
-    parent = saved["config"]
-    fields = parent | {"out": None, "decay_tokens": None, "device": "auto", "compile": None}
-    batch_size = typed.get("batch_size", parent["batch_size"])
-    fields["micro_batch_size"] = math.gcd(parent["micro_batch_size"], batch_size)
+    out, fields, parent = Path(typed.get("out", "")), typed, actions.branch
+    if actions.resume and runs.is_run(out):
+        fields = resumed_fields(typed)
+        if start := resume_point(out):
+            return fields, start, None
+        parent = fields.get("parent")  # stopped before its first checkpoint
+    if parent is None:
+        return fields, None, None
+    parent = open_parent(Path(parent))
+    for name in shape & set(fields):
+        old = parent["config"].get(name, fields[name])
+        if fields[name] != old and (name != "seq_len" or parent["tokens"]):
+            raise ValueError(f"--{name} {fields[name]}: the checkpoint has {old}, "
+                             "and a branch keeps the shape of its parent")  # fmt: skip
+    return branched_fields(parent, fields), None, parent
+
+
+def branched_fields(parent: dict, typed: dict) -> dict:
+    """The config of the parent checkpoint, changed by the typed fields.
+
+    --decay_tokens without --total_tokens starts the decay right here.
+    """
+    if "optimizer" not in parent:
+        if Path(parent["path"]).is_file():
+            raise ValueError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
+        if not {"lr", "power_a"} & set(typed):
+            raise ValueError("--branch: released weights carry no learning rate; choose one, "
+                             "for example --schedule wsd --lr 1e-4")  # fmt: skip
+        return parent["config"] | typed
+    fields = parent["config"] | {"out": None, "decay_tokens": None, "device": "auto"}
+    fields["compile"] = None
+    batch_size = typed.get("batch_size", fields["batch_size"])
+    fields["micro_batch_size"] = math.gcd(fields["micro_batch_size"], batch_size)
     if "decay_tokens" in typed:
-        fields["total_tokens"] = saved["tokens"] + typed["decay_tokens"]
+        fields["total_tokens"] = parent["tokens"] + typed["decay_tokens"]
     return fields | typed
 
 
-def released(path: Path, config: dict, weights: dict) -> dict:
-    """Released weights as a checkpoint to branch from: no optimizer, no tokens, no corpus."""
-    return dict(path=str(path), config=config, model=weights, tokens=0, fingerprint=None)
+def branch(parent: dict, cfg, planned: bool) -> dict:
+    """The checkpoint of a parent as the start of a new run, which may read a different text.
 
-
-def check_text(start: dict | None, path, fingerprint: str) -> None:
-    """Raise ValueError if a checkpoint was trained on other text than that of this corpus."""
-    trained_on = start and start["fingerprint"]
-    if trained_on not in (None, fingerprint):
-        raise ValueError(f"--data {path}: fingerprint {fingerprint}, but the checkpoint was "
-                         f"trained on {trained_on}")  # fmt: skip
-
-
-def plan(typed: dict, actions, may_change: set, shape: set, reads: dict, read, told: dict) -> tuple:
-    """--resume, --branch or neither -> (config fields, checkpoint to start from or None).
-
-    reads: schedules.READS. read: path -> checkpoint. told: see train.plan.
-    A checkpoint of a parent is marked "branch". Raises ValueError or OSError.
+    planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
     """
-    out = Path(typed.get("out", ""))
-    if actions.resume and "out" not in typed:
-        raise ValueError("--resume: needs --out, the folder of the run")
-    if actions.resume and runs.is_run(out):
-        fields = resumed_fields(out, typed, may_change)
-        if runs.checkpoints(out):
-            return fields, read(Path(told["path"])) if told else runs.newest_checkpoint(out)
-        if not fields.get("parent"):  # stopped before its first checkpoint
-            return fields, None
-        begun = {"branch": True, "fingerprint": fields["fingerprint"]}
-        return fields, read(Path(fields["parent"])) | begun
-    if actions.branch is None:
-        return typed, None
-    start = read(branch_point(actions.branch)) | {"branch": True}
-    if {"data", "decay_data"} & set(typed):
-        start["fingerprint"] = None  # any corpus will do
-    if "optimizer" in start:
-        check_shape(start, typed, shape | {"preset"})
-        fields = branched_fields(start, typed)
-        if "decay_tokens" not in reads[fields["schedule"]]:
-            fields["decay_data"] = typed.get("decay_data")
-        return fields, start
-    if Path(start["path"]).is_file():
-        raise ValueError(f"--branch {start['path']}: weights alone; choose a checkpoint in ckpt/")
-    check_shape(start, typed, shape - {"seq_len"})
-    if not {"lr", "power_a"} & set(typed):
-        raise ValueError("--branch: released weights carry no learning rate; choose one, "
-                         "for example --schedule wsd --lr 1e-4")  # fmt: skip
-    return start["config"] | typed, start
+    check_branch(parent, cfg, planned)
+    old, new = parent["config"], vars(cfg)
+    same_text = all(new[name] == old.get(name) for name in ("data", "decay_data"))
+    return parent | {
+        "parent": parent["path"], "seconds": 0.0,
+        "fingerprint": parent["fingerprint"] if same_text else None,
+        "stages": runs.stages_of(new, parent["stages"], parent["tokens"]),
+    }  # fmt: skip
 
 
-def begin(start: dict, cfg, planned: bool) -> dict:
-    """The checkpoint that a run starts from, with the stages of its data.
-
-    A branch has none of its parent's time, but what the parent read stays as it was. Raises
-    ValueError if cfg cannot continue it. planned: the schedule of cfg knows its end.
-    """
-    tokens, parent, stages = start["tokens"], start["config"], start.get("stages")
-    stages = stages or runs.stages_of({"data": None} | parent)
-    if not start.get("branch"):
-        return start | {"stages": stages}
-    T = f"--total_tokens {cfg.total_tokens:,}"
-    if cfg.total_tokens < tokens + cfg.batch_tokens:
-        raise ValueError(f"{T}: the checkpoint has seen {tokens:,} already")
-    schedule, planned_for = parent.get("schedule"), parent.get("total_tokens")
-    if planned and cfg.schedule == schedule and cfg.total_tokens != planned_for:
-        raise ValueError(f"{T}: this {schedule} was planned for {planned_for:,}; "
-                         "train a new one or branch with --schedule wsd")  # fmt: skip
-    decay_start = cfg.total_tokens - cfg.decay_tokens
+def check_branch(parent: dict, cfg, planned: bool) -> None:
+    """Raise ValueError if cfg cannot continue this checkpoint."""
+    old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
+    if total < tokens + cfg.batch_tokens:
+        raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
+    if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
+        raise ValueError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
+                         f"{old['total_tokens']:,}; branch with --schedule wsd")  # fmt: skip
+    decay_start = total - cfg.decay_tokens
     if cfg.decay_tokens and decay_start < tokens:
-        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would begin at {decay_start:,}, "
+        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would start at {decay_start:,}, "
                          f"before the checkpoint at {tokens:,}")  # fmt: skip
-    past, now = [stage for stage in stages if stage[0] < tokens], cfg.data or "embedded"
-    if not past or past[-1][1] != now:
-        past.append([tokens, now])
-    ours = dict(data=cfg.data, decay_data=cfg.decay_data)
-    ours |= dict(total_tokens=cfg.total_tokens, decay_tokens=cfg.decay_tokens)
-    stages = runs.stages_of(ours, past)
-    return start | {"parent": start["path"], "seconds": 0.0, "stages": stages}
