@@ -10,7 +10,8 @@
     python sweep.py wsd --sweep weight_decay=0,0.1    repeat the grid with any field
     python sweep.py wsd --shard 1/2                half of the series; another machine takes 2/2
 
-Ctrl-C stops, the same command resumes. Flags of train.py may follow. Then: python fit.py FOLDER
+Ctrl-C stops a sweep and the same command resumes it. You may add the flags of train.py. To fit the
+records, run python fit.py FOLDER.
 
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
@@ -41,8 +42,8 @@ import train
 from tools.compare import LINES, TUNING
 from tools.config import add_flags, fail, program_parser
 from tools.devices import pick_device, pick_dtype
-from tools.grids import GRIDS, add_sweep_flags, changed, check_belongs, check_fields
-from tools.grids import row_of, rows_of
+from tools import grids
+from tools.grids import GRIDS, row_of, rows_of
 from tools.records import identity, read_records, settings
 from tools.runs import append_to, lock, read_checkpoint, stop_request
 from tools.workers import deal, start_workers
@@ -54,9 +55,9 @@ POINTS = 200  # of a curve, at most
 
 
 def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop) -> None:
-    """Train to `until` tokens; stop early if must_stop() or if the loss diverges.
+    """Train to `until` tokens, or less if must_stop() or if the loss diverges.
 
-    Append to curve: (tokens, mean training loss since the last point, learning rate).
+    Append (tokens, mean training loss since the last point, learning rate) to the curve.
     """
     losses = []
     for step in train.training_steps(cfg, state, corpus, until):
@@ -73,11 +74,11 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
 def train_trunk(
     runs: list[TrainConfig], corpus, trunks: Path, must_stop=lambda: False, look_at=()
 ) -> Iterator[tuple[dict, list]]:
-    """Train runs that share a trunk, shortest first; yield the record and the curve of each.
+    """Train runs that share a trunk, shortest first. Yield their records and curves.
 
     We save the trunk in the folder `trunks` before every branch, and when must_stop() ends it. The
     next call resumes there, to finish these runs or to reach a longer T. At the token counts in
-    look_at we evaluate the trunk as it is; the record then has a val_loss_at_TOKENS.
+    look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
     """
     state, looks, curve = train.build(runs[-1]), {}, []
     origin = train.describe_origin(runs[-1], corpus) | {"parent": None}
@@ -116,14 +117,14 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk that a run branches off; T is part of it only if planned from the start."""
+    """Name of the trunk of a run, from its settings. Only a planned schedule has its own for T."""
     end = () if cfg.schedule in PLANNED else ("total_tokens", "decay_tokens")
     same = sorted(identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
 
 
 def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
-    """Group runs by their trunk, each group from short to long."""
+    """Group runs by their trunk, from short to long."""
     trunks: dict = {}
     for cfg in sorted(dict.fromkeys(runs), key=lambda cfg: cfg.total_tokens):
         trunks.setdefault(trunk_of(cfg), []).append(cfg)
@@ -131,14 +132,14 @@ def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
 
 
 def tokens_of(runs: list[TrainConfig]) -> int:
-    """Tokens trained for these runs: every trunk to where its last decay begins, and all decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
     stable = lambda trunk: max(cfg.total_tokens - cfg.decay_tokens for cfg in trunk)
     return sum(map(stable, by_trunk(runs).values())) + sum(cfg.decay_tokens for cfg in runs)
 
 
 # -- Which learning rates to try -------------------------------------------------------------------
-# A rule is a pure function of the losses known so far: it returns all runs that it wants by now.
-# A sweep that is stopped, or divided among machines, therefore makes the same runs.
+# A rule is a pure function of the losses so far. It returns all runs that it wants by now, so a
+# stopped sweep, or one that is divided among machines, makes the same runs.
 
 
 def rate(j: int, first: float = 1e-4) -> float:
@@ -175,9 +176,9 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 
 
 # -- The experiments -------------------------------------------------------------------------------
-# A series is such a rule for one shape, batch size and seed: a function that gets loss(config),
+# A series is a rule for one shape, batch size and seed. It gets a function loss(config), which is
 # None if that run is not done yet, and returns the configs of all runs that it wants by now. It
-# returns none while it waits for the runs of other series.
+# returns none while it waits for runs of other series.
 
 
 @functools.cache
@@ -209,7 +210,7 @@ def wsd_series(grid: dict, row: dict) -> Callable:
 
 
 def power_series(grid: dict, row: dict) -> Callable:
-    """Power's loss against a, with b at the center, and against b, with a at the center."""
+    """Scans of a, with b at the center, and of b, with a at the center."""
     run = lambda T, **scanned: config(**row | dict(schedule="power", total_tokens=T) | scanned)
     center = run(grid["budgets"][-1])
     scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
@@ -230,11 +231,9 @@ def compare_series(grid: dict) -> list[Callable]:
     def run(kind: str, row: dict, j: int, T: int, averaged: bool = False) -> TrainConfig:
         schedule = "power" if kind == "fitted" else kind
         own = dict(schedule=schedule, total_tokens=T, lr=rate(j), power_a=rate(j, first=1.0))
-        if kind == "fitted":
-            own["power_b"] = grid["our_b"]
-        if averaged:
-            own |= dict(average=True, decay_tokens=0)
-        return config(**row | own)
+        b = dict(power_b=grid["our_b"]) if kind == "fitted" else {}
+        decay = dict(decay_tokens=0) if averaged else {}
+        return config(**row | own | dict(average=averaged) | b | decay)
 
     def trials(kind: str, j: int) -> list[TrainConfig]:
         rows = [row_of(grid, shape, tuned_batch, seed) for seed in range(TUNING, TUNING + 3)]
@@ -243,7 +242,7 @@ def compare_series(grid: dict) -> list[Callable]:
     tried = {(kind, j): trials(kind, j) for kind, some in grid["trials"].items() for j in some}
 
     def tuned(loss: Callable) -> dict[str, int]:
-        """Kind -> the value with the lowest mean loss; nothing while a trial is missing."""
+        """Kind -> the value with the lowest mean loss, or nothing while a trial is missing."""
         losses = {trial: [loss(cfg) for cfg in runs] for trial, runs in tried.items()}
         if any(None in some for some in losses.values()):
             return {}
@@ -282,25 +281,24 @@ def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]
 
 
 # -- Training what is missing ----------------------------------------------------------------------
-# `known` is a dict: identity of a run -> its loss, infinite if it diverged.
+# `known` is a dict from the identity of a run to its loss, which is infinite if it diverged.
 
 
-def missing(series: list[Callable], known: dict) -> list[TrainConfig]:
-    """The runs that can be trained now."""
-    runs = sum((wanted(lambda cfg: known.get(identity_of(cfg))) for wanted in series), [])
+def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
+    """The runs that can be trained now. made_up: the loss of a run that is not known."""
+    loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
+    runs = sum((wanted(loss) for wanted in series), [])
     return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
 
 
 def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
     """All runs still to come, if they are worse than the known ones and best at our guess."""
-    worse = lambda cfg: 100 + abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
-    loss = lambda cfg: known.get(identity_of(cfg), worse(cfg))
-    runs = sum((wanted(loss) for wanted in series), [])
-    return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
+    from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
+    return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config that a record was made with; fields that it lacks get their defaults."""
+    """The config of a record. Fields that it lacks get their defaults."""
     return TrainConfig(**{name: value for name, value in record.items() if name in FIELDS})
 
 
@@ -310,14 +308,14 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
 
 
 def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_stop) -> None:
-    """Train what is missing, until must_stop(); write records and curves as they come.
+    """Train missing runs until must_stop(). Write records and curves as they come.
 
-    known grows. Raises EOFError or ConnectionError if a worker dies.
+    Adds to known. Raises EOFError or ConnectionError if a worker dies.
     """
     *shorter, longest = grid["budgets"]
 
     def jobs() -> dict:
-        """trunk -> (its missing runs, where to evaluate it on the way); the long ones first."""
+        """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
         jobs = {}
         for trunk, runs in by_trunk(missing(series, known)).items():
             look = runs[-1].schedule in PLANNED and runs[-1].total_tokens == longest
@@ -340,7 +338,7 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
 
 
 def prepare_worker(device: str, data: str | None, tokenizer: str, trunks: Path) -> Callable:
-    """Called once in each worker; returns the function that trains a job there."""
+    """Open the corpus in a worker; return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
     corpus = train.data.load_corpus(data, tokenizer)
@@ -367,7 +365,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    add_sweep_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
+    grids.add_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
@@ -378,17 +376,18 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
     """-> the grid, its series, and all known losses. Raises ValueError or OSError.
 
-    typed: gets the device, and absolute paths in its --data.
+    Puts the device and absolute paths of --data into typed.
     """
     if "data" in typed:
         if "tokenizer" in typed:
             raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
-    grid = changed(GRIDS[args.experiment][args.scale], args, typed)
+    grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
     runs = left(series, grid, {})
-    check_fields({name: [value] for name, value in typed.items()} | dict(args.sweep), runs, READS)
+    asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
+    grids.check_fields(asked, runs, READS)
     corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
     for cfg in runs:
         for source in corpus.sources.values():
@@ -396,7 +395,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable]
     records = read_records(args.out)
     found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
-    check_belongs(found, own, () if args.experiment == "power" else ("lr", "power_a"), args.out)
+    free = () if args.experiment == "power" else ("lr", "power_a")
+    grids.check_belongs(found, own, free, args.out)
     return grid, series, losses_of(records)
 
 

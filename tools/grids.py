@@ -1,4 +1,4 @@
-"""The grids of sweep.py: experiment -> scale -> common fields, rows, run lengths. And its flags.
+"""The grids and flags of sweep.py.
 
 A row is (shape, batch sizes in sequences, number of seeds); the preset has all other fields.
 `budgets` are the run lengths T in tokens. A search for the learning rate starts at `guess`, for the
@@ -121,8 +121,9 @@ def rows_of(grid: dict) -> list[dict]:
 
 
 def changed(grid: dict, args, typed: dict) -> dict:
-    """A grid with the typed fields, and with the axes that the command line lists instead of its
-    own. Each of --widths gets the rows of the first width, resized, with heads of the same size.
+    """Put typed fields and axes from the command line into a grid.
+
+    A new width gets the rows of the first width, resized, with heads of the same size.
     """
     rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
     if args.widths:
@@ -197,8 +198,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_sweep_flags(parser, parse_field) -> None:
-    """The flags of sweep.py. parse_field(name, text) -> the value of a swept field."""
+def add_flags(parser, parse_field) -> None:
+    """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
 
     def swept(text: str) -> tuple[str, list]:
         name, _, values = text.partition("=")
