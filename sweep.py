@@ -7,11 +7,10 @@
     python sweep.py transfer --scale quick         several widths, with and without muP
     python sweep.py compare --scale quick          cosine, WSD and Power, each tuned once
     python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --seeds 2
-    python sweep.py wsd --sweep weight_decay=0,0.1    repeat the grid with any field
+    python sweep.py wsd --sweep weight_decay=0,0.1 --beta2 0.9    fields of train.py
     python sweep.py wsd --shard 1/2                half of the series; another machine takes 2/2
 
-Ctrl-C stops a sweep and the same command resumes it. You may add the flags of train.py. To fit the
-records, run python fit.py FOLDER.
+Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py FOLDER.
 
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
@@ -316,12 +315,13 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
 
     def jobs() -> dict:
         """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
-        jobs = {}
-        for trunk, runs in by_trunk(missing(series, known)).items():
-            look = runs[-1].schedule in PLANNED and runs[-1].total_tokens == longest
-            jobs[trunk] = runs, shorter if look else []
-        work = lambda item: tokens_of(item[1][0]) * item[1][0][0].n_embd
-        return dict(sorted(jobs.items(), key=work, reverse=True))
+        jobs, todo = {}, by_trunk(missing(series, known))
+        work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
+        for trunk in sorted(todo, key=work, reverse=True):
+            last = todo[trunk][-1]
+            look = last.schedule in PLANNED and last.total_tokens == longest
+            jobs[trunk] = todo[trunk], shorter if look else []
+        return jobs
 
     seconds = 0.5 if sys.stderr.isatty() else 60
     bar = tqdm(total=len(left(series, grid, known)), unit=" runs", mininterval=seconds)

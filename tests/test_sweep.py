@@ -156,11 +156,9 @@ def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
 
 
 def test_tokens_are_counted_once_for_a_trunk(corpus_path):
-    make = lambda schedule: [
-        config(corpus_path, total_tokens=T, schedule=schedule) for T in BUDGETS
-    ]
-    assert sweep.tokens_of(make("cosine")) == sum(BUDGETS)
-    assert sweep.tokens_of(make("wsd")) == 10800 + sum(BUDGETS) // 10
+    runs_of = lambda **how: [config(corpus_path, total_tokens=T, **how) for T in BUDGETS]
+    assert sweep.tokens_of(runs_of(schedule="cosine")) == sum(BUDGETS)
+    assert sweep.tokens_of(runs_of(schedule="wsd")) == 10800 + sum(BUDGETS) // 10
 
 
 # -- the rule --------------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ def follow(loss, middle: dict) -> dict:
     return seen
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
     rng = random.Random(seed)
     best = {T: rng.uniform(0, 20) for T in BUDGETS}
@@ -258,11 +256,6 @@ def undisturbed(corpus_path, tmp_path_factory):
     return records(out)
 
 
-@pytest.fixture
-def in_process(monkeypatch):
-    train_here(monkeypatch)
-
-
 def train_here(monkeypatch) -> None:
     """From now on, train in this process and not in workers."""
 
@@ -283,8 +276,9 @@ def flags_of(fields: dict) -> list[str]:
 
 
 def test_a_sweep_over_a_data_mixture_makes_the_records_of_train(
-    corpus_path, documents, monkeypatch, in_process
+    corpus_path, documents, monkeypatch
 ):
+    train_here(monkeypatch)
     train.data.prepare(documents[:300], "bytes", Path("other"))
     data = f"{corpus_path}:0.25,other:0.75"
     monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
@@ -305,8 +299,9 @@ TINY_COMPARISON = dict(
 )  # fmt: skip
 
 
-def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys, in_process):
+def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys):
     """Each schedule is tuned on its own, and what follows follows from that."""
+    train_here(monkeypatch)
     monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
     monkeypatch.setitem(sweep.GRIDS["compare"], "tiny", TINY_COMPARISON)
     argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
@@ -403,21 +398,18 @@ def test_a_dead_worker_ends_the_sweep(tiny, monkeypatch, capsys):
 
 
 WRONG = [
-    ("", "experiment"), ("wds", "wsd"), ("wsd --scale small", "quick"),
-    ("wsd --workers x", "--workers"), ("wsd --workers 0", "--workers"),
-    ("wsd --shard 0/2", "--shard"), ("wsd --shard 3/2", "--shard"),
-    ("wsd --shrad 1/2", "did you mean --shard"),
+    ("", "experiment"), ("wds", "wsd"), ("wsd --workers 0", "--workers"),
+    ("wsd --shard 3/2", "--shard"), ("wsd --shrad 1/2", "did you mean --shard"),
     ("wsd --weight_decay -1", "--weight_decay"), ("wsd --data nowhere", "--data"),
-    ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"), ("wsd --n_head=4", "--n_head"),
+    ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
     ("wsd --n_embd=48", "--widths"), ("power --batch_size 8", "--batches"),
-    ("wsd --total_tokens 9e5", "--budgets"), ("wsd --data_seed 1", "--seeds"),
     ("wsd --power_a 3", "--power_a"), ("power --lr 0.1", "--lr"), ("wsd --lr 0.1", "--lr"),
-    ("compare --average", "--average"),
-    ("wsd --min_lr_ratio 0.2", "--min_lr_ratio"), ("wsd --save_every 1e5", "--save_every"),
-    ("wsd --decay_data CORPUS", "--decay_data"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
-    ("wsd --sweep weight_decy=1", "weight_decay"), ("wsd --widths 33", "33"),
-    ("wsd --scale paper --widths 64", "--widths"), ("wsd --budgets 1.5", "--budgets"),
+    ("compare --average", "--average"), ("compare --power_b -0.4", "--power_b"),
+    ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
+    ("wsd --sweep lr=0.1,0.2", "--lr"), ("wsd --sweep weight_decy=1", "weight_decay"),
+    ("wsd --widths 33", "33"), ("wsd --scale paper --widths 64", "--widths"),
+    ("wsd --budgets 1.5", "--budgets"),
 ]  # fmt: skip
 
 
@@ -430,9 +422,8 @@ def test_a_wrong_command_line_is_one_line(argv, says, corpus_path, tmp_path, cap
 
 @pytest.mark.parametrize(
     "flags",
-    ["--warmup_tokens=0", "--weight_decay=0", "--average", "--dtype=bfloat16", "--decay_tokens=0",
-     "--attention_multiplier=0.25", "--n_ffn=48", "--beta2=0.99"],
-)  # fmt: skip
+    ["--warmup_tokens=0", "--average", "--dtype=bfloat16", "--decay_tokens=0", "--n_ffn=48"],
+)
 def test_records_with_other_settings_are_refused(flags, undisturbed, tiny, capsys):
     Path("out").mkdir()
     text = "".join(json.dumps(r) + "\n" for r in undisturbed.values())
