@@ -1,4 +1,4 @@
-"""Sweeps: the paper's experiments as grids of training runs, at the size of your machine.
+"""The experiments of the paper as grids of training runs, at the size of your machine.
 
     python sweep.py wsd --scale quick              the best learning rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run   a larger one: how many runs and tokens?
@@ -209,7 +209,7 @@ def wsd_series(grid: dict, row: dict) -> Callable:
 
 
 def power_series(grid: dict, row: dict) -> Callable:
-    """Scans of a, with b at the center, and of b, with a at the center."""
+    """Power with several a at the central b, and with several b at the central a."""
     run = lambda T, **scanned: config(**row | dict(schedule="power", total_tokens=T) | scanned)
     center = run(grid["budgets"][-1])
     scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
@@ -284,7 +284,7 @@ def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]
 
 
 def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
-    """The runs that can be trained now. made_up: the loss of a run that is not known."""
+    """The runs that we can train now. made_up(config) is the loss of an unknown run."""
     loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
     runs = sum((wanted(loss) for wanted in series), [])
     return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
@@ -338,7 +338,7 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
 
 
 def prepare_worker(device: str, data: str | None, tokenizer: str, trunks: Path) -> Callable:
-    """Open the corpus in a worker; return the function that trains a job there."""
+    """Open the corpus in a worker. Return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
     corpus = train.data.load_corpus(data, tokenizer)
@@ -431,7 +431,7 @@ def main(argv: list[str] | None = None) -> int:
             return fail("sweep.py", f"a worker died; {advice}")
         finally:
             for worker in workers:
-                worker.close()  # it notices; if it still trains, it saves its trunk first
+                worker.close()  # if it still trains, it saves its trunk first
         if must_stop():
             print("stopped and saved; the same command resumes")
             return 3

@@ -1,6 +1,6 @@
 """The grids and flags of sweep.py.
 
-A row is (shape, batch sizes in sequences, number of seeds); the preset has all other fields.
+A row is (shape, batch sizes in sequences, number of seeds). The preset has all other fields.
 `budgets` are the run lengths T in tokens. A search for the learning rate starts at `guess`, for the
 smallest T and 1,024 tokens per batch.
 """
@@ -30,9 +30,9 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
     return widths(*sizes, head=head, **more) + widths(*sizes, head=head, **more, **standard)
 
 
-# The warmup: the paper's is a billion tokens for every T, half of its smallest. Where Power is
-# trained, ours is 40% of the smallest T, because a Power run starts at its ceiling, and with a
-# warmup of a few steps that hurts it for long. Elsewhere it is 5% (quick) or 2.5% (laptop, gpu).
+# The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
+# warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
+# of a few steps that hurts it for long. Other sweeps take 5% (quick) or 2.5% (laptop, gpu).
 
 
 def laptop(warmup_tokens: int) -> dict:
@@ -53,13 +53,13 @@ PRESETS = [dict(preset=name) for name in ("12M", "36M", "121M")]
 LARGE = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
 POWER = [dict(preset="36M-power")]
 PAPER_MUP = mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None)
-# Factors of a and steps of b, around the preset's. The paper's Table 3: a in [3, 5], b in
-# [-0.6, -0.4], in steps that it does not give; a scan has to be in equal steps to have a minimum.
+# Factors of a and steps of b, around the preset. Table 3 of the paper scans a in [3, 5] and b in
+# [-0.6, -0.4], in steps that it does not give. A scan needs equal steps to have a minimum.
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
 # A comparison tunes in the cell `tune` (shape, batch size, T), with these `trials` in steps of
-# sqrt(2): learning rates from 0.0008 to 0.0512, a from 2 to 128, and from 0.25 to 16 with `our_b`,
-# which is b of results/wsd-laptop-long, for about the same learning rates.
+# sqrt(2). Learning rates go from 0.0008 to 0.0512 and a from 2 to 128, or from 0.25 to 16 with
+# `our_b`, the b of results/wsd-laptop-long, for about the same learning rates.
 TRIALS = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), fitted=range(-4, 9))
 OURS = dict(trials=TRIALS, our_b=-0.3)
 
@@ -68,8 +68,8 @@ GRIDS = {
         "quick": grid(laptop(2_000), widths(32, 64), [2, 4, 8], 1, doublings(40_000, 4)),
         "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
         "gpu": grid(gpu(25_000), GPU_WIDTHS, [8, 16, 32, 64], 1, doublings(10**6, 5)),
-        # The paper's Table 2 tries the same eight learning rates in every cell, 0.0002 to 0.0256 by
-        # factors of 2. Many minima lie too close to an edge to be fitted then; we search instead.
+        # Table 2 of the paper tries the same eight learning rates in every cell, 0.0002 to 0.0256
+        # by factors of 2. We search instead, because many minima would be too close to an edge.
         "paper": grid(BF16, PRESETS, doublings(16, 6), 1, doublings(2 * 10**9, 8), guess=5e-4),
     },
     # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
@@ -98,7 +98,7 @@ GRIDS = {
                        tune=(*widths(32), 2, 80_000), **OURS),
         "gpu": grid(gpu(400_000), GPU_WIDTHS[1:] + GPU_MOE, [8, 32], 3, doublings(10**6, 5),
                     tune=(GPU_WIDTHS[0], 8, 10**6), **OURS),
-        # the decay: a tenth of T, and not the 100 billion tokens of the preset 1B-moe
+        # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
         "paper": grid(BF16 | dict(decay_tokens=None), LARGE, [128, 512], 3,
                       doublings(16 * 10**9, 5), guess=2e-4, tune=(*POWER, 128, 4 * 10**9),
                       trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11))),
@@ -149,7 +149,7 @@ UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "ke
 def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -> None:
     """Raise ValueError for a field on the command line unless the runs have exactly these values.
 
-    asked: field -> its values. reads: schedule -> the fields that other schedules need not read.
+    asked has a list of values for every field, reads the fields that depend on the schedule.
     """
     for name, values in asked.items():
         some = {schedule for schedule in reads if name in reads[schedule]} or reads.keys()

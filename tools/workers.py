@@ -1,4 +1,4 @@
-"""Worker processes: each receives jobs through a pipe and sends back results as they come."""
+"""Worker processes, which receive jobs through a pipe and send back results as they come."""
 
 import contextlib
 import multiprocessing
@@ -10,12 +10,12 @@ import torch
 
 
 def serve(connection, prepare: Callable, args: tuple) -> None:
-    """Run in a worker: prepare(*args) returns the function (job, must_stop) -> results.
+    """Run in a worker. prepare(*args) returns the function (job, must_stop) -> results.
 
     End when the parent closes the pipe or dies. A message during a job means stop.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes, but the parent decides
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
         while (job := connection.recv()) != "stop":
@@ -25,7 +25,7 @@ def serve(connection, prepare: Callable, args: tuple) -> None:
 
 
 def start_workers(device: str, number: int | None, prepare: Callable, *args) -> list:
-    """Start processes that call prepare(device, *args) and serve; return our ends of their pipes.
+    """Start processes that call prepare(device, *args). Return our ends of their pipes.
 
     number: None is one per GPU, or one per CPU core.
     """
@@ -43,9 +43,9 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args) -> 
 
 
 def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator:
-    """Give out jobs until none is left, or must_stop(); yield the results.
+    """Give out jobs until none is left, or must_stop(). Yield the results.
 
-    jobs() -> {name: job} of the jobs that can be started now; we ask again after every result.
+    jobs() returns {name: job} of the jobs that may start now. We call it again after every result.
     Raises EOFError or ConnectionError if a worker dies.
     """
     running: dict = {}  # worker -> name of its job
