@@ -15,7 +15,7 @@ def serve(connection, prepare: Callable, args: tuple) -> None:
     End when the parent closes the pipe or dies. A message during a job means stop.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes, but the parent decides
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all of them; the parent decides
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
         while (job := connection.recv()) != "stop":
