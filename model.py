@@ -206,16 +206,18 @@ class GPT(nn.Module):
         x = self.norm(x) / self.cfg.logits_scaling  # muP: logits / m_width, cheaper before the head
         return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
 
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(x).flatten(0, 1)
+        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
+        return F.cross_entropy(logits.to(dtype), targets.flatten())
+
     def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
         x, routings = self.hidden(idx, cache)
-        logits = self.logits(x)
         if targets is None:
-            return logits
-        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
-        loss = F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten())
+            return self.logits(x)
         # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer, E]
         routing = Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None
-        return loss, routing
+        return self.loss(x, targets), routing
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())

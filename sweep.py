@@ -1,4 +1,4 @@
-"""Sweeps: the paper's experiments as grids of training runs, at the size of your machine.
+"""The experiments of the paper as grids of training runs, at the size of your machine.
 
     python sweep.py wsd --scale quick              the best learning rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run   a larger one: how many runs and tokens?
@@ -10,7 +10,7 @@
     python sweep.py wsd --sweep weight_decay=0,0.1 --decay_share 0.2    any field; decay 20% of T
     python sweep.py wsd --shard 1/2                half of the series; another machine takes 2/2
 
-Ctrl-C stops, the same command resumes. Flags of train.py may follow. Then: python fit.py FOLDER
+Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py FOLDER.
 
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
@@ -24,15 +24,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
-import os
-import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import tools.threads  # noqa: F401  before torch
@@ -41,12 +38,14 @@ import torch
 from tqdm import tqdm
 
 import train
+from tools.compare import LINES, TUNING
 from tools.config import add_flags, fail, program_parser
 from tools.devices import pick_device, pick_dtype
-from tools.grids import EXPERIMENTS, GRIDS, add_sweep_flags, change, check_belongs, check_typed
+from tools import grids
+from tools.grids import GRIDS, row_of, rows_of
 from tools.records import identity, read_records, settings
 from tools.runs import append_to, lock, read_checkpoint, stop_request
-from tools.workers import deal, start_worker
+from tools.workers import deal, start_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
@@ -55,9 +54,9 @@ POINTS = 200  # of a curve, at most
 
 
 def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop) -> None:
-    """Train to `until` tokens; stop early if must_stop() or if the loss diverges.
+    """Train to `until` tokens, or less if must_stop() or if the loss diverges.
 
-    Append to curve: (tokens, mean training loss since the last point, learning rate).
+    Append (tokens, mean training loss since the last point, learning rate) to the curve.
     """
     losses = []
     for step in train.training_steps(cfg, state, corpus, until):
@@ -74,11 +73,11 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
 def train_trunk(
     runs: list[TrainConfig], corpus, trunks: Path, must_stop=lambda: False, look_at=()
 ) -> Iterator[tuple[dict, list]]:
-    """Train runs that share a trunk, shortest first; yield the record and the curve of each.
+    """Train runs that share a trunk, shortest first. Yield their records and curves.
 
-    The trunk is saved in the folder `trunks` before every branch, and when must_stop() ends it. The
+    We save the trunk in the folder `trunks` before every branch, and when must_stop() ends it. The
     next call resumes there, to finish these runs or to reach a longer T. At the token counts in
-    look_at we evaluate the trunk as it is; the record then has a val_loss_at_TOKENS.
+    look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
     """
     state, looks, curve = train.build(runs[-1]), {}, []
     origin = train.describe_origin(runs[-1], corpus) | {"parent": None}
@@ -103,7 +102,7 @@ def train_trunk(
         if must_stop():
             return
         _, record = train.evaluate(cfg, state, corpus)
-        seconds = time.perf_counter() - began  # what this run took beyond the one before it
+        seconds = time.perf_counter() - began  # without the time of the shorter runs
         speed = round((state.tokens - start) / seconds)
         record |= looks | origin | {"seconds": round(seconds, 1), "tokens_per_second": speed}
         yield record, branch[:: max(1, math.ceil(len(branch) / POINTS))]
@@ -111,35 +110,40 @@ def train_trunk(
 
 
 @functools.cache
+def identity_of(cfg: TrainConfig) -> frozenset:
+    return identity(vars(cfg))
+
+
+@functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk that a run branches off; T is part of it only if planned from the start."""
+    """Name of the trunk of a run, from its settings. Only a planned schedule has its own for T."""
     end = () if cfg.schedule in PLANNED else ("total_tokens", "decay_tokens")
     same = sorted(identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
 
 
 def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
-    """Group runs by their trunk, each group from short to long."""
+    """Group runs by their trunk, from short to long."""
     trunks: dict = {}
-    for cfg in sorted(runs, key=lambda cfg: cfg.total_tokens):
+    for cfg in sorted(dict.fromkeys(runs), key=lambda cfg: cfg.total_tokens):
         trunks.setdefault(trunk_of(cfg), []).append(cfg)
     return trunks
 
 
 def tokens_of(runs: list[TrainConfig]) -> int:
-    """Tokens trained for these runs: every trunk to where its last decay begins, and all decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
     stable = lambda trunk: max(cfg.total_tokens - cfg.decay_tokens for cfg in trunk)
     return sum(map(stable, by_trunk(runs).values())) + sum(cfg.decay_tokens for cfg in runs)
 
 
 # -- Which learning rates to try -------------------------------------------------------------------
-# A rule is a pure function of the losses known so far: it returns all runs (setting, T) that it
-# wants by now. A sweep that is stopped, or divided among machines, therefore makes the same runs.
+# A rule is a pure function of the losses so far. It returns all runs that it wants by now, so a
+# stopped sweep, or one that is divided among machines, makes the same runs.
 
 
-def rate(j: int) -> float:
+def rate(j: int, first: float = 1e-4) -> float:
     """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
-    return float(f"{1e-4 * 2 ** (j / 2):.4g}")
+    return float(f"{first * 2 ** (j / 2):.4g}")
 
 
 def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
@@ -151,7 +155,7 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
        them is better, return to step 2.
 
     The search ends when the best learning rate has three worse neighbors on each side. A diverged
-    run counts as worse than any other. A trunk passes the shorter T, so these are run, too.
+    run counts as worse than any other. A trunk passes the shorter T, so we run these, too.
     loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by now.
     """
     wanted, more = set(), {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
@@ -171,345 +175,274 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 
 
 # -- The experiments -------------------------------------------------------------------------------
+# A series is a rule for one shape, batch size and seed. It gets a function loss(config), which is
+# None if that run is not done yet, and returns the configs of all runs that it wants by now. It
+# returns none while it waits for runs of other series.
 
 
-@dataclass(eq=False)
-class Series:
-    """The runs of one shape, batch size, seed and schedule, over run lengths and settings."""
-
-    fields: dict  # of all its runs
-    budgets: list[int]  # run lengths T, short to long
-    knobs: Callable[..., dict]  # setting -> the fields that it stands for
-    least: set[tuple]  # (setting, T) of the runs that it takes at least
-    rule: Callable = lambda self, known: self.least  # None: it waits for other series
-    chosen: tuple[str, ...] = ("lr", "power_a")  # fields in which its runs may differ from `least`
-
-    @functools.cache
-    def config(self, setting, T: int) -> TrainConfig:
-        cfg = config_at(self.fields | self.knobs(setting), T)
-        auto = {"dtype": pick_dtype(cfg.device, cfg.n_embd, cfg.n_expert)}
-        return dataclasses.replace(cfg, **auto if cfg.dtype == "auto" else {})
-
-    @functools.cache
-    def run(self, setting, T: int) -> frozenset:
-        return identity(vars(self.config(setting, T)))
-
-    def loss(self, known: dict) -> Callable:
-        return lambda setting, T: known.get(self.run(setting, T))
-
-    def missing(self, known: dict) -> list[TrainConfig] | None:
-        """The runs to train next, given all known losses; None: it waits for other series."""
-        runs = self.rule(self, known)
-        return runs and [self.config(*run) for run in sorted(runs) if self.run(*run) not in known]
-
-
-def config_at(fields: dict, T: int) -> TrainConfig:
-    """A config for T tokens; a decay_share among the fields is the decay's share of them."""
-    fields = fields | {"total_tokens": T}
+@functools.cache
+def config(**fields) -> TrainConfig:
+    """The config of a run, without those fields that its schedule does not read."""
+    unread = set().union(*READS.values()) - READS[fields["schedule"]]
     share = fields.pop("decay_share", None)
-    if share is not None and "decay_tokens" in READS[fields["schedule"]]:
-        fields["decay_tokens"] = round(share * T)
-    return make_config(**fields)
+    if share is not None:
+        fields["decay_tokens"] = round(share * fields["total_tokens"])
+    cfg = make_config(**{name: value for name, value in fields.items() if name not in unread})
+    auto = {"dtype": pick_dtype(cfg.device, cfg.n_embd, cfg.n_expert)}
+    return dataclasses.replace(cfg, **auto) if cfg.dtype == "auto" else cfg
 
 
-def by_lr(j: int) -> dict:
-    return {"lr": rate(j)}
+def guess(grid: dict, cfg: TrainConfig) -> int:
+    """Number of the learning rate at which the search for the best one starts."""
+    longer = cfg.total_tokens / grid["budgets"][0]
+    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2
+    return 2 * round(math.log2(lr / rate(0)))
 
 
-def wsd_series(grid: dict, fields: dict) -> Series:
+def wsd_series(grid: dict, row: dict) -> Callable:
     """WSD with the best learning rate of every T."""
-    T0, batch_tokens = grid["budgets"][0], config_at(fields, grid["budgets"][-1]).batch_tokens
-    guess = lambda T: grid["guess"] * (batch_tokens / 1024) ** 0.5 * (T / T0) ** -0.2
-    middle = {T: 2 * round(math.log2(guess(T) / 1e-4)) for T in grid["budgets"]}
-    least = {(j + step, T) for T, j in middle.items() for step in range(-3, 4)}
-    rule = lambda self, known: search(self.loss(known), middle)
-    return Series(fields, grid["budgets"], by_lr, least, rule)
+    run = lambda j, T: config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
+    middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
+
+    def wanted(loss: Callable) -> list[TrainConfig]:
+        found = search(lambda j, T: loss(run(j, T)), middle)
+        return [run(j, T) for j, T in sorted(found)]
+
+    return wanted
 
 
-def power_series(grid: dict, fields: dict) -> Series:
-    """Power's loss against a, with b at the center, and against b, with a at the center."""
-    center = config_at(fields, grid["budgets"][-1])
-    pairs = [(float(f"{center.power_a * factor:.4g}"), center.power_b) for factor in grid["a"]]
-    pairs += [(center.power_a, round(center.power_b + step, 4)) for step in grid["b"]]
-    knobs = lambda pair: dict(zip(("power_a", "power_b"), pair))
-    runs = set(itertools.product(pairs, grid["budgets"]))
-    return Series(fields, grid["budgets"], knobs, runs, chosen=())
+def power_series(grid: dict, row: dict) -> Callable:
+    """Power with several a at the central b, and with several b at the central a."""
+    run = lambda T, **scanned: config(**row | dict(schedule="power", total_tokens=T) | scanned)
+    center = run(grid["budgets"][-1])
+    scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
+    scan += [{"power_b": round(center.power_b + step, 4)} for step in grid["b"]]
+    runs = [run(T, **scanned) for scanned in scan for T in grid["budgets"]]
+    return lambda loss: runs
 
 
-TUNING_SEEDS = (100, 101, 102)  # no seed of a comparison
-
-
-def tuned(trials: list[Series], known: dict):
-    """The setting with the lowest mean loss over seeds; None while a trial is missing."""
-    if any(one.missing(known) for one in trials):
-        return None
-    return min(sorted(trials[0].least), key=lambda run: sum(o.loss(known)(*run) for o in trials))[0]
-
-
-def best_again(search: Series, fields: dict) -> Series:
-    """The best learning rates of a finished search, with another seed, each up to its longest T."""
-
-    def rule(self, known):
-        if search.missing(known):
-            return None
-        runs, loss = sorted(search.rule(search, known)), search.loss(known)
-        best = {min((r for r in runs if r[1] == T), key=lambda r: loss(*r)) for T in search.budgets}
-        return {(j, shorter) for j, T in best for shorter in search.budgets if shorter <= T}
-
-    return Series(fields, search.budgets, by_lr, {(0, T) for T in search.budgets}, rule)
-
-
-def compare_series(grid: dict, fields: Callable[..., dict]) -> list[Series]:
+def compare_series(grid: dict) -> list[Callable]:
     """Cosine, WSD and Power, tuned once in one cell with equally many trials, and the baseline.
 
-    At 2^d times the tuned batch size we train cosine and WSD with the tuned learning rate and as
-    common practice scales it, ∝ sqrt(batch) and ∝ batch. Power scales itself ∝ batch; we also train
-    it ∝ sqrt(batch). "ours" is Power with b and q of a law measured at this scale instead of the
-    paper's. Both are also trained without a decay, averaging their weights. The baseline is WSD
-    with the best learning rate of every cell, searched with seed 0 and trained with all seeds.
+    LINES tells how the tuned value of a line follows the batch size, and whether it averages the
+    weights instead of a decay. "fitted" is Power with the b of a law measured at this scale. The
+    baseline is WSD with the best learning rate of every cell, searched with seed 0.
     """
-    budgets, (tuned_shape, tuned_batch, tuned_T) = grid["budgets"], grid["tune"]
-    our_b, our_q = grid.get("ours", (None, 1))
-    by_a = lambda j: {"power_a": float(f"{2 ** (j / 2):.4g}")}
-    knobs = dict(cosine=by_lr, wsd=by_lr, power=by_a, ours=lambda j: by_a(j) | {"power_b": our_b})
-    own = lambda kind, *row: fields("power" if kind == "ours" else kind, *row)
+    shape, tuned_batch, tuned_T = grid["tune"]
 
-    def trial(kind, seed):
-        runs = {(j, tuned_T) for j in grid["trials"][kind]}
-        return Series(own(kind, tuned_shape, tuned_batch, seed), [tuned_T], knobs[kind], runs)
+    def run(kind: str, row: dict, j: int, T: int, averaged: bool = False) -> TrainConfig:
+        schedule = "power" if kind == "fitted" else kind
+        own = dict(schedule=schedule, total_tokens=T, lr=rate(j), power_a=rate(j, first=1.0))
+        b = dict(power_b=grid["our_b"]) if kind == "fitted" else {}
+        decay = dict(decay_tokens=0, decay_share=None) if averaged else {}
+        return config(**row | own | dict(average=averaged) | b | decay)
 
-    def at_tuned(kind, row, steps, more):
-        """Runs at the tuned setting, moved by these steps of sqrt(2)."""
+    def trials(kind: str, j: int) -> list[TrainConfig]:
+        rows = [row_of(grid, shape, tuned_batch, seed) for seed in range(TUNING, TUNING + 3)]
+        return [run(kind, row, j, tuned_T) for row in rows]
 
-        def rule(self, known):
-            j = tuned(trials[kind], known)
-            return None if j is None else {(j + step, T) for step in steps for T in budgets}
+    tried = {(kind, j): trials(kind, j) for kind, some in grid["trials"].items() for j in some}
 
-        runs = set(itertools.product(steps, budgets))
-        return Series(own(kind, *row) | more, budgets, knobs[kind], runs, rule)
+    def tuned(loss: Callable) -> dict[str, int]:
+        """Kind -> the value with the lowest mean loss, or nothing while a trial is missing."""
+        losses = {trial: [loss(cfg) for cfg in runs] for trial, runs in tried.items()}
+        if any(None in some for some in losses.values()):
+            return {}
+        best = lambda kind: min(grid["trials"][kind], key=lambda j: sum(losses[kind, j]))
+        return {kind: best(kind) for kind in grid["trials"]}
 
-    trials = {kind: [trial(kind, seed) for seed in TUNING_SEEDS] for kind in grid["trials"]}
-    series, baseline = sum(trials.values(), []), None
-    average = dict(average=True, decay_tokens=0, decay_share=None)
-    for shape, batch, seed in rows_of(grid):
-        row, d = (shape, batch, seed), round(math.log2(batch / tuned_batch))
-        takes_back = {round(2 * d * (our_q - 1))}  # a step of a takes some of Power's ∝ batch back
-        scaled = {0, d, 2 * d}  # not at all, ∝ sqrt(batch), ∝ batch
-        lines = [("cosine", scaled, {}), ("wsd", scaled, {}), ("power", {0, -d}, {})]
-        lines += [("power", {0}, average), ("ours", takes_back, {}), ("ours", takes_back, average)]
-        series += [at_tuned(kind, row, *line) for kind, *line in lines if kind in trials]
-        wsd = fields("wsd", *row)
-        baseline = wsd_series(grid, wsd) if seed == 0 else baseline
-        series.append(best_again(baseline, wsd) if seed else baseline)
+    def lines(row: dict, loss: Callable) -> list[TrainConfig]:
+        runs, best = [], tuned(loss)
+        for kind, p, averaged in LINES.values():
+            if kind in best:
+                j = best[kind] + round(2 * p * math.log2(row["batch_size"] / tuned_batch))
+                runs += [run(kind, row, j, T, averaged) for T in grid["budgets"]]
+        return runs
+
+    series = [lambda loss: sum(tried.values(), [])]
+    for row in rows_of(grid):
+        series.append(functools.partial(lines, row))
+        if row["seed"] == 0:
+            series.append(searched := wsd_series(grid, row))
+        else:
+            series.append(functools.partial(repeated, searched, row["seed"]))
     return series
 
 
-def rows_of(grid: dict) -> list[tuple[dict, int, int]]:
-    """(shape, batch size, seed), ..."""
-    return [(s, b, seed) for s, batches, n in grid["rows"] for b in batches for seed in range(n)]
-
-
-def series_of(experiment: str, grid: dict, typed: dict) -> list[Series]:
-    """All series of an experiment, with the typed fields in them. Raises ValueError."""
-    check_typed(experiment, grid, typed, READS)
-    schedules, _ = EXPERIMENTS[experiment]
-
-    def fields(schedule, shape, batch_size, seed):
-        ignored = set().union(*READS.values()) - READS[schedule]
-        row = dict(schedule=schedule, batch_size=batch_size, seed=seed, data_seed=seed)
-        row = grid["common"] | shape | row | typed
-        return {name: value for name, value in row.items() if name not in ignored}
-
-    if experiment == "compare":
-        return compare_series(grid, fields)
-    make = power_series if experiment == "power" else wsd_series
-    series = [make(grid, fields(*schedules, *row)) for row in rows_of(grid)]
-    runs = [one.run(*run) for one in series for run in one.least]
-    if len(set(runs)) < len(runs):
-        raise ValueError("--sweep: two values make the same run; sweep a field that changes runs")
-    return series
+def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]:
+    """The best learning rates of a finished search, with another seed, each up to its longest T."""
+    losses = {cfg: loss(cfg) for cfg in searched(loss)}
+    if None in losses.values():
+        return []
+    longest = {}  # learning rate -> the longest T at which it is the best
+    for T in sorted({cfg.total_tokens for cfg in losses}):
+        best = min((cfg for cfg in losses if cfg.total_tokens == T), key=losses.get)
+        longest[best.lr] = T
+    again = [cfg for cfg in losses if cfg.total_tokens <= longest.get(cfg.lr, 0)]
+    return [dataclasses.replace(cfg, seed=seed, data_seed=seed) for cfg in again]
 
 
 # -- Training what is missing ----------------------------------------------------------------------
+# `known` is a dict from the identity of a run to its loss, which is infinite if it diverged.
+
+
+def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
+    """The runs that we can train now. made_up(config) is the loss of an unknown run."""
+    loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
+    runs = sum((wanted(loss) for wanted in series), [])
+    return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
+
+
+def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
+    """All runs still to come, if they are worse than the known ones and best at our guess."""
+    from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
+    return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config that a record was made with; fields that it lacks get their defaults."""
-    names = {f.name for f in dataclasses.fields(TrainConfig)}
-    return TrainConfig(**{name: value for name, value in record.items() if name in names})
+    """The config of a record. Fields that it lacks get their defaults."""
+    return TrainConfig(**{name: value for name, value in record.items() if name in FIELDS})
 
 
 def losses_of(records: list[dict]) -> dict[frozenset, float]:
-    """Identity of a run -> its loss; infinite if it diverged."""
     loss = lambda record: math.inf if record["diverged"] else record["val_loss"]
-    return {identity(vars(config_of(record))): loss(record) for record in records}
+    return {identity_of(config_of(record)): loss(record) for record in records}
 
 
-def plan(series: list[Series], known: dict) -> tuple[list, list]:
-    """-> the runs of each series as far as the losses tell, and those of them that are done."""
-    runs = [max(one.rule(one, known) or set(), one.least, key=len) for one in series]
-    configs = [[one.config(*run) for run in some] for one, some in zip(series, runs)]
-    return configs, [[c for c in some if identity(vars(c)) in known] for some in configs]
+def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_stop) -> None:
+    """Train missing runs until must_stop(). Write records and curves as they come.
+
+    Adds to known. Raises EOFError or ConnectionError if a worker dies.
+    """
+    *shorter, longest = grid["budgets"]
+
+    def jobs() -> dict:
+        """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
+        jobs, todo = {}, by_trunk(missing(series, known))
+        work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
+        for trunk in sorted(todo, key=work, reverse=True):
+            last = todo[trunk][-1]
+            look = last.schedule in PLANNED and last.total_tokens == longest
+            jobs[trunk] = todo[trunk], shorter if look else []
+        return jobs
+
+    seconds = 0.5 if sys.stderr.isatty() else 60
+    bar = tqdm(total=len(left(series, grid, known)), unit=" runs", mininterval=seconds)
+    lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
+    with lines, curves, bar:
+        for record, curve in deal(workers, jobs, must_stop):
+            tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
+            curve = {"tokens": tokens, "loss": loss, "lr": lr}
+            curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
+            lines.write(json.dumps(record) + "\n")
+            known |= losses_of([record])
+            bar.total = bar.n + 1 + len(left(series, grid, known))
+            bar.update()
 
 
-def prepare_worker(device: str, data: str | None, tokenizer: str) -> Callable:
-    """Called once in each worker; returns the function that trains a job there."""
+def prepare_worker(device: str, data: str | None, tokenizer: str, trunks: Path) -> Callable:
+    """Open the corpus in a worker. Return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
     corpus = train.data.load_corpus(data, tokenizer)
+    here = {"device": device, "tokenizer": corpus.meta["tokenizer"] if data else tokenizer}
 
-    def work(job, must_stop):
-        runs, look_at, trunks = job
-        runs = [train.resolve_device(dataclasses.replace(cfg, device=device)) for cfg in runs]
+    def work(job: tuple, must_stop: Callable) -> Iterator[tuple[dict, list]]:
+        runs, look_at = job
+        runs = [train.resolve_device(dataclasses.replace(cfg, **here)) for cfg in runs]
         yield from train_trunk(runs, corpus, trunks, must_stop, look_at)
 
     return work
 
 
-def sweep(series: list[Series], known: dict, folder: Path, workers: list, must_stop) -> None:
-    """Train what is missing, until must_stop(); write records and curves as they come.
-
-    known: identity of a run -> its loss; grows. EOFError or ConnectionError: a worker died.
-    """
-    trunks, owner = folder / "trunks", {}
-
-    def jobs() -> dict:
-        """trunk -> (its runs, where to evaluate it on the way, folder), the long ones first."""
-        jobs = {}
-        for one in series:
-            for trunk, runs in by_trunk(one.missing(known) or []).items():
-                longest = runs[-1].schedule in PLANNED and runs[-1].total_tokens == one.budgets[-1]
-                jobs[trunk], owner[trunk] = (runs, one.budgets[:-1] if longest else [], trunks), one
-        work = lambda job: tokens_of(job[1][0]) * job[1][0][0].n_embd
-        return dict(sorted(jobs.items(), key=work, reverse=True))
-
-    tokens = lambda: [sum(map(tokens_of, some)) for some in plan(series, known)]
-    total, done = tokens()
-    seconds = 0.5 if sys.stderr.isatty() else 60
-    bar = tqdm(initial=done, total=total, bar_format=BAR, mininterval=seconds)
-    lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
-    with lines, curves, bar:
-        for trunk, result in deal(workers, jobs, must_stop):
-            if result:
-                record, curve = result
-                columns = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-                curves.write(json.dumps(settings(record) | {"curve": columns}) + "\n")
-                lines.write(json.dumps(record) + "\n")
-                known |= losses_of([record])
-                bar.total, done = tokens()
-                bar.set_postfix_str(f"{len(known):,} runs", refresh=False)
-                bar.update(done - bar.n)
-            elif owner[trunk].missing(known) == []:  # then its trunks are of no more use
-                one = owner[trunk]
-                for run in one.rule(one, known):
-                    (trunks / f"{trunk_of(one.config(*run))}.pt").unlink(missing_ok=True)
-
-
-BAR = "{percentage:3.0f}% |{bar:30}| {elapsed} gone, {remaining} left{postfix}"
-
 # -- The command line ------------------------------------------------------------------------------
+
+
+def series_of(experiment: str, grid: dict) -> list[Callable]:
+    if experiment == "compare":
+        return compare_series(grid)
+    make = power_series if experiment == "power" else wsd_series
+    return [make(grid, row) for row in rows_of(grid)]
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    add_sweep_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
+    grids.add_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
-    share = {} if args.decay_share is None else {"decay_share": args.decay_share}
-    return args, typed | share
+    return args, typed
 
 
-def prepare(args: argparse.Namespace, typed: dict) -> tuple[list[Series], dict]:
-    """-> the series of our shard, and all known losses. Raises ValueError or OSError.
+def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
+    """-> the grid, its series, and all known losses. Raises ValueError or OSError.
 
-    typed: gets the device, and the tokenizer of its --data.
+    Puts the device and absolute paths of --data into typed.
     """
-    if "data" in typed and "tokenizer" in typed:
-        raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
-    typed["device"] = pick_device(typed.get("device", "auto"))
-    named = GRIDS[args.experiment][args.scale]
-    grid = change(named, args.widths, args.batches, args.budgets, args.seeds, args.sweep)
-    series_of(args.experiment, grid, typed)  # raises before a corpus is prepared
-    corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
     if "data" in typed:
+        if "tokenizer" in typed:
+            raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
-        typed["tokenizer"] = corpus.meta["tokenizer"]
-    series = series_of(args.experiment, grid, typed)
-    for one, source in itertools.product(series, corpus.sources.values()):
-        train.check_corpus(one.config(*max(one.least)), source)
+    typed["device"] = pick_device(typed.get("device", "auto"))
+    grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
+    series = series_of(args.experiment, grid)
+    runs = left(series, grid, {})
+    asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
+    grids.check_fields(asked, runs, READS)
+    corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
+    for cfg in runs:
+        for source in corpus.sources.values():
+            train.check_corpus(cfg, source)
     records = read_records(args.out)
-    own, data = [], {"fingerprint": corpus.meta["fingerprint"]}
-    for each in (grid, named):  # a part of a named grid may write into the folder of the whole
-        with contextlib.suppress(ValueError):  # its run lengths may not go with the typed fields
-            for one in series_of(args.experiment, each, typed):
-                own += [(vars(one.config(*run)) | data, one.chosen) for run in one.least]
-    full = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
-    check_belongs(full, own, args.out)
-    first, n = args.shard
-    if first > len(series):
-        raise ValueError(f"--shard {first}/{n}: only {len(series)} series to divide; use fewer")
-    return series[first - 1 :: n], losses_of(records)
-
-
-def start_workers(typed: dict, number: int | None) -> list:
-    """One worker per GPU or CPU core, or as many as asked for."""
-    device = typed["device"]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    n = {"cpu": cores, "cuda": torch.cuda.device_count()}.get(device, 1)
-    devices = [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
-    corpus = typed.get("data"), typed.get("tokenizer", "bytes")
-    return [start_worker(prepare_worker, each, *corpus) for each in devices]
-
-
-def claim(folder: Path):
-    """Make the folder and lock it against other sweeps; return the lock. Raises OSError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return lock(folder)
-    except BlockingIOError:
-        raise BlockingIOError(f"--out {folder}: another sweep is writing there") from None
-    except OSError as error:
-        raise OSError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
+    own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
+    free = () if args.experiment == "power" else ("lr", "power_a")
+    grids.check_belongs(found, own, free, args.out)
+    return grid, series, losses_of(records)
 
 
 def main(argv: list[str] | None = None) -> int:
     args, typed = parse(argv)
-    folder = args.out / ("" if args.shard == (1, 1) else "shard-{}-of-{}".format(*args.shard))
+    shard, n_shards = args.shard
+    folder = args.out / (f"shard-{shard}-of-{n_shards}" if n_shards > 1 else "")
     try:
-        series, known = prepare(args, typed)
-        held = None if args.dry_run else claim(folder)  # noqa: F841  held until we end
+        grid, series, known = prepare(args, typed)
+        if not args.dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            held = lock(folder)  # noqa: F841  until we end
     except (ValueError, OSError) as error:
         return fail("sweep.py", error)
 
-    every, done = plan(series, known)
-    runs, tokens = sum(every, []), sum(map(tokens_of, every))
+    series = series[shard - 1 :: n_shards]
+    runs = left(series, grid, known)
     separate = sum(cfg.total_tokens for cfg in runs)
-    print(f"{args.out}: {len(series)} series (shape, batch size, seed), at least {len(runs):,} "
-          f"runs, of which {sum(map(len, done)):,} are done\n{tokens:.3g} tokens, thanks to "
-          f"trunks; {separate:.3g} as separate runs", flush=True)  # fmt: skip
+    print(f"{args.out}: {len(known):,} runs are done, at least {len(runs):,} are left\n"
+          f"{tokens_of(runs):.3g} tokens, thanks to trunks; {separate:.3g} as separate runs",
+          flush=True)  # fmt: skip
     if args.dry_run:
         return 0
+    corpus = typed.get("data"), typed.get("tokenizer", "bytes")
+    number = args.workers if missing(series, known) else 0
     with stop_request(None) as must_stop:
-        todo = any(one.missing(known) for one in series)
-        workers = start_workers(typed, args.workers) if todo else []
+        workers = start_workers(typed["device"], number, prepare_worker, *corpus, folder / "trunks")
         try:
-            sweep(series, known, folder, workers, must_stop)
+            sweep(series, grid, known, folder, workers, must_stop)
         except (EOFError, ConnectionError):
             advice = "out of memory or disk? The same command resumes"
             return fail("sweep.py", f"a worker died; {advice}")
         finally:
             for worker in workers:
-                worker.close()  # it notices; if it still trains, it saves its trunk first
+                worker.close()  # if it still trains, it saves its trunk first
         if must_stop():
             print("stopped and saved; the same command resumes")
             return 3
-    if any(one.missing(known) is None for one in series):
+    if left(series, grid, known):
         print("the other runs wait for runs of other shards; after those, repeat this command")
         return 3
-    print(f"finished: {len(known):,} records; next: python fit.py {shlex.quote(str(args.out))}")
+    shutil.rmtree(folder / "trunks", ignore_errors=True)
+    print(f"finished: {len(known):,} records; next: python fit.py {args.out}")
     return 0
 
 

@@ -35,16 +35,17 @@ def off(cfg, scale: str) -> float:
 
 def made_up(experiment: str, scale: str, loss) -> list[dict]:
     """Records of the whole experiment in a folder of that name, as sweep.py would leave them."""
-    series = sweep.series_of(experiment, sweep.GRIDS[experiment][scale], {"device": "cpu"})
+    grid = sweep.GRIDS[experiment][scale]
+    series = sweep.series_of(experiment, grid)
     known, records = {}, []
-    while missing := sum((one.missing(known) or [] for one in series), []):
-        for cfg in dict.fromkeys(missing):
+    while missing := sweep.missing(series, known):
+        for cfg in missing:
             found = {"val_loss": loss(cfg), "diverged": False, "fingerprint": "0", "tokens": 1}
             found |= {"average_val_loss": found["val_loss"] - 0.01} if cfg.average else {}
-            found |= {f"val_loss_at_{T}": 3.0 for T in sweep.GRIDS[experiment][scale]["budgets"]}
+            found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
             records.append(vars(cfg) | found)
             known |= sweep.losses_of(records[-1:])
-    assert all(one.missing(known) == [] for one in series)
+    assert sweep.left(series, grid, known) == []
     Path(experiment).mkdir()
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (Path(experiment) / "records.jsonl").write_text(lines)

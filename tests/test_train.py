@@ -87,7 +87,7 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
     out = capsys.readouterr().out
-    assert f"{record['val_loss']:.4f}" in out and (run / "sample.txt").read_text() in out
+    assert f"{record['val_loss']:.4f}" in out and (run / "sample.txt").read_bytes().decode() in out
     assert not list(run.rglob("*.tmp"))
 
 

@@ -24,7 +24,9 @@ LINES = {
     "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
     "Power (fitted)": ("fitted", -0.5, False), "Power (fitted), averaged": ("fitted", -0.5, True),
     "WSD": ("wsd", 0, False), "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
+    "WSD, learning rate ∝ batch": ("wsd", 1, False),
     "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
+    "cosine, learning rate ∝ batch": ("cosine", 1, False),
 }  # fmt: skip
 
 # -- Which records may be fitted or compared together ----------------------------------------------

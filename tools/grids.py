@@ -1,116 +1,181 @@
-"""The grids of sweep.py: experiment -> scale -> common fields, rows, run lengths. And its flags.
+"""The grids and flags of sweep.py.
 
-A row is (shape, batch sizes in sequences, seeds); fields that it does not list come from the
-preset. `budgets` are the run lengths T in tokens. `guess` is where a search for the learning rate
-starts, at the smallest T and 1,024 tokens per batch.
+A row is (shape, batch sizes in sequences, number of seeds). The preset has all other fields.
+`budgets` are the run lengths T in tokens. A search for the learning rate starts at `guess`, for the
+smallest T and 1,024 tokens per batch.
 """
 
-import argparse
-import itertools
-import re
 from pathlib import Path
 
 from tools.config import whole_number
 from tools.records import differs, identity
 
 
-def width(n: int, head: int = 16) -> dict:
-    return dict(n_embd=n, n_head=n // head)
+def grid(common: dict, shapes: list, batches: list, seeds: int, budgets: list, guess=0.01, **more):
+    rows = [(shape, batches, seeds) for shape in shapes]
+    return dict(common=common, rows=rows, budgets=budgets, guess=guess) | more
 
 
 def doublings(first: int, number: int) -> list[int]:
     return [first * 2**k for k in range(number)]
 
 
-def grid(common: dict, shapes: list, batches: list, seeds: int, budgets: list, **more) -> dict:
-    return dict(common=common, rows=[(s, batches, seeds) for s in shapes], budgets=budgets) | more
+def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
+    return [dict(n_embd=n, n_head=n // head) | more for n in sizes]
 
 
-def _mup(widths: tuple, head: int) -> list[dict]:
-    """Shapes: each width under muP, and without muP's rules, with the usual scale of attention."""
+def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
+    """Each width under muP, then without its rules and with the usual scale of attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
-    shape = lambda n: width(n, head) | dict(n_ffn=5 * n // 2)
-    return [shape(n) | rules for rules in ({}, standard) for n in widths]
+    return widths(*sizes, head=head, **more) + widths(*sizes, head=head, **more, **standard)
 
 
-# The warmup: the paper's is a billion tokens for every T, half of its smallest. Where Power is
-# trained, ours is 40% of the smallest T, because a Power run starts at its ceiling, and with a
-# warmup of a few steps that hurts it for long. Elsewhere it is 5% (quick) or 2.5% (laptop, gpu).
-_laptop = dict(
-    preset="laptop", n_layer=2, warmup_tokens=2_000, dtype="float32",
-    eval_tokens=2**16, final_eval_tokens=2**16,
-)  # fmt: skip
-_8k, _16k, _32k = (_laptop | dict(warmup_tokens=n) for n in (8_000, 16_000, 32_000))
-_gpu = dict(
-    preset="laptop", n_layer=8, seq_len=512, base_width=256, warmup_tokens=25_000,
-    dtype="bfloat16", eval_tokens=2**19, final_eval_tokens=2**19,
-)  # fmt: skip
-_400k = _gpu | dict(warmup_tokens=400_000)
-_32, _64, _128 = (width(n) for n in (32, 64, 128))
-_g128, _g256, _g512 = (width(n, 64) for n in (128, 256, 512))
-_wide = [_64, _128, dict(preset="laptop-moe", **_64, n_ffn=80)]
-_gpu_wide = [_g256, _g512, dict(preset="laptop-moe", **_g256, n_ffn=320)]
-_bf16 = dict(dtype="bfloat16")
-_36M = _bf16 | dict(preset="36M")
-_paper = [dict(preset=name) for name in ("12M", "36M", "121M")]
-_power = [dict(preset="36M-power")]
-_1B = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
-_brief, _quick, _longer = doublings(20_000, 5), doublings(40_000, 4), doublings(80_000, 5)
-_million, _billions = doublings(10**6, 5), doublings(2 * 10**9, 8)
-# Factors of a and steps of b, around the preset's. The paper's Table 3: a in [3, 5], b in
-# [-0.6, -0.4], in steps that it does not give; a scan has to be in equal steps to have a minimum.
-_scan = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
-_finer = _scan | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
-# A comparison: `tune` is the cell in which `trials` are made, in steps of sqrt(2): of the learning
-# rate from 0.0008 to 0.0512, of a from 2 to 128; with our b from 0.25 to 16, for about the same
-# learning rates. `ours`: b and q of results/wsd-laptop-long, measured with this warmup.
-_trials = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), ours=range(-4, 9))
-_ours = dict(trials=_trials, ours=(-0.3, 0.5), guess=0.01)
-_paper_trials = dict(
-    tune=(*_power, 128, 4 * 10**9), guess=2e-4,
-    trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11)),
-)  # fmt: skip
-_own_decay = _bf16 | dict(decay_tokens=None)  # a tenth of T, not that of 1B-moe
+# The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
+# warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
+# of a few steps that hurts it for long. Other sweeps take 5% (quick) or 2.5% (laptop, gpu).
+
+
+def laptop(warmup_tokens: int) -> dict:
+    usual = dict(preset="laptop", n_layer=2, dtype="float32", final_eval_tokens=2**16)
+    return usual | dict(warmup_tokens=warmup_tokens)
+
+
+def gpu(warmup_tokens: int) -> dict:
+    usual = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, dtype="bfloat16")
+    return usual | dict(warmup_tokens=warmup_tokens, final_eval_tokens=2**19)
+
+
+BF16 = dict(dtype="bfloat16")
+GPU_WIDTHS = widths(128, 256, 512, head=64)
+MOE = widths(64, preset="laptop-moe", n_ffn=80)
+GPU_MOE = widths(256, head=64, preset="laptop-moe", n_ffn=320)
+PRESETS = [dict(preset=name) for name in ("12M", "36M", "121M")]
+LARGE = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
+POWER = [dict(preset="36M-power")]
+PAPER_MUP = mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None)
+# Factors of a and steps of b, around the preset. Table 3 of the paper scans a in [3, 5] and b in
+# [-0.6, -0.4], in steps that it does not give. A scan needs equal steps to have a minimum.
+SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
+FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
+# A comparison tunes in the cell `tune` (shape, batch size, T), with these `trials` in steps of
+# sqrt(2). Learning rates go from 0.0008 to 0.0512 and a from 2 to 128, or from 0.25 to 16 with
+# `our_b`, the b of results/wsd-laptop-long, for about the same learning rates.
+TRIALS = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), fitted=range(-4, 9))
+OURS = dict(trials=TRIALS, our_b=-0.3)
 
 GRIDS = {
     "wsd": {
-        "quick": grid(_laptop, [_32, _64], [2, 4, 8], 1, _quick, guess=0.01),
-        "laptop": grid(_laptop, [_32, _64], [1, 2, 4, 8], 3, _longer, guess=0.01),
-        "gpu": grid(_gpu, [_g128, _g256, _g512], [8, 16, 32, 64], 1, _million, guess=0.01),
-        # The paper's Table 2 tries the same eight learning rates in every cell, 0.0002 to 0.0256 by
-        # factors of 2. Many minima lie too close to an edge to be fitted then; we search instead.
-        "paper": grid(_bf16, _paper, doublings(16, 6), 1, _billions, guess=5e-4),
+        "quick": grid(laptop(2_000), widths(32, 64), [2, 4, 8], 1, doublings(40_000, 4)),
+        "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
+        "gpu": grid(gpu(25_000), GPU_WIDTHS, [8, 16, 32, 64], 1, doublings(10**6, 5)),
+        # Table 2 of the paper tries the same eight learning rates in every cell, 0.0002 to 0.0256
+        # by factors of 2. We search instead, because many minima would be too close to an edge.
+        "paper": grid(BF16, PRESETS, doublings(16, 6), 1, doublings(2 * 10**9, 8), guess=5e-4),
     },
     # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
     "beyond": {
-        "quick": grid(_laptop, [_64], [4], 1, [1_280_000], guess=0.007),
-        "laptop": grid(_laptop, [_64], [4], 1, [5_120_000], guess=0.005),
-        "gpu": grid(_gpu, [_g256], [32], 1, [64 * 10**6], guess=0.005),
-        "paper": grid(_bf16, _paper[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
+        "quick": grid(laptop(2_000), widths(64), [4], 1, [1_280_000], guess=0.007),
+        "laptop": grid(laptop(2_000), widths(64), [4], 1, [5_120_000], guess=0.005),
+        "gpu": grid(gpu(25_000), GPU_WIDTHS[1:2], [32], 1, [64 * 10**6], guess=0.005),
+        "paper": grid(BF16, PRESETS[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
     },
     "power": {
-        "quick": grid(_16k, [_32], [2, 8], 1, _quick, **_scan),
-        "laptop": grid(_32k, [_64], [2, 4, 8], 2, _longer, **_scan),
-        "gpu": grid(_400k, [_g256], [16, 32, 64], 1, _million, **_scan),
-        "paper": grid(_bf16, _power, doublings(32, 5), 1, _billions[:7], **_finer),
+        "quick": grid(laptop(16_000), widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
+        "laptop": grid(laptop(32_000), widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
+        "gpu": grid(gpu(400_000), GPU_WIDTHS[1:2], [16, 32, 64], 1, doublings(10**6, 5), **SCAN),
+        "paper": grid(BF16, POWER, doublings(32, 5), 1, doublings(2 * 10**9, 7), **FINER_SCAN),
     },
     "transfer": {
-        "quick": grid(_laptop, _mup((32, 64, 128), 16), [4], 1, [80_000], guess=0.01),
-        "laptop": grid(_laptop, _mup((32, 64, 128, 256), 16), [4], 3, [160_000], guess=0.01),
-        "gpu": grid(_gpu, _mup((128, 256, 512, 1024, 2048), 64), [16], 1, [4 * 10**6], guess=0.01),
-        "paper": grid(_36M, _mup((128, 256, 512, 1024), 64), [128], 1, [4 * 10**9], guess=5e-4),
+        "quick": grid(laptop(2_000), mup(32, 64, 128), [4], 1, [80_000]),
+        "laptop": grid(laptop(2_000), mup(32, 64, 128, 256), [4], 3, [160_000]),
+        "gpu": grid(gpu(25_000), mup(128, 256, 512, 1024, 2048, head=64), [16], 1, [4 * 10**6]),
+        "paper": grid(BF16, PAPER_MUP, [128], 1, [4 * 10**9], guess=5e-4),
     },
     "compare": {
-        "quick": grid(_8k, [_32, _64], [2, 8], 1, _brief, tune=(_32, 2, 40_000), **_ours),
-        "laptop": grid(_32k, _wide, [2, 8], 3, _longer, tune=(_32, 2, 80_000), **_ours),
-        "gpu": grid(_400k, _gpu_wide, [8, 32], 3, _million, tune=(_g128, 8, 10**6), **_ours),
-        "paper": grid(_own_decay, _1B, [128, 512], 3, doublings(16 * 10**9, 5), **_paper_trials),
+        "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 5),
+                      tune=(*widths(32), 2, 40_000), **OURS),
+        "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 3, doublings(80_000, 5),
+                       tune=(*widths(32), 2, 80_000), **OURS),
+        "gpu": grid(gpu(400_000), GPU_WIDTHS[1:] + GPU_MOE, [8, 32], 3, doublings(10**6, 5),
+                    tune=(GPU_WIDTHS[0], 8, 10**6), **OURS),
+        # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
+        "paper": grid(BF16 | dict(decay_tokens=None), LARGE, [128, 512], 3,
+                      doublings(16 * 10**9, 5), guess=2e-4, tune=(*POWER, 128, 4 * 10**9),
+                      trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11))),
     },
 }  # fmt: skip
 # batch size 1 at width 128 would take as long as all of width 32
-GRIDS["wsd"]["laptop"]["rows"].append((_128, [2, 4, 8], 3))
+GRIDS["wsd"]["laptop"]["rows"].append((*widths(128), [2, 4, 8], 3))
 
 # -- Grids from the command line -------------------------------------------------------------------
+
+
+def row_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
+    """The fields that all runs with this shape, batch size and seed have."""
+    return grid["common"] | shape | dict(batch_size=batch_size, seed=seed, data_seed=seed)
+
+
+def rows_of(grid: dict) -> list[dict]:
+    return [row_of(grid, shape, batch_size, seed) for shape, batches, seeds in grid["rows"]
+            for batch_size in batches for seed in range(seeds)]  # fmt: skip
+
+
+def changed(grid: dict, args, typed: dict) -> dict:
+    """Put typed fields and axes from the command line into a grid.
+
+    A new width gets the rows of the first width, resized, with heads of the same size.
+    """
+    rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
+    if args.widths:
+        if first is None:
+            raise ValueError(f"--widths {args.widths[0]}: this scale has presets; leave it out")
+        rows = [(shape | resized(shape, n), batches, seeds) for n in args.widths
+                for shape, batches, seeds in rows if shape["n_embd"] == first]  # fmt: skip
+    for name, values in args.sweep:
+        rows = [(shape | {name: value}, *rest) for shape, *rest in rows for value in values]
+    rows = [(shape, args.batches or own, args.seeds or n) for shape, own, n in rows]
+    budgets = sorted(args.budgets or grid["budgets"])
+    common = grid["common"] | typed | dict(decay_share=args.decay_share)
+    return grid | dict(common=common, rows=rows, budgets=budgets)
+
+
+def resized(shape: dict, n: int) -> dict:
+    sizes = {"n_embd", "n_head", "n_ffn"} & shape.keys()
+    return {name: shape[name] * n // shape["n_embd"] for name in sizes}
+
+
+UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "keep_checkpoints"}
+
+
+def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -> None:
+    """Raise ValueError for a field on the command line unless the runs have exactly these values.
+
+    asked has a list of values for every field, reads the fields that depend on the schedule.
+    """
+    for name, values in asked.items():
+        some = {schedule for schedule in reads if name in reads[schedule]} or reads.keys()
+        found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
+        if name in UNUSED or found != set(values):
+            raise ValueError(
+                f"--{name} {values[0]}: the experiment chooses this or does not use it; leave it "
+                "out (see --widths, --batches, --budgets, --seeds, --sweep)"
+            )
+    if len({identity(vars(cfg)) for cfg in configs}) < len(configs):
+        raise ValueError("--sweep: two values make the same run; sweep a field that changes runs")
+
+
+def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
+    """Raise ValueError for a record that differs from all configs of a sweep in a setting.
+
+    Two runs of a sweep may differ in the fields `free`.
+    """
+    possible = {identity(config, free) for config in own}
+    for record in records:
+        if identity(record, free) not in possible:
+            nearest = min(own, key=lambda config: len(differs(record, config, free)))
+            name = differs(record, nearest, free)[0]
+            raise ValueError(f"--out {out}: has records with {name} {record[name]}, and this sweep "
+                             f"has {nearest[name]}; choose another folder")  # fmt: skip
 
 
 def numbers(text: str) -> list[int]:
@@ -120,81 +185,22 @@ def numbers(text: str) -> list[int]:
     return [whole_number(part) for part in text.split(",")]
 
 
-def resized(shape: dict, n: int) -> dict:
-    """A shape at width n, with heads of the same size."""
-    grow = {"n_embd", "n_head", "n_ffn"} & shape.keys()
-    return shape | {name: shape[name] * n // shape["n_embd"] for name in grow}
-
-
-def change(grid: dict, widths=None, batches=None, budgets=None, seeds=None, sweep=()) -> dict:
-    """A grid with these axes in place of its own. sweep: (field, values), ... for all combinations.
-
-    A width that the grid lacks gets the rows of the grid's first width, resized.
-    """
-    rows = grid["rows"]
-    if widths:
-        if not all("n_embd" in shape for shape, *_ in rows):
-            raise ValueError(f"--widths {widths[0]}: this scale has presets; leave it out")
-        first, there = rows[0][0]["n_embd"], {shape["n_embd"] for shape, *_ in rows}
-        at = lambda n: [row for row in rows if row[0]["n_embd"] == (n if n in there else first)]
-        rows = [(resized(shape, n), *rest) for n in widths for shape, *rest in at(n)]
-    choices = [[(name, value) for value in values] for name, values in sweep]
-    swept = [dict(pairs) for pairs in itertools.product(*choices)]
-    rows = [(s | more, batches or b, seeds or n) for s, b, n in rows for more in swept]
-    return grid | dict(rows=rows, budgets=sorted(budgets or grid["budgets"]))
-
-
-AXES = {  # flags that a sweep replaces -> the axis to type
-    "n_embd": "widths", "batch_size": "batches", "total_tokens": "budgets", "seed": "seeds",
-    "data_seed": "seeds",
-}  # fmt: skip
-UNUSED = {"preset", "schedule", "decay_data", "eval_every", "eval_tokens", "save_every"}
-UNUSED |= {"keep_checkpoints"}
-EXPERIMENTS = {  # -> the schedules that it trains, the fields that it chooses
-    "wsd": ({"wsd"}, {"lr"}),
-    "beyond": ({"wsd"}, {"lr"}),
-    "transfer": ({"wsd"}, {"lr"}),
-    "power": ({"power"}, set()),
-    "compare": (
-        {"cosine", "wsd", "power"}, {"lr", "power_a", "power_b", "average", "decay_tokens"},
-    ),
-}  # fmt: skip
-
-
-def check_typed(experiment: str, grid: dict, typed: dict, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that can change no run, or that the experiment chooses.
-
-    reads: schedule -> the fields that depend on it.
-    """
-    schedules, chosen = EXPERIMENTS[experiment]
-    chosen = chosen.union(*(shape for shape, *_ in grid["rows"]))
-    read = set().union(*(reads[schedule] for schedule in schedules))
-    unused = UNUSED | set().union(*reads.values()) - read
-    for name, value in typed.items():
-        if name in AXES:
-            raise ValueError(f"--{name} {value}: in a sweep, use --{AXES[name]}")
-        if name in chosen:
-            raise ValueError(f"--{name} {value}: the experiment chooses it; leave it out")
-        if name in unused:
-            raise ValueError(f"--{name} {value}: `{experiment}` does not use it; leave it out")
-
-
 def shard(text: str) -> tuple[int, int]:
     """'1/4' -> (1, 4)"""
-    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not match or int(match[1]) > int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text}: must be I/N, with I from 1 to N")
-    return int(match[1]), int(match[2])
+    first, n = map(int, text.split("/"))
+    if not 1 <= first <= n:
+        raise ValueError
+    return first, n
 
 
-def at_least_one(text: str) -> int:
-    if whole_number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
-    return whole_number(text)
+def count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
-def add_sweep_flags(parser, parse_field) -> None:
-    """The flags of sweep.py. parse_field(name, text) -> the value of a swept field."""
+def add_flags(parser, parse_field) -> None:
+    """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
 
     def swept(text: str) -> tuple[str, list]:
         name, _, values = text.partition("=")
@@ -203,30 +209,13 @@ def add_sweep_flags(parser, parse_field) -> None:
     add = parser.add_argument
     add("experiment", choices=tuple(GRIDS))
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
-    add("--workers", type=at_least_one, help="processes (default: one per GPU, or per CPU core)")
+    add("--workers", type=count, help="processes (default: one per GPU, or per CPU core)")
     add("--shard", type=shard, default=(1, 1), metavar="I/N", help="series I, I + N, ... only")
     add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"
         add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
-    add("--seeds", type=at_least_one, metavar="N", help="seeds 0 to N-1 in place of the grid's")
+    add("--seeds", type=count, metavar="N", help="seeds 0 to N-1 in place of the grid's")
     add("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...",
         help="a field with several values; may be repeated")  # fmt: skip
     add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
-
-
-def check_belongs(records: list[dict], own: list[tuple[dict, tuple]], out: Path) -> None:
-    """Raise ValueError for a record that a sweep would not make, whichever setting differs.
-
-    own: a config of every kind of run in the sweep, with the fields that may differ from it.
-    """
-    possible = {(free, identity(config, free)) for config, free in own}
-    choices = {free for _, free in own}
-    for record in records:
-        if possible.isdisjoint((free, identity(record, free)) for free in choices):
-            different = [(differs(record, config, free), config) for config, free in own]
-            (name, *_), config = min(different, key=lambda pair: len(pair[0]))
-            raise ValueError(
-                f"--out {out}: has records with {name} {record[name]}, and this sweep has "
-                f"{config[name]}; choose another folder"
-            )

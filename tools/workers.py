@@ -1,4 +1,4 @@
-"""Worker processes: each receives jobs through a pipe and sends back results as they come."""
+"""Worker processes, which receive jobs through a pipe and send back results as they come."""
 
 import contextlib
 import multiprocessing
@@ -6,14 +6,16 @@ import multiprocessing.connection
 import signal
 from collections.abc import Callable, Iterator
 
+import torch
+
 
 def serve(connection, prepare: Callable, args: tuple) -> None:
-    """Life of a worker. prepare(*args) -> a function (job, must_stop) -> results.
+    """Run in a worker. prepare(*args) returns the function (job, must_stop) -> results.
 
-    It ends when its parent says so, closes the pipe, or dies. What arrives during a job means stop.
+    End when the parent closes the pipe or dies. A message during a job means stop.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all of them; the parent decides
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
         while (job := connection.recv()) != "stop":
@@ -22,19 +24,28 @@ def serve(connection, prepare: Callable, args: tuple) -> None:
             connection.send(None)  # done
 
 
-def start_worker(prepare: Callable, *args):
-    """Start a process that serves; return our end of its pipe."""
+def start_workers(device: str, number: int | None, prepare: Callable, *args) -> list:
+    """Start processes that call prepare(device, *args). Return our ends of their pipes.
+
+    number: None is one per GPU, or one per CPU core.
+    """
+    n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    ours, theirs = context.Pipe()
-    context.Process(target=serve, args=(theirs, prepare, args), daemon=True).start()
-    theirs.close()  # or we would not notice that the worker died
-    return ours
+    workers = []
+    for i in range(n if number is None else number):
+        ours, theirs = context.Pipe()
+        one = f"cuda:{i % n}" if device == "cuda" else device
+        args_of_serve = (theirs, prepare, (one, *args))
+        context.Process(target=serve, args=args_of_serve, daemon=True).start()
+        theirs.close()  # or we would not notice that the worker died
+        workers.append(ours)
+    return workers
 
 
-def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator[tuple]:
-    """Give out jobs until none is left, or must_stop(); yield (name, result), None at a job's end.
+def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator:
+    """Give out jobs until none is left, or must_stop(). Yield the results.
 
-    jobs() -> {name: job} of the jobs that can be started now; it is asked again after every result.
+    jobs() returns {name: job} of the jobs that may start now. We call it again after every result.
     Raises EOFError or ConnectionError if a worker dies.
     """
     running: dict = {}  # worker -> name of its job
@@ -53,7 +64,7 @@ def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterat
         if not running:
             return
         for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
-            result = worker.recv()
-            yield running[worker], result
-            if result is None:
+            if (result := worker.recv()) is None:
                 del running[worker]
+            else:
+                yield result
