@@ -13,7 +13,6 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 
 import hashlib
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import torch
 
 from tools.config import fail, program_parser
 from tools.mixtures import format_mixture, parse_mixture  # noqa: F401
-from tools.prepare import prepare, prepare_files
+from tools.prepare import prepare, read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 from tools.tokenizers import tokenizer_files  # noqa: F401
 
@@ -81,11 +80,7 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
     if not path.exists():
         print(f"preparing the embedded corpus, once: {path}")
-        try:
-            prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
-        except OSError:
-            if not path.exists():  # otherwise another process was faster
-                raise
+        prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
     return open_corpus(path)
 
 
@@ -107,8 +102,8 @@ def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
 def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None = None) -> Corpus:
     """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
 
-    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from what its
-    parents read over `data` to its decay. Folders that only its parents read may be missing.
+    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its parents
+    to its decay. Folders that only its parents read may be missing.
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
@@ -139,8 +134,7 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
     return load_tokenizer(config["tokenizer"])
 
 
-# ---------------------------------------------------------------------------------------------
-# The order in which a run reads
+# -- The order in which a run reads ---------------------------------------------------------------
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -256,16 +250,22 @@ def main(argv: list[str] | None = None) -> int:
     add("--val_fraction", default=0.02, type=float, help="share to hold out (default: 0.02)")
     args = parser.parse_args(argv)
     try:
+        if not 0 < args.val_fraction < 1:
+            raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
         if bool(args.source) != bool(args.out):
             raise ValueError("--source and --out: one is missing; give both")
         if args.source:
-            prepare_files(args.source, args.tokenizer, args.out, args.val_fraction, args.text_field)
+            notes = Counter()
+            documents = read_files(args.source, args.text_field, notes)
+            prepare(documents, args.tokenizer, args.out, args.val_fraction, notes)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
     except (ValueError, OSError) as error:
         return fail("data.py", error)
+    except KeyboardInterrupt:
+        return fail("data.py", "interrupted; run the same command again")
     for name, value in corpus.meta.items():
         print(f"{name:>27} {value:,}" if isinstance(value, int) else f"{name:>27} {value}")
-    print(f"python train.py --data {shlex.quote(str(corpus.path))}")
+    print(f"python train.py --data {corpus.path}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 The scores agree with lm-evaluation-harness, whose rules are in tools/tasks.py. A model is a run
 folder, a checkpoint, or a folder of released weights. Read `validation_loss`, then
-`score` (how likely is a text?) and `write` (the most likely text).
+`score` (how likely is a text?) and `complete` (the most likely text).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
@@ -38,9 +38,8 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
     Returns val_loss, in nats per token, and val_bpb, in bits per byte of the targets (end-of-text
-    has no bytes). Only bits per byte compare between tokenizers. max_tokens limits the work to
-    about that many tokens, always the same sequences, spread over all documents. Several processes
-    share the work, and all return the same result.
+    has no bytes), which compares between tokenizers. max_tokens limits the work to about that many
+    tokens, always the same sequences, spread over all documents. Several processes share the work.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
     n = data.n_sequences(corpus.val, seq_len)
@@ -117,14 +116,14 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     return sums
 
 
-def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192) -> list:
-    """`score` all items, in batches of at most batch_tokens with their padding.
+def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=0) -> list:
+    """Return the results of run(batch) for all items, in the order of the items.
 
-    Items of similar length need little padding, and items of one group probably start alike, so
-    they share a batch. Several processes share the batches.
+    A batch has at most batch_tokens, with padding and `room` for new tokens in every row. It holds
+    items of similar length and of one group, which probably start alike. Processes share batches.
     """
     groups = groups or [""] * len(items)
-    length = [max(len(ids) for ids, _ in item) for item in items]
+    length = [room + max(len(ids) for ids, _ in item) for item in items]
     batches, rows, first = [], 0, None
     for i in sorted(range(len(items)), key=lambda i: (groups[i], -length[i])):
         rows += len(items[i])
@@ -132,10 +131,10 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
             first, rows = i, len(items[i])
             batches.append([])
         batches[-1].append(i)
-    scores = share(lambda batch: score(model, [items[i] for i in batch]), batches, title)
+    done = share(lambda batch: run([items[i] for i in batch]), batches, title)
     results = {}
-    for batch, sums in zip(batches, scores):
-        results.update(zip(batch, sums))
+    for batch, some in zip(batches, done):
+        results.update(zip(batch, some))
     return [results[i] for i in range(len(items))]
 
 
@@ -161,25 +160,47 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
 
 
 @torch.no_grad()
-def write(model: GPT, tokenizer, decode, prompt: str, task: tasks.Task, max_len: int) -> str:
-    """Continue a prompt with the most likely tokens, up to a stop of the task.
+def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
+    """Append the most likely token to every prompt, until finished(new tokens) -> new tokens.
 
-    decode is decoder(model, tokenizer). An overlong prompt keeps its end.
+    We read all prompts up to the end of the shortest, and the rest of the others token by token.
     """
-    ids = tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token]
-    unread = ids[-(max_len - task.max_new_tokens) :]
+    new: list[list[int]] = [[] for _ in prompts]
+    active, end = list(range(len(prompts))), min(map(len, prompts))
+    unread = [ids[:end] for ids in prompts]
     cache: list[dict] = [{} for _ in model.blocks]
-    new, text = [], ""
-    while len(new) < task.max_new_tokens and not any(stop in text for stop in task.stops):
-        x = read(model, cache, [unread])
-        unread = [model.logits(x[0, -1]).argmax().item()]
-        if unread == [tokenizer.eot_token]:
-            break
-        new += unread
+    while active:
+        likely = model.logits(read(model, cache, unread)[:, -1]).argmax(-1)
+        for i, token in zip(active, likely.tolist()):
+            if end >= len(prompts[i]):
+                new[i].append(token)
+        rows = [row for row, i in enumerate(active) if not (new[i] and finished(new[i]))]
+        if len(rows) < len(active):
+            cache, active = pick(cache, rows), [active[row] for row in rows]
+        unread = [new[i][-1:] or [prompts[i][end]] for i in active]
+        end += 1
+    return new
+
+
+def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_tokens=8192) -> list:
+    """Answer the prompts, up to a stop of the task. Overlong prompts keep their end."""
+    decode, most = decoder(model, tokenizer), task.max_new_tokens
+
+    def finished(new: list[int]) -> bool:
         text = decode(new)
-    for stop in task.stops:
-        text = text.split(stop)[0]
-    return text
+        ended = new[-1] == tokenizer.eot_token or len(new) == most
+        return ended or any(stop in text for stop in task.stops)
+
+    encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
+    items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]
+    run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
+    answers = []
+    for new in in_batches(run, items, None, title, batch_tokens, room=most):
+        text = decode(new)
+        for stop in task.stops:
+            text = text.split(stop)[0]
+        answers.append(text)
+    return answers
 
 
 # -- The benchmarks -------------------------------------------------------------------------------
@@ -187,17 +208,17 @@ def write(model: GPT, tokenizer, decode, prompt: str, task: tasks.Task, max_len:
 
 def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, max_len: int) -> list:
     """Answer the questions of a task, in the form that tasks.measure takes."""
-    task = tasks.TASKS[name]
+    task, likelihoods = tasks.TASKS[name], lambda batch: score(model, batch)
     if task.stops:
-        decode = decoder(model, tokenizer)
-        run = lambda q: write(model, tokenizer, decode, q.contexts[0], task, max_len)
-        return share(run, questions, name)
+        prompts = [q.contexts[0] for q in questions]
+        return write(model, tokenizer, prompts, task, max_len, title=name)
     if task.metric == "word_perplexity":
         pages = [tasks.rolling_windows(tokenizer, q.choices[0], max_len) for q in questions]
-        sums = iter(score_all(model, [[window] for page in pages for window in page], title=name))
+        windows = [[window] for page in pages for window in page]
+        sums = iter(in_batches(likelihoods, windows, title=name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
     items = [tasks.requests(tokenizer, q, max_len) for q in questions]
-    return score_all(model, items, [q.group for q in questions], name)
+    return in_batches(likelihoods, items, [q.group for q in questions], name)
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
@@ -264,6 +285,12 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
+    try:
+        trained = data.tokenizer_of(args.model)
+    except (ValueError, OSError):  # if that corpus is gone, we trust --data
+        trained = corpus.tokenizer
+    if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
+        raise ValueError(f"--data {args.data}: its tokenizer is not that of {args.model}")
     for source in corpus.sources.values():
         check_corpus(model.cfg, source)
         with mixed_precision(args):

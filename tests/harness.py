@@ -20,9 +20,9 @@ it's €5 x=1 \\frac{1}{2} $2,000""".split()
 FILES = {  # the harness's definitions of tasks, if not NAME/NAME
     "arc_easy": "arc/arc_easy", "arc_challenge": "arc/arc_challenge",
     "boolq": "super_glue/boolq/default", "winogrande": "winogrande/default",
-    "mmlu": "mmlu/default/mmlu_{}",
+    "mmlu": "mmlu/default/mmlu_{}", "math": "hendrycks_math/hendrycks_math_{}",
 }  # fmt: skip
-WRITTEN = {"gsm8k": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
+WRITTEN = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
 SHORT, MAX_LEN = 24, 320  # in these tests
 
 
@@ -33,7 +33,7 @@ def text(rng: random.Random, least: int = 1, most: int = 12) -> str:
 def items() -> dict[str, list[dict]]:
     """File name -> its lines."""
     rng, files = random.Random(0), {}
-    counts = {"wikitext": 5, "gsm8k": 6, "mbpp": 4, "humaneval": 4}
+    counts = {"wikitext": 5, "gsm8k": 6, "math": 6, "mbpp": 4, "humaneval": 4}
     for kind, most in (("", 12), (".train", 18)):
         docs = [multiple_choice(rng, i) | written(rng, i) for i in range(most)]
         for name in docs[0]:
@@ -83,12 +83,16 @@ def written(rng: random.Random, i: int) -> dict[str, dict]:
     """Item i of each task in which a model writes, and of wikitext."""
     some = lambda least=1, most=12: text(rng, least, most)
     number = rng.choice(["5", "1,200", "$7", "-3", "2.50", "12."])
+    boxed = ["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{\\sqrt{3}}{2}}", "\\fbox{1} \\boxed{x=5}",
+             "\\boxed{12\\%}", "$\\boxed 7$.", "\\boxed{1,\\!000\\text{ cm}}"][i % 6]  # fmt: skip
     sentence = lambda: (f" {some()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {some()} ) "
                         f'[ 7 ] " {some(1, 4)} " : 20 ° N ; it \'s ! \n')  # fmt: skip
     lines = lambda: [f" = {some(1, 3)} = \n", " = = = Deep = = = \n", "\n", sentence(), sentence()]
     return {
         "wikitext": {"page": "".join(rng.choice(lines()) for _ in range(rng.randint(1, 12)))},
         "gsm8k": {"question": some(3, 20), "answer": f"{some()} <<1+1=2>> {some()}\n#### {number}"},
+        "math": {"problem": some(3, 20), "solution": f"{some()} \\boxed{{0}} so {boxed}",
+            "level": "1", "type": ["Algebra", "Geometry"][i % 2]},
         "humaneval": {"task_id": f"HumanEval/{i}", "prompt": f'def f(x):\n    """ {some()} """\n',
             "test": f"def check(f):\n    assert f(1) == {i}\n", "entry_point": "f"},
         "mbpp": {"task_id": i, "text": some(), "code": f"def g(x):\r\n    return {i}",
@@ -113,7 +117,7 @@ def definition(name: str, group: str = "", **options) -> dict:
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    file = FILES.get(name, f"{name}/{name}").format(group)
+    file = FILES.get(name, f"{name}/{name}").format(group.lower())
     return load_yaml(Path(lm_eval.tasks.__file__).parent / f"{file}.yaml", **options)
 
 

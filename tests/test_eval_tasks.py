@@ -24,7 +24,8 @@ from tools import tasks
 from tools.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-groups = lambda name: ["abstract_algebra", "anatomy", "virology"] if name == "mmlu" else [""]
+GROUPS = {"mmlu": ["abstract_algebra", "anatomy", "virology"], "math": ["Algebra", "Geometry"]}
+groups = lambda name: GROUPS.get(name, [""])
 SCORED = [name for name in TASKS if not TASKS[name].program]
 CASES = [(name, shots) for name in SCORED for shots in (0, 2) if name != "wikitext" or not shots]
 needs_harness = "lm-evaluation-harness is not installed: pip install -r requirements-dev.txt"
@@ -43,7 +44,8 @@ def exported(tmp_path_factory) -> Path:
     model, some = GPT(GPTConfig(seq_len=MAX_LEN, **shape)), lambda: harness.text(rng)
     number = lambda: rng.choice(["1,200", "$7", "5."])
     question = lambda: f"Question: {some()}\nAnswer: {some()} #### {number()}\n\n"
-    ids = tokenizer.encode_ordinary("".join(question() for _ in range(90)))
+    problem = lambda: f"Problem: {some()}\nAnswer: so $x=\\frac12$ and $5$\n\n"
+    ids = tokenizer.encode_ordinary("".join(question() + problem() for _ in range(60)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(60):
         rows = torch.tensor([ids[s : s + 65] for s in rng.sample(range(len(ids) - 65), 8)])
@@ -117,11 +119,12 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
 def compare_metrics(name: str, ours: dict, theirs: list[dict]) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
 
-    spelled = {"exact_match": "exact_match,strict-match",
-               "exact_match_flexible": "exact_match,flexible-extract"}  # fmt: skip
+    spelled = {"exact_match_flexible": "exact_match,flexible-extract"}
+    if name == "gsm8k":
+        spelled["exact_match"] = "exact_match,strict-match"
     compared = [metric for metric in ours if f"{metric}_stderr" in ours]
     assert TASKS[name].metric in compared
-    sizes = [4] * len(theirs)  # items in each group of the task
+    sizes = {"mmlu": [4] * 3, "math": [3] * 2}.get(name, [1])  # items in each group of the task
     for metric in compared:
         key = spelled.get(metric, f"{metric},none")
         value = aggregate_subtask_metrics([group[key] for group in theirs], sizes)
@@ -176,9 +179,10 @@ def test_a_score_depends_only_on_its_request(experts):
         items.append([(context + choice, len(choice)) for choice in choices])
     items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(shared + [1], 1)] * 2]
     expected = [[plain(model, *request) for request in item] for item in items]
+    run = lambda batch: evaluation.score(model, batch)
     for groups in (None, [str(i % 3) for i in range(len(items))]):
         for batch_tokens in (1, 60, 300, 10**6):
-            found = evaluation.score_all(model, items, groups, "", batch_tokens)
+            found = evaluation.in_batches(run, items, groups, "", batch_tokens)
             assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
 
 
@@ -205,16 +209,49 @@ def test_rolling_windows_score_each_token_once():
     assert "a full window's first sees one token" in tasks.RULES["word_perplexity"]
 
 
-@pytest.mark.parametrize("prompt", ["", "Question: a", "so long that its start is forgotten " * 9])
-def test_the_answer_is_the_slow_loop(prompt, exported, model):
-    tokenizer, task = data.tokenizer_of(exported), TASKS["gsm8k"]._replace(stops=("\n",))
-    decode, max_len = evaluation.decoder(model, tokenizer), 60
-    ids = (tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token])[-(max_len - harness.SHORT) :]
-    n = len(ids)
-    while len(ids) < n + harness.SHORT and "\n" not in decode(ids[n:]):
-        ids.append(model(torch.tensor([ids]))[0, -1].argmax().item())
-    found = evaluation.write(model, tokenizer, decode, prompt, task, max_len)
-    assert found == decode(ids[n:]).split("\n")[0]
+@pytest.mark.parametrize("batch_tokens", [1, 150, 8192])
+def test_answers_are_those_of_the_slow_loop(batch_tokens, exported, model):
+    """Prompts of different lengths in one batch, and answers that end at different times."""
+    tokenizer, task = data.tokenizer_of(exported), TASKS["gsm8k"]._replace(stops=("5", "\n"))
+    decode, room, max_len = evaluation.decoder(model, tokenizer), harness.SHORT, 60
+    rng, expected, steps = random.Random(0), [], set()
+    prompts = ["", "so long that its start is forgotten " * 9, *(harness.text(rng) for _ in "123")]
+    prompts += ["Question: a", "Problem: b\nAnswer: so"]
+    for prompt in prompts:
+        prompt_ids = tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token]
+        ids, new = prompt_ids[-(max_len - room) :], []
+        while len(new) < room and not any(stop in decode(new) for stop in task.stops):
+            new.append(model(torch.tensor([ids + new]))[0, -1].argmax().item())
+        steps.add(len(new))
+        expected.append(decode(new).split("5")[0].split("\n")[0])
+    found = evaluation.write(model, tokenizer, prompts, task, max_len, batch_tokens=batch_tokens)
+    assert found == expected and len(steps) > 2
+
+
+LATEX = """\\frac \\dfrac \\sqrt { } 1 2 x = / . 0.5 \\text{_m} \\$ \\% ^\\circ \\left( \\right) $
+\\! a _"""
+KNOWN = """0.5 \\frac12 \\frac1{72} \\frac{1}{2} 1/2 x=1/2 .5 3/4 x/y \\sqrt3 5\\text{_m} 12\\%
+\\frac\\sqrt32 1/2/3 \\frac x="""
+
+
+def test_math_answers_are_normalized_as_the_harness_does():
+    utils = pytest.importorskip("lm_eval.tasks.hendrycks_math.utils", reason=needs_harness)
+    parts, known = ([t.replace("_", " ") for t in text.split()] for text in (LATEX, KNOWN))
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(parts, k=rng.randint(1, 7))) for _ in range(3000)]
+    for text, gold in [*itertools.product(known, known), *itertools.pairwise(texts)]:
+        doc = {"solution": f"\\boxed{{{gold}}}"}
+        if utils.last_boxed_only_string(doc["solution"]) != doc["solution"]:
+            continue  # unbalanced braces
+        for answer in (text, gold):
+            try:
+                expected = bool(utils.process_results(doc, [answer])["exact_match"])
+            except (AssertionError, TypeError):
+                continue  # the harness itself fails
+            assert tasks.grade_math(doc, answer) == {"exact_match": expected}, (answer, gold)
+    for solution in ("\\boxed{\\frac{1}{\\sqrt{2}}}.", "\\boxed{1}, \\boxed{2}", "$\\boxed 7$ is"):
+        last = utils.remove_boxed(utils.last_boxed_only_string(solution))
+        assert tasks.boxed(solution) == last
 
 
 def test_numbers_are_found_and_compared_as_the_harness_does():
@@ -328,9 +365,12 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
 @pytest.mark.parametrize("name", TASKS)
 def test_downloads_are_the_harness_datasets(name, monkeypatch):
     pytest.importorskip("lm_eval", reason=needs_harness)
-    theirs = harness.definition(name, "anatomy", resolve_func=False)
-    load = lambda *args, split: [(*args, split)]
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    theirs = harness.definition(name, "algebra" if name == "math" else "anatomy", resolve_func=False)
+    hub = types.SimpleNamespace(
+        get_dataset_config_names=lambda repo: ["algebra"],
+        load_dataset=lambda *args, split: [(*args, split)],
+    )
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     [(repo, config, split)] = tasks.download(name, examples=False)
     assert repo == theirs["dataset_path"]
     assert config in (theirs.get("dataset_name"), "default", "openai_humaneval", "all")

@@ -1,7 +1,7 @@
 """Turn text of several formats into a corpus, a folder with train.bin, val.bin and meta.json.
 
-`read_files` yields documents, `divide` holds some of them out, `encode` turns them into tokens on
-every core, and `prepare` writes the folder. `notes` counts everything that we skip or change.
+`read_files` yields documents, `divide` holds some of them out, `write_tokens` encodes them on every
+core, and `prepare` puts it all together. `notes` counts everything that we skip or change.
 """
 
 import glob
@@ -20,13 +20,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 from tqdm import tqdm
 
-from tools.tokenizers import bytes_per_token, load_tokenizer, token_type, tokenizer_file
+from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss
-LONG = 2**20  # characters of a piece; several cores encode a longer text
 
 
 def source_files(sources: list[str]) -> list[Path | str]:
@@ -49,13 +47,13 @@ def source_files(sources: list[str]) -> list[Path | str]:
     return files
 
 
-def read_files(files: list[Path | str], field: str, notes: Counter) -> Iterator[str]:
+def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str]:
     """Yield the documents. Raises ValueError if a file is damaged or has no text in `field`."""
-    for file in files:
+    for file in source_files(sources):
         read = read_text
         if re.search(r"^hf:|\.parquet$", str(file)):
             read = read_rows
-        elif re.search(r"\.jsonl(\.\w+)?$", str(file)):
+        elif re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", str(file)):
             read = read_lines
         try:
             yield from read(file, field, notes)
@@ -81,7 +79,7 @@ def read_text(file: Path, _field: str, notes: Counter) -> Iterator[str]:
 
 def read_lines(file: Path, field: str, notes: Counter) -> Iterator[str]:
     """A line of JSON is one document."""
-    if file.suffix not in (".jsonl", ".gz"):
+    if file.suffix not in (".jsonl", ".ndjson", ".gz"):
         raise ValueError("of packed files we read only .gz; unpack it first")
     with unpack(file) as lines:
         yield from texts_of(map(parse, lines), field, notes)
@@ -122,7 +120,7 @@ def texts_of(rows: Iterable, field: str, notes: Counter) -> Iterator[str]:
 
 
 def divide(documents: Iterable[str], val_fraction: float, notes: Counter) -> Iterator[tuple]:
-    """Yield ("train" or "val", piece of text), and (..., None) where a document ends.
+    """Yield ("train" or "val", text) of every document.
 
     A hash of the text decides, so a document always lands on the same side. But the first document
     is for training.
@@ -142,46 +140,8 @@ def divide(documents: Iterable[str], val_fraction: float, notes: Counter) -> Ite
         if split == "val" and len(raw) > HELD_OUT_BYTES:
             notes[f"held-out texts cut at {HELD_OUT_BYTES // 1024} KB"] += 1
             text = raw[:HELD_OUT_BYTES].decode(errors="ignore")
-        for piece in pieces(text):
-            yield split, piece
-        yield split, None
+        yield split, text
         first = False
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Cut a long text into pieces whose tokens are the tokens of the whole text.
-
-    Every common pre-tokenizer splits after a newline if a letter follows and no space precedes.
-    """
-    start = 0
-    place = re.compile(r"[!-~]\n(?=[A-Za-z])")
-    while found := place.search(text, start + LONG):
-        yield text[start : found.end()]
-        start = found.end()
-    yield text[start:]
-
-
-def encode(texts: Iterator[tuple], tokenizer: tiktoken.Encoding) -> Iterator[tuple]:
-    """Yield (split, token ids) in order. tiktoken releases the GIL, so threads use every core."""
-
-    def ids(item: tuple) -> tuple[str, np.ndarray]:
-        split, text = item
-        if text is None:
-            return split, np.array([tokenizer.eot_token])
-        if tokenizer.n_vocab == 256:  # only "bytes" is so small
-            return split, np.frombuffer(text.encode(), np.uint8)
-        return split, tokenizer.encode_to_numpy(text, disallowed_special=())
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        while batch := list(islice(texts, 256)):  # few at a time, to save memory
-            yield from pool.map(ids, batch)
-
-
-def prepare_files(sources: list[str], tokenizer: str, out: Path, val_fraction: float, field: str):
-    """prepare() for the files that --source names; `field` names the text in rows of data."""
-    notes = Counter()
-    documents = read_files(source_files(sources), field, notes)
-    return prepare(documents, tokenizer, out, val_fraction, notes)
 
 
 def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02, notes=None):
@@ -191,22 +151,18 @@ def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.
     make it, ValueError for an unknown tokenizer or too little text to train on and to hold out.
     """
     encoding = load_tokenizer(tokenizer)
-    dtype = token_type(encoding)
+    dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     notes = Counter() if notes is None else notes
     if out.exists():
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
-    except OSError as error:
-        raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
-    with temporary:
-        folder = Path(temporary.name, out.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+        folder = Path(temporary, out.name)
         folder.mkdir()
-        write_tokens(folder, encode(divide(documents, val_fraction, notes), encoding), dtype)
+        write_tokens(folder, divide(documents, val_fraction, notes), encoding, dtype)
         if not (folder / "val.bin").stat().st_size:
             hold_out_the_end(folder, dtype, val_fraction)
-        meta = describe(folder, tokenizer, encoding, notes)
+        meta = describe(folder, tokenizer, encoding, dtype, notes)
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
             raise ValueError("; ".join(["--source: too little text to divide", *found]))
@@ -216,11 +172,26 @@ def prepare(documents: Iterable[str], tokenizer: str, out: Path, val_fraction=0.
     return meta
 
 
-def write_tokens(folder: Path, encoded: Iterator[tuple], dtype: np.dtype) -> None:
-    with open(folder / "train.bin", "wb") as train, open(folder / "val.bin", "wb") as val:
-        for split, ids in encoded:
-            file = train if split == "train" else val
-            file.write(ids.astype(dtype).tobytes())
+def write_tokens(folder: Path, texts: Iterator[tuple], tokenizer, dtype: np.dtype) -> None:
+    """Encode the texts in order. tiktoken releases the GIL, so threads use every core."""
+
+    def encode(item: tuple) -> tuple[str, np.ndarray]:
+        split, text = item
+        if tokenizer.n_vocab == 256:  # only "bytes" is so small
+            ids = np.frombuffer(text.encode(), np.uint8)
+        else:
+            ids = tokenizer.encode_to_numpy(text, disallowed_special=())
+        return split, np.append(ids.astype(dtype), dtype.type(tokenizer.eot_token))
+
+    with (
+        open(folder / "train.bin", "wb") as train,
+        open(folder / "val.bin", "wb") as val,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        while batch := list(islice(texts, 256)):  # few at a time, to save memory
+            for split, ids in pool.map(encode, batch):
+                file = train if split == "train" else val
+                file.write(ids.tobytes())
 
 
 def hold_out_the_end(folder: Path, dtype: np.dtype, val_fraction: float) -> None:
@@ -233,9 +204,9 @@ def hold_out_the_end(folder: Path, dtype: np.dtype, val_fraction: float) -> None
         train.truncate(cut)
 
 
-def describe(folder: Path, name: str, tokenizer: tiktoken.Encoding, notes: Counter) -> dict:
+def describe(folder: Path, name: str, tokenizer, dtype: np.dtype, notes: Counter) -> dict:
     """Write and return meta.json, with counts, notes, and a fingerprint of all tokens."""
-    dtype, lengths = token_type(tokenizer), bytes_per_token(tokenizer)
+    lengths = bytes_per_token(tokenizer)
     meta = {"tokenizer": Path(name).name, "vocab_size": len(lengths), "dtype": dtype.name}
     fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
     for split in ("train", "val"):

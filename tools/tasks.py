@@ -25,7 +25,7 @@ class Question(NamedTuple):
     choices: list[str]  # texts to compare, or if the model writes, the right answer
     gold: int = 0  # number of the right choice
     doc: dict = {}  # the item behind this question
-    group: str = ""  # its subject, in mmlu
+    group: str = ""  # its subject, in tasks that have several
 
 
 class Task(NamedTuple):
@@ -34,6 +34,7 @@ class Task(NamedTuple):
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
     shots: int = 0  # examples before a question, in the paper
+    group: str = ""  # field that divides the items; every group has separate examples
     stops: tuple[str, ...] = ()  # texts that end an answer, if the model writes it
     max_new_tokens: int = 256
     grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
@@ -119,6 +120,69 @@ def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
     return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
 
 
+def grade_math(doc: dict, output: str) -> dict[str, bool]:
+    """Compare the text between the first and the last $ with the boxed solution."""
+    answer = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
+    gold = boxed(doc["solution"])
+    try:
+        return {"exact_match": plain_latex(answer) == plain_latex(gold)}
+    except (ValueError, IndexError):  # not LaTeX that the rules know
+        return {"exact_match": answer == gold}
+
+
+def boxed(solution: str) -> str:
+    """The content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
+    if "\\boxed " in solution:
+        return solution.split("\\boxed ")[-1].split("$")[0]
+    _, found, inside = solution.rpartition("\\boxed{")
+    depth = 1
+    for i, letter in enumerate(inside if found else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return inside[:i]
+    raise ValueError("its solution has no \\boxed answer")
+
+
+def plain_latex(text: str) -> str:
+    """Write equal numbers equally, by the rules of the MATH paper (Hendrycks et al., 2021).
+
+    Raises ValueError or IndexError if a rule does not apply.
+    """
+    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
+                     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""),
+                     ("\\$", "")):  # fmt: skip
+        text = text.replace(old, new)
+    if "\\text{ " in text:  # a unit
+        text, _unit = text.split("\\text{ ")
+    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
+    text = "0" + text if text.startswith(".") else text
+    left, *right = text.split("=")
+    if len(right) == 1 and len(left) <= 2:  # "x = 3"
+        text = right[0]
+    first, *roots = text.split("\\sqrt")
+    roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
+    text = plain_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    if text.count("/") == 1:
+        a, b = map(int, text.split("/"))
+        text = f"\\frac{{{a}}}{{{b}}}" if text == f"{a}/{b}" else text
+    return text
+
+
+def plain_fractions(text: str) -> str:
+    """\\frac12 and \\frac1{2} -> \\frac{1}{2}."""
+    result, *parts = text.split("\\frac")
+    for part in parts:
+        if part[0] != "{":
+            if len(part) < 2:
+                return text
+            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            part = f"{{{part[0]}}}{below}"
+        result += "\\frac" + part
+    return result
+
+
 # -- The tasks ---------------------------------------------------------------------------------
 
 ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
@@ -136,10 +200,13 @@ TASKS = {
         f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
     "winogrande": Task(
         "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
-    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5, group="subject"),
     "gsm8k": Task("openai/gsm8k main test train", "exact_match",
         lambda d: choose(f"Question: {d['question']}\nAnswer:", [d["answer"]]),
         shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
+    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
+        lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
+        shots=5, stops=("Problem:",), grade=grade_math, group="type"),
     "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
         lambda d: choose(d["prompt"], [""]),
         stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
@@ -157,7 +224,9 @@ def download(name: str, examples: bool) -> list[dict]:
     try:
         import datasets
 
-        return list(datasets.load_dataset(repo, config, split=splits[examples]))
+        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
+        parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
+        return [doc for part in parts for doc in part]
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
                          f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
@@ -178,7 +247,7 @@ def read_questions(name: str, folder: str | None, examples: bool, limit=None) ->
     for number, item in enumerate(items[:limit], 1):
         try:
             doc = json.loads(item) if folder else item
-            group = doc["subject"] if name == "mmlu" else ""
+            group = doc[task.group] if task.group else ""
             question = task.ask(doc)._replace(doc=doc, group=group)
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
@@ -238,9 +307,8 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
         if task.stops and task.max_new_tokens >= args.max_len:
             room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
             raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
-        has_examples = not task.source.endswith(" -")
-        typed = args.num_fewshot is not None and has_examples
-        shots = args.num_fewshot if typed else task.shots
+        fixed = args.num_fewshot is None or task.source.endswith(" -")  # no examples
+        shots = task.shots if fixed else args.num_fewshot
         work[name] = questions_of(name, args.data, shots, args.limit), shots
     return work
 

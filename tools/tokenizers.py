@@ -56,11 +56,6 @@ def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
     return lengths
 
 
-def token_type(tokenizer: tiktoken.Encoding) -> np.dtype:
-    """The integer type of token ids on disk."""
-    return np.dtype(np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32)
-
-
 def read_tiktoken(path: Path) -> tiktoken.Encoding:
     """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
