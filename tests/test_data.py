@@ -4,8 +4,9 @@ import base64
 import gzip
 import hashlib
 import json
+import os
+import signal
 import sys
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,8 +17,6 @@ import torch
 import data
 import eval as evaluation
 import train
-from tools import prepare
-from tools.tokenizers import GPT2_PATTERN, STARCODER_PATTERN
 
 ROOT = Path(__file__).parent.parent
 
@@ -200,20 +199,20 @@ def test_validation_loss_counts_every_target_and_every_byte(documents, word_toke
 def write_in(layout: str, texts: list[str], folder: Path) -> None:
     """Put texts into a folder in this layout, some of them to a file."""
     folder.mkdir()
-    name, _, packed = layout.partition(".")
+    kind, _, packed = layout.partition(".")
     pack = gzip.compress if packed else bytes
-    for i, text in enumerate(texts if name == "txt" else ()):
+    for i, text in enumerate(texts if kind == "txt" else ()):
         (folder / f"{i:05}.{layout}").write_bytes(pack(text.encode()))
     for i, part in enumerate((texts[:111], texts[111:])):
         lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=i == 0) for text in part]
-        if name == "jsonl":
+        if "json" in kind:
             (folder / f"{i}.{layout}").write_bytes(pack("\n".join(lines).encode()))
-        if name == "parquet":
+        if kind == "parquet":
             table = pytest.importorskip("pyarrow").table({"id": [0] * len(part), "text": part})
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{i}.parquet")
 
 
-@pytest.mark.parametrize("layout", "txt txt.gz jsonl jsonl.gz parquet".split())
+@pytest.mark.parametrize("layout", "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split())
 def test_every_format_gives_the_same_tokens(layout, documents, word_tokenizer, tmp_path):
     if layout == "parquet":
         pytest.importorskip("datasets")
@@ -236,35 +235,6 @@ def test_a_hub_dataset_and_a_pattern(documents, tmp_path):
     (tmp_path / "source" / "deep" / "two.jsonl").unlink()
     assert data.main(["--source", "hf:./source", "--out", "hub"]) == 0
     check(tmp_path / "hub", plainly(documents))
-
-
-PATTERNS = {
-    "gpt2": GPT2_PATTERN,
-    "starcoder": STARCODER_PATTERN,
-    "cl100k": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+",
-}
-LETTERS = [*"aabbCS stdm   \n\n\n\r\t''1,.é文\u3000\xa0\x1c\U0001f600", "e\u0301", " a", "a b"]
-PAIRS = [b" a", b"a ", b"b a", b"ab", b" ab", b"  ", b"\n ", b" \n", b"'s", b"s ", b"st", b" st"]
-PAIRS += [b"aa", b"\r\n", b"\n\n", b",\n", b"12", b" 1", b"1\n"]
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_pieces_of_a_long_text_give_the_tokens_of_the_whole(pattern, monkeypatch):
-    """A hostile text, cut wherever we allow it: no token differs from those of the whole."""
-    text = "".join(np.random.default_rng(0).choice(LETTERS, 60_000))
-    ranks = {bytes([i]): i for i in range(256)} | {pair: 256 + i for i, pair in enumerate(PAIRS)}
-    tokenizer = data.tiktoken.Encoding(
-        "t", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 999}
-    )
-    monkeypatch.setattr(prepare, "LONG", 50)
-    divided = list(prepare.divide([text], 0.02, Counter()))
-    assert len(divided) > 300 and "".join(part for _, part in divided[:-1]) == text
-    made = np.concatenate([ids for _, ids in prepare.encode(iter(divided), tokenizer)])
-    assert made.tolist() == [*tokenizer.encode_ordinary(text), 999]
 
 
 MESS = [
@@ -339,8 +309,9 @@ FILES = {
     "argv, says",
     [
         ("--source nowhere --out c", "--source nowhere: no such file"),
+        ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
         ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
-        ("--source blank --out c", "too little text"), ("--source f --out f/c", "f/c"),
+        ("--source blank --out c", "too little text"), ("--source f --out f/c", "'f'"),
         ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
         ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
         ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
@@ -368,3 +339,15 @@ def test_a_missing_library_is_named(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "hf:some/thing" in error
     assert "pip install datasets" in error
+
+
+def test_an_interrupt_leaves_nothing_behind(monkeypatch, tmp_path, capsys):
+    def documents(*_):
+        yield "text"
+        os.kill(os.getpid(), signal.SIGINT)
+        yield "more"
+
+    monkeypatch.setattr(data, "read_files", documents)
+    assert data.main(["--source", "f", "--out", "c"]) == 2
+    assert capsys.readouterr().err == "data.py: interrupted; run the same command again\n"
+    assert not any(tmp_path.iterdir())

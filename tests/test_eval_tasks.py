@@ -323,8 +323,19 @@ def test_the_loss_of_a_bfloat16_run_is_the_loss_in_its_record(corpus_path, monke
     assert losses[2] != pytest.approx(loss, rel=1e-5)
 
 
+def test_a_corpus_with_another_tokenizer_is_refused(corpus_path, exported, documents, capsys):
+    tokenizer = str(exported / "tokenizer.json")
+    data.prepare(documents, tokenizer, Path("other"))
+    assert train.main(flags(corpus_path, vocab_size=608, out="run")) == 0
+    argv = ["--device", "cpu", "--data", "other", "--model"]
+    assert evaluation.main([*argv, "run"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--data other: its tokenizer is not that of run" in error
+    assert evaluation.main([*argv, str(exported)]) == 0
+
+
 def test_two_processes_share_the_items(argv, tmp_path):
-    argv += ["--tasks", "arc_easy,mmlu,wikitext", "--num_fewshot", "1", "--out"]
+    argv += ["--tasks", "arc_easy,mmlu,wikitext,math", "--num_fewshot", "1", "--out"]
     assert evaluation.main([*argv, "one.json"]) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc_per_node", "2", str(ROOT / "eval.py"), *argv, str(tmp_path / "two.json")]
@@ -365,7 +376,8 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
 @pytest.mark.parametrize("name", TASKS)
 def test_downloads_are_the_harness_datasets(name, monkeypatch):
     pytest.importorskip("lm_eval", reason=needs_harness)
-    theirs = harness.definition(name, "algebra" if name == "math" else "anatomy", resolve_func=False)
+    group = "algebra" if name == "math" else "anatomy"
+    theirs = harness.definition(name, group, resolve_func=False)
     hub = types.SimpleNamespace(
         get_dataset_config_names=lambda repo: ["algebra"],
         load_dataset=lambda *args, split: [(*args, split)],
