@@ -186,29 +186,6 @@ def test_a_score_depends_only_on_its_request(experts):
             assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
 
 
-def test_what_a_batch_has_in_common_is_read_once(model, monkeypatch):
-    shots, contexts = list(range(100)), [[200 + i] * 20 for i in range(5)]
-    words = [[(shots + context + [300 + j] * 4, 4) for j in range(4)] for context in contexts]
-    expected = [plain(model, *request) for item in words for request in item]
-    read, hidden = [], model.hidden
-    count = lambda idx, cache=None: (read.append(idx.numel()), hidden(idx, cache))[1]
-    monkeypatch.setattr(model, "hidden", count)
-    found = evaluation.score(model, words)
-    # The last token of a context predicts the first of a choice; the last of a choice is not read.
-    assert read == [100, 5 * 19, 5 * 4 * 4]
-    assert sum(found, []) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def test_rolling_windows_score_each_token_once():
-    class Numbers:
-        eot_token, encode_ordinary = 0, staticmethod(lambda n: list(range(1, n + 1)))
-
-    windows = lambda n: tasks.rolling_windows(Numbers, n, max_len=4)
-    assert windows(10) == [([0, 1, 2, 3, 4], 4), ([4, 5, 6, 7, 8], 4), ([6, 7, 8, 9, 10], 2)]
-    assert windows(2) == [([0, 1, 2], 2)] and windows(0) == []
-    assert "a full window's first sees one token" in tasks.RULES["word_perplexity"]
-
-
 @pytest.mark.parametrize("batch_tokens", [1, 150, 8192])
 def test_answers_are_those_of_the_slow_loop(batch_tokens, exported, model):
     """Prompts of different lengths in one batch, and answers that end at different times."""
@@ -249,9 +226,6 @@ def test_math_answers_are_normalized_as_the_harness_does():
             except (AssertionError, TypeError):
                 continue  # the harness itself fails
             assert tasks.grade_math(doc, answer) == {"exact_match": expected}, (answer, gold)
-    for solution in ("\\boxed{\\frac{1}{\\sqrt{2}}}.", "\\boxed{1}, \\boxed{2}", "$\\boxed 7$ is"):
-        last = utils.remove_boxed(utils.last_boxed_only_string(solution))
-        assert tasks.boxed(solution) == last
 
 
 def test_numbers_are_found_and_compared_as_the_harness_does():
@@ -335,7 +309,7 @@ def test_a_corpus_with_another_tokenizer_is_refused(corpus_path, exported, docum
 
 
 def test_two_processes_share_the_items(argv, tmp_path):
-    argv += ["--tasks", "arc_easy,mmlu,wikitext,math", "--num_fewshot", "1", "--out"]
+    argv += ["--tasks", "arc_easy,mmlu,wikitext", "--num_fewshot", "1", "--out"]
     assert evaluation.main([*argv, "one.json"]) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc_per_node", "2", str(ROOT / "eval.py"), *argv, str(tmp_path / "two.json")]

@@ -1,19 +1,17 @@
 """Several corpora in one run: exact shares, one order, and nothing that moves it."""
 
 import base64
-import json
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import data
 import eval as evaluation
 import model as model_file
 import train
+from test_resume import stop
+from test_train import flags as small, metrics, read, same, weights
 
 SHARES = [
     (0.8, 0.2), (0.5, 0.5), (1 / 3, 1 / 3, 1 / 3), (0.7, 0.2, 0.07, 0.03), (0.99, 0.01), (1.0,),
@@ -107,49 +105,32 @@ def test_a_corpus_is_a_mixture_of_one(corpus):
 
 
 def flags(text: str, **changed) -> list[str]:
-    config = dict(
-        n_layer=1, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, init_std=0.02,
-        total_tokens=40 * 256, warmup_tokens=4 * 256, decay_tokens=10 * 256, device="cpu",
-        schedule="wsd", lr=0.01, log_every=256, eval_every=10 * 256, data=text,
-    )  # fmt: skip
-    return [f"--{name}={value}" for name, value in (config | changed).items()]
-
-
-def record(run: str) -> dict:
-    return json.loads(Path(run, "record.json").read_text())
+    return small(text, **{"schedule": "wsd", "decay_tokens": 10 * 256} | changed)
 
 
 def losses(run: str) -> list[float]:
-    lines = map(json.loads, Path(run, "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in metrics(Path(run))]
 
 
-def weights(run: str) -> list[torch.Tensor]:
-    newest = max(Path(run, "ckpt").glob("*.pt"))
-    return list(torch.load(newest, weights_only=True)["model"].values())
+def record(run: str) -> dict:
+    return read(Path(run, "record.json"))
 
 
 def equal(one: str, other: str) -> bool:
-    return all(map(torch.equal, weights(one), weights(other)))
+    return same(weights(Path(one)), weights(Path(other)))
 
 
-def watch(monkeypatch) -> list[bytes]:
-    """The sequences that runs draw from now on."""
-    seen, real = [], data.draw
+def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch):
+    stage_1 = mixture(sources, web=0.75, code=0.25, math=0)
+    stage_2 = mixture(sources, web=0.25, code=0.25, math=0.5)
+    seen, streams, real = [], {}, data.draw
 
-    def drawing(corpus, g, seq_len, seed):
-        inputs, targets = real(corpus, g, seq_len, seed)
+    def drawing(*args):
+        inputs, targets = real(*args)
         seen.extend(row.astype(np.uint8).tobytes() for row in inputs)
         return inputs, targets
 
     monkeypatch.setattr(data, "draw", drawing)
-    return seen
-
-
-def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch, capsys):
-    stage_1 = mixture(sources, web=0.75, code=0.25, math=0)
-    stage_2 = mixture(sources, web=0.25, code=0.25, math=0.5)
-    seen, streams = watch(monkeypatch), {}
     for name, changed in {
         "plain": {}, "two": {"decay_data": stage_2},
         "batch": {"decay_data": stage_2, "batch_size": 16, "micro_batch_size": 4},
@@ -176,21 +157,14 @@ def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch
     assert record("plain")["fingerprint"] != two["fingerprint"]
 
 
-def test_a_stopped_run_resumes_in_either_stage(sources, monkeypatch):
+def test_a_stopped_run_resumes_in_either_stage(sources):
     stage_2 = mixture(sources, web=0.5, math=0.5)
     argv = flags(mixture(sources, web=0.75, code=0.25), decay_data=stage_2, save_every=1280)
     assert train.main([*argv, "--out", "whole"]) == 0
-    real, steps = train.optimizer_step, []
-
-    def counted(*args):
-        steps.append(1)
-        if len(steps) in (13, 33):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*args)
-
-    monkeypatch.setattr(train, "optimizer_step", counted)
-    for status in (3, 3, 0):
-        assert train.main([*argv, "--out", "parts", "--resume"]) == status
+    argv += ["--out", "parts", "--resume"]
+    stop(argv, 13)
+    stop(argv, 20)
+    assert train.main(argv) == 0
     assert equal("whole", "parts") and losses("whole") == losses("parts")
 
 
@@ -227,9 +201,8 @@ def test_a_branch_onto_new_data_continues_the_old_source(sources, monkeypatch):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        ("--data web:0.8,code:0.1", "add up to 1"), ("--data web:0.8,code", "add up to 1"),
-        ("--data web:1.5,code:-0.5", "add up to 1"), ("--data web:nan,code:0.5", "add up to 1"),
-        ("--data :0.5,web:0.5", "add up to 1"), ("--data web:0.5,other/web:0.5", "the name web"),
+        ("--data web:0.8,code:0.1", "add up to 1"), ("--data web:1.5,code:-0.5", "add up to 1"),
+        ("--data web:0.5,other/web:0.5", "the name web"),
         ("--data web:0.5,nowhere:0.5", "nowhere"), ("--data web:0.5,words:0.5", "words"),
         ("--data web --decay_data web:0.5", "--decay_data"),
         ("--data web --decay_data other/web", "one of this name"),
