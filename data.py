@@ -88,14 +88,13 @@ def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
     """{name: corpus}. Raises ValueError if a corpus is missing or two do not fit together."""
     sources = {}
     for folder in folders:
+        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
+        first = next(iter(sources.values()), new)
         if basename(folder) in sources:
             raise ValueError(f"--decay_data {folder}: --data has one of this name; rename it")
-        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
+        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
+            raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
         sources[basename(folder)] = new
-    first, *others = sources.values()
-    for other in others:
-        if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(other.tokenizer)):
-            raise ValueError(f"--data {other.path}: its tokenizer is not that of {first.path}")
     return sources
 
 

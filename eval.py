@@ -210,8 +210,7 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
     """Answer the questions of a task, in the form that tasks.measure takes."""
     task, likelihoods = tasks.TASKS[name], lambda batch: score(model, batch)
     if task.stops:
-        prompts = [q.contexts[0] for q in questions]
-        return write(model, tokenizer, prompts, task, max_len, title=name)
+        return write(model, tokenizer, [q.contexts[0] for q in questions], task, max_len, name)
     if task.metric == "word_perplexity":
         pages = [tasks.rolling_windows(tokenizer, q.choices[0], max_len) for q in questions]
         windows = [[window] for page in pages for window in page]
@@ -295,8 +294,7 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
         check_corpus(model.cfg, source)
         with mixed_precision(args):
             loss, bpb = validation_loss(model, source).values()
-        result = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte"
-        print(f"{args.model} on {source.path}: {result}")
+        print(f"{args.model} on {source.path}: {loss:.4f} nats per token, {bpb:.4f} bits per byte")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -140,15 +140,13 @@ def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
     """The same tokenizer in Hugging Face's format, as file name -> content."""
     ranks, letters = tokenizer._mergeable_ranks, byte_letters()
     spell = lambda token: "".join(letters[byte] for byte in token)
-    special = {t: tokenizer.encode_single_token(t) for t in tokenizer.special_tokens_set}
+    special = sorted(tokenizer._special_tokens.items(), key=lambda item: item[1])
     flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+    flags["special"] = True
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     split = {"type": "Split", "pattern": {"Regex": tokenizer._pat_str}, "behavior": "Isolated"}
     spec = {
-        "added_tokens": [
-            {"id": i, "content": name, "special": True} | flags
-            for name, i in sorted(special.items(), key=lambda item: item[1])
-        ],
+        "added_tokens": [{"id": i, "content": name} | flags for name, i in special],
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
@@ -156,7 +154,7 @@ def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "vocab": {spell(token): rank for token, rank in ranks.items()} | special,
+            "vocab": {spell(token): rank for token, rank in ranks.items()} | dict(special),
             "merges": [[spell(a), spell(b)] for a, b in merges_of(ranks)],
         },
     }
