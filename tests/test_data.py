@@ -98,11 +98,10 @@ def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypa
         (tmp_path / name).parent.mkdir(exist_ok=True)
         text = f"# {name}\nx = 'é'\n" * 9
         (tmp_path / name).write_bytes(text.replace("\n", newline).encode())
-    real = Path.rglob
+    rglob, expected = Path.rglob, ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
     for turned in (False, True):
-        listed = lambda self, pattern: sorted(real(self, pattern), reverse=turned)
+        listed = lambda self, pattern: sorted(rglob(self, pattern), reverse=turned)
         monkeypatch.setattr(Path, "rglob", listed)
-        expected = ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
         assert list(data.embedded_texts(tmp_path)) == [f"# {n}\nx = 'é'\n" * 9 for n in expected]
 
 
@@ -112,11 +111,6 @@ def test_the_fingerprint_of_the_embedded_corpus(tmp_path):
     meta = data.prepare(data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c")
     assert meta["fingerprint"] == "b02b98e2d54fc83c"
     assert meta["fingerprint"] in (ROOT / "docs" / "corpus.md").read_text()
-    corpus = data.open_corpus(tmp_path / "c")
-    held_out = texts_in(corpus.val, corpus.tokenizer)
-    trained = {text[:200] for text in texts_in(corpus.train, corpus.tokenizer)}
-    assert 0.01 < len(held_out) / (len(held_out) + len(trained)) < 0.04
-    assert max(len(text.encode()) for text in held_out) == 32 * 1024
 
 
 def test_the_embedded_corpus_is_prepared_once(documents, word_tokenizer, tmp_path, monkeypatch):
@@ -152,9 +146,6 @@ def test_every_document_is_there_once(documents, word_tokenizer, tmp_path):
         meta = data.prepare(texts, tokenizer, folder, val_fraction=0.3)
         check(folder, plainly(texts, tokenizer, 0.3))
         assert meta["train_documents"] + meta["val_documents"] == len(texts)
-    again = data.prepare(texts[:1] + texts[:0:-1], "bytes", tmp_path / "again", val_fraction=0.3)
-    assert again["val_documents"] == meta["val_documents"]  # the content decides, not the place
-    assert again["fingerprint"] != data.open_corpus(tmp_path / "bytes").meta["fingerprint"]
 
 
 def test_the_end_of_a_single_text_is_held_out(tmp_path):
@@ -217,14 +208,11 @@ def test_every_format_gives_the_same_tokens(layout, documents, word_tokenizer, t
 def test_a_hub_dataset_and_a_pattern(documents, tmp_path):
     """A local folder stands for the hub."""
     write_in("jsonl", documents, tmp_path / "source")
-    (tmp_path / "source" / "deep").mkdir()
-    lines = [json.dumps({"content": text}) + "\n" for text in documents]
-    (tmp_path / "source" / "deep" / "two.jsonl").write_text("".join(lines))
-    pattern = ["--source", "source/**/two.jsonl", "--text_field", "content", "--out", "pattern"]
-    assert data.main(pattern) == 0
+    (tmp_path / "source" / "other").write_text("no row of data")
+    assert data.main(["--source", "sour*/**/*.jsonl", "--out", "pattern"]) == 0
     check(tmp_path / "pattern", plainly(documents))
     pytest.importorskip("datasets")
-    (tmp_path / "source" / "deep" / "two.jsonl").unlink()
+    (tmp_path / "source" / "other").unlink()
     assert data.main(["--source", "hf:./source", "--out", "hub"]) == 0
     check(tmp_path / "hub", plainly(documents))
 
@@ -236,15 +224,12 @@ MESS = [
     rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "<|endoftext|>"}',
     b'{"text": "nul \\u0000"}', b'{"text": "last"}',
 ]  # fmt: skip
-REPORT = ["1 empty documents skipped", "6 rows without text skipped"]
 
 
 def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     (tmp_path / "mess.jsonl").write_bytes(b"\n".join(MESS))
-    argv = ["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]
-    assert data.main(argv) == 2  # too little to hold out; it still reports everything
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and all(line in error for line in REPORT)
+    assert data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]) == 2
+    assert "1 empty documents skipped; 6 rows without text skipped" in capsys.readouterr().err
     (tmp_path / "more" / ".git").mkdir(parents=True)
     (tmp_path / "more" / ".git" / "hidden").write_text("never")
     (tmp_path / "more" / "picture").write_bytes(b"\x89PNG\0\0")

@@ -325,7 +325,6 @@ def test_two_processes_share_the_items(argv, tmp_path):
 ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
 WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --data .", None, "piqa.jsonl: no such file"),
-    ("--tasks piqa --data .", "", "piqa.jsonl: is empty"),
     ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
     ("--tasks piqa --data .", '{"goal": "a"}', "'sol1'"),
     ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no choice number 2"),

@@ -91,16 +91,6 @@ def test_counts_continue_when_the_shares_change(sources):
     assert data.epochs(corpus, 200, 32, 5) == {name: read[name] / sizes[name] for name in read}
 
 
-def test_a_corpus_is_a_mixture_of_one(corpus):
-    g = np.arange(100, 164)
-    index = data.shuffled(g, data.n_sequences(corpus.train, 32), 3)
-    expected = data.read_sequences(corpus.train, index, 32)
-    for data_flag in (str(corpus.path), f"{corpus.path}:1"):
-        same = data.load_corpus(data_flag)
-        assert same.shares == (1.0,) and list(same.sources) == [corpus.path.name]
-        assert all((a == b).all() for a, b in zip(data.draw(same, g, 32, 3), expected))
-
-
 # -- runs --------------------------------------------------------------------------------------
 
 
