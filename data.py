@@ -13,6 +13,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 
 import hashlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -264,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail("data.py", "interrupted; run the same command again")
     for name, value in corpus.meta.items():
         print(f"{name:>27} {value:,}" if isinstance(value, int) else f"{name:>27} {value}")
-    print(f"python train.py --data {corpus.path}")
+    print(f"python train.py --data {shlex.quote(str(corpus.path))}")
     return 0
 
 

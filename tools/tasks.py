@@ -131,13 +131,13 @@ def grade_math(doc: dict, output: str) -> dict[str, bool]:
 
 
 def boxed(solution: str) -> str:
-    """The content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
+    """Content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
     if "\\boxed " in solution:
         return solution.split("\\boxed ")[-1].split("$")[0]
     _, found, inside = solution.rpartition("\\boxed{")
     depth = 1
     for i, letter in enumerate(inside if found else ""):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
+        depth += (letter == "{") - (letter == "}")
         if depth == 0:
             return inside[:i]
     raise ValueError("its solution has no \\boxed answer")
