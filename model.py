@@ -80,10 +80,8 @@ class GPTConfig:
 
 
 def rope_table(cfg: GPTConfig) -> Tensor:
-    """Cosines and signed sines of the rotary angles (RoFormer), [2, seq_len, 1, D] in float32.
-
-    As in Llama, entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position t.
-    """
+    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32. As in Llama,
+    entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position t."""
     frequency = cfg.rope_theta ** -(torch.arange(0, cfg.d_head, 2).double() / cfg.d_head)
     angle = torch.outer(torch.arange(cfg.seq_len).double(), frequency)  # [seq_len, D/2]
     cos, sin = angle.cos(), angle.sin()
@@ -292,10 +290,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     return model.to(device).eval()
 
 
-def export_granite(model: GPT, to: Path, eot: int = 0, tokenizer: dict | None = None) -> None:
+def export_granite(model: GPT, to: Path, eot: int, tokenizer: dict) -> None:
     """Write a folder that transformers and load_model open (see granite.write_folder)."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer or {})
+    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer)
 
 
 # The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,

@@ -103,9 +103,8 @@ def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routi
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
 
-# Autograd computes the gradient of x[index] with atomic adds, and on a GPU their order varies from
-# run to run. We know the inverse index, so combine can be the gradient of dispatch, and dispatch of
-# combine. Both only read, so repeated runs are bit-identical.
+# The gradient of x[index] uses atomic adds, whose order varies on a GPU. We have the inverse index,
+# so combine is the gradient of dispatch and dispatch of combine, and repeated runs are identical.
 
 
 class Dispatch(torch.autograd.Function):

@@ -86,10 +86,9 @@ def paper_batch_size(batch_tokens: float) -> float:
 
 
 def make_schedule(cfg) -> Schedule:
-    """The schedule of a TrainConfig. Raises ValueError if warmup and decay do not fit into the run.
+    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
 
-    A step uses its value at the middle of the step, n0 + batch_tokens / 2. So no step has learning
-    rate 0, and the curve does not shift with the batch size.
+    A step uses the value at its middle, n0 + batch_tokens / 2, so no step has learning rate 0.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
     tail = cfg.decay_tokens if "decay_tokens" in READS[cfg.schedule] else 0
@@ -130,9 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
         print(f"{n / 1e9:7.2f}B" + "".join(f"{schedule(n):10.6f}" for schedule in curves.values()))
-    figure = Path("assets/schedules.png")
-    figures.draw_schedules(figure, paper_curves, best_lr, T, batch)
-    print(f"\nfigure: {figure}")
+    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, best_lr, T, batch)
+    print("\nfigure: assets/schedules.png")
     return 0
 
 
