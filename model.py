@@ -1,18 +1,15 @@
 """A GPT under muP, dense or MoE, in the sizes of the paper and in two for laptops.
 
 The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and no biases.
-muP adds four multipliers, marked "muP" in the code. Three are in the paper's Table 1, and the
-division of the logits comes from IBM's code. Read `Attention` and then down to `GPT.forward`.
+muP adds four multipliers, marked "muP" in the code. Read `Attention`, then down to `GPT.forward`.
 
     python model.py                           list the models with counted parameters
     python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
 """
 
 import dataclasses
-import math
 import sys
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +26,7 @@ from tools.precision import cpu_dtype, matmul_dtype
 from tools.runs import newest_checkpoint, read_checkpoint
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GPTConfig:
     """The shape of a model. The default None stands for the value that the help names."""
 
@@ -83,10 +80,8 @@ class GPTConfig:
 
 
 def rope_table(cfg: GPTConfig) -> Tensor:
-    """Cosines and signed sines of the rotary angles (RoFormer), [2, seq_len, 1, D] in float32.
-
-    As in Llama, entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position t.
-    """
+    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32. As in Llama,
+    entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position t."""
     frequency = cfg.rope_theta ** -(torch.arange(0, cfg.d_head, 2).double() / cfg.d_head)
     angle = torch.outer(torch.arange(cfg.seq_len).double(), frequency)  # [seq_len, D/2]
     cos, sin = angle.cos(), angle.sin()
@@ -169,7 +164,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T];
+    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T].
     gpt(idx, targets) -> mean cross-entropy in nats per token, Routing of all layers or None."""
 
     def __init__(self, cfg: GPTConfig):
@@ -211,8 +206,8 @@ class GPT(nn.Module):
         dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
         return F.cross_entropy(logits.to(dtype), targets.flatten())
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None, cache: list[dict] | None = None):
-        x, routings = self.hidden(idx, cache)
+    def forward(self, idx: Tensor, targets: Tensor | None = None):
+        x, routings = self.hidden(idx)
         if targets is None:
             return self.logits(x)
         # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer, E]
@@ -229,29 +224,24 @@ class GPT(nn.Module):
         return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
 
     def flops_per_token(self) -> float:
-        """Operations per token at full seq_len. A weight of a matrix costs 6, as a multiply-add is
-        2 and backward costs twice the forward. The second term is the causal half of attention."""
+        """Operations per token at full seq_len: 6 per weight of a matrix, because a multiply-add
+        counts as 2 and backward costs twice the forward, and the causal half of attention."""
         cfg = self.cfg
         matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
 
     @torch.no_grad()
-    def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=None) -> Tensor:
+    def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
-        seq_len, cache = self.cfg.seq_len, [{} for _ in self.blocks]
         for _ in range(max_new_tokens):
-            if idx.shape[1] > seq_len:  # all positions shift, which makes the cache useless
-                logits = self(idx[:, -seq_len:])
+            x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
+            logits = self.logits(x[:, -1]).float()  # [B, V]
+            worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+            logits[logits < worst] = -torch.inf
+            if temperature == 0:
+                new = logits.argmax(-1, keepdim=True)  # [B, 1]
             else:
-                logits = self(idx[:, -1:] if cache[0] else idx, cache=cache)
-            logits = logits[:, -1].float() / (temperature or 1)  # [B, V]
-            if top_k is not None:
-                worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                logits = logits.masked_fill(logits < worst, -math.inf)
-            if temperature:
-                new = torch.multinomial(logits.softmax(-1), 1)  # [B, 1]
-            else:
-                new = logits.argmax(-1, keepdim=True)
+                new = torch.multinomial((logits / temperature).softmax(-1), 1)
             idx = torch.cat((idx, new), dim=1)
         return idx
 
@@ -266,8 +256,9 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
     """GPT(cfg).to(device) bit for bit, with one tensor at a time in the host's memory."""
     model = empty_model(cfg).to_empty(device=device)
     model.rope = rope_table(cfg).to(device)
-    torch.empty(model.embed.weight.shape).normal_()  # pass over the numbers that torch's layers
-    for module in model.modules():  # would draw first, so that a seed means the weights of GPT(cfg)
+    # Skip the random numbers that GPT(cfg) draws and overwrites
+    torch.empty(model.embed.weight.shape).normal_()
+    for module in model.modules():
         if isinstance(module, nn.Linear):
             torch.empty(module.weight.shape).uniform_()
     mup.init_weights(model, mup.rules(cfg))
@@ -277,8 +268,7 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
-    dtype is of the weights, by default as saved. We map them from the file instead of a copy.
-    Raises FileNotFoundError or ValueError if there is no checkpoint that can be read.
+    dtype: of the weights, by default as saved. Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
     if is_granite(path):
@@ -286,8 +276,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         weights = granite.read_weights(path, names=empty_model(cfg).state_dict())
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-        fields = {f.name for f in dataclasses.fields(GPTConfig)} & set(saved["config"])
-        cfg = GPTConfig(**{name: saved["config"][name] for name in fields})
+        fields = {f.name for f in dataclasses.fields(GPTConfig)}
+        cfg = GPTConfig(**{name: x for name, x in saved["config"].items() if name in fields})
         weights = saved.pop("model")
     model = empty_model(cfg)
     try:
@@ -300,10 +290,10 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     return model.to(device).eval()
 
 
-def export_granite(model: GPT, to: Path, eot: int = 0, tokenizer: dict | None = None) -> None:
+def export_granite(model: GPT, to: Path, eot: int, tokenizer: dict) -> None:
     """Write a folder that transformers and load_model open (see granite.write_folder)."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer or {})
+    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer)
 
 
 # The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,
@@ -321,21 +311,19 @@ PRESETS = {
     "36M-power":   dict(_power, n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26),
     "1B":          dict(_power, n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22),
     "1B-moe":      dict(_moe,   n_layer=24, n_embd=1024, n_head=16, n_expert=32, m_res=0.28),
-    "PowerLM-3B":  dict(_power, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22),
+    "PowerLM-3B":  dict(_power, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22,
+                        m_width=8.0),  # as in the paper's table, although 2304 / 256 is 9
     "PowerMoE-3B": dict(_moe,   n_layer=32, n_embd=1536, n_head=24, n_expert=40, m_res=0.22),
 }  # fmt: skip
-PRESETS["PowerLM-3B"]["m_width"] = 8.0  # as in the paper's table, although 2304 / 256 is 9
 
 
 def print_table() -> None:
-    """Print the presets with their parameters, counted on empty models."""
-    print(f"{'preset':<12}{'parameters':>14}{'active':>15}{'GFLOP':>9}  flags")
+    """Print the presets with the parameters in all, and parameters and operations per token."""
+    print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
     for name, shape in PRESETS.items():
         model = empty_model(GPTConfig(**shape))
         active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
-        flags = " ".join(f"{field}={value}" for field, value in shape.items())
-        print(f"{name:<12}{model.n_params():14,d}{active:15,d}{gflop:9.3g}  {flags}")
-    print("active is what one token uses, GFLOP what it costs forward and backward")
+        print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,24 +2,26 @@
 
 A router scores the experts for every token. The layer computes the k best and adds them up,
 weighted by the softmax of their scores. As in the paper's PowerMoE, no token is dropped and no
-expert is shared. An expert is fast if its tokens are adjacent in memory. So we sort the
-token-expert pairs by expert, dispatch a copy of the token to every pair, multiply the group of an
-expert by its matrices, and combine the k results of every token. `one_by_one` is the slow, obvious
-version of the same layer.
+expert is shared. We sort the token-expert pairs by expert, because an expert is fast
+if its tokens are adjacent in memory. Then we dispatch a copy of the token to every pair, multiply
+the group of an expert by its matrices, and combine the k results of every token. `one_by_one` is
+the slow, obvious version of the same layer.
 
-    python moe.py        check the fast version against the slow one, gradients included
+    python moe.py        check and time the fast version
 """
 
 import tools.threads  # noqa: F401, before torch starts its threads
 
+import dataclasses
 import sys
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
-from tools.config import fail, program_parser
+from tools.config import program_parser
 from tools.devices import pick_device, total
 from tools.precision import cpu_dtype, matmul_dtype
 
@@ -29,7 +31,7 @@ from tools.precision import cpu_dtype, matmul_dtype
 class Routing(NamedTuple):
     """Statistics of the router of a layer. For a whole model, every field has n_layer in front."""
 
-    aux_loss: Tensor  # added to the training loss with a small weight; the others are monitored
+    aux_loss: Tensor  # added to the training loss with a small weight
     load: Tensor      # [E] share of the pairs that each expert got  # fmt: skip
     entropy: Tensor   # nats, of the softmax over all experts, mean over the tokens  # fmt: skip
 
@@ -86,11 +88,10 @@ class MoE(nn.Module):
 def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routing:
     """Auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), with statistics.
 
-    The formula is IBM's. We count f, the share of the pairs, so it has no gradient. P, the mean
-    probability, has one. So the first term lowers the probability of an expert in proportion to its
-    load, and is 1 if all loads are equal. The second term keeps scores small.
-    f is counted over all processes, P in one. The loss is linear in P, so its mean over the
-    processes is the loss of one process with the whole batch, except that f is per micro-batch.
+    The formula is IBM's. The share f of the pairs is a count without gradient, P is the mean
+    probability. So the first term lowers the probability of an expert in proportion to its load,
+    and is 1 if all loads are equal. The second term keeps scores small. We count f over all
+    processes, because then their mean loss is the loss of one process with the whole batch.
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
@@ -102,9 +103,8 @@ def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routi
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
 
-# Autograd computes the gradient of x[index] with atomic adds, and on a GPU their order varies from
-# run to run. We know the inverse index, so combine can be the gradient of dispatch, and dispatch of
-# combine. Both only read, so repeated runs are bit-identical.
+# The gradient of x[index] uses atomic adds, whose order varies on a GPU. We have the inverse index,
+# so combine is the gradient of dispatch and dispatch of combine, and repeated runs are identical.
 
 
 class Dispatch(torch.autograd.Function):
@@ -178,31 +178,37 @@ def worst_difference(layer: MoE, x: Tensor, multiply) -> float:
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, plain))
 
 
+def milliseconds(layer: nn.Module, x: Tensor, *multiply) -> float:
+    """Median time of a forward and backward pass."""
+    step = lambda: layer(x, *multiply)[0].sum().backward()
+    timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
+    return 1e3 * timer.blocked_autorange().median
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("moe.py", __doc__)
-    parser.add_argument("--device", default="auto", help="by default a GPU if available")
-    try:
-        device = pick_device(parser.parse_args(argv).device)
-    except ValueError as error:
-        return fail("moe.py", error)
-    from model import PRESETS, GPTConfig
+    program_parser("moe.py", __doc__).parse_args(argv)
+    from model import MLP, PRESETS, GPTConfig
 
     torch.manual_seed(0)
-    dtype, limit = torch.float32, 1e-5
+    device = pick_device()
+    preset, tokens, dtype, limit = "laptop-moe", 4096, torch.float32, 1e-5
     if device.startswith("cuda"):
-        dtype, limit = torch.bfloat16, 0.05
-    layer = MoE(GPTConfig(**PRESETS["laptop-moe"])).to(device, dtype)
-    for p in layer.parameters():
+        preset, tokens, dtype, limit = "1B-moe", 32768, torch.bfloat16, 0.05
+    cfg = GPTConfig(**PRESETS[preset])
+    as_wide = dataclasses.replace(cfg, n_ffn=cfg.n_expert_active * cfg.n_ffn)
+    layer, dense = MoE(cfg).to(device, dtype), MLP(as_wide).to(device, dtype)
+    for p in (*layer.parameters(), *dense.parameters()):
         nn.init.normal_(p, std=p.shape[-1] ** -0.5)
-    x = torch.randn(100, layer.router.in_features, device=device, dtype=dtype, requires_grad=True)
+    x = torch.randn(tokens, cfg.n_embd, device=device, dtype=dtype, requires_grad=True)
 
-    print(f"{device}: largest relative difference from one_by_one, in outputs and gradients")
+    print(f"{preset} on {device}: difference from one_by_one, and time of {tokens:,} tokens")
     failed = False
     for way in (loop,) if device == "mps" else (grouped, loop):
-        difference = worst_difference(layer, x, way)
-        holds = difference <= limit
-        print(f"{'pass' if holds else 'FAIL'}  {way.__name__:<8}{difference:9.1e}")
-        failed = failed or not holds
+        error, time = worst_difference(layer, x[:100], way), milliseconds(layer, x, way)
+        verdict = "pass" if error <= limit else "FAIL"
+        print(f"{verdict}  {way.__name__:<8}{error:9.1e}{time:9.1f} ms")
+        failed = failed or error > limit
+    print(f"      a dense MLP as wide{milliseconds(dense, x):7.1f} ms")
     return int(failed)
 
 

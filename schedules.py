@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.config import fail, program_parser
+from tools.config import program_parser
 
 Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
 
@@ -30,8 +30,8 @@ def constant(lr: float) -> Schedule:
 def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
     """min(lr_max, beta * a * n^b), the paper's power learning rate (equation 7).
 
-    By the fitted law, a WSD run of T tokens does best at learning rate beta * a * T^b. Power
-    replaces T with n, so it always uses about the best learning rate for a run that ends soon.
+    A WSD run of T tokens does best at learning rate beta * a * T^b. Power replaces T with n, so it
+    always uses about the best learning rate for a run that ends soon.
     """
     # b < 0, so the law is infinite at n = 0: start from the ceiling
     return lambda n: min(lr_max, beta * a * n**b) if n > 0 else lr_max
@@ -49,8 +49,8 @@ def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
-DECAY_SHAPES = {  # share of the decay that is over -> share of the learning rate that is left
-    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # IBM's; the paper has no formula
+DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learning rate
+    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # from IBM's code, not in the paper
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
     "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
@@ -86,10 +86,9 @@ def paper_batch_size(batch_tokens: float) -> float:
 
 
 def make_schedule(cfg) -> Schedule:
-    """The schedule of a TrainConfig. Raises ValueError if warmup and decay do not fit into the run.
+    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
 
-    A step uses its value at the middle of the step, n0 + batch_tokens / 2. So no step has learning
-    rate 0, and the curve does not shift with the batch size.
+    A step uses the value at its middle, n0 + batch_tokens / 2, so no step has learning rate 0.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
     tail = cfg.decay_tokens if "decay_tokens" in READS[cfg.schedule] else 0
@@ -122,9 +121,7 @@ def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("schedules.py", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("assets/schedules.png"), help="figure")
-    args = parser.parse_args(argv)
+    program_parser("schedules.py", __doc__).parse_args(argv)
     from tools import figures
 
     T, batch = 32e9, 128  # from the grid in Table 2
@@ -132,11 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
         print(f"{n / 1e9:7.2f}B" + "".join(f"{schedule(n):10.6f}" for schedule in curves.values()))
-    try:
-        figures.draw_schedules(args.out, paper_curves, best_lr, T, batch)
-    except OSError as error:
-        return fail("schedules.py", f"--out {args.out}: {error.strerror}; choose another path")
-    print(f"\nfigure: {args.out}")
+    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, best_lr, T, batch)
+    print("\nfigure: assets/schedules.png")
     return 0
 
 

@@ -66,7 +66,7 @@ def figures(monkeypatch) -> list[Figure]:
 
 
 def test_schedules(figures, tmp_path):
-    schedules.main(["--out", str(tmp_path / "f.png")])
+    schedules.main([])
     check_layout(figures[0])
 
 

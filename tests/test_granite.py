@@ -16,31 +16,30 @@ import train
 from model import GPT, load_model
 
 HALF = torch.bfloat16
-CASES = {  # of a random checkpoint, as differences from the defaults of `save_random`
-    "kv 1, shards": dict(kv=1, shard="30KB"), "kv 2, tied": dict(tied=True),
-    "kv 4, bf16": dict(kv=4, dtype=HALF), "old spelling": dict(old=True),
-    "MoE, tied, shards": dict(experts=(5, 3), tied=True, shard="20KB"),
-    "MoE, bf16": dict(experts=(8, 1), dtype=HALF),
-}  # fmt: skip
 
 
-def save_random(folder: Path, seed=0, kv=2, tied=False, shard="1GB", dtype=torch.float32,
-                old=False, experts=None) -> Path:  # fmt: skip
-    """A checkpoint with random weights and fractional multipliers, written by transformers."""
+def save_random(folder: Path, seed=0, tied=False, moe=False, shard="1GB", dtype=torch.float32,
+                old=False) -> Path:  # fmt: skip
+    """A checkpoint of random shape, weights and multipliers, written by transformers."""
     import transformers
 
     rng, kind, more = random.Random(seed), "Granite", {}
     torch.manual_seed(seed)
-    if experts:
+    kv, d_head = rng.choice([1, 2, 3]), rng.choice([8, 16, 64])
+    heads = kv * rng.choice([1, 2, 4])
+    if moe:
+        experts = rng.randint(2, 10)
         kind = "GraniteMoe"
-        more = dict(num_local_experts=experts[0], num_experts_per_tok=experts[1])
+        more = dict(num_local_experts=experts, num_experts_per_tok=rng.randint(1, experts))
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=kv, vocab_size=151, max_position_embeddings=96,
+        hidden_size=heads * d_head, intermediate_size=8 * rng.randint(2, 25),
+        num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, num_key_value_heads=kv,
+        vocab_size=rng.randint(20, 300), max_position_embeddings=96,
         rms_norm_eps=rng.choice([1e-5, 1e-6]), tie_word_embeddings=tied,
         embedding_multiplier=rng.uniform(0.5, 12), residual_multiplier=rng.uniform(0.1, 1.3),
         attention_multiplier=rng.uniform(0.01, 0.3), logits_scaling=rng.uniform(0.5, 9),
         rope_parameters=dict(rope_theta=rng.choice([10000.0, 777.7]), rope_type="default"), **more,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     theirs = getattr(transformers, f"{kind}ForCausalLM")(config)
     for p in theirs.parameters():
@@ -77,15 +76,17 @@ def assert_same(ours: GPT, theirs) -> None:
     assert torch.equal(ours.generate(idx, 64, temperature=0), written)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", range(12))
 def test_checkpoints_written_by_transformers(case, tmp_path):
-    folder = save_random(tmp_path / "granite", seed=len(case), **CASES[case])
+    kind = dict(tied=case % 4 > 0, moe=case % 3 == 2, old=case % 5 == 0)
+    dtype, shard = (torch.float32, HALF)[case % 2], ("1GB", "30KB")[case % 6 > 2]
+    folder = save_random(tmp_path / "granite", case, **kind, dtype=dtype, shard=shard)
     ours = load_model(folder, dtype=torch.float32)
     config = json.loads((folder / "config.json").read_text())
     assert_same(ours, in_transformers(folder))
     assert ours.cfg.logits_scaling == ours.cfg.m_width == config["logits_scaling"]
     assert ours.cfg.m_emb == config["embedding_multiplier"]
-    assert next(load_model(folder).parameters()).dtype == CASES[case].get("dtype", torch.float32)
+    assert next(load_model(folder).parameters()).dtype == dtype
     assert load_model(folder, dtype=HALF).rope.dtype == torch.float32
 
 
@@ -176,6 +177,7 @@ DAMAGES = {
     "no size": (edit_config(hidden_size="gone"), "hidden_size"),
     "not JSON": (write("config.json", '{"model_type": "granite",'), "config.json"),
     "lost shard": (write(INDEX, LOST), "model-00001.safetensors"),
+    "no weight_map": (write(INDEX, "{}"), "weight_map"),
     "no tokenizer": (lambda f: None, "tokenizer.json"),
 }  # fmt: skip
 

@@ -108,7 +108,6 @@ def folder(corpus_path, tmp_path_factory):
     (bench, "--lr 0", "--lr 0"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),
-    (schedules, "--out file/figure.png", "--out file"),
     (mup, "--outt 1", "--outt"),
     (model_file, "36M", "36M"),
     (data, "--val_fraction x", "--val_fraction"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_model import TINY
 
-import model as model_file
 import moe
 import mup
 import train
@@ -97,16 +96,6 @@ def test_the_router_keeps_float32_where_the_rest_is_bfloat16():
     assert half(x.bfloat16())[0].dtype == torch.bfloat16
 
 
-def test_repeats_are_bit_identical():
-    layer = layer_of(32, 16, 8, 3, dtype=torch.float32)
-    x = torch.randn(300, 32, requires_grad=True)
-    results = []
-    for _ in range(2):
-        y, routing = layer(x)
-        results.append([y, *routing, *gradients(y, x, *layer.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*results))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiles_to_one_graph_for_any_routing():
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -161,38 +150,19 @@ SMALL = dict(
 )  # fmt: skip
 
 
-def start(weight: float, optimizer=None):
-    """The first state of a run with this weight of the auxiliary loss."""
-    cfg = train.resolve_device(train.make_config(**SMALL, router_aux_weight=weight))
-    torch.manual_seed(0)
-    model = GPT(cfg)
-    groups = mup.param_groups(model, mup.rules(cfg), 0.0)
-    return cfg, model, optimizer(groups) if optimizer else torch.optim.AdamW(groups)
-
-
 def test_the_auxiliary_loss_is_trained_on_and_not_reported(corpus):
     losses, routers = [], []
     for weight in (0, 1):
-        cfg, model, sgd = start(weight, torch.optim.SGD)
+        cfg = train.resolve_device(train.make_config(**SMALL, router_aux_weight=weight))
+        torch.manual_seed(0)
+        model = GPT(cfg)
+        sgd = torch.optim.SGD(mup.param_groups(model, mup.rules(cfg), 0.0))
         router = model.blocks[0].mlp.router.weight
         before = router.detach().clone()
         losses.append(train.optimizer_step(cfg, model, sgd, corpus, 0, 1.0)[0].item())
         routers.append((router - before).norm().item())
     assert losses[0] == losses[1] == pytest.approx(math.log(256), rel=0.02)
     assert routers[1] > 2 * routers[0]
-
-
-def test_the_auxiliary_loss_evens_out_the_load(corpus):
-    late = {}
-    for weight in (0, 0.01, 0.1):
-        cfg, model, adam = start(weight)
-        loads = []
-        for step in range(60):
-            tokens = step * cfg.batch_tokens
-            *_, routing = train.optimizer_step(cfg, model, adam, corpus, tokens, 0.01)
-            loads += routing.metrics()["max_load"]
-        late[weight] = sum(loads[-40:]) / 40  # of the last 20 steps, both layers
-    assert late[0.1] < late[0.01] < late[0] and late[0] > 2 and late[0.1] < 1.7
 
 
 def test_a_run_logs_its_routing(corpus_path, tmp_path):
@@ -204,15 +174,12 @@ def test_a_run_logs_its_routing(corpus_path, tmp_path):
     for line in lines:  # top 2 of 8: the load is at most 4 times the mean
         assert len(line["max_load"]) == 2 and all(1 <= load <= 4 for load in line["max_load"])
         assert line["aux_loss"] > 0.95 and 0 < line["router_entropy"] <= math.log(8) + 1e-6
-    n_params = sum(p.numel() for p in model_file.load_model("a").parameters())
-    record = json.loads((tmp_path / "a" / "record.json").read_text())
-    assert record["n_params"] == n_params > 2 * record["n_active_params"]
 
 
 def test_main_passes_and_fails_on_a_difference(capsys, monkeypatch):
-    assert moe.main(["--device", "cpu"]) == 0
+    monkeypatch.setattr(moe, "pick_device", lambda: "cpu")
+    assert moe.main([]) == 0
     out = capsys.readouterr().out
-    assert out.count("pass  ") == 2 and "grouped" in out and "loop" in out
+    assert out.count("pass  ") == 2 and out.count(" ms") == 3
     monkeypatch.setattr(moe, "one_by_one", lambda layer, x: 1.01 * layer(x)[0])
-    assert moe.main(["--device", "cpu"]) == 1 and "FAIL" in capsys.readouterr().out
-    assert moe.main(["--device", "tpu"]) == 2
+    assert moe.main([]) == 1 and capsys.readouterr().out.count("FAIL") == 2
