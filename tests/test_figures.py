@@ -70,16 +70,6 @@ def test_schedules(figures, tmp_path):
     check_layout(figures[0])
 
 
-def test_coordinate_check(figures, tmp_path):
-    hooks, widths = ("embedding", "attention", "block", "logits"), np.array([32, 64, 128, 256])
-    change = lambda slope: {hook: (1 + i / 9) * widths**slope for i, hook in enumerate(hooks)}
-    slope = lambda moved: np.polyfit(range(4), np.log2(moved), 1)[0]
-    changes = {"standard": change(0.5), "muP": change(0.0)}
-    drawing.draw_coordinates(tmp_path / "f.png", changes, widths, slope)
-    check_layout(figures[0])
-    assert [t.get_text() for t in figures[0].axes[0].texts] == [f"{hook} +0.5" for hook in hooks]
-
-
 def metrics(n_expert: int) -> list[dict]:
     lines = [dict(tokens=i * 10**5, loss=5 - i / 25, lr=0.01) for i in range(1, 81)]
     for i, line in enumerate(lines if n_expert else [], 1):

@@ -409,7 +409,7 @@ WRONG = [
     ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
     ("wsd --sweep lr=0.1,0.2", "--lr"), ("wsd --sweep weight_decy=1", "weight_decy"),
     ("wsd --widths 33", "33"), ("wsd --scale paper --widths 64", "--widths"),
-    ("wsd --budgets 1.5", "--budgets"),
+    ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
 ]  # fmt: skip
 
 
