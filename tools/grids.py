@@ -24,6 +24,10 @@ def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
     return [dict(n_embd=n, n_head=n // head) | more for n in sizes]
 
 
+def wide(*sizes: int, **more) -> list[dict]:
+    return widths(*sizes, head=64, **more)
+
+
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
     """Each width under muP, then without its rules and with the usual scale of attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
@@ -51,7 +55,6 @@ def presets(*names: str) -> list[dict]:
 
 BF16 = dict(dtype="bfloat16")
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
-GPU_MOE = widths(256, head=64, preset="laptop-moe", n_ffn=320)
 # Factors of a and steps of b, around the preset. The paper scans a in [3, 5], b in [-0.6, -0.4].
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
@@ -64,8 +67,7 @@ GRIDS = {
     "wsd": {
         "quick": grid(laptop(2_000), widths(32, 64), [2, 4, 8], 1, doublings(40_000, 4)),
         "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
-        "gpu": grid(gpu(25_000), widths(128, 256, 512, head=64), [8, 16, 32, 64], 1,
-                    doublings(10**6, 5)),
+        "gpu": grid(gpu(25_000), wide(128, 256, 512), [8, 16, 32, 64], 1, doublings(10**6, 5)),
         # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
         # many minima would be too close to an edge.
         "paper": grid(BF16, presets("12M", "36M", "121M"), doublings(16, 6), 1,
@@ -75,14 +77,13 @@ GRIDS = {
     "beyond": {
         "quick": grid(laptop(2_000), widths(64), [4], 1, [1_280_000], guess=0.007),
         "laptop": grid(laptop(2_000), widths(64), [4], 1, [5_120_000], guess=0.005),
-        "gpu": grid(gpu(25_000), widths(256, head=64), [32], 1, [64 * 10**6], guess=0.005),
+        "gpu": grid(gpu(25_000), wide(256), [32], 1, [64 * 10**6], guess=0.005),
         "paper": grid(BF16, presets("36M"), [128], 1, [1024 * 10**9], guess=2e-5),
     },
     "power": {
         "quick": grid(laptop(16_000), widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
         "laptop": grid(laptop(32_000), widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
-        "gpu": grid(gpu(400_000), widths(256, head=64), [16, 32, 64], 1, doublings(10**6, 5),
-                    **SCAN),
+        "gpu": grid(gpu(400_000), wide(256), [16, 32, 64], 1, doublings(10**6, 5), **SCAN),
         "paper": grid(BF16, presets("36M-power"), doublings(32, 5), 1, doublings(2 * 10**9, 7),
                       **FINER_SCAN),
     },
@@ -98,11 +99,11 @@ GRIDS = {
                       tune=(*widths(32), 2, 40_000), **OURS),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 3, doublings(80_000, 5),
                        tune=(*widths(32), 2, 80_000), **OURS),
-        "gpu": grid(gpu(400_000), widths(256, 512, head=64) + GPU_MOE, [8, 32], 3,
-                    doublings(10**6, 5), tune=(*widths(128, head=64), 8, 10**6), **OURS),
+        "gpu": grid(gpu(400_000), wide(256, 512) + wide(256, preset="laptop-moe", n_ffn=320),
+                    [8, 32], 3, doublings(10**6, 5), tune=(*wide(128), 8, 10**6), **OURS),
         # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
-        "paper": grid(BF16 | dict(decay_tokens=None), presets("121M", "1B", "1B-moe"), [128, 512], 3,
-                      doublings(16 * 10**9, 5), guess=2e-4,
+        "paper": grid(BF16 | dict(decay_tokens=None), presets("121M", "1B", "1B-moe"), [128, 512],
+                      3, doublings(16 * 10**9, 5), guess=2e-4,
                       tune=(*presets("36M-power"), 128, 4 * 10**9),
                       trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11))),
     },
@@ -168,10 +169,7 @@ def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise ValueError for a record that differs from all configs of a sweep in a setting.
-
-    Two runs of a sweep may differ in the fields `free`.
-    """
+    """Raise ValueError for a record unlike all configs of a sweep, in fields that are not free."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:

@@ -40,7 +40,6 @@ def mean_x(found: list) -> float:
 
 
 def deviation(values: list) -> float:
-    """Standard deviation of a sample, with n - 1."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
