@@ -3,7 +3,6 @@
     python fit.py runs/wsd-quick                             the law, law.json, figures
     python fit.py runs/wsd-quick --beyond runs/beyond-quick  does it hold at 4 times the longest T?
     python fit.py runs/wsd-a --against runs/wsd-b            how much b and q of two sweeps differ
-    python fit.py runs/wsd-c --only weight_decay=0.1         one part of a sweep
     python fit.py runs/compare-quick                         also power-quick, transfer-quick
     python fit.py --predict --total_tokens 10e12 --batch_size 1024         the paper's learning rate
     python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1           losses of any runs
@@ -216,12 +215,24 @@ def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
     return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
 
 
+def report_prediction(args) -> None:
+    """Print the learning rate for --predict. Raises OSError or ValueError."""
+    law = read_law(args.law)
+    seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
+    numbers = {"total_tokens": args.total_tokens, "batch_size": args.batch_size, "seq_len": seq_len}
+    for name, value in numbers.items():
+        if not 0 < (value or 0) < math.inf:
+            raise ValueError(f"--{name} {value}: --predict needs a number above 0")
+    print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
+
+
 def read_law(name: str) -> dict:
     """The paper's law, or a law.json. Raises OSError or ValueError."""
     if name == "paper":
         return PAPER
     try:
-        return {key: float(json.loads(Path(name).read_text())[key]) for key in PAPER}
+        law = json.loads(Path(name).read_text())
+        return {key: float(law[key]) for key in PAPER}
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
         raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
@@ -276,8 +287,6 @@ def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
 
 def report_difference(records: list[dict], others: list[dict]) -> None:
     """Print b and q of two sweeps in the cells and seeds that both have, and their differences."""
-    if records[0].get("fingerprint") != others[0].get("fingerprint"):
-        raise ValueError("--against: a different corpus (the fingerprints of the records differ)")
     cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
     ours = {cell(m): m for m in minima(records) if not m.why_not}
     theirs = {cell(m): m for m in minima(others) if not m.why_not}
@@ -315,16 +324,6 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
         report_wsd(records, out, beyond)
 
 
-def prediction(args) -> float:
-    """The learning rate for --predict. Raises OSError or ValueError."""
-    law = read_law(args.law)
-    args.seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
-    for name in ("total_tokens", "batch_size", "seq_len"):
-        if not 0 < (value := getattr(args, name) or 0) < math.inf:
-            raise ValueError(f"--{name} {value:g}: --predict needs a number above 0")
-    return predict(law, args.total_tokens, args.batch_size * args.seq_len)
-
-
 def report_curves(runs: list[Path], out: Path) -> None:
     """Draw the losses of these runs. Raises OSError or ValueError."""
     curves = {run.name: read_metrics(run) for run in runs}
@@ -339,7 +338,7 @@ def report_curves(runs: list[Path], out: Path) -> None:
 def run(args) -> None:
     """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
-        return print(f"{prediction(args):.2g}")
+        return report_prediction(args)
     if args.curves:
         return report_curves(args.curves, args.out or Path("."))
     if not args.folders:
@@ -353,7 +352,6 @@ def run(args) -> None:
         if {(r["schedule"], r["standard"]) for r in records + beyond} != {("wsd", False)}:
             raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep")
     out = args.out or args.folders[0]
-    out = out.parent if out.is_file() else out
     out.mkdir(parents=True, exist_ok=True)
     report_records(records, out, beyond)
 

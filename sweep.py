@@ -2,13 +2,10 @@
 
     python sweep.py wsd --scale quick              the best learning rate over T and batch size
     python sweep.py wsd --scale laptop --dry_run   a larger one: how many runs and tokens?
-    python sweep.py beyond --scale quick           a search at 4 times the longest T
     python sweep.py power --scale quick            a and b of the Power schedule
     python sweep.py transfer --scale quick         several widths, with and without muP
     python sweep.py compare --scale quick          cosine, WSD and Power, each tuned once
-    python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --seeds 2
-    python sweep.py wsd --sweep weight_decay=0,0.1 --decay_share 0.2    any field; decay 20% of T
-    python sweep.py wsd --shard 1/2                half of the series; another machine takes 2/2
+    python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --sweep weight_decay=0,0.1
 
 Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py FOLDER.
 
@@ -40,7 +37,7 @@ from tqdm import tqdm
 import train
 from tools.compare import LINES, TUNING
 from tools.config import add_flags, fail, program_parser
-from tools.devices import pick_device, pick_dtype
+from tools.devices import pick_device
 from tools import grids
 from tools.grids import GRIDS, row_of, rows_of
 from tools.records import identity, read_records, settings
@@ -75,9 +72,8 @@ def train_trunk(
 ) -> Iterator[tuple[dict, list]]:
     """Train runs that share a trunk, shortest first. Yield their records and curves.
 
-    We save the trunk in the folder `trunks` before every branch, and when must_stop() ends it. The
-    next call resumes there, to finish these runs or to reach a longer T. At the token counts in
-    look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
+    We save the trunk in the folder `trunks` before every branch, and the next call resumes there.
+    At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS in the record.
     """
     state, looks, curve = train.build(runs[-1]), {}, []
     origin = train.describe_origin(runs[-1], corpus) | {"parent": None}
@@ -141,6 +137,7 @@ def tokens_of(runs: list[TrainConfig]) -> int:
 # stopped sweep, or one that is divided among machines, makes the same runs.
 
 
+@functools.cache
 def rate(j: int, first: float = 1e-4) -> float:
     """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
     return float(f"{first * 2 ** (j / 2):.4g}")
@@ -187,9 +184,7 @@ def config(**fields) -> TrainConfig:
     share = fields.pop("decay_share", None)
     if share is not None:
         fields["decay_tokens"] = round(share * fields["total_tokens"])
-    cfg = make_config(**{name: value for name, value in fields.items() if name not in unread})
-    auto = {"dtype": pick_dtype(cfg.device, cfg.n_embd, cfg.n_expert)}
-    return dataclasses.replace(cfg, **auto) if cfg.dtype == "auto" else cfg
+    return make_config(**{name: value for name, value in fields.items() if name not in unread})
 
 
 def guess(grid: dict, cfg: TrainConfig) -> int:
@@ -201,7 +196,11 @@ def guess(grid: dict, cfg: TrainConfig) -> int:
 
 def wsd_series(grid: dict, row: dict) -> Callable:
     """WSD with the best learning rate of every T."""
-    run = lambda j, T: config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
+
+    @functools.cache
+    def run(j: int, T: int) -> TrainConfig:
+        return config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
+
     middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
 
     def wanted(loss: Callable) -> list[TrainConfig]:
@@ -222,51 +221,57 @@ def power_series(grid: dict, row: dict) -> Callable:
 
 
 def compare_series(grid: dict) -> list[Callable]:
-    """Cosine, WSD and Power, tuned once in one cell with equally many trials, and the baseline.
+    """The trials that tune cosine, WSD and Power; and for every row, the lines and the baseline.
 
-    LINES tells how the tuned value of a line follows the batch size, and whether it averages the
-    weights instead of a decay. "fitted" is Power with the b of a law measured at this scale. The
-    baseline is WSD with the best learning rate of every cell, searched with seed 0.
+    The baseline is WSD with the best learning rate of every cell, searched with seed 0.
     """
-    shape, tuned_batch, tuned_T = grid["tune"]
-
-    def run(kind: str, row: dict, j: int, T: int, averaged: bool = False) -> TrainConfig:
-        schedule = "power" if kind == "fitted" else kind
-        own = dict(schedule=schedule, total_tokens=T, lr=rate(j), power_a=rate(j, first=1.0))
-        b = dict(power_b=grid["our_b"]) if kind == "fitted" else {}
-        decay = dict(decay_tokens=0, decay_share=None) if averaged else {}
-        return config(**row | own | dict(average=averaged) | b | decay)
-
-    def trials(kind: str, j: int) -> list[TrainConfig]:
-        rows = [row_of(grid, shape, tuned_batch, seed) for seed in range(TUNING, TUNING + 3)]
-        return [run(kind, row, j, tuned_T) for row in rows]
-
-    tried = {(kind, j): trials(kind, j) for kind, some in grid["trials"].items() for j in some}
-
-    def tuned(loss: Callable) -> dict[str, int]:
-        """Kind -> the value with the lowest mean loss, or nothing while a trial is missing."""
-        losses = {trial: [loss(cfg) for cfg in runs] for trial, runs in tried.items()}
-        if any(None in some for some in losses.values()):
-            return {}
-        best = lambda kind: min(grid["trials"][kind], key=lambda j: sum(losses[kind, j]))
-        return {kind: best(kind) for kind in grid["trials"]}
-
-    def lines(row: dict, loss: Callable) -> list[TrainConfig]:
-        runs, best = [], tuned(loss)
-        for kind, p, averaged in LINES.values():
-            if kind in best:
-                j = best[kind] + round(2 * p * math.log2(row["batch_size"] / tuned_batch))
-                runs += [run(kind, row, j, T, averaged) for T in grid["budgets"]]
-        return runs
-
-    series = [lambda loss: sum(tried.values(), [])]
+    trials = trials_of(grid)
+    series = [lambda loss: sum(trials.values(), [])]
     for row in rows_of(grid):
-        series.append(functools.partial(lines, row))
+        series.append(functools.partial(lines, grid, row, trials))
         if row["seed"] == 0:
             series.append(searched := wsd_series(grid, row))
         else:
             series.append(functools.partial(repeated, searched, row["seed"]))
     return series
+
+
+def trials_of(grid: dict) -> dict[tuple[str, int], list[TrainConfig]]:
+    """(kind, j) -> runs in the cell that tunes all kinds, with equally many j for every kind."""
+    shape, batch_size, T = grid["tune"]
+    rows = [row_of(grid, shape, batch_size, seed) for seed in range(TUNING, TUNING + 3)]
+    tried = [(kind, j) for kind, some in grid["trials"].items() for j in some]
+    return {(kind, j): [run_of_kind(grid, kind, row, j, T) for row in rows] for kind, j in tried}
+
+
+def run_of_kind(grid: dict, kind: str, row: dict, j: int, T: int, averaged=False) -> TrainConfig:
+    """A run with number j of the learning rate, or of a. "fitted" is Power with a measured b."""
+    schedule = "power" if kind == "fitted" else kind
+    own = dict(schedule=schedule, total_tokens=T, lr=rate(j), power_a=rate(j, first=1.0))
+    if kind == "fitted":
+        own["power_b"] = grid["our_b"]
+    if averaged:  # the average replaces the decay
+        own |= dict(decay_tokens=0, decay_share=None)
+    return config(**row | own | dict(average=averaged))
+
+
+def tuned(grid: dict, trials: dict, loss: Callable) -> dict[str, int]:
+    """Kind -> the j with the lowest mean loss, or nothing while a trial is missing."""
+    losses = {trial: [loss(cfg) for cfg in runs] for trial, runs in trials.items()}
+    if any(None in some for some in losses.values()):
+        return {}
+    best = lambda kind: min(grid["trials"][kind], key=lambda j: sum(losses[kind, j]))
+    return {kind: best(kind) for kind in grid["trials"]}
+
+
+def lines(grid: dict, row: dict, trials: dict, loss: Callable) -> list[TrainConfig]:
+    """The runs of all LINES, which tell how a tuned value follows the batch size."""
+    runs, best = [], tuned(grid, trials, loss)
+    for kind, p, averaged in LINES.values():
+        if kind in best:
+            j = best[kind] + round(2 * p * math.log2(row["batch_size"] / grid["tune"][1]))
+            runs += [run_of_kind(grid, kind, row, j, T, averaged) for T in grid["budgets"]]
+    return runs
 
 
 def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]:
@@ -288,7 +293,11 @@ def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]
 
 def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
     """The runs that we can train now. made_up(config) is the loss of an unknown run."""
-    loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
+
+    def loss(cfg: TrainConfig) -> float | None:
+        run = identity_of(cfg)
+        return known[run] if run in known else made_up(cfg)
+
     runs = sum((wanted(loss) for wanted in series), [])
     return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
 
@@ -309,28 +318,27 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss(record) for record in records}
 
 
+def jobs(series: list[Callable], known: dict, budgets: list[int]) -> dict[str, tuple]:
+    """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
+    jobs, todo = {}, by_trunk(missing(series, known))
+    work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
+    for trunk in sorted(todo, key=work, reverse=True):
+        last = todo[trunk][-1]
+        look = last.schedule in PLANNED and last.total_tokens == budgets[-1]
+        jobs[trunk] = todo[trunk], budgets[:-1] if look else []
+    return jobs
+
+
 def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_stop) -> None:
     """Train missing runs until must_stop(). Write records and curves as they come.
 
     Adds to known. Raises EOFError or ConnectionError if a worker dies.
     """
-    *shorter, longest = grid["budgets"]
-
-    def jobs() -> dict:
-        """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
-        jobs, todo = {}, by_trunk(missing(series, known))
-        work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
-        for trunk in sorted(todo, key=work, reverse=True):
-            last = todo[trunk][-1]
-            look = last.schedule in PLANNED and last.total_tokens == longest
-            jobs[trunk] = todo[trunk], shorter if look else []
-        return jobs
-
-    seconds = 0.5 if sys.stderr.isatty() else 60
-    bar = tqdm(total=len(left(series, grid, known)), unit=" runs", mininterval=seconds)
+    next_jobs = lambda: jobs(series, known, grid["budgets"])
+    bar = tqdm(total=len(left(series, grid, known)), unit=" runs")
     lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
     with lines, curves, bar:
-        for record, curve in deal(workers, jobs, must_stop):
+        for record, curve in deal(workers, next_jobs, must_stop):
             tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
             curve = {"tokens": tokens, "loss": loss, "lr": lr}
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
@@ -340,12 +348,12 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
             bar.update()
 
 
-def prepare_worker(device: str, data: str | None, tokenizer: str, trunks: Path) -> Callable:
-    """Open the corpus in a worker. Return the function that trains a job there."""
+def prepare_worker(device: str, cfg: TrainConfig, trunks: Path) -> Callable:
+    """Open the corpus of cfg in a worker. Return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
-    corpus = train.data.load_corpus(data, tokenizer)
-    here = {"device": device, "tokenizer": corpus.meta["tokenizer"] if data else tokenizer}
+    cfg, corpus = train.load_data(cfg, {}, None)
+    here = {"device": device, "tokenizer": cfg.tokenizer}
 
     def work(job: tuple, must_stop: Callable) -> Iterator[tuple[dict, list]]:
         runs, look_at = job
@@ -377,13 +385,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
-    """-> the grid, its series, and all known losses. Raises ValueError or OSError.
-
-    Puts the device and absolute paths of --data into typed.
-    """
+    """-> the grid, its series, and all known losses. Raises ValueError or OSError."""
     if "data" in typed:
-        if "tokenizer" in typed:
-            raise ValueError(f"--tokenizer {typed['tokenizer']}: --data has its own; leave it out")
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
     grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
@@ -391,10 +394,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable]
     runs = left(series, grid, {})
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, runs, READS)
-    corpus = train.data.load_corpus(typed.get("data"), typed.get("tokenizer", "bytes"))
-    for cfg in runs:
-        for source in corpus.sources.values():
-            train.check_corpus(cfg, source)
+    _, corpus = train.load_data(max(runs, key=lambda cfg: cfg.seq_len), typed, None)
     records = read_records(args.out)
     found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
@@ -414,19 +414,23 @@ def main(argv: list[str] | None = None) -> int:
             held = lock(folder)  # noqa: F841  until we end
     except (ValueError, OSError) as error:
         return fail("sweep.py", error)
-
     series = series[shard - 1 :: n_shards]
     runs = left(series, grid, known)
-    separate = sum(cfg.total_tokens for cfg in runs)
-    print(f"{args.out}: {len(known):,} runs are done, at least {len(runs):,} are left\n"
-          f"{tokens_of(runs):.3g} tokens, thanks to trunks; {separate:.3g} as separate runs",
-          flush=True)  # fmt: skip
+    todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
+    print(f"{args.out}: {len(known):,} runs are done, {todo}", flush=True)
     if args.dry_run:
         return 0
-    corpus = typed.get("data"), typed.get("tokenizer", "bytes")
-    number = args.workers if missing(series, known) else 0
+    status = train_in_workers(series, grid, known, folder, args.workers) if runs else 0
+    if status == 0:
+        print(f"finished: {len(known):,} records; next: python fit.py {args.out}")
+    return status
+
+
+def train_in_workers(series, grid: dict, known: dict, folder: Path, number: int | None) -> int:
+    """Train all missing runs in `number` processes. Returns the exit status."""
+    first = left(series, grid, known)[0]
     with stop_request(None) as must_stop:
-        workers = start_workers(typed["device"], number, prepare_worker, *corpus, folder / "trunks")
+        workers = start_workers(first.device, number, prepare_worker, first, folder / "trunks")
         try:
             sweep(series, grid, known, folder, workers, must_stop)
         except (EOFError, ConnectionError):
@@ -442,7 +446,6 @@ def main(argv: list[str] | None = None) -> int:
         print("the other runs wait for runs of other shards; after those, repeat this command")
         return 3
     shutil.rmtree(folder / "trunks", ignore_errors=True)
-    print(f"finished: {len(known):,} records; next: python fit.py {args.out}")
     return 0
 
 

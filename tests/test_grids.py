@@ -9,7 +9,7 @@ import pytest
 import fit
 import sweep
 from schedules import paper_batch_size
-from tools import figures
+from tools import compare, figures
 
 SCALES = tuple(sweep.GRIDS["wsd"])
 
@@ -123,6 +123,9 @@ def test_compare_gives_tuning_and_baseline_back(scale, capsys):
     said = capsys.readouterr().out
     assert f"wsd: lr {near:g}" in said and "power: power_a 16" in said
     cells = {(r["n_embd"], r["n_expert"], r["batch_size"], r["total_tokens"]) for r in wsd}
+    lines, _ = compare.comparison(records)  # all lines, with the runs of all cells
+    assert {len(by_cell) for by_cell in lines.values()} == {len(cells)}
+    assert len(lines) == (12 if "our_b" in sweep.GRIDS["compare"][scale] else 10)
     for cell in cells:  # the baseline of every seed: the best learning rate tried
         of_cell = [r for r in records if r["schedule"] == "wsd" and cell == (
             r["n_embd"], r["n_expert"], r["batch_size"], r["total_tokens"])]  # fmt: skip

@@ -62,7 +62,6 @@ def best_log2_lr(losses: list[float]) -> float:
 
 def check_transfer(curves: dict[int, list[float]]) -> None:
     best = {width: round(best_log2_lr(losses), 2) for width, losses in curves.items()}
-    print("muP", best, curves)
     assert max(best.values()) - min(best.values()) < 1, best
     narrow, *_, wide = curves.values()
     assert wide[int(np.argmin(narrow))] <= 1.01 * min(wide)
@@ -84,5 +83,4 @@ def test_under_standard_parametrization_it_does_not_transfer():
     narrow = [final_loss(32, lr, use_mup=False) for lr in RATES]
     best = RATES[int(np.argmin(narrow))]
     wide = {lr: final_loss(256, lr, use_mup=False) for lr in (RATES[0], best)}
-    print("standard", narrow, wide)
     assert wide[best] > 2 * wide[RATES[0]]

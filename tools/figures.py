@@ -109,7 +109,7 @@ def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> 
     label_ends(ax, ends)
 
 
-# -- Schedules, the coordinate check, one run ------------------------------------------------------
+# -- Schedules and runs ----------------------------------------------------------------------------
 
 
 def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
@@ -146,24 +146,6 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
             ax.legend(loc="upper right")
 
 
-def draw_coordinates(path: Path, changes: dict, widths, slope: Callable) -> None:
-    """The coordinate check. changes: {parametrization: {activation: its mean change by width}}."""
-    titles = ("Standard: wider models move further", "μP: they move the same at any width")
-    y = np.log2([moved for change in changes.values() for moved in change.values()])
-    looks = [dict(color=color, marker=m) for color, m in zip(PALETTE, MARKERS)]
-    with figure(path, 6.2, 2, sharex=True, sharey=True) as panels:
-        panels[0].set_ylim(y.min() - 1, y.max() + 1)
-        log_ticks(panels[0].yaxis, [math.floor(y.min()), y.max()], short)
-        for ax, title, change in zip(panels, titles, changes.values()):
-            points = lambda moved: {math.log2(w): [math.log2(c)] for w, c in zip(widths, moved)}
-            lines = {f"{hook} {slope(moved):+.1f}": points(moved) for hook, moved in change.items()}
-            draw_lines(ax, lines, looks)
-            ax.set_title(title)
-            ax.set_ylabel("mean change in 4 steps")
-        log_ticks(panels[0].xaxis, np.log2(widths), "{:.0f}".format)
-        panels[1].set_xlabel("width (numbers: slope of the log change)")
-
-
 def column(lines: list[dict], name: str) -> tuple[list, list]:
     """Millions of tokens and a metric, of the lines that have it."""
     some = [line for line in lines if line.get(name) is not None]
@@ -196,9 +178,9 @@ def draw_curve(out: Path, record: dict) -> None:
 
 
 def draw_experts(ax, lines: list[dict]) -> None:
-    names = (0, "max_load", "max load / mean"), (0.4, "aux_loss", "auxiliary loss")
-    names += ((0.75, "router_entropy", "entropy"),)
-    for (x, name, label), color in zip(names, PALETTE):
+    parts = [("max_load", "max load / mean", 0), ("aux_loss", "auxiliary loss", 0.4),
+             ("router_entropy", "entropy", 0.75)]  # fmt: skip
+    for (name, label, x), color in zip(parts, PALETTE):
         ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
         ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
@@ -208,16 +190,15 @@ def draw_experts(ax, lines: list[dict]) -> None:
 def draw_curves(path: Path, curves: dict[str, list[dict]]) -> None:
     """Training loss (faint) and validation loss of any runs."""
     with figure(path, 3.6) as (ax,):
-        ends, seen = {}, []
-        for i, (name, lines) in enumerate(curves.items()):
-            color = PALETTE[i % len(PALETTE)]
+        ends, losses = {}, []
+        for (name, lines), color in zip(curves.items(), itertools.cycle(PALETTE)):
             for metric, look in (("loss", dict(alpha=0.3)), ("val_loss", dict(marker="o"))):
                 x, y = column(lines, metric)
                 ax.plot(x, y, color=color, **look)
-                seen += y
+                losses += y
                 if x:
                     ends[name] = x[-1], y[-1], color
-        ax.set_ylim(0.98 * min(seen), np.percentile(seen, 95))
+        ax.set_ylim(0.98 * min(losses), np.percentile(losses, 95))
         label_ends(ax, ends)
         ax.set_title("Validation loss (dots), training loss (faint)")
         ax.set_xlabel("tokens seen (millions)")
@@ -340,10 +321,17 @@ def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> N
 
 
 def look_of(line: str) -> dict:
-    """A line is dashed if ∝ √batch or stopped, and dash-dotted if fitted."""
-    style = "--" if "√batch" in line or "early" in line else "-." if "fitted" in line else "-"
-    wide = 2.4 if "(paper)" in line or "one Power" in line else 0.8 if line == "baseline" else 1.3
-    return dict(color=color_of(line), linestyle=style, linewidth=wide)
+    """Color, style and width of a line, from its name."""
+    style, width = "-", 1.3
+    if "√batch" in line or "early" in line:
+        style = "--"
+    elif "fitted" in line:
+        style = "-."
+    if "(paper)" in line or "one Power" in line:
+        width = 2.4
+    elif line == "baseline":
+        width = 0.8
+    return dict(color=color_of(line), linestyle=style, linewidth=width)
 
 
 def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:

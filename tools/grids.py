@@ -24,6 +24,10 @@ def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
     return [dict(n_embd=n, n_head=n // head) | more for n in sizes]
 
 
+def wide(*sizes: int, **more) -> list[dict]:
+    return widths(*sizes, head=64, **more)
+
+
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
     """Each width under muP, then without its rules and with the usual scale of attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
@@ -45,21 +49,17 @@ def gpu(warmup_tokens: int) -> dict:
     return usual | dict(warmup_tokens=warmup_tokens, final_eval_tokens=2**19)
 
 
+def presets(*names: str) -> list[dict]:
+    return [dict(preset=name) for name in names]
+
+
 BF16 = dict(dtype="bfloat16")
-GPU_WIDTHS = widths(128, 256, 512, head=64)
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
-GPU_MOE = widths(256, head=64, preset="laptop-moe", n_ffn=320)
-PRESETS = [dict(preset=name) for name in ("12M", "36M", "121M")]
-LARGE = [dict(preset=name) for name in ("121M", "1B", "1B-moe")]
-POWER = [dict(preset="36M-power")]
-PAPER_MUP = mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None)
-# Factors of a and steps of b, around the preset. Table 3 of the paper scans a in [3, 5] and b in
-# [-0.6, -0.4], in steps that it does not give. A scan needs equal steps to have a minimum.
+# Factors of a and steps of b, around the preset. The paper scans a in [3, 5], b in [-0.6, -0.4].
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
 # A comparison tunes in the cell `tune` (shape, batch size, T), with these `trials` in steps of
-# sqrt(2). Learning rates go from 0.0008 to 0.0512 and a from 2 to 128, or from 0.25 to 16 with
-# `our_b`, the b of results/wsd-laptop-long, for about the same learning rates.
+# sqrt(2) from a learning rate of 1e-4, or from a = 1. `our_b` is the b of results/wsd-laptop-long.
 TRIALS = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), fitted=range(-4, 9))
 OURS = dict(trials=TRIALS, our_b=-0.3)
 
@@ -67,40 +67,44 @@ GRIDS = {
     "wsd": {
         "quick": grid(laptop(2_000), widths(32, 64), [2, 4, 8], 1, doublings(40_000, 4)),
         "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
-        "gpu": grid(gpu(25_000), GPU_WIDTHS, [8, 16, 32, 64], 1, doublings(10**6, 5)),
-        # Table 2 of the paper tries the same eight learning rates in every cell, 0.0002 to 0.0256
-        # by factors of 2. We search instead, because many minima would be too close to an edge.
-        "paper": grid(BF16, PRESETS, doublings(16, 6), 1, doublings(2 * 10**9, 8), guess=5e-4),
+        "gpu": grid(gpu(25_000), wide(128, 256, 512), [8, 16, 32, 64], 1, doublings(10**6, 5)),
+        # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
+        # many minima would be too close to an edge.
+        "paper": grid(BF16, presets("12M", "36M", "121M"), doublings(16, 6), 1,
+                      doublings(2 * 10**9, 8), guess=5e-4),
     },
     # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
     "beyond": {
         "quick": grid(laptop(2_000), widths(64), [4], 1, [1_280_000], guess=0.007),
         "laptop": grid(laptop(2_000), widths(64), [4], 1, [5_120_000], guess=0.005),
-        "gpu": grid(gpu(25_000), GPU_WIDTHS[1:2], [32], 1, [64 * 10**6], guess=0.005),
-        "paper": grid(BF16, PRESETS[1:2], [128], 1, [1024 * 10**9], guess=2e-5),
+        "gpu": grid(gpu(25_000), wide(256), [32], 1, [64 * 10**6], guess=0.005),
+        "paper": grid(BF16, presets("36M"), [128], 1, [1024 * 10**9], guess=2e-5),
     },
     "power": {
         "quick": grid(laptop(16_000), widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
         "laptop": grid(laptop(32_000), widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
-        "gpu": grid(gpu(400_000), GPU_WIDTHS[1:2], [16, 32, 64], 1, doublings(10**6, 5), **SCAN),
-        "paper": grid(BF16, POWER, doublings(32, 5), 1, doublings(2 * 10**9, 7), **FINER_SCAN),
+        "gpu": grid(gpu(400_000), wide(256), [16, 32, 64], 1, doublings(10**6, 5), **SCAN),
+        "paper": grid(BF16, presets("36M-power"), doublings(32, 5), 1, doublings(2 * 10**9, 7),
+                      **FINER_SCAN),
     },
     "transfer": {
         "quick": grid(laptop(2_000), mup(32, 64, 128), [4], 1, [80_000]),
         "laptop": grid(laptop(2_000), mup(32, 64, 128, 256), [4], 3, [160_000]),
         "gpu": grid(gpu(25_000), mup(128, 256, 512, 1024, 2048, head=64), [16], 1, [4 * 10**6]),
-        "paper": grid(BF16, PAPER_MUP, [128], 1, [4 * 10**9], guess=5e-4),
+        "paper": grid(BF16, mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None), [128], 1,
+                      [4 * 10**9], guess=5e-4),
     },
     "compare": {
         "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 5),
                       tune=(*widths(32), 2, 40_000), **OURS),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 3, doublings(80_000, 5),
                        tune=(*widths(32), 2, 80_000), **OURS),
-        "gpu": grid(gpu(400_000), GPU_WIDTHS[1:] + GPU_MOE, [8, 32], 3, doublings(10**6, 5),
-                    tune=(GPU_WIDTHS[0], 8, 10**6), **OURS),
+        "gpu": grid(gpu(400_000), wide(256, 512) + wide(256, preset="laptop-moe", n_ffn=320),
+                    [8, 32], 3, doublings(10**6, 5), tune=(*wide(128), 8, 10**6), **OURS),
         # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
-        "paper": grid(BF16 | dict(decay_tokens=None), LARGE, [128, 512], 3,
-                      doublings(16 * 10**9, 5), guess=2e-4, tune=(*POWER, 128, 4 * 10**9),
+        "paper": grid(BF16 | dict(decay_tokens=None), presets("121M", "1B", "1B-moe"), [128, 512],
+                      3, doublings(16 * 10**9, 5), guess=2e-4,
+                      tune=(*presets("36M-power"), 128, 4 * 10**9),
                       trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11))),
     },
 }  # fmt: skip
@@ -155,7 +159,7 @@ def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -
     for name, values in asked.items():
         some = {schedule for schedule in reads if name in reads[schedule]} or reads.keys()
         found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
-        if name in UNUSED or found != set(values):
+        if name in UNUSED or "auto" in values or found != set(values):
             raise ValueError(
                 f"--{name} {values[0]}: the experiment chooses this or does not use it; leave it "
                 "out (see --widths, --batches, --budgets, --seeds, --sweep)"
@@ -165,10 +169,7 @@ def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise ValueError for a record that differs from all configs of a sweep in a setting.
-
-    Two runs of a sweep may differ in the fields `free`.
-    """
+    """Raise ValueError for a record unlike all configs of a sweep, in fields that are not free."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:

@@ -40,7 +40,6 @@ def mean_x(found: list) -> float:
 
 
 def deviation(values: list) -> float:
-    """Standard deviation of a sample, with n - 1."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
@@ -226,8 +225,8 @@ def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
 
 def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
     """If you stop here, how good are one Power run, planned cosines, and the longest one cut?"""
-    dense = [shape for shape, *_ in lines["baseline"] if "experts" not in shape]
-    shape = max(dense, key=lambda s: (len(s), s))  # the widest
+    shapes = [shape for shape, *_ in lines["baseline"]]
+    shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
     cells = [cell for cell in lines["baseline"] if (cell[0], cell[2]) == (shape, B)]
     seeds = above(lines, "cosine")
     longest = [r for r in records if r["schedule"] == "cosine" and r["seed"] in seeds]
