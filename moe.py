@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.config import fail, program_parser
-from tools.devices import pick_device, total
-from tools.precision import cpu_dtype, matmul_dtype
+from tools.devices import cpu_dtype, matmul_dtype, pick_device, total
 
 # Shapes: N tokens, C = n_embd, E experts of hidden width M, k of them per token, so N*k pairs
 

@@ -52,15 +52,14 @@ def launch(world: int, fields: dict, script=ROOT / "train.py") -> list:
     ]  # fmt: skip
 
 
-def finish(processes: list, status: int | None = 0) -> list[tuple[str, str]]:
-    """Wait for all -> (standard output, standard error) of each. status None: any but 0."""
+def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
+    """Wait for all -> (standard output, standard error) of each."""
     try:
         outputs = [p.communicate(timeout=120) for p in processes]
     finally:
         for p in processes:
             p.kill()
-    codes = [p.returncode for p in processes]
-    assert all(c == status if status is not None else c != 0 for c in codes), (codes, outputs)
+    assert [p.returncode for p in processes] == [status] * len(processes), outputs
     return outputs
 
 
@@ -220,25 +219,18 @@ def fails(*args):
     global n
     n += 1
     if n == 5 and os.environ["RANK"] == "1":
-        raise {{}}
+        raise train.torch.OutOfMemoryError("CUDA out of memory")
     return step(*args)
 train.optimizer_step = fails
 train.devices.leave(train.main())
 """
 
 
-@pytest.mark.parametrize(
-    "exception, reason",
-    [
-        ("ValueError('this batch is bad')", "ValueError: this batch is bad"),
-        ("train.torch.OutOfMemoryError('CUDA out of memory')", "train.py: out of memory; try"),
-    ],
-)
-def test_a_process_that_fails_ends_all(exception, reason, corpus_path, tmp_path):
+def test_a_process_that_fails_ends_all(corpus_path, tmp_path):
     script = tmp_path / "failing.py"
-    script.write_text(FAILING.format(exception))
+    script.write_text(FAILING)
     fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "total_tokens": 10**9}
-    outputs = finish(launch(2, fields, script), status=None)
+    outputs = finish(launch(2, fields, script), status=2)
     last = outputs[0][1].splitlines()[-1]
     assert last == "train.py: lost the other processes; one of them failed"
-    assert reason in outputs[1][1]
+    assert outputs[1][1].startswith("train.py: out of memory; try")
