@@ -93,11 +93,10 @@ class TrainConfig(GPTConfig):
         if "decay_tokens" not in READS[self.schedule]:
             object.__setattr__(self, "decay_tokens", 0)
         fill_in(self, decay_tokens=self.total_tokens // 10, micro_batch_size=self.batch_size)
-        batch, micro, T = self.batch_size, self.micro_batch_size, self.total_tokens
-        if batch % micro:
-            raise ValueError(f"--micro_batch_size {micro}: must divide batch_size {batch}")
-        if T < self.batch_tokens:
-            raise ValueError(f"--total_tokens {T}: less than one batch, {self.batch_tokens:,}")
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size")
+        if self.total_tokens < self.batch_tokens:
+            raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit

@@ -60,19 +60,16 @@ def test_average_pt_has_no_optimizer_and_the_sample_is_its_work(corpus_path, cor
     assert Path("a/sample.txt").read_bytes().decode() == sample
 
 
-def test_a_stopped_run_has_the_same_average(corpus_path):
-    whole = run(corpus_path, "a", "--average")
-    stop([*flags(corpus_path, out="b", **AVERAGE), "--average"], 10)
-    assert train.main(["--out=b", "--resume"]) == 0
-    assert read(Path("b/record.json"))["average_val_loss"] == whole["average_val_loss"]
-
-
-def test_a_branch_continues_the_average_of_its_parent_or_begins_one(corpus_path):
+def test_resuming_and_branching_continue_the_average(corpus_path):
+    """A branch of a run without an average starts one."""
     whole = run(corpus_path, "a", "--average")["average_val_loss"]
+    stop([*flags(corpus_path, out="stopped", **AVERAGE), "--average"], 10)
+    assert train.main(["--out=stopped", "--resume"]) == 0
     run(corpus_path, "half", "--average", total_tokens=1536)
     run(corpus_path, "plain", total_tokens=1536)
     for parent in ("half", "plain"):
         argv = [f"--branch={parent}", "--average", "--total_tokens=3072", "--decay_tokens=0"]
         assert train.main([*argv, f"--out=from-{parent}", "--device=cpu"]) == 0
     loss = lambda out: read(Path(out) / "record.json")["average_val_loss"]
-    assert loss("from-half") == whole and loss("from-plain") == pytest.approx(whole, abs=0.02)
+    assert loss("stopped") == loss("from-half") == whole
+    assert loss("from-plain") == pytest.approx(whole, abs=0.02)

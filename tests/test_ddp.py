@@ -103,23 +103,6 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     assert losses(out) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_data_mixture_is_read_as_by_one_process(documents, tmp_path):
-    """The mixture changes within a batch."""
-    for name, part in (("a", documents[:150]), ("b", documents[150:])):
-        data.prepare(part, "bytes", tmp_path / name, val_fraction=0.1)
-    a, b = tmp_path / "a", tmp_path / "b"
-    fields = TINY | {"data": f"{a}:0.7,{b}:0.3", "decay_data": f"{a}:0.2,{b}:0.8"}
-    fields |= {"total_tokens": 24 * 256, "decay_tokens": 10 * 256 - 40}
-    processes = launch(2, fields | {"out": tmp_path / "two"})
-    assert train.main(argv_of(fields | {"out": tmp_path / "one"})) == 0
-    finish(processes)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    one, two = (read(tmp_path / name / "record.json") for name in ("one", "two"))
-    assert two["fingerprint"] == one["fingerprint"] and two["epochs_b"] == one["epochs_b"] > 0
-    for name in ("val_loss_a", "val_loss_b", "val_bpb"):
-        assert two[name] == pytest.approx(one[name], rel=1e-5)
-
-
 WATCHED = f"""
 import sys, zipfile
 sys.path.insert(0, {str(ROOT)!r})

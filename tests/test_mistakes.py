@@ -41,7 +41,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--dtype float64", "--dtype"),
     (train, "--schedule cosine --decay_tokens 1e5", "--decay_tokens 100000"),
     (train, "--lr 0.1", "only with wsd, cosine, constant"),
-    (train, "--total_tokens 100", "one batch"),
+    (train, "--total_tokens 100", "a batch has"),
     (train, "--micro_batch_size 3", "divide"),
     (train, "--n_head 3", "n_embd 128"),
     (train, "--warmup_tokens 1e9", "1,000,000,000"),

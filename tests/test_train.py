@@ -205,16 +205,12 @@ def test_each_group_gets_its_multiplier_and_weight_decay(corpus):
 
 
 def test_the_gradient_is_clipped_to_its_norm(corpus):
-    moved = {}
-    for clip in (0.0, 1e-3):
-        cfg = train.resolve_device(train.make_config(**SMALL | {"grad_clip": clip}))
-        model = train.build(cfg).model
-        flat = lambda: torch.cat([p.detach().flatten() for p in model.parameters()])
-        before = flat()
-        _, norm, _ = train.optimizer_step(cfg, model, sgd(model), corpus, 0, lr=1.0)
-        moved[clip] = (before - flat()).norm().item()
-    assert moved[1e-3] == pytest.approx(1e-3, rel=1e-2)
-    assert moved[0.0] == pytest.approx(norm.item(), rel=1e-3)
+    cfg = train.resolve_device(train.make_config(**SMALL, grad_clip=1e-3))
+    model = train.build(cfg).model
+    flat = lambda: torch.cat([p.detach().flatten() for p in model.parameters()])
+    before = flat()
+    train.optimizer_step(cfg, model, sgd(model), corpus, 0, lr=1.0)
+    assert (before - flat()).norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 # -- configuration -----------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from tools import runs
 from tools.devices import rank_and_world
 
 # --resume accepts new values of these flags, which only change how we compute and report a run
-RUNTIME_FLAGS = set(
-    "device compile recompute micro_batch_size save_every keep_checkpoints "
-    "log_every eval_every eval_tokens out".split()
-)
+RUNTIME_FLAGS = set("""
+    device compile recompute micro_batch_size save_every keep_checkpoints
+    log_every eval_every eval_tokens out
+""".split())
 
 
 def resumed_fields(saved: dict, typed: dict) -> dict:
@@ -82,8 +82,7 @@ def branched_fields(parent: dict, typed: dict) -> dict:
             raise ValueError("--branch: released weights carry no learning rate; choose one, "
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
         return parent["config"] | typed
-    fields = parent["config"] | {"out": None, "decay_tokens": None, "device": "auto"}
-    fields["compile"] = None
+    fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
     batch_size = typed.get("batch_size", fields["batch_size"])
     fields["micro_batch_size"] = math.gcd(fields["micro_batch_size"], batch_size)
     if "decay_tokens" in typed:
