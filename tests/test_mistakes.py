@@ -13,6 +13,18 @@ import train
 from test_train import flags
 
 
+def one_line(main, argv, capsys) -> str:
+    """Run a command line that must be refused; -> what it says."""
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = stop.code
+    error = capsys.readouterr().err
+    assert status == 2, (argv, status, error)
+    assert len(error.splitlines()) == 1 and "Traceback" not in error, (argv, error)
+    return error
+
+
 @pytest.fixture(scope="module")
 def folder(corpus_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
@@ -85,11 +97,5 @@ def folder(corpus_path, tmp_path_factory):
 def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
-    try:
-        status = program.main(argv.split())
-    except SystemExit as stop:
-        status = stop.code
-    error = capsys.readouterr().err
-    assert status == 2 and says in error, error
-    assert len(error.splitlines()) == 1 and "Traceback" not in error
+    assert says in one_line(program.main, argv.split(), capsys)
     assert sorted(folder.rglob("*")) == before

@@ -144,7 +144,8 @@ def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
     monkeypatch.setattr(sweep, "POINTS", 12)
     curves = [curve for _, curve in sweep.train_trunk(runs, corpus, Path("trunks"))]
     state, schedule = train.build(runs[2]), make_schedule(runs[2])
-    losses = [s.loss.item() for s in train.training_steps(runs[2], state, corpus, 12000)]
+    steps = train.training_steps(runs[2], state, corpus, 12000)
+    losses = [loss.item() for _, loss, _, _ in steps]
     for cfg, curve in zip(runs, curves):
         assert 6 <= len(curve) <= 12 and curve[0] == curves[0][0]
         assert sorted(point[0] for point in curve) == [point[0] for point in curve]
