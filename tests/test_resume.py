@@ -24,7 +24,7 @@ from tools import runs
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
 RESUME, BRANCH = ["--out=run", "--resume"], ["--branch=run"]
-TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out"}
+TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out", "git_commit", "git_dirty"}
 
 
 def everything(run: Path) -> dict:
