@@ -76,8 +76,8 @@ time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s"""
 def steps(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
     """Train until step n and return the seconds that every step took."""
     times = [time.perf_counter()]
-    for step in train.training_steps(cfg, state, corpus, n * cfg.batch_tokens):
-        step.loss.item()  # waits for the device
+    for _, loss, _, _ in train.training_steps(cfg, state, corpus, n * cfg.batch_tokens):
+        loss.item()  # waits for the device
         times.append(time.perf_counter())
     return [end - begin for begin, end in itertools.pairwise(times)]
 
@@ -113,7 +113,6 @@ def profile(cfg: TrainConfig, corpus, file: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("bench.py", __doc__)
     add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
-    parser.add_argument("--benchmark", action="store_true", help="time steps (the default)")
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
@@ -130,8 +129,10 @@ def main(argv: list[str] | None = None) -> int:
         return fail("bench.py", error)
     if args.dry_run:
         text = dry_run(cfg, world)
+    elif args.profile:
+        text = profile(cfg, corpus, args.profile)
     else:
-        text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
+        text = benchmark(cfg, corpus)
     if rank == 0:
         print(text)
     return 0

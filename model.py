@@ -21,8 +21,8 @@ import mup
 from moe import MoE, Routing
 from tools import granite
 from tools.config import check_limits, fail, fill_in, option, program_parser
+from tools.devices import cpu_dtype, matmul_dtype
 from tools.granite import is_granite
-from tools.precision import cpu_dtype, matmul_dtype
 from tools.runs import newest_checkpoint, read_checkpoint
 
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from tools.config import program_parser
-from tools.devices import pick_device, total
-from tools.precision import cpu_dtype, matmul_dtype
+from tools.devices import cpu_dtype, matmul_dtype, pick_device, total
 
 # Shapes: N tokens, C = n_embd, E experts of hidden width M, k of them per token, so N*k pairs
 

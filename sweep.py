@@ -41,7 +41,7 @@ from tools.devices import pick_device
 from tools import grids
 from tools.grids import GRIDS, row_of, rows_of
 from tools.records import identity, read_records, settings
-from tools.runs import append_to, lock, read_checkpoint, stop_request
+from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
 from tools.workers import deal, start_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
@@ -56,14 +56,14 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
     Append (tokens, mean training loss since the last point, learning rate) to the curve.
     """
     losses = []
-    for step in train.training_steps(cfg, state, corpus, until):
-        losses.append(step.loss)
+    for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
+        losses.append(loss)
         passed = lambda every: train.crossed(every, state.tokens, cfg.batch_tokens)
         if passed(math.ceil(cfg.total_tokens / POINTS)):
             mean = torch.stack(losses).mean().item()
-            curve.append((state.tokens, mean if math.isfinite(mean) else None, step.lr))
+            curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
             losses.clear()
-        if must_stop() or passed(cfg.log_every) and not math.isfinite(step.loss):
+        if must_stop() or passed(cfg.log_every) and not math.isfinite(loss):
             return  # train.py, too, looks for a diverged loss at every log_every
 
 
@@ -76,7 +76,7 @@ def train_trunk(
     At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS in the record.
     """
     state, looks, curve = train.build(runs[-1]), {}, []
-    origin = train.describe_origin(runs[-1], corpus) | {"parent": None}
+    made = origin(runs[-1].device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(runs[0])}.pt"
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
@@ -92,7 +92,8 @@ def train_trunk(
             if f"val_loss_at_{T}" not in looks and not must_stop():
                 looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
         advance(cfg, state, corpus, cfg.total_tokens - cfg.decay_tokens, curve, must_stop)
-        train.save_state(checkpoint, cfg, corpus, state, looks=looks, curve=curve)
+        saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
+        write_checkpoint(checkpoint, saved)
         branch = curve.copy()
         advance(cfg, state, corpus, cfg.total_tokens, branch, must_stop)
         if must_stop():
@@ -100,7 +101,7 @@ def train_trunk(
         _, record = train.evaluate(cfg, state, corpus)
         seconds = time.perf_counter() - began  # without the time of the shorter runs
         speed = round((state.tokens - start) / seconds)
-        record |= looks | origin | {"seconds": round(seconds, 1), "tokens_per_second": speed}
+        record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
         yield record, branch[:: max(1, math.ceil(len(branch) / POINTS))]
         train.restore(read_checkpoint(checkpoint), state)  # back to where the branch left
 

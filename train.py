@@ -22,7 +22,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import tools.threads  # noqa: F401  before torch
 
@@ -33,13 +32,13 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import mup
 from eval import check_corpus, sample, validation_loss
-from model import GPT, PRESETS, GPTConfig, Routing, is_granite, load_model, new_model
+from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
 from tools.devices import mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
-from tools.runs import Run, read_checkpoint, stop_request, write_checkpoint
+from tools.runs import Run, read_checkpoint, stop_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +93,10 @@ class TrainConfig(GPTConfig):
         if "decay_tokens" not in READS[self.schedule]:
             object.__setattr__(self, "decay_tokens", 0)
         fill_in(self, decay_tokens=self.total_tokens // 10, micro_batch_size=self.batch_size)
-        batch, micro, T = self.batch_size, self.micro_batch_size, self.total_tokens
-        if batch % micro:
-            raise ValueError(f"--micro_batch_size {micro}: must divide batch_size {batch}")
-        if T < self.batch_tokens:
-            raise ValueError(f"--total_tokens {T}: less than one batch, {self.batch_tokens:,}")
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size")
+        if self.total_tokens < self.batch_tokens:
+            raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
@@ -172,15 +170,6 @@ class State:
     tokens: int = 0  # seen so far
 
 
-class Step(NamedTuple):
-    """The learning rate and the results of an optimizer_step."""
-
-    lr: float
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
-    routing: Routing | None
-
-
 def build(cfg: TrainConfig) -> State:
     """The model with its initial weights, the same on every device, and its optimizer."""
     torch.manual_seed(cfg.seed)
@@ -190,17 +179,16 @@ def build(cfg: TrainConfig) -> State:
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if cfg.compile and cfg.device == "cpu":
-        model.compile()
-    elif cfg.compile:  # equal blocks compile once, and DDP can overlap their gradients
+    if cfg.compile:  # equal blocks compile once, and DDP can overlap their gradients
         for block in model.blocks:
             block.compile()
         model.loss = torch.compile(model.loss)
     return State(model, optimizer, average)
 
 
-def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[Step]:
-    """Train to at most `until` tokens; yield a Step after every update of the state.
+def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[tuple]:
+    """Train to at most `until` tokens. After every step, yield its learning rate, loss, norm of the
+    gradient and routing.
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
@@ -210,11 +198,11 @@ def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterat
         replica.broadcast_buffers = False  # the rotary tables never change
     while state.tokens + cfg.batch_tokens <= until:  # whole batches only
         lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
-        step = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
+        results = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
         before, state.tokens = state.tokens, state.tokens + cfg.batch_tokens
         if state.average:
             update_average(state.average, state.model, before, state.tokens)
-        yield Step(lr, *step)
+        yield lr, *results
 
 
 def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
@@ -236,7 +224,8 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     state = build(cfg)
     if start:
         restore(start, state)
-    run = Run(out, dataclasses.asdict(cfg), describe_origin(cfg, corpus), start)
+    origin = runs.origin(cfg.device, corpus.meta["fingerprint"])
+    run = Run(out, dataclasses.asdict(cfg), origin, start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
@@ -266,8 +255,7 @@ def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
     if run.out is None:
         return {}
     record = run.finish(record)  # before anything else can fail
-    cooled = cfg.decay_tokens or cfg.schedule in PLANNED or not cfg.average
-    model = (state.model if cooled else state.average).eval()
+    model = (state.average or state.model).eval()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # growing shapes would compile again and again
         text = "" if record["diverged"] else sample(model, corpus.tokenizer)
@@ -310,11 +298,6 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     }  # fmt: skip
 
 
-def describe_origin(cfg: TrainConfig, corpus) -> dict:
-    """Everything needed to reproduce a run, besides its config."""
-    return runs.origin(cfg.device, corpus.meta["fingerprint"])
-
-
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
     """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
@@ -323,11 +306,6 @@ def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
         "optimizer": state.optimizer.state_dict(),
         "average": state.average.state_dict() if state.average else None,
     }  # fmt: skip
-
-
-def save_state(path: Path, cfg: TrainConfig, corpus, state: State, **more) -> None:
-    """Write a checkpoint with `more` in it. Raises OSError if that fails."""
-    write_checkpoint(path, checkpoint(cfg, corpus, state) | more)
 
 
 def restore(saved: dict, state: State) -> None:
@@ -387,12 +365,10 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
     for flag in ("--dry_run", "--benchmark", "--profile"):
         if flag in (sys.argv[1:] if argv is None else argv):
-            parser.error(f"{flag}: use python bench.py {flag}, with the same other flags")
+            parser.error(f"{flag}: use python bench.py, which takes all flags of train.py")
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
-    if args.time_limit is not None and not args.time_limit > 0:
-        parser.error(f"--time_limit {args.time_limit}: must be above 0")
     return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 
@@ -465,7 +441,8 @@ def main(argv: list[str] | None = None) -> int:
         return fail("train.py", reason)
     if record is None:
         say(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
-    return 3 if record is None else 0
+        return 3
+    return 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import data
 import eval as evaluation
 import model as model_file
 import train
@@ -51,45 +50,26 @@ def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
     assert f"{loss:.4f}" in capsys.readouterr().out
 
 
-def test_average_pt_has_no_optimizer(corpus_path):
+def test_average_pt_has_no_optimizer_and_the_sample_is_its_work(corpus_path, corpus):
     run(corpus_path, "a", "--average")
+    newest = torch.load(max(Path("a/ckpt").iterdir()), weights_only=True)
     saved = torch.load("a/average.pt", weights_only=True)
-    assert "optimizer" not in saved
-    newest = max(Path("a/ckpt").iterdir())
-    assert same(saved["model"], torch.load(newest, weights_only=True)["average"])
-    assert Path("a/average.pt").stat().st_size < 0.3 * newest.stat().st_size
-
-
-@pytest.mark.parametrize(
-    "decay, averaged",
-    [
-        ({"decay_tokens": 0}, True),
-        ({"decay_tokens": 512}, False),
-        ({"schedule": "cosine"}, False),
-        ({"schedule": "constant"}, True),
-    ],
-)
-def test_the_sample_is_of_the_averaged_weights_if_nothing_decays(decay, averaged, corpus_path):
-    assert train.main([*flags(corpus_path, total_tokens=3072, out="a", **decay), "--average"]) == 0
-    model = model_file.load_model("a/average.pt" if averaged else "a")
+    assert "optimizer" not in saved and same(saved["model"], newest["average"])
     torch.manual_seed(0)
-    expected = evaluation.sample(model, data.open_corpus(corpus_path).tokenizer)
-    assert Path("a/sample.txt").read_bytes().decode() == expected
+    sample = evaluation.sample(model_file.load_model("a/average.pt"), corpus.tokenizer)
+    assert Path("a/sample.txt").read_bytes().decode() == sample
 
 
-def test_a_stopped_run_has_the_same_average(corpus_path):
-    whole = run(corpus_path, "a", "--average")
-    stop([*flags(corpus_path, out="b", **AVERAGE), "--average"], 10)
-    assert train.main(["--out=b", "--resume"]) == 0
-    assert read(Path("b/record.json"))["average_val_loss"] == whole["average_val_loss"]
-
-
-def test_a_branch_continues_the_average_of_its_parent_or_begins_one(corpus_path):
+def test_resuming_and_branching_continue_the_average(corpus_path):
+    """A branch of a run without an average starts one."""
     whole = run(corpus_path, "a", "--average")["average_val_loss"]
+    stop([*flags(corpus_path, out="stopped", **AVERAGE), "--average"], 10)
+    assert train.main(["--out=stopped", "--resume"]) == 0
     run(corpus_path, "half", "--average", total_tokens=1536)
     run(corpus_path, "plain", total_tokens=1536)
     for parent in ("half", "plain"):
         argv = [f"--branch={parent}", "--average", "--total_tokens=3072", "--decay_tokens=0"]
         assert train.main([*argv, f"--out=from-{parent}", "--device=cpu"]) == 0
     loss = lambda out: read(Path(out) / "record.json")["average_val_loss"]
-    assert loss("from-half") == whole and loss("from-plain") == pytest.approx(whole, abs=0.02)
+    assert loss("stopped") == loss("from-half") == whole
+    assert loss("from-plain") == pytest.approx(whole, abs=0.02)

@@ -52,15 +52,14 @@ def launch(world: int, fields: dict, script=ROOT / "train.py") -> list:
     ]  # fmt: skip
 
 
-def finish(processes: list, status: int | None = 0) -> list[tuple[str, str]]:
-    """Wait for all -> (standard output, standard error) of each. status None: any but 0."""
+def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
+    """Wait for all -> (standard output, standard error) of each."""
     try:
         outputs = [p.communicate(timeout=120) for p in processes]
     finally:
         for p in processes:
             p.kill()
-    codes = [p.returncode for p in processes]
-    assert all(c == status if status is not None else c != 0 for c in codes), (codes, outputs)
+    assert [p.returncode for p in processes] == [status] * len(processes), outputs
     return outputs
 
 
@@ -102,23 +101,6 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     finish(launch(4, {"out": out, "resume": True}))
     expected = [losses(alone)[i] for i in (49, 99, 149, 199, 200)]
     assert losses(out) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_data_mixture_is_read_as_by_one_process(documents, tmp_path):
-    """The mixture changes within a batch."""
-    for name, part in (("a", documents[:150]), ("b", documents[150:])):
-        data.prepare(part, "bytes", tmp_path / name, val_fraction=0.1)
-    a, b = tmp_path / "a", tmp_path / "b"
-    fields = TINY | {"data": f"{a}:0.7,{b}:0.3", "decay_data": f"{a}:0.2,{b}:0.8"}
-    fields |= {"total_tokens": 24 * 256, "decay_tokens": 10 * 256 - 40}
-    processes = launch(2, fields | {"out": tmp_path / "two"})
-    assert train.main(argv_of(fields | {"out": tmp_path / "one"})) == 0
-    finish(processes)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    one, two = (read(tmp_path / name / "record.json") for name in ("one", "two"))
-    assert two["fingerprint"] == one["fingerprint"] and two["epochs_b"] == one["epochs_b"] > 0
-    for name in ("val_loss_a", "val_loss_b", "val_bpb"):
-        assert two[name] == pytest.approx(one[name], rel=1e-5)
 
 
 WATCHED = f"""
@@ -220,25 +202,18 @@ def fails(*args):
     global n
     n += 1
     if n == 5 and os.environ["RANK"] == "1":
-        raise {{}}
+        raise train.torch.OutOfMemoryError("CUDA out of memory")
     return step(*args)
 train.optimizer_step = fails
 train.devices.leave(train.main())
 """
 
 
-@pytest.mark.parametrize(
-    "exception, reason",
-    [
-        ("ValueError('this batch is bad')", "ValueError: this batch is bad"),
-        ("train.torch.OutOfMemoryError('CUDA out of memory')", "train.py: out of memory; try"),
-    ],
-)
-def test_a_process_that_fails_ends_all(exception, reason, corpus_path, tmp_path):
+def test_a_process_that_fails_ends_all(corpus_path, tmp_path):
     script = tmp_path / "failing.py"
-    script.write_text(FAILING.format(exception))
+    script.write_text(FAILING)
     fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "total_tokens": 10**9}
-    outputs = finish(launch(2, fields, script), status=None)
+    outputs = finish(launch(2, fields, script), status=2)
     last = outputs[0][1].splitlines()[-1]
     assert last == "train.py: lost the other processes; one of them failed"
-    assert reason in outputs[1][1]
+    assert outputs[1][1].startswith("train.py: out of memory; try")

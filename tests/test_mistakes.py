@@ -1,9 +1,5 @@
 """Wrong input anywhere: one clear line, exit status 2, and nothing left behind."""
 
-import dataclasses
-import random
-import typing
-
 import pytest
 import torch
 
@@ -16,24 +12,6 @@ import schedules
 import train
 from test_train import flags
 
-FIELDS = dataclasses.fields(train.TrainConfig)
-
-
-def kind(field) -> type:
-    return next(t for t in (typing.get_args(field.type) or (field.type,)) if t is not type(None))
-
-
-def wrong_values(field) -> list[str]:
-    """Values that this flag must refuse, from its type and its limits."""
-    limits, wrong = field.metadata, []
-    if kind(field) is bool:
-        return ["true"]
-    if kind(field) is str:
-        return [""] + ["nonsense"] * ("choices" in limits)
-    wrong += ["", "x", "nan", "inf", "-inf", "1,000"] + ["1.5"] * (kind(field) is int)
-    outside = {"above": 0, "below": 0, "at_least": -1, "at_most": 1}
-    return wrong + [str(limits[name] + step) for name, step in outside.items() if name in limits]
-
 
 def one_line(main, argv, capsys) -> str:
     """Run a command line that must be refused; -> what it says."""
@@ -43,31 +21,8 @@ def one_line(main, argv, capsys) -> str:
         status = stop.code
     error = capsys.readouterr().err
     assert status == 2, (argv, status, error)
-    assert len(error.splitlines()) == 1 and error.endswith("\n"), (argv, error)
-    assert "Traceback" not in error, (argv, error)
+    assert len(error.splitlines()) == 1 and "Traceback" not in error, (argv, error)
     return error
-
-
-@pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
-def test_every_training_flag_refuses_wrong_values(field, corpus_path, tmp_path, capsys):
-    rest = [f"--{n}={v}" for n, v in (("device", "cpu"), ("data", corpus_path)) if n != field.name]
-    flag = f"--{field.name}"
-    for value in wrong_values(field):
-        assert flag in one_line(train.main, [f"{flag}={value}", *rest], capsys)
-    assert f"{flag}x" in one_line(train.main, [f"{flag}x", "1", *rest], capsys)  # misspelled
-    if kind(field) is not bool:
-        assert flag in one_line(train.main, [flag], capsys)  # its value forgotten
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "schedule, name", [(s, n) for s in schedules.SCHEDULES for s2 in schedules.READS for n in
-                       sorted(schedules.READS[s2] - schedules.READS[s])]
-)  # fmt: skip
-def test_a_flag_that_the_schedule_does_not_read_is_refused(schedule, name, capsys):
-    value = "linear" if name == "decay_shape" else "0" if name == "power_b" else "1"
-    error = one_line(train.main, [f"--schedule={schedule}", f"--{name}={value}"], capsys)
-    assert f"--{name} " in error and schedule in error
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +39,21 @@ def folder(corpus_path, tmp_path_factory):
 
 @pytest.mark.parametrize("program, argv, says", [
     (train, "stray", "stray"),
-    (train, "--total_tokens 100", "one batch"),
+    (train, "--lrr 1", "--lrr"),
+    (train, "--lr", "--lr"),
+    (train, "--lr x", "--lr"),
+    (train, "--lr nan", "--lr nan: must be a finite number"),
+    (train, "--lr 0", "--lr 0.0: must be above 0"),
+    (train, "--beta1 1", "--beta1 1.0: must be below 1"),
+    (train, "--seed -1", "--seed -1: must be at least 0"),
+    (train, "--power_b 0.1", "--power_b 0.1: must be at most 0"),
+    (train, "--total_tokens 1.5", "--total_tokens"),
+    (train, "--out=", "--out"),
+    (train, "--compile=true", "--compile"),
+    (train, "--dtype float64", "--dtype"),
+    (train, "--schedule cosine --decay_tokens 1e5", "--decay_tokens 100000"),
+    (train, "--lr 0.1", "only with wsd, cosine, constant"),
+    (train, "--total_tokens 100", "a batch has"),
     (train, "--micro_batch_size 3", "divide"),
     (train, "--n_head 3", "n_embd 128"),
     (train, "--warmup_tokens 1e9", "1,000,000,000"),
@@ -97,14 +66,13 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--data corpus --vocab_size 100", "--vocab_size 256"),
     (train, "--data corpus --out file", "--out file"),
     (train, "--data corpus --out file/run", "--out file/run"),
-    (train, "--data corpus --out .", "other things"),
+    (train, "--data corpus --out .", "--out ."),
     (train, "--resume", "--out"),
     (train, "--resume --out file", "--out file"),
     (train, "--branch nowhere", "nowhere"),
     (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
-    (train, "--time_limit nan", "--time_limit nan"),
-    (train, "--profile trace.json", "bench.py --profile"),
+    (train, "--profile trace.json", "bench.py"),
     (bench, "--lr 0", "--lr 0"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),
@@ -130,32 +98,3 @@ def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch)
     before = sorted(folder.rglob("*"))
     assert says in one_line(program.main, argv.split(), capsys)
     assert sorted(folder.rglob("*")) == before
-
-
-def test_any_mix_of_values_is_accepted_or_refused_properly(capsys):
-    """Thousands of random command lines, up to the point at which a run would begin."""
-    rng, outcomes = random.Random(0), {"accepted": 0, "refused": 0}
-    numbers = "0 1 2 3 7 8 64 1e3 4096 1e6 1e9 0.5 -1 -0.51 0.1 1e-9 1e300 -1e300 nan inf".split()
-    for _ in range(2000):
-        words = []
-        for field in rng.sample(FIELDS, rng.randrange(1, 6)):
-            choices = [*field.metadata.get("choices", []), "x", ""]
-            value = rng.choice(choices if kind(field) is str else [*numbers, ""])
-            no = rng.choice(["", "no-"])
-            is_bool = kind(field) is bool
-            words.append(f"--{no}{field.name}" if is_bool else f"--{field.name}={value}")
-        try:
-            typed, actions = train.parse(words)
-            cfg, start = train.plan(typed, actions)
-            assert start is None and cfg.total_tokens >= cfg.batch_tokens > 0
-            lr = train.make_schedule(cfg)
-            assert all(lr(n * cfg.batch_tokens) >= 0 for n in (0, 0.5, 1, 2))
-            outcomes["accepted"] += 1
-        except ValueError as refusal:
-            assert "--" in str(refusal) or "warmup_tokens" in str(refusal), refusal
-            outcomes["refused"] += 1
-        except SystemExit as stop:
-            assert stop.code == 2
-            outcomes["refused"] += 1
-    capsys.readouterr()
-    assert min(outcomes.values()) > 100, outcomes

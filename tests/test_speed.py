@@ -130,11 +130,9 @@ def test_dry_run_counts(capsys):
     assert parts["AdamW"] == 8 * 1_208_083_968
 
 
-def test_dry_run_keeps_what_was_typed_and_divides_the_batch(capsys):
-    assert bench.main(["--dry_run", "--dtype=float32", "--no-compile"]) == 0
-    out = capsys.readouterr().out
-    assert "in float32\n" in out and "0.0 hours" in out
-    assert "1 x 4 sequences" in bench.dry_run(train.make_config(), world=2)  # a batch of 8
+def test_dry_run_keeps_what_was_typed_and_divides_the_batch():
+    text = bench.dry_run(train.make_config(dtype="float32", compile=False), world=2)
+    assert "in float32\n" in text and "0.0 hours" in text and "1 x 4 sequences" in text
 
 
 def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):

@@ -145,7 +145,8 @@ def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
     assert {curve[0] for curve in curves} == {curves[0][0]}
     assert all(6 <= len(curve) <= 12 for curve in curves)
     state, schedule = train.build(runs[2]), make_schedule(runs[2])
-    losses = [s.loss.item() for s in train.training_steps(runs[2], state, corpus, 12000)]
+    steps = train.training_steps(runs[2], state, corpus, 12000)
+    losses = [loss.item() for _, loss, _, _ in steps]
     for tokens, loss, lr in curves[2]:
         assert lr == schedule(tokens - 128)  # the middle of the last step
         near = losses[max(0, tokens // 256 - 4) : tokens // 256]

@@ -17,13 +17,11 @@ def pick_device(name: str = "auto") -> str:
 
     Under torchrun, "cuda" is the GPU of this process. Raises ValueError for an unavailable device.
     """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    found = ["cuda", *gpus] if gpus else []
-    if torch.backends.mps.is_available():
-        found.append("mps")
-    found.append("cpu")
-    if name == "auto":
-        name = found[0]
+    found = ["cuda"] if torch.cuda.is_available() else []
+    found += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    found += ["mps"] if torch.backends.mps.is_available() else []
+    found += ["cpu"]
+    name = found[0] if name == "auto" else name
     if name not in found:
         raise ValueError(f"--device {name}: not available; choose from {', '.join(found)}")
     if name == "cuda" and rank_and_world()[1] > 1:
@@ -87,6 +85,20 @@ def mixed_precision(cfg):
     return torch.autocast(kind, torch.bfloat16, enabled=bfloat16)
 
 
+def matmul_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which a linear layer would compute with x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def cpu_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """dtype, but at least float32 if x is on a CPU, where bfloat16 is slow in two places.
+
+    Attention takes 4 times as long backwards, and every new group size builds a kernel.
+    """
+    return torch.promote_types(dtype, torch.float32) if x.device.type == "cpu" else dtype
+
+
 def to_device(array: np.ndarray, device: str) -> torch.Tensor:
     """Copy to the device, and to a GPU without waiting for it."""
     tensor = torch.from_numpy(array)
@@ -108,8 +120,7 @@ def peak_flops(device: str) -> float | None:
     return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None
 
 
-# ---------------------------------------------------------------------------------------------
-# Processes. torchrun starts one per GPU (or CPU core), and stops all if one of them fails.
+# -- Processes, which torchrun starts, and stops if one of them fails -------------------------
 
 
 def join(device: str) -> None:
@@ -151,20 +162,16 @@ def share(run, parts: list, title: str) -> list:
 
 @contextlib.contextmanager
 def rank_0_first():
-    """Run the body on rank 0, which may have a corpus to prepare, and then on the other ranks.
-
-    Yields a dict that rank 0 fills for the others. If rank 0 fails, they exit silently.
-    """
-    rank, world = rank_and_world()
-    told = [{}]
+    """Run the body on rank 0, which may have a corpus to prepare, and then on the other ranks."""
+    rank, _ = rank_and_world()
     if rank > 0:
         try:
-            dist.broadcast_object_list(told)
+            any_process(False)  # waits for rank 0
         except RuntimeError:
             leave(2)  # rank 0 failed and printed the reason
-    yield told[0]
-    if rank == 0 and world > 1:
-        dist.broadcast_object_list(told)
+    yield
+    if rank == 0:
+        any_process(False)
 
 
 def reason_of(error: Exception) -> str | None:

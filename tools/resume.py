@@ -7,18 +7,17 @@ from tools import runs
 from tools.devices import rank_and_world
 
 # --resume accepts new values of these flags, which only change how we compute and report a run
-RUNTIME_FLAGS = set(
-    "device compile recompute micro_batch_size save_every keep_checkpoints "
-    "log_every eval_every eval_tokens out".split()
-)
+RUNTIME_FLAGS = set("""
+    device compile recompute micro_batch_size save_every keep_checkpoints
+    log_every eval_every eval_tokens out
+""".split())
 
 
-def resumed_fields(typed: dict) -> dict:
-    """The config of the run in --out, with the typed fields that may change.
+def resumed_fields(saved: dict, typed: dict) -> dict:
+    """The saved config of the run in --out, with the typed fields that may change.
 
     Raises ValueError for a flag that would make it a different run.
     """
-    saved = runs.read_config(Path(typed["out"]))
     for name, value in typed.items():
         if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
             raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
@@ -40,11 +39,12 @@ def resume_point(out: Path) -> dict | None:
 
 def branch_point(path: Path) -> Path:
     """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
-    if not runs.is_run(path):
+    config = runs.read_config(path)
+    if not config:
         return path
     if not (paths := runs.checkpoints(path)):
         raise FileNotFoundError(f"--branch {path}: this run has no checkpoint yet")
-    return (runs.before_decay(paths, runs.read_config(path)) or paths)[-1]
+    return (runs.before_decay(paths, config) or paths)[-1]
 
 
 def choose(typed: dict, actions, open_parent, shape: set) -> tuple[dict, dict | None, dict | None]:
@@ -54,8 +54,8 @@ def choose(typed: dict, actions, open_parent, shape: set) -> tuple[dict, dict | 
     branch inherits. Raises ValueError or OSError.
     """
     out, fields, parent = Path(typed.get("out", "")), typed, actions.branch
-    if actions.resume and runs.is_run(out):
-        fields = resumed_fields(typed)
+    if actions.resume and (saved := runs.read_config(out)):
+        fields = resumed_fields(saved, typed)
         if start := resume_point(out):
             return fields, start, None
         parent = fields.get("parent")  # stopped before its first checkpoint
@@ -82,8 +82,7 @@ def branched_fields(parent: dict, typed: dict) -> dict:
             raise ValueError("--branch: released weights carry no learning rate; choose one, "
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
         return parent["config"] | typed
-    fields = parent["config"] | {"out": None, "decay_tokens": None, "device": "auto"}
-    fields["compile"] = None
+    fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
     batch_size = typed.get("batch_size", fields["batch_size"])
     fields["micro_batch_size"] = math.gcd(fields["micro_batch_size"], batch_size)
     if "decay_tokens" in typed:
@@ -96,18 +95,6 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
 
     planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
     """
-    check_branch(parent, cfg, planned)
-    old, new = parent["config"], vars(cfg)
-    same_text = all(new[name] == old.get(name) for name in ("data", "decay_data"))
-    return parent | {
-        "parent": parent["path"], "seconds": 0.0,
-        "fingerprint": parent["fingerprint"] if same_text else None,
-        "stages": runs.stages_of(new, parent["stages"], parent["tokens"]),
-    }  # fmt: skip
-
-
-def check_branch(parent: dict, cfg, planned: bool) -> None:
-    """Raise ValueError if cfg cannot continue this checkpoint."""
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
     if total < tokens + cfg.batch_tokens:
         raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
@@ -118,3 +105,9 @@ def check_branch(parent: dict, cfg, planned: bool) -> None:
     if cfg.decay_tokens and decay_start < tokens:
         raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would start at {decay_start:,}, "
                          f"before the checkpoint at {tokens:,}")  # fmt: skip
+    same_text = all(vars(cfg)[name] == old.get(name) for name in ("data", "decay_data"))
+    return parent | {
+        "parent": parent["path"], "seconds": 0.0,
+        "fingerprint": parent["fingerprint"] if same_text else None,
+        "stages": runs.stages_of(vars(cfg), parent["stages"], tokens),
+    }  # fmt: skip

@@ -16,6 +16,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tools.devices import rank_and_world, total
@@ -106,14 +107,11 @@ def append_to(path: Path):
 # -- The folder -------------------------------------------------------------------------------
 
 
-def is_run(out: Path) -> bool:
-    """Is this a run folder? A folder of released weights has a different config.json."""
-    config = out / "config.json"
-    return config.is_file() and '"total_tokens"' in config.read_text("utf-8", "replace")
-
-
-def read_config(out: Path) -> dict:
-    return json.loads((out / "config.json").read_text(encoding="utf-8"))
+def read_config(folder: Path) -> dict | None:
+    """The config.json of a run; None for other folders, such as released weights."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return config if "total_tokens" in config else None
 
 
 def stages_of(config: dict, past=(), tokens: int = 0) -> list:
@@ -159,11 +157,10 @@ def make_folder(out: str | None, name: str, resume: bool):
                 folder.mkdir(parents=True)
                 return folder, lock(folder)
     folder = Path(out)
-    if is_run(folder) and not resume:
-        raise FileExistsError(f"--out {out}: holds a run; continue it with --resume, "
-                              "delete it, or choose another folder")  # fmt: skip
-    if folder.is_dir() and not is_run(folder) and set(os.listdir(folder)) - {".lock"}:
-        raise FileExistsError(f"--out {out}: has other things in it; choose another folder")
+    if folder.is_dir() and set(os.listdir(folder)) - {".lock"}:
+        if not (resume and read_config(folder)):
+            raise FileExistsError(f"--out {out}: is not empty; continue a run with --resume, "
+                                  "or choose another folder")  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -189,7 +186,7 @@ def origin(device: str, fingerprint: str) -> dict:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git_commit": version and version.removesuffix("-dirty"),
         "git_dirty": version and version.endswith("-dirty"),
-        "python": platform.python_version(), "torch": torch.__version__,
+        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         "platform": platform.platform(),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
         "threads": torch.get_num_threads(), "processes": rank_and_world()[1],
@@ -243,18 +240,15 @@ class Run:
         self.stages = start.get("stages") or stages_of(config)
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = False
-        self.restart_window(start.get("tokens", 0))
+        self.tokens, self.logged = start.get("tokens", 0), time.perf_counter()
         if out:
+            resumed = {}
             self.origin = origin | {"parent": self.parent}
-            if is_run(out):  # if resumed, keep the origin of its start
-                saved = read_config(out)
+            if saved := read_config(out):  # keep the origin of the start, and list this one
+                resumed = {"resumed": [*saved.get("resumed", []), self.origin]}
                 self.origin = {name: saved.get(name) for name in self.origin}
-            write_json(out / "config.json", config | self.origin)
+            write_json(out / "config.json", config | self.origin | resumed)
             self.metrics = append_to(out / "metrics.jsonl")
-
-    def restart_window(self, tokens: int) -> None:
-        """Measure speed from here, because evaluations and saves are not training time."""
-        self.window, self.tokens = time.perf_counter(), tokens
 
     def seconds(self) -> float:
         """Seconds that the run has taken, in all its sessions."""
@@ -271,46 +265,42 @@ class Run:
     def log(self, tokens: int, lr: float, loss: torch.Tensor, **more) -> None:
         """Report progress. loss: mean over the sequences of this process, a tensor."""
         loss = total(loss).item() / rank_and_world()[1]  # this waits for the device
-        speed = (tokens - self.tokens) / (time.perf_counter() - self.window)
+        speed = (tokens - self.tokens) / (time.perf_counter() - self.logged)
         left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
         self.write(f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
                    tokens=tokens, loss=loss, lr=lr, **more,
                    tokens_per_second=round(speed), seconds=round(self.seconds(), 2))  # fmt: skip
         self.diverged = not math.isfinite(loss)
-        self.restart_window(tokens)
+        self.tokens, self.logged = tokens, time.perf_counter()
 
     def log_validation(self, tokens: int, losses: dict, note: str = "") -> None:
         average = losses.get("average_val_loss")
         averaged = "" if average is None else f", of the averaged weights {average:.4f}"
         text = f"validation loss {losses['val_loss']:.4f}{averaged}{note}"
         self.write(text, tokens=tokens, **losses)
-        self.restart_window(tokens)
 
     def save(self, content: dict) -> None:
         """Write a checkpoint, and average.pt without the optimizer. Delete old checkpoints."""
-        tokens = content["tokens"]
+        if self.out is None:
+            return
         content |= {"parent": self.parent, "stages": self.stages, "seconds": self.seconds()}
-        if self.out:
-            write_checkpoint(self.out / "ckpt" / f"{tokens:016d}.pt", content)
-            if content["average"]:
-                averaged = content | {"model": content["average"], "average": None}
-                averaged.pop("optimizer")
-                write_checkpoint(self.out / "average.pt", averaged)
-            paths = checkpoints(self.out)
-            keep = paths[-self.config["keep_checkpoints"] :]
-            keep += before_decay(paths, self.config)[-1:]  # branches start there
-            for path in set(paths) - set(keep):
-                path.unlink()
-        self.restart_window(tokens)
+        write_checkpoint(self.out / "ckpt" / f"{content['tokens']:016d}.pt", content)
+        if content["average"]:
+            averaged = content | {"model": content["average"], "average": None}
+            averaged.pop("optimizer")
+            write_checkpoint(self.out / "average.pt", averaged)
+        paths = checkpoints(self.out)
+        keep = paths[-self.config["keep_checkpoints"] :]
+        keep += before_decay(paths, self.config)[-1:]  # branches start there
+        for path in set(paths) - set(keep):
+            path.unlink()
 
     def finish(self, record: dict) -> dict:
         """Complete the record and write record.json, the mark of a finished run."""
         self.metrics.close()
         lines = read_metrics(self.out)
         speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-        record = record | self.origin | {
-            "seconds": round(self.seconds(), 1),
-            "tokens_per_second": round(statistics.median(speeds or [0])),
-        }  # fmt: skip
+        speed = round(statistics.median(speeds or [0]))  # evaluations only slow the line after them
+        record |= self.origin | {"seconds": round(self.seconds(), 1), "tokens_per_second": speed}
         write_json(self.out / "record.json", record)
         return record
