@@ -79,7 +79,7 @@ def folder(corpus_path, tmp_path_factory):
     (mup, "--outt 1", "--outt"),
     (model_file, "36M", "36M"),
     (data, "--val_fraction x", "--val_fraction"),
-    (data, "--out file/corpus --source file", "--out file"),
+    (data, "--out file/corpus --source file", "file"),
     (evaluation, "", "--model"),
     (evaluation, "--model nowhere", "nowhere"),
     (evaluation, "--model .", "no checkpoint"),

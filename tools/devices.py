@@ -131,6 +131,7 @@ def join(device: str) -> None:
     if on_gpus:
         torch.cuda.set_device(pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}"))
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    any_process(False)  # if rank 0 left before all have met, some would wait forever
 
 
 def rank_and_world() -> tuple[int, int]:
