@@ -1,6 +1,9 @@
+import os
 import random
 
 import tools.threads  # noqa: F401  before torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 
 import pytest
 import torch
