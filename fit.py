@@ -59,7 +59,7 @@ def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
     """Index of the lowest point, and `window` points around it (fewer in steps above sqrt(2))."""
     best = min(range(len(points)), key=lambda i: points[i][1])
     step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
-    side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)
+    side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)  # neighbors on each side
     return best, points[max(0, best - side) : best + side + 1]
 
 

@@ -63,8 +63,8 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
             mean = torch.stack(losses).mean().item()
             curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
             losses.clear()
-        if must_stop() or passed(cfg.log_every) and not math.isfinite(loss):
-            return  # train.py, too, looks for a diverged loss at every log_every
+        if must_stop() or (passed(cfg.log_every) and not math.isfinite(loss)):
+            return  # as in train.py, which checks the loss for divergence at every log_every
 
 
 def train_trunk(
@@ -304,7 +304,7 @@ def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> li
 
 
 def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
-    """All runs still to come, if they are worse than the known ones and best at our guess."""
+    """All runs still to come, if their losses exceed all known ones and are lowest at our guess."""
     from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
     return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
 
@@ -337,13 +337,13 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
     """
     next_jobs = lambda: jobs(series, known, grid["budgets"])
     bar = tqdm(total=len(left(series, grid, known)), unit=" runs")
-    lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
-    with lines, curves, bar:
+    records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
+    with records, curves, bar:
         for record, curve in deal(workers, next_jobs, must_stop):
             tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
             curve = {"tokens": tokens, "loss": loss, "lr": lr}
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
-            lines.write(json.dumps(record) + "\n")
+            records.write(json.dumps(record) + "\n")
             known |= losses_of([record])
             bar.total = bar.n + 1 + len(left(series, grid, known))
             bar.update()

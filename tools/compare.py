@@ -49,7 +49,7 @@ def complete(row: dict) -> dict:
     knobs = ("power_a", "power_b") if row["schedule"] == "power" else ("lr",)
     for name in ("total_tokens", "batch_size", "seq_len", *knobs):
         value = row.get(name)
-        if not isinstance(value, (int, float)) or not (value > 0 or name == "power_b"):
+        if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
             raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
     loss = row.get("val_loss")
     return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
