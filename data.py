@@ -56,7 +56,7 @@ def open_corpus(path: Path) -> Corpus:
         name, dtype = meta["tokenizer"], meta["dtype"]
         train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
-            raise ValueError("meta.json counts other tokens")
+            raise ValueError("meta.json has different counts")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)

@@ -113,7 +113,7 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. Only a planned schedule has its own for T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
     end = () if cfg.schedule in PLANNED else ("total_tokens", "decay_tokens")
     same = sorted(identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -386,7 +386,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
-    """-> the grid, its series, and all known losses. Raises ValueError or OSError."""
+    """Return the grid, its series, and all known losses. Raises ValueError or OSError."""
     if "data" in typed:
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))

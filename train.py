@@ -396,7 +396,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, whose tokenizer the config gets. Raises ValueError or OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
