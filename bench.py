@@ -1,4 +1,4 @@
-"""Estimate a run, or measure how fast this machine trains. All flags of train.py work here, too.
+"""Estimate a run, or measure how fast this machine trains. It takes the config flags of train.py.
 
     python bench.py                                    time training steps
     python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
@@ -37,9 +37,8 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     mlp = size * hidden * F
     if cfg.n_expert:  # every expert also keeps its input and its weighted output
         mlp = size * cfg.n_expert_active * (C + (hidden + 1) * F) + 4 * C  # router in float32
-    block = 8 * C + size * (2 * C + heads) + mlp
-    if not cfg.compile:
-        block += 8 * C  # the steps of both norms
+    norms = 0 if cfg.compile else 8 * C  # their intermediate steps
+    block = 8 * C + size * (2 * C + heads) + mlp + norms
     blocks = cfg.n_layer * 4 * C + block if cfg.recompute else cfg.n_layer * block
     tokens = cfg.micro_batch_size * cfg.seq_len
     return {
@@ -127,12 +126,13 @@ def main(argv: list[str] | None = None) -> int:
             args.profile.parent.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         return fail("bench.py", error)
-    if args.dry_run:
-        text = dry_run(cfg, world)
-    elif args.profile:
-        text = profile(cfg, corpus, args.profile)
-    else:
-        text = benchmark(cfg, corpus)
+    try:
+        if args.dry_run:
+            text = dry_run(cfg, world)
+        else:
+            text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
+    except torch.OutOfMemoryError as error:
+        return fail("bench.py", devices.reason_of(error))
     if rank == 0:
         print(text)
     return 0

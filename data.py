@@ -8,7 +8,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
-    python data.py --source 'web/*.jsonl.gz' --out data/web    every line or .parquet row is one
+    python data.py --source 'web/*.jsonl.gz' --out data/web    a line (or .parquet row) is one
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def open_corpus(path: Path) -> Corpus:
         name, dtype = meta["tokenizer"], meta["dtype"]
         train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
-            raise ValueError("meta.json counts other tokens")
+            raise ValueError("meta.json has different counts")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)

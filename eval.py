@@ -177,7 +177,7 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
         rows = [row for row, i in enumerate(active) if not (new[i] and finished(new[i]))]
         if len(rows) < len(active):
             cache, active = pick(cache, rows), [active[row] for row in rows]
-        unread = [new[i][-1:] or [prompts[i][end]] for i in active]
+        unread = [new[i][-1:] or [prompts[i][end]] for i in active]  # or: still in the prompt
         end += 1
     return new
 
@@ -270,8 +270,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value >= least[name]:  # refuses NaN, too
             raise ValueError(f"--{name} {value}: must be at least {least[name]}")
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
-        raise ValueError(f"--out {args.out}: must be a file in an existing folder")
+    if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
+        raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args
 
 

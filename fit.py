@@ -59,7 +59,7 @@ def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
     """Index of the lowest point, and `window` points around it (fewer in steps above sqrt(2))."""
     best = min(range(len(points)), key=lambda i: points[i][1])
     step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
-    side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)
+    side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)  # neighbors on each side
     return best, points[max(0, best - side) : best + side + 1]
 
 
@@ -366,10 +366,10 @@ def main(argv: list[str] | None = None) -> int:
     add("--beyond", type=Path, help="a search outside the grid, to test the law on")
     add("--curves", type=Path, nargs="+", metavar="RUN", help="draw losses of runs, curves.png")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
-    add("--total_tokens", type=float, help="T")
-    add("--batch_size", type=float, help="sequences per optimizer step")
-    add("--seq_len", type=float, help="tokens per sequence (default: the law's; the paper's 4096)")
-    add("--law", default="paper", help="'paper' or a law.json (default: paper)")
+    add("--total_tokens", type=float, help="run length T, for --predict")
+    add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
+    add("--seq_len", type=float, help="tokens per sequence (default: as in --law; the paper: 4096)")
+    add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")
     try:
         run(parser.parse_args(argv))
     except (ValueError, OSError) as error:

@@ -122,7 +122,7 @@ class Attention(nn.Module):
             k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
         if cache is not None:
             cache.update(k=k, v=v)
-        S = k.shape[2]  # T new tokens attend to S; `is_causal` is a square triangle, for T == S
+        S = k.shape[2]  # T new tokens attend to S; `is_causal` masks a square, so it needs T == S
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
         with torch.autocast(x.device.type, enabled=False):  # it would convert q, k and v again
             y = F.scaled_dot_product_attention(
@@ -253,7 +253,7 @@ def empty_model(cfg: GPTConfig) -> GPT:
 
 
 def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
-    """GPT(cfg).to(device) bit for bit, with one tensor at a time in the host's memory."""
+    """The same bits as GPT(cfg).to(device), with one tensor at a time in the host's memory."""
     model = empty_model(cfg).to_empty(device=device)
     model.rope = rope_table(cfg).to(device)
     # Skip the random numbers that GPT(cfg) draws and overwrites
@@ -318,7 +318,7 @@ PRESETS = {
 
 
 def print_table() -> None:
-    """Print the presets with the parameters in all, and parameters and operations per token."""
+    """Print every preset: its parameters, how many a token uses, and its operations per token."""
     print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
     for name, shape in PRESETS.items():
         model = empty_model(GPTConfig(**shape))

@@ -1,11 +1,11 @@
-"""A mixture of experts (MoE), where a layer has many small MLPs and every token uses a few.
+"""A mixture of experts (MoE), in which a layer has many small MLPs and every token uses a few.
 
 A router scores the experts for every token. The layer computes the k best and adds them up,
 weighted by the softmax of their scores. As in the paper's PowerMoE, no token is dropped and no
-expert is shared. We sort the token-expert pairs by expert, because an expert is fast
-if its tokens are adjacent in memory. Then we dispatch a copy of the token to every pair, multiply
-the group of an expert by its matrices, and combine the k results of every token. `one_by_one` is
-the slow, obvious version of the same layer.
+expert is shared. We sort the token-expert pairs by expert, because an expert is fast if its tokens
+are adjacent in memory. Then we dispatch a copy of the token to every pair, multiply the group of an
+expert by its matrices, and combine the k results of every token. `one_by_one` is the slow, obvious
+version of the same layer.
 
     python moe.py        check and time the fast version
 """
@@ -68,12 +68,12 @@ class MoE(nn.Module):
 
         # Sort. Pair i is of token i // k. All shapes are known here, so nothing waits for a GPU.
         expert, order = expert.flatten().sort(stable=True)  # [N*k]: pair order[j] goes to place j
-        count = lambda n: torch.arange(n, device=x.device)
-        back = torch.empty_like(order).scatter_(0, order, count(len(order)))  # pair i: back[i]
-        ends = torch.searchsorted(expert, count(scores.shape[1]), right=True, out_int32=True)  # [E]
+        upto = lambda n: torch.arange(n, device=x.device)
+        back = torch.empty_like(order).scatter_(0, order, upto(len(order)))  # pair i: back[i]
+        ends = torch.searchsorted(expert, upto(scores.shape[1]), right=True, out_int32=True)  # [E]
 
-        # Dispatch, multiply, combine. Between the two products, the weight leaves less to keep for
-        # the backward pass than after them.
+        # Dispatch, multiply, combine. The weight goes between the two products, because autograd
+        # would have to keep more for the backward pass if it came after them.
         dtype = matmul_dtype(x)
         multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
         dtype = cpu_dtype(x, dtype) if multiply is loop else dtype
@@ -146,7 +146,7 @@ def grouped(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Ten
 
 @torch.compiler.disable  # group sizes change with every batch
 def loop(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """One expert after the other, for CPUs and dtypes that grouped_mm lacks. It waits for a GPU."""
+    """One expert after the other, for CPUs and dtypes that grouped_mm lacks. It stalls a GPU."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
     groups = zip(rows.split(sizes), weight.split(sizes), w_in.unflatten(1, (2, -1)), w_out)
     outputs = []

@@ -108,7 +108,7 @@ def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) 
 
 
 # ---------------------------------------------------------------------------------------------
-# The coordinate check. How far do activations move in a few optimizer steps? Under muP equally far
+# The coordinate check. How far do activations move in four steps of AdamW? Under muP equally far
 # at any width, so log change against log width has slope 0. This is necessary but not sufficient,
 # since the best learning rate may still move. A missing 1 / d_head passes, because d_head is fixed.
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tools import figures
 from tools.config import program_parser
 
 Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
@@ -39,13 +40,13 @@ def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
 
 def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
     """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the run."""
-    x = lambda n: min(max((n - warmup_tokens) / (total_tokens - warmup_tokens), 0.0), 1.0)
-    return lambda n: lr * (min_lr_ratio + (1 - min_lr_ratio) * DECAY_SHAPES["cosine"](x(n)))
+    done = lambda n: min(max((n - warmup_tokens) / (total_tokens - warmup_tokens), 0.0), 1.0)
+    return lambda n: lr * (min_lr_ratio + (1 - min_lr_ratio) * DECAY_SHAPES["cosine"](done(n)))
 
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
-    target = schedule(warmup_tokens)  # a small batch may be below its ceiling by then
+    target = schedule(warmup_tokens)  # in a small batch, Power is below lr_max by then
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
@@ -60,12 +61,12 @@ DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learni
 def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str) -> Schedule:
     """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and 8).
 
-    The power law stops at the start of the decay, where only the shape lowers the learning rate.
+    During the decay the power law holds its last value, and only the shape lowers it.
     """
     if decay_tokens == 0:
         return schedule
     start = total_tokens - decay_tokens
-    last, f = schedule(start), DECAY_SHAPES[shape]  # min: `exp` is negative past the end
+    last, f = schedule(start), DECAY_SHAPES[shape]  # `exp` is negative past the end, so min
     return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
 
 
@@ -88,7 +89,7 @@ def paper_batch_size(batch_tokens: float) -> float:
 def make_schedule(cfg) -> Schedule:
     """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
 
-    A step uses the value at its middle, n0 + batch_tokens / 2, so no step has learning rate 0.
+    Training takes the value at the middle of a step, so no step has learning rate 0.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
     tail = cfg.decay_tokens if "decay_tokens" in READS[cfg.schedule] else 0
@@ -122,7 +123,6 @@ def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
 
 def main(argv: list[str] | None = None) -> int:
     program_parser("schedules.py", __doc__).parse_args(argv)
-    from tools import figures
 
     T, batch = 32e9, 128  # from the grid in Table 2
     curves = paper_curves(T, batch)

@@ -63,8 +63,8 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
             mean = torch.stack(losses).mean().item()
             curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
             losses.clear()
-        if must_stop() or passed(cfg.log_every) and not math.isfinite(loss):
-            return  # train.py, too, looks for a diverged loss at every log_every
+        if must_stop() or (passed(cfg.log_every) and not math.isfinite(loss)):
+            return  # as in train.py, which checks the loss for divergence at every log_every
 
 
 def train_trunk(
@@ -113,7 +113,7 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. Only a planned schedule has its own for T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
     end = () if cfg.schedule in PLANNED else ("total_tokens", "decay_tokens")
     same = sorted(identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -304,7 +304,7 @@ def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> li
 
 
 def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
-    """All runs still to come, if they are worse than the known ones and best at our guess."""
+    """All runs still to come, if their losses exceed all known ones and are lowest at our guess."""
     from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
     return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
 
@@ -337,13 +337,13 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
     """
     next_jobs = lambda: jobs(series, known, grid["budgets"])
     bar = tqdm(total=len(left(series, grid, known)), unit=" runs")
-    lines, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
-    with lines, curves, bar:
+    records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
+    with records, curves, bar:
         for record, curve in deal(workers, next_jobs, must_stop):
             tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
             curve = {"tokens": tokens, "loss": loss, "lr": lr}
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
-            lines.write(json.dumps(record) + "\n")
+            records.write(json.dumps(record) + "\n")
             known |= losses_of([record])
             bar.total = bar.n + 1 + len(left(series, grid, known))
             bar.update()
@@ -386,7 +386,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
-    """-> the grid, its series, and all known losses. Raises ValueError or OSError."""
+    """Return the grid, its series, and all known losses. Raises ValueError or OSError."""
     if "data" in typed:
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))

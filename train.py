@@ -58,7 +58,7 @@ class TrainConfig(GPTConfig):
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
     decay_tokens: int | None = option(None, "tokens of the decay (default: 10%%)", at_least=0)
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
-    min_lr_ratio: float = option(0.1, "final share of lr of the cosine", at_least=0, at_most=1)
+    min_lr_ratio: float = option(0.1, "the cosine ends at this share of lr", at_least=0, at_most=1)
 
     average: bool = option(False, "also average the weights over the last tenth of the tokens")
     router_aux_weight: float = option(0.01, "weight of the MoE auxiliary loss", at_least=0)
@@ -84,7 +84,7 @@ class TrainConfig(GPTConfig):
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between validations", above=0)
     eval_tokens: int | None = option(None, "tokens per validation (default: all)", above=0)
-    final_eval_tokens: int | None = option(None, "tokens of the last one (default: all)", above=0)
+    final_eval_tokens: int | None = option(None, "tokens, last validation (default: all)", above=0)
     save_every: int = option(10**10, "tokens between checkpoints (and one before decay)", above=0)
     keep_checkpoints: int = option(3, "checkpoints to keep (and one before decay)", above=1)
 
@@ -275,8 +275,8 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
     for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
             with mixed_precision(cfg):
-                every = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
-            mean = runs.mean_losses(list(corpus.sources), corpus.shares, every)
+                each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
+            mean = runs.mean_losses(list(corpus.sources), corpus.shares, each)
             losses |= {prefix + name: loss for name, loss in mean.items()}
     return losses
 
@@ -333,7 +333,7 @@ _laptop = dict(
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe follows the paper's table; its text has 1T
+    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe: 1.1T in the paper's table, 1T in its text
     "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
@@ -341,7 +341,7 @@ RECIPES = {
 
 
 def make_config(**typed) -> TrainConfig:
-    """A typed field overrides the preset. Raises ValueError for an impossible value."""
+    """Typed fields over those of the preset. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
     fields = PRESETS[preset] | RECIPES[preset] | typed
     if "micro_batch_size" not in typed:  # the preset's may not divide a smaller batch
@@ -362,10 +362,10 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
-    add("--time_limit", type=float, metavar="SECONDS", help="then save and exit with status 3")
+    add("--time_limit", type=float, metavar="SECONDS", help="when to save and exit with status 3")
     for flag in ("--dry_run", "--benchmark", "--profile"):
         if flag in (sys.argv[1:] if argv is None else argv):
-            parser.error(f"{flag}: use python bench.py, which takes all flags of train.py")
+            parser.error(f"{flag}: use python bench.py, which takes the same config flags")
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
@@ -396,7 +396,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, whose tokenizer the config gets. Raises ValueError or OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises ValueError or OSError."""
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")

@@ -31,11 +31,11 @@ LINES = {
 
 # -- Which records may be fitted or compared together ----------------------------------------------
 
-VARIED = (
+VARIED = (  # settings that an experiment may vary
     "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
     "decay_tokens shape standard"
 ).split()
-OF_A_SHAPE = (
+OF_A_SHAPE = (  # settings that only differ between shapes
     "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
     "attention_multiplier"
 ).split()
@@ -49,8 +49,8 @@ def complete(row: dict) -> dict:
     knobs = ("power_a", "power_b") if row["schedule"] == "power" else ("lr",)
     for name in ("total_tokens", "batch_size", "seq_len", *knobs):
         value = row.get(name)
-        if not isinstance(value, (int, float)) or not (value > 0 or name == "power_b"):
-            raise ValueError(f"a record has {name} {value}; a fit needs a number (docs: fit.law)")
+        if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
+            raise ValueError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
     loss = row.get("val_loss")
     return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
 

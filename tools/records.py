@@ -15,7 +15,7 @@ NOT_SETTINGS = set("""
 """.split())  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
-# Values of fields that older records lack
+# Settings that older records lack. A new config field needs its default here, or fits mix runs
 DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, past_data=None)
 
 

@@ -56,9 +56,9 @@ def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterat
             for worker in running:
                 worker.send("stop")
         idle = [worker for worker in workers if worker not in running and not stopping]
-        names = jobs() if idle else {}
-        names = {name: job for name, job in names.items() if name not in running.values()}
-        for worker, (name, job) in zip(idle, names.items()):
+        ready = jobs() if idle else {}
+        ready = {name: job for name, job in ready.items() if name not in running.values()}
+        for worker, (name, job) in zip(idle, ready.items()):
             worker.send(job)
             running[worker] = name
         if not running:
