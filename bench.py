@@ -37,7 +37,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     mlp = size * hidden * F
     if cfg.n_expert:  # every expert also keeps its input and its weighted output
         mlp = size * cfg.n_expert_active * (C + (hidden + 1) * F) + 4 * C  # router in float32
-    norms = 0 if cfg.compile else 8 * C  # their intermediate steps
+    norms = 0 if cfg.compile else 8 * C  # intermediate results
     block = 8 * C + size * (2 * C + heads) + mlp + norms
     blocks = cfg.n_layer * 4 * C + block if cfg.recompute else cfg.n_layer * block
     tokens = cfg.micro_batch_size * cfg.seq_len

@@ -36,7 +36,7 @@ class Corpus:
     """Tokens to train on, from one folder or a mixture of several. A folder is a mixture of one."""
 
     path: Path | str
-    meta: dict  # tokenizer, vocab_size, fingerprint, and a folder has counts
+    meta: dict  # tokenizer, vocab_size, fingerprint and, of a folder, counts
     tokenizer: tiktoken.Encoding
     train: np.memmap | None = None  # token ids on disk, [train_tokens]
     val: np.memmap | None = None
@@ -111,7 +111,7 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, mixture) in enumerate(stages) if mixture == shares)
+    now = max(i for i, (_, m) in enumerate(stages) if m == shares)  # earlier: read by parents
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
@@ -152,7 +152,7 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Map position g = 0, 1, 2, ... in a run to one of the n sequences of a corpus.
 
     Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store. A Feistel
-    network permutes the next power of four, again and again while the result is not below n.
+    network is a bijection below a power of four. We repeat it while the result is not below n.
     """
     g = np.asarray(g, dtype=np.uint64)
     epoch, x = g // np.uint64(n), g % np.uint64(n)
@@ -224,6 +224,7 @@ def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.nda
         before = sequences_read(corpus.stages[:i], start, seed)
         for name in np.unique(names):
             tokens, mine = corpus.sources[name].train, names == name
+            # position in the source: its sequences before this stage, and in it
             index = shuffled(before[name] + counts[name][mine], n_sequences(tokens, seq_len), seed)
             inputs[here[mine]], targets[here[mine]] = read_sequences(tokens, index, seq_len)
     return inputs, targets

@@ -38,8 +38,8 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
     Returns val_loss, in nats per token, and val_bpb, in bits per byte of the targets (end-of-text
-    has no bytes), which compares between tokenizers. max_tokens limits the work to about that many
-    tokens, always the same sequences, spread over all documents. Several processes share the work.
+    has no bytes), which is comparable across tokenizers. max_tokens limits the work to about that
+    many tokens, always the same sequences, from all documents. Several processes share the work.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
     n = data.n_sequences(corpus.val, seq_len)
@@ -161,7 +161,7 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
 
 @torch.no_grad()
 def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
-    """Append the most likely token to every prompt, until finished(new tokens) -> new tokens.
+    """Append the most likely token to every prompt, until finished(new tokens). Return these.
 
     We read all prompts up to the end of the shortest, and the rest of the others token by token.
     """
@@ -192,7 +192,7 @@ def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_t
         return ended or any(stop in text for stop in task.stops)
 
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
-    items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]
+    items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]  # 0 tokens to score
     run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
     answers = []
     for new in in_batches(run, items, None, title, batch_tokens, room=most):

@@ -16,7 +16,7 @@ We fixed this procedure before the runs in results/:
 2. The joint fit is least squares for log lr = log a(shape) + b log T + q log beta, on all minima.
 3. The paper's fit has q = 1, so it explains gamma = lr / beta by log gamma = log a + b log T. It
    uses the three batch sizes with the lowest loss, per shape and T.
-4. Intervals hold 95% of 2,000 bootstrap draws of seeds and cells, both at once, with replacement.
+4. Intervals hold 95% of 2,000 bootstrap draws, each with new seeds and new cells.
 
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
@@ -52,7 +52,7 @@ class Minimum(NamedTuple):
     x: float  # log2 of the best learning rate (of a, or b itself, in a scan of Power)
     why_not: str  # why it is left out, or nothing
     points: list  # all (x, loss) of the valley, in order
-    near: list  # those around the lowest
+    near: list  # the points around the lowest
 
 
 def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
@@ -96,7 +96,7 @@ def minima(records: list[dict], window: int = WINDOW, of=None) -> list[Minimum]:
 
 
 def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
-    """Weights of the points, [1 + draws, n]: first 1, then how often seed and cell are drawn."""
+    """Weights of the points, [1 + draws, n]: 1, then draws of its seed times draws of its cell."""
     rng = np.random.default_rng(0)
     weights = np.ones((draws, len(points)))
     for part in (lambda p: p.seed, lambda p: (p.shape, p.T, p.batch_size)):
@@ -110,13 +110,13 @@ def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bo
     """Fit log2 lr = log2 a + b log2 T + q log2 beta by least squares, once per row of weights.
 
     The shapes in a group share an a. Returns [rows, len(shapes) + 2] with the values of log2 a, b
-    and q (1 unless free). Rows that do not determine them, as some draws of few cells, are NaN.
+    and q (1 unless free). A row that does not determine them is NaN.
     """
     T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
     one_hot = [[p.shape in group for p in points] for group in shapes]
     X = np.array([*one_hot, T] + [beta] * free_q, dtype=float).T  # [n, k]
     y = y if free_q else y - beta
-    A = np.einsum("rn,ni,nj->rij", weights, X, X)
+    A = np.einsum("rn,ni,nj->rij", weights, X, X)  # normal equations, X'WX and X'Wy
     good = np.linalg.matrix_rank(A) == X.shape[1]
     solved = np.full(A.shape[:2], math.nan)
     right = np.einsum("rn,ni,n->ri", weights, X, y)[good][..., None]

@@ -47,7 +47,7 @@ class GPTConfig:
     m_res: float = option(1.0, "multiplies every residual branch", above=0)
     init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
     router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
-    depth_init: bool = option(False, "initial output matrices / sqrt(2 n_layer), as in IBM's code")
+    depth_init: bool = option(False, "divide initial output matrices by sqrt(2 n_layer)")
     attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)
 
@@ -76,7 +76,8 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-# Shapes: B sequences of T tokens, C = n_embd, H heads of queries, G of keys and values, D = d_head
+# Shapes: B sequences of T tokens (in other files, T is a run length), C = n_embd,
+# H heads of queries, G of keys and values, D = d_head
 
 
 def rope_table(cfg: GPTConfig) -> Tensor:
@@ -91,7 +92,7 @@ def rope_table(cfg: GPTConfig) -> Tensor:
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1, D]."""
     cos, sin = rope
-    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Rolling by D/2 swaps the halves.
+    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). A roll by D/2 gives (x2, x1).
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -256,7 +257,7 @@ def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
     """The same bits as GPT(cfg).to(device), with one tensor at a time in the host's memory."""
     model = empty_model(cfg).to_empty(device=device)
     model.rope = rope_table(cfg).to(device)
-    # Skip the random numbers that GPT(cfg) draws and overwrites
+    # Draw the numbers that GPT(cfg) draws first and overwrites, so that the next are the same
     torch.empty(model.embed.weight.shape).normal_()
     for module in model.modules():
         if isinstance(module, nn.Linear):

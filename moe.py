@@ -69,7 +69,7 @@ class MoE(nn.Module):
         # Sort. Pair i is of token i // k. All shapes are known here, so nothing waits for a GPU.
         expert, order = expert.flatten().sort(stable=True)  # [N*k]: pair order[j] goes to place j
         upto = lambda n: torch.arange(n, device=x.device)
-        back = torch.empty_like(order).scatter_(0, order, upto(len(order)))  # pair i: back[i]
+        back = torch.empty_like(order).scatter_(0, order, upto(len(order)))  # pair i: row back[i]
         ends = torch.searchsorted(expert, upto(scores.shape[1]), right=True, out_int32=True)  # [E]
 
         # Dispatch, multiply, combine. The weight goes between the two products, because autograd
@@ -146,7 +146,7 @@ def grouped(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Ten
 
 @torch.compiler.disable  # group sizes change with every batch
 def loop(rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """One expert after the other, for CPUs and dtypes that grouped_mm lacks. It stalls a GPU."""
+    """One expert after the other, for dtypes that grouped_mm lacks. A GPU waits for the sizes."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
     groups = zip(rows.split(sizes), weight.split(sizes), w_in.unflatten(1, (2, -1)), w_out)
     outputs = []

@@ -56,8 +56,8 @@ def rules(cfg) -> dict[str, Rule]:
     }  # fmt: skip
     # The paper gives no rule for the router. IBM's code first used the row "embedding" and later
     # "hidden". In theory it is a readout, because its few outputs do not grow with the width. As
-    # "hidden" it starts flat, but after a few steps a wider model gets more of its gradient
-    # through the router (slope +0.4 instead of +0.1).
+    # "hidden", its share of the gradient starts equal at all widths, but after a few steps it grows
+    # with the width (slope +0.4 instead of +0.1).
     if cfg.router_rule != "readout":
         table["router"] = table[cfg.router_rule]
     return table
@@ -120,6 +120,7 @@ def check_config(width: int, mup: bool, **changed):
     """The model of the check at one width, with 2 layers, heads of 16 and base width 32."""
     from model import GPTConfig
 
+    # base_width = width makes m_width 1
     standard = {} if mup else dict(base_width=width, attention_multiplier=16**-0.5)
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=64)
     return GPTConfig(**dict(base_width=32) | shape | standard | changed)

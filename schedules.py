@@ -9,7 +9,7 @@ line and differ in one word:
     python schedules.py        print the three curves and draw Figure 1 of the paper
 
 In this project n and all lengths are *tokens*, and beta is the batch size in *sequences of 4096
-tokens*. In these units a = 4.6, b = -0.51 is 0.0011 at n = 10T, beta = 1024.
+tokens*. So the paper's law, 4.6 * beta * n^-0.51, is 0.0011 at n = 1e13 and beta = 1024.
 """
 
 import math
@@ -46,7 +46,7 @@ def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: f
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
-    target = schedule(warmup_tokens)  # in a small batch, Power is below lr_max by then
+    target = schedule(warmup_tokens)  # at a small batch size, the power law is below lr_max by then
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
@@ -93,7 +93,7 @@ def make_schedule(cfg) -> Schedule:
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
     tail = cfg.decay_tokens if "decay_tokens" in READS[cfg.schedule] else 0
-    if warm + tail > total or (cfg.schedule in PLANNED and warm == total):
+    if warm + tail > total or (cfg.schedule in PLANNED and warm == total):  # cosine divides by 0
         phases = f"--warmup_tokens {warm:,}" + (f" --decay_tokens {tail:,}" if tail else "")
         raise ValueError(f"{phases}: too long for --total_tokens {total:,}; shorten a phase")
     if cfg.schedule == "power":

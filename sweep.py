@@ -95,7 +95,7 @@ def train_trunk(
         saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
         write_checkpoint(checkpoint, saved)
         branch = curve.copy()
-        advance(cfg, state, corpus, cfg.total_tokens, branch, must_stop)
+        advance(cfg, state, corpus, cfg.total_tokens, branch, must_stop)  # the branch decays
         if must_stop():
             return
         _, record = train.evaluate(cfg, state, corpus)
@@ -173,8 +173,8 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 
 
 # -- The experiments -------------------------------------------------------------------------------
-# A series is a rule for one shape, batch size and seed. It gets a function loss(config), which is
-# None if that run is not done yet, and returns the configs of all runs that it wants by now. It
+# Every series (one shape, batch size and seed) has a rule. It gets a function loss(config), which
+# is None if that run is not done yet, and returns the configs of all runs that it wants by now. It
 # returns none while it waits for runs of other series.
 
 
@@ -191,7 +191,7 @@ def config(**fields) -> TrainConfig:
 def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
-    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2
+    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
     return 2 * round(math.log2(lr / rate(0)))
 
 
@@ -266,7 +266,7 @@ def tuned(grid: dict, trials: dict, loss: Callable) -> dict[str, int]:
 
 
 def lines(grid: dict, row: dict, trials: dict, loss: Callable) -> list[TrainConfig]:
-    """The runs of all LINES, which tell how a tuned value follows the batch size."""
+    """The runs of all LINES, which multiply the tuned value by a power of the batch size."""
     runs, best = [], tuned(grid, trials, loss)
     for kind, p, averaged in LINES.values():
         if kind in best:
@@ -304,7 +304,7 @@ def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> li
 
 
 def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
-    """All runs still to come, if their losses exceed all known ones and are lowest at our guess."""
+    """All runs to come, with made-up losses, worse than all known and lowest at our guess."""
     from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
     return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
 

@@ -6,7 +6,7 @@
     python train.py --out runs/a --resume                continue a stopped run
     python train.py --branch runs/a --decay_tokens 3e5   cool down a copy of a run from here
     python train.py --average --decay_tokens 0           average the weights instead of a decay
-    python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    released weights
+    python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    from released weights
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
@@ -49,7 +49,7 @@ class TrainConfig(GPTConfig):
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
     batch_size: int = option(help="sequences per optimizer step", above=0)
-    micro_batch_size: int | None = option(None, "sequences per forward (default: all)", above=0)
+    micro_batch_size: int | None = option(None, "sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
@@ -84,9 +84,9 @@ class TrainConfig(GPTConfig):
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between validations", above=0)
     eval_tokens: int | None = option(None, "tokens per validation (default: all)", above=0)
-    final_eval_tokens: int | None = option(None, "tokens, last validation (default: all)", above=0)
-    save_every: int = option(10**10, "tokens between checkpoints (and one before decay)", above=0)
-    keep_checkpoints: int = option(3, "checkpoints to keep (and one before decay)", above=1)
+    final_eval_tokens: int | None = option(None, "tokens of the last one (default: all)", above=0)
+    save_every: int = option(10**10, "tokens between checkpoints", above=0)
+    keep_checkpoints: int = option(3, "how many to keep, besides the last before decay", above=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -115,13 +115,13 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     """One update, with the batch that starts at token position `tokens` of the run.
 
     model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the sequences of this
-    process in nats per token, the norm of the gradient before clipping, and the Routing of an MoE
-    in the last micro-batch. They are tensors, because reading a value would make a GPU wait.
+    process in nats per token, the norm of the gradient before clipping, and the statistics of an
+    MoE in the last micro-batch. They are tensors, because reading a value would make a GPU wait.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's multiplier, see mup.rules
 
-    rank, world = rank_and_world()
+    rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
     n_micro = len(mine) // cfg.micro_batch_size
@@ -144,13 +144,13 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     return batch_loss, grad_norm, routing
 
 
-AVERAGE_POWER = 16  # then 1 - 0.9^17 = five sixths of the average are from the last tenth
+AVERAGE_POWER = 16  # n^16 sums to n^17, so 1 - 0.9^17 = five sixths are from the last tenth
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     """Mix the weights after a step from `before` tokens to `tokens` into their average.
 
-    Weights at n tokens enter with weight n^16, so at any time the average covers about the last
+    Weights at n tokens count in proportion to n^16, so the average always covers about the last
     tenth of the tokens seen. Like Power, it has no horizon: it needs neither the end of the run nor
     the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
@@ -179,7 +179,9 @@ def build(cfg: TrainConfig) -> State:
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if cfg.compile:  # equal blocks compile once, and DDP can overlap their gradients
+    if cfg.compile and cfg.device == "cpu":
+        model.compile()
+    elif cfg.compile:  # equal blocks compile once, and DDP sends gradients during the backward pass
         for block in model.blocks:
             block.compile()
         model.loss = torch.compile(model.loss)
@@ -219,7 +221,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
 
     start: a checkpoint of this run or, for a branch, of its parent. out: None except on rank 0,
     which alone writes and has a record. A loss that is not finite, or that ends above
-    ln(vocab_size), is a result. Its record has diverged = true and no val_loss.
+    ln(vocab_size), a uniform guess, is a result. Its record has diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
@@ -312,7 +314,7 @@ def restore(saved: dict, state: State) -> None:
     """Put a checkpoint back into a State that build() made."""
     state.tokens = saved["tokens"]
     state.model.load_state_dict(saved["model"])
-    if state.average:  # the average of a parent without one starts from its weights
+    if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
         ours = [group | {"params": None} for group in state.optimizer.param_groups]
@@ -373,7 +375,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 
 
 def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one of zero tokens."""
+    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not is_granite(path):
         return read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
     model = load_model(path)
@@ -400,6 +402,7 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
     prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
+    # the mixtures that the parents read and that this run reads, with their first tokens
     stages = start["stages"] if start else runs.stages_of(vars(cfg))
     sequences = [(math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)

@@ -65,15 +65,6 @@ def test_an_epoch_visits_every_sequence_once():
             assert (data.shuffled(some, n, seed) == order[some]).all()
 
 
-def test_epochs_and_seeds_differ():
-    n = 1000
-    one, two = data.shuffled(np.arange(2 * n), n, 0).reshape(2, n)
-    orders = [one, two, data.shuffled(np.arange(n), n, 1)]
-    for i, order in enumerate(orders):  # a random permutation has one fixed point on average
-        assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 0.15
-        assert all((order == other).sum() < 10 for other in [np.arange(n), *orders[:i]])
-
-
 def test_the_order_of_committed_runs_has_not_changed():
     places = data.shuffled(np.array([0, 1, 999, 1000, 10**9]), 1000, 7)
     assert places.tolist() == [919, 595, 744, 386, 944]

@@ -101,10 +101,3 @@ def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(text.encode() + b"\xff\n")
     found = [(m["tokens"], *list(m.items())[1]) for m in drawing.read_metrics(tmp_path)]
     assert found == [lines[0], lines[4], lines[2], lines[3]]
-
-
-def test_labels_are_pushed_apart_and_keep_their_order():
-    assert drawing.push_apart([0.0, 5.0, 9.0], 1) == [0, 5, 9]
-    placed = np.array(drawing.push_apart([1.0, 0.0, 1.0, 0.9], 1))
-    assert np.argsort(placed).tolist() == [1, 3, 0, 2] and np.diff(np.sort(placed)).min() > 0.99
-    assert placed.mean() == pytest.approx(0.725)

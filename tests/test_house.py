@@ -60,8 +60,8 @@ def test_every_story_file_runs_and_says_how(name):
     assert f"python {name}.py" in ast.get_docstring(tree)
 
 
-# Today's sizes; the aim is 2,700, 2,500 and 5,000. They may fall and never rise.
-LIMITS = [(STORY, 3154), (TOOLS, 3540), (TESTS, 6287)]
+# The aim is 2,700, 2,500 and 5,000. The first two are today's sizes, which may only fall.
+LIMITS = [(STORY, 2935), (TOOLS, 2969), (TESTS, 5000)]
 
 
 @pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests"])

@@ -157,15 +157,6 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     assert not list(run.rglob("*.tmp"))
 
 
-def test_after_the_last_step_resume_only_evaluates(undisturbed, corpus_path, tmp_path, monkeypatch):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    for name in ("record.json", "curve.png", "sample.txt"):
-        (tmp_path / "run" / name).unlink()
-    monkeypatch.setattr(train, "optimizer_step", lambda *_: 1 / 0)
-    assert train.main(["--out", "run", "--resume"]) == 0
-    assert_same(everything(tmp_path / "run"), undisturbed)
-
-
 def test_a_finished_run_stays(corpus_path, tmp_path, capsys):
     argv = [*flags(corpus_path, out="run"), "--resume"]
     assert train.main(argv) == 0

@@ -130,11 +130,6 @@ def test_dry_run_counts(capsys):
     assert parts["AdamW"] == 8 * 1_208_083_968
 
 
-def test_dry_run_keeps_what_was_typed_and_divides_the_batch():
-    text = bench.dry_run(train.make_config(dtype="float32", compile=False), world=2)
-    assert "in float32\n" in text and "0.0 hours" in text and "1 x 4 sequences" in text
-
-
 def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     flags = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
     assert bench.main(flags) == 0
@@ -151,15 +146,6 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
 def test_no_card_has_the_peak_of_another(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert devices.peak_flops("cuda:0") == peak and devices.peak_flops("cpu") is None
-
-
-def test_one_gpu_without_a_number_is_accepted(monkeypatch):
-    """torch.cuda.set_device refuses a plain "cuda", before it looks for a GPU."""
-    monkeypatch.setattr(devices, "pick_device", lambda device: "cuda")
-    monkeypatch.setattr(devices, "memory_of", lambda device: 2**36)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: True)
-    cfg = train.resolve_device(train.make_config(preset="1B"))
-    assert (cfg.device, cfg.dtype, cfg.compile) == ("cuda", "bfloat16", True)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

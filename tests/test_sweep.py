@@ -264,23 +264,6 @@ def flags_of(fields: dict) -> list[str]:
     return [text(name, value) for name, value in fields.items()]
 
 
-def test_a_sweep_over_a_data_mixture_makes_the_records_of_train(
-    corpus_path, documents, monkeypatch
-):
-    train_here(monkeypatch)
-    train.data.prepare(documents[:300], "bytes", Path("other"))
-    data = f"{corpus_path}:0.25,other:0.75"
-    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
-    axes = ["--batches=8", "--budgets=1280", "--workers=1", f"--data={data}", "--device=cpu"]
-    assert sweep.main(["wsd", "--scale=tiny", "--out=out", *axes]) == 0
-    record = next(iter(records().values()))
-    own = dict(batch_size=8, schedule="wsd", lr=record["lr"], total_tokens=1280, data=data)
-    assert train.main(flags_of(COMMON | SHAPE | own | dict(device="cpu", out="alone"))) == 0
-    alone = json.loads(Path("alone/record.json").read_text())
-    assert {name: alone.get(name) for name in record} == record
-    assert set(alone) - set(record) == TIMELESS
-
-
 TINY_COMPARISON = dict(
     common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, 1280), our_b=-0.25,
     rows=[(SHAPE, [4, 16], 2)], budgets=[1280, 2560], guess=0.02,
