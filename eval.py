@@ -1,8 +1,7 @@
 """How good is a model? Its validation loss, a sample of its writing, and benchmark scores.
 
-The scores agree with lm-evaluation-harness, whose rules are in tools/tasks.py. A model is a run
-folder, a checkpoint, or a folder of released weights. Read `validation_loss`, then
-`score` (how likely is a text?) and `complete` (the most likely text).
+The scores agree with lm-evaluation-harness. A model is a run folder, a checkpoint or released
+weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` (what follows it?).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
@@ -247,7 +246,7 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
     add, number = parser.add_argument, dict(type=whole_number, metavar="N")
-    least = {"limit": 1, "max_len": 1, "top_k": 1, "max_new_tokens": 0, "temperature": 0, "seed": 0}
+    low = dict(limit=1, num_fewshot=0, max_len=1, top_k=1, max_new_tokens=0, temperature=0, seed=0)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
         "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
@@ -266,10 +265,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")
     args = parser.parse_args(argv)
-    for name in least:
+    for name in low:
         value = getattr(args, name)
-        if value is not None and not value >= least[name]:  # refuses NaN, too
-            raise ValueError(f"--{name} {value}: must be at least {least[name]}")
+        if value is not None and not value >= low[name]:  # refuses NaN, too
+            raise ValueError(f"--{name} {value}: must be at least {low[name]}")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args
@@ -294,7 +293,9 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
         check_corpus(model.cfg, source)
         with mixed_precision(args):
             loss, bpb = validation_loss(model, source).values()
-        print(f"{args.model} on {source.path}: {loss:.4f} nats per token, {bpb:.4f} bits per byte")
+        if rank_and_world()[0] == 0:
+            text = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte"
+            print(f"{args.model} on {source.path}: {text}")
 
 
 def main(argv: list[str] | None = None) -> int:

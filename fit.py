@@ -316,8 +316,7 @@ def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
-        names = ", ".join(sorted(schedules))
-        raise ValueError(f"runs with different schedules ({names}); fit them separately")
+        raise ValueError(f"runs with different schedules {sorted(schedules)}; fit them separately")
     elif any(r["standard"] for r in records):
         report.transfer(minima(records), out)
     else:
@@ -330,7 +329,6 @@ def report_curves(runs: list[Path], out: Path) -> None:
     for name, lines in curves.items():
         if not lines:
             raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
-    out.mkdir(parents=True, exist_ok=True)
     figures.draw_curves(out / "curves.png", curves)
     print(out / "curves.png")
 

@@ -23,6 +23,7 @@ import functools
 import hashlib
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -423,7 +424,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     status = train_in_workers(series, grid, known, folder, args.workers) if runs else 0
     if status == 0:
-        print(f"finished: {len(known):,} records; next: python fit.py {args.out}")
+        print(f"finished: {len(known):,} records; next: python fit.py {shlex.quote(str(args.out))}")
     return status
 
 
@@ -435,8 +436,7 @@ def train_in_workers(series, grid: dict, known: dict, folder: Path, number: int 
         try:
             sweep(series, grid, known, folder, workers, must_stop)
         except (EOFError, ConnectionError):
-            advice = "out of memory or disk? The same command resumes"
-            return fail("sweep.py", f"a worker died; {advice}")
+            return fail("sweep.py", "a worker died; out of memory or disk? This command resumes")
         finally:
             for worker in workers:
                 worker.close()  # if it still trains, it saves its trunk first

@@ -189,8 +189,7 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[tuple]:
-    """Train to at most `until` tokens. After every step, yield its learning rate, loss, norm of the
-    gradient and routing.
+    """Train to at most `until` tokens; yield (lr, loss, grad_norm, routing) after every step.
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
@@ -371,6 +370,8 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
+    if args.time_limit is not None and not args.time_limit > 0:  # refuses NaN, too
+        parser.error(f"--time_limit {args.time_limit}: must be above 0")
     return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 

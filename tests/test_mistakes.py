@@ -69,6 +69,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--data corpus --out .", "--out ."),
     (train, "--resume", "--out"),
     (train, "--resume --out file", "--out file"),
+    (train, "--time_limit -1", "--time_limit -1"),
     (train, "--branch nowhere", "nowhere"),
     (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
@@ -90,6 +91,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --data tiny", "--seq_len 32"),
     (evaluation, "--model run --device tpu", "--device tpu"),
     (evaluation, "--model run --seed -1", "--seed -1"),
+    (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
     (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),
     (evaluation, "--model run --prompt x --top_k 0", "--top_k 0"),
 ])  # fmt: skip
