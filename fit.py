@@ -1,27 +1,25 @@
 """The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
 
-    python fit.py runs/wsd-quick                             the law, law.json, figures
-    python fit.py runs/wsd-quick --beyond runs/beyond-quick  does it hold at 4 times the longest T?
-    python fit.py runs/wsd-a --against runs/wsd-b            how much b and q of two sweeps differ
-    python fit.py runs/compare-quick                         also power-quick, transfer-quick
-    python fit.py --predict --total_tokens 10e12 --batch_size 1024         the paper's learning rate
-    python fit.py --curves runs/laptop-power-1 runs/laptop-wsd-1           losses of any runs
+    python fit.py runs/wsd-quick                     the law, law.json, figures
+    python fit.py runs/wsd-quick --only batch_size=4,8 --against warmup_tokens=16000
+    python fit.py --table runs.csv --columns lr=LR,batch_size=BS,total_tokens=D,val_loss=LOSS
+    python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
-We fixed this procedure before the runs in results/:
+We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 
-1. A *cell* is a shape, a run length T and a batch size. A minimum is the vertex of a parabola
-   through loss against log lr, for one cell and seed. It takes 5 learning rates in steps of
-   sqrt(2), with the best one in the middle, or 3 in steps of 2. We leave a minimum out, and count
-   it, if this is impossible, if one of them diverged, or if the vertex falls outside them.
-2. The joint fit is least squares for log lr = log a(shape) + b log T + q log beta, on all minima.
-3. The paper's fit has q = 1, so it explains gamma = lr / beta by log gamma = log a + b log T. It
-   uses the three batch sizes with the lowest loss, per shape and T.
-4. Intervals hold 95% of 2,000 bootstrap draws, each with new seeds and new cells.
+1. A *cell* is a shape, a run length T and a batch size. Average its losses over the seeds. Its
+   minimum is that of a cubic in log lr through the 7 learning rates nearest the lowest loss. We
+   leave a cell out, and count it, if this is impossible.
+2. The straight law, log lr = log a + b log T + q log beta, is least squares over all cells, with
+   one a per shape. The bent law flattens above a critical batch size beta_c = c T^kappa:
+   log lr = log a + b0 log T - (q/r) log(1 + (beta_c / beta)^r), with r = 1, 2, 4 or 8.
+3. The paper's reading has q = 1. It takes the three best batch sizes of every shape and T.
+4. Intervals hold 95% of 2,000 draws. A draw takes whole columns again, with replacement. A
+   *column* is a shape, a batch size and a seed, because its runs share trunks.
 
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
 
-import contextlib
 import json
 import math
 import sys
@@ -33,133 +31,96 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import figures, report
-from tools.compare import TUNING, check_same_settings, complete, loss_of, read_records, shape_of
+from tools.compare import complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
-from tools.records import read_metrics
+from tools.figures import size
+from tools.records import read_table
 from tools.report import reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
-WINDOW = 5
+DRAWS, HELD_OUT_DRAWS = 2000, 200
+
+# -- From losses to a minimum ----------------------------------------------------------------------
 
 
 class Minimum(NamedTuple):
     shape: str
     T: int
-    batch_size: int
+    batch_size: float
     beta: float
-    seed: int
+    seeds: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
+    points: list  # all (x, mean loss over the seeds) of the valley, in order of x
+    rule: tuple[int, int]  # degree of the curve, and how many points it was fitted to
     loss: float  # the lowest one measured
-    x: float  # log2 of the best learning rate (of a, or b itself, in a scan of Power)
+    x: float  # the minimum
     why_not: str  # why it is left out, or nothing
-    points: list  # all (x, loss) of the valley, in order
-    near: list  # the points around the lowest
+
+    @property
+    def near(self) -> list[tuple]:
+        return nearest(self.points, self.rule[1])
 
 
-def around_lowest(points: list[tuple], window: int) -> tuple[int, list[tuple]]:
-    """Index of the lowest point, and `window` points around it (fewer in steps above sqrt(2))."""
-    best = min(range(len(points)), key=lambda i: points[i][1])
-    step = min((q[0] - p[0] for p, q in zip(points, points[1:])), default=0.5)
-    side = math.ceil(window // 2 * 0.5 / max(step, 0.5) - 0.05)  # neighbors on each side
-    return best, points[max(0, best - side) : best + side + 1]
+def nearest(points: list[tuple], n: int) -> list[tuple]:
+    """The n points nearest the lowest, in order of x."""
+    lowest = min(points, key=lambda p: p[1])[0]
+    return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
 
-def parabola(points: list[tuple], window: int = WINDOW) -> tuple[float, str]:
-    """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or "")."""
-    points = sorted(points)
-    best, near = around_lowest(points, window)
-    if best in (0, len(points) - 1):
-        return points[best][0], "at an edge"
-    if math.isinf(max(points[best - 1][1], points[best + 1][1])):
-        return points[best][0], "beside a diverged run"
+def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float, str]:
+    """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or "").
+
+    A parabola (degree 2) is biased, because our valleys are steeper on the right. A cubic is not.
+    """
+    lowest = min(points, key=lambda p: p[1])[0]
+    if lowest in (min(points)[0], max(points)[0]):
+        return lowest, "at an edge"
+    near = [p for p in nearest(points, window) if math.isfinite(p[1])]
+    if len(near) < degree + 2:
+        return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
-    centered = len(points) >= window and len(near) == 2 * near.index(points[best]) + 1
-    if not centered or np.ptp(np.diff(x)) > 0.01 or np.isinf(y).any():
-        return points[best][0], f"fewer than {window} rates in equal steps"
-    curvature, slope, _ = np.polyfit(x - points[best][0], y, 2)
-    vertex = points[best][0] - slope / (2 * curvature) if curvature > 0 else math.inf
-    return (vertex, "") if x[0] <= vertex <= x[-1] else (points[best][0], "no valley")
+    curve = np.polyfit(x - lowest, y, degree)
+    slope, curvature = np.polyder(curve), np.polyder(curve, 2)
+    flat = [at.real for at in np.roots(slope) if abs(at.imag) < 1e-9]
+    bottoms = [at for at in flat if np.polyval(curvature, at) > 0]
+    bottoms = [at for at in bottoms if x[0] <= lowest + at <= x[-1]]
+    if not bottoms:
+        return lowest, "no valley"
+    return lowest + min(bottoms, key=lambda at: np.polyval(curve, at)), ""
 
 
-def minima(records: list[dict], window: int = WINDOW, of=None) -> list[Minimum]:
-    """The best learning rates by cell and seed, or the best x, if `of` maps a record to x."""
-    of, groups = of or (lambda r: math.log2(r["lr"])), {}
+def mean_valley(seeds: dict, times=None) -> list[tuple]:
+    """Points (x, mean loss over the seeds) at the learning rates that all seeds have.
+
+    times: how often every seed counts (default: once).
+    """
+    times = [1] * len(seeds) if times is None else times
+    drawn = [(n, losses) for n, losses in zip(times, seeds.values()) if n]
+    mean = lambda x: sum(n * losses[x] for n, losses in drawn) / sum(times)
+    return [(x, mean(x)) for x in sorted(set.intersection(*map(set, seeds.values())))]
+
+
+def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None) -> list:
+    """The best learning rate of every cell, or of every cell and seed, narrow to wide.
+
+    Of runs of Power, `of` maps a record to the x that was scanned.
+    """
+    of, cells = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
-        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"]
-        groups.setdefault(cell, []).append((of(r), loss_of(r)))
+        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] * by_seed
+        cells.setdefault(cell, {}).setdefault(r["seed"], {})[of(r)] = loss_of(r)
     found = []
-    for cell in sorted(groups, key=lambda cell: (len(cell[0]), cell)):  # narrow to wide
-        points = sorted(groups[cell])
-        best, near = around_lowest(points, window)
-        found.append(Minimum(*cell, points[best][1], *parabola(points, window), points, near))
+    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):
+        if points := mean_valley(cells[cell]):
+            lowest = min(loss for _, loss in points)
+            at = vertex(points, degree, window)
+            found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
     return found
 
 
-def bootstrap(points: list[Minimum], draws: int = 2000) -> np.ndarray:
-    """Weights of the points, [1 + draws, n]: 1, then draws of its seed times draws of its cell."""
-    rng = np.random.default_rng(0)
-    weights = np.ones((draws, len(points)))
-    for part in (lambda p: p.seed, lambda p: (p.shape, p.T, p.batch_size)):
-        names, index = np.unique([str(part(p)) for p in points], return_inverse=True)
-        share = np.full(len(names), 1 / len(names))
-        weights *= rng.multinomial(len(names), share, size=draws)[:, index]
-    return np.vstack([np.ones(len(points)), weights])
-
-
-def regress(points: list[Minimum], weights: np.ndarray, shapes: list, free_q: bool) -> np.ndarray:
-    """Fit log2 lr = log2 a + b log2 T + q log2 beta by least squares, once per row of weights.
-
-    The shapes in a group share an a. Returns [rows, len(shapes) + 2] with the values of log2 a, b
-    and q (1 unless free). A row that does not determine them is NaN.
-    """
-    T, beta, y = np.array([(math.log2(p.T), math.log2(p.beta), p.x) for p in points]).T
-    one_hot = [[p.shape in group for p in points] for group in shapes]
-    X = np.array([*one_hot, T] + [beta] * free_q, dtype=float).T  # [n, k]
-    y = y if free_q else y - beta
-    A = np.einsum("rn,ni,nj->rij", weights, X, X)  # normal equations, X'WX and X'Wy
-    good = np.linalg.matrix_rank(A) == X.shape[1]
-    solved = np.full(A.shape[:2], math.nan)
-    right = np.einsum("rn,ni,n->ri", weights, X, y)[good][..., None]
-    solved[good] = np.linalg.solve(A[good], right)[..., 0]
-    return solved if free_q else np.column_stack([solved, np.where(good, 1.0, math.nan)])
-
-
-class Law(NamedTuple):
-    """lr = a * beta^q * T^b. Estimates, followed by all bootstrap draws, [1 + draws]."""
-
-    a: np.ndarray
-    b: np.ndarray
-    q: np.ndarray
-    a_of: dict  # shape -> draws of its a
-
-
-def joint_law(found: list[Minimum]) -> Law:
-    """One regression for all minima. a is the geometric mean of the shapes. Raises ValueError."""
-    points = usable(found)
-    shapes = [*dict.fromkeys(m.shape for m in points)]
-    solved = regress(points, bootstrap(points), [[shape] for shape in shapes], free_q=True)
-    if not np.isfinite(solved[0]).all():
-        why = f"{reasons(found)}; is the sweep still running?"
-        raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
-    log_a, b, q = solved[:, :-2], solved[:, -2], solved[:, -1]
-    return Law(2 ** log_a.mean(axis=1), b, q, dict(zip(shapes, 2**log_a.T)))
-
-
-def slopes(found: list[Minimum]) -> dict[str, np.ndarray]:
-    """shape -> draws of its separate b, all from the same draws, so they can be subtracted."""
-    points = usable(found)
-    weights, own = bootstrap(points), {}
-    for shape in dict.fromkeys(m.shape for m in points):
-        mine = [i for i, m in enumerate(points) if m.shape == shape]
-        own[shape] = regress([points[i] for i in mine], weights[:, mine], [[shape]], True)[:, -2]
-    return own
-
-
-def paper_law(found: list[Minimum]) -> Law:
-    """Fit the three best batch sizes per shape and T, with q = 1 and one a for all shapes."""
-    points = best_three(usable(found))
-    log_a, b, q = regress(points, bootstrap(points), [{m.shape for m in points}], free_q=False).T
-    return Law(2**log_a, b, q, {})
+def parabolas(records: list[dict], window: int = 5, of=None) -> list[Minimum]:
+    """Vertices of parabolas, for every cell and seed."""
+    return minima(records, 2, window, by_seed=True, of=of)
 
 
 def usable(found: list[Minimum]) -> list[Minimum]:
@@ -171,13 +132,153 @@ def usable(found: list[Minimum]) -> list[Minimum]:
     return points
 
 
+# -- From minima to a law --------------------------------------------------------------------------
+
+
+def redraw(found: list[Minimum], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Draw columns again -> x of all minima and their weights, both [1 + draws, n].
+
+    The first row is the measurement itself. The weight of a minimum counts its seeds.
+    """
+    columns = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
+    rng, share = np.random.default_rng(seed), np.full(len(columns), 1 / len(columns))
+    times = rng.multinomial(len(columns), share, size=DRAWS)
+    times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, columns]
+    x = np.tile([m.x for m in found], (len(times), 1))
+    weight = np.zeros(x.shape)
+    for i, m in enumerate(found):
+        mine = times[:, [columns.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
+        ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]  # 2 : 2 is 1 : 1
+        ratios, index = np.unique(ratios, axis=0, return_inverse=True)
+        for k in np.flatnonzero(ratios.any(axis=1)):
+            at, why_not = vertex(mean_valley(m.seeds, ratios[k]), *m.rule)
+            x[index == k, i] = at
+            weight[index == k, i] = 0 if why_not else mine[index == k].sum(axis=1)
+    return x, weight
+
+
+class Law(NamedTuple):
+    """log2 lr = log2 a(shape) + b log2 T + q h, with h = log2 beta, or that of `flattened`.
+
+    Every field has the estimate, followed by all draws.
+    """
+
+    b: np.ndarray  # b0 in the bent law
+    q: np.ndarray
+    log_c: np.ndarray  # of the bend, log2 beta_c = log_c + kappa log2 T
+    kappa: np.ndarray
+    r: np.ndarray  # the larger, the sharper is the bend
+    log_a: np.ndarray  # log2 a of the shape of every minimum, [1 + draws, n]
+    fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
+
+
+def flattened(T, beta, log_c, kappa, r):
+    """log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta are log2, too."""
+    return -np.logaddexp2(0, r * (log_c + kappa * T - beta)) / r
+
+
+def least_squares(x, weight, T, h, same_shape) -> tuple:
+    """Fit x [n] = log a(shape) + b T + q h with weights [n]; return b, q, log a [n] and the bend.
+
+    h [n, bends] has a column per bend, of which we take the best. same_shape: [n, n] booleans.
+    """
+    total = same_shape @ weight
+    mean = same_shape * weight / np.maximum(total, 1e-9)[:, None]  # mean @ v averages over a shape
+    t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
+    tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
+    ty, gy = weight * t @ y, weight * y @ g
+    determinant = tt * gg - tg**2
+    determinant[determinant < 1e-6 * tt * gg] = np.nan  # T and beta do not vary separately
+    b, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
+    best = np.nan_to_num(b * ty + q * gy, nan=-1).argmax()  # explains most of the variance
+    log_a = mean @ (x - b[best] * T - q[best] * h[:, best])
+    return b[best], q[best], np.where(total > 0, log_a, np.nan), best
+
+
+def bends(T, beta, levels, kappas, rs) -> tuple:
+    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T, kappas, rs."""
+    level, kappa, r = (grid.ravel() for grid in np.meshgrid(levels, kappas, rs))
+    log_c = level - kappa * T.mean()
+    return log_c, kappa, r, flattened(T[:, None], beta[:, None], log_c, kappa, r)
+
+
+def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
+    """The straight or the bent law of every draw, x and weight [1 + draws, n].
+
+    With a given bend the law is linear. So we try all bends of a coarse grid, then of a fine one.
+    """
+    T, beta = np.log2([(m.T, m.beta) for m in found]).T
+    same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
+    levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
+    coarse, laws = bends(T, beta, levels, kappas, [1, 2, 4, 8]), []
+    none = [math.nan], [math.nan], [math.nan], beta[:, None]
+    for at, w in zip(x, weight):
+        log_c, kappa, r, h = coarse if bent else none
+        b, q, log_a, best = least_squares(at, w, T, h, same_shape)
+        if bent:
+            levels = log_c[best] + kappa[best] * T.mean() + np.arange(-0.5, 0.51, 0.1)
+            kappas = kappa[best] + np.arange(-0.2, 0.21, 0.02)
+            log_c, kappa, r, h = bends(T, beta, levels, kappas, r[best])
+            b, q, log_a, best = least_squares(at, w, T, h, same_shape)
+        fitted = log_a + b * T + q * h[:, best]
+        laws.append((b, q, log_c[best], kappa[best], r[best], log_a, fitted))
+    return Law(*map(np.array, zip(*laws)))
+
+
+def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
+    """Mean squared error in log2, [1 + draws], of cells without whose T or batch size we fit."""
+    left_out = [[m.T == T for m in found] for T in sorted({m.T for m in found})]
+    left_out += [[m.beta == B for m in found] for B in sorted({m.beta for m in found})]
+    squares = counted = 0
+    for out in np.array(left_out):
+        error = np.where(out, x - fit_law(found, x, weight * ~out, bent).fitted, np.nan)
+        squares = squares + np.nansum(weight * error**2, axis=1)
+        counted = counted + np.sum(weight * np.isfinite(error), axis=1)
+    return squares / counted
+
+
+# -- What a law hides ------------------------------------------------------------------------------
+
+
+def slope(x, weight, u, groups: list) -> np.ndarray:
+    """Slope of x on u [n] within groups, for every draw; least squares. x, weight [draws, n]."""
+    above = below = 0
+    for name in dict.fromkeys(groups):
+        i = np.array([group == name for group in groups])
+        w, v = weight[:, i], u[i]
+        v = v - (w @ v)[:, None] / np.maximum(w.sum(axis=1), 1e-9)[:, None]
+        above, below = above + (w * v * x[:, i]).sum(axis=1), below + (w * v * v).sum(axis=1)
+    return above / np.where(below > 1e-9, below, np.nan)
+
+
+def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
+    """b with q = 1 in the three best batch sizes of every shape and T, s, and a.
+
+    s is the slope of log beta on log T in these cells. Where lr = a beta^q T^b is exact, the
+    paper's b is b + (q - 1) s.
+    """
+    points = best_three(usable(found))
+    x, weight = redraw(points)
+    T, beta = np.log2([(m.T, m.beta) for m in points]).T
+    one = [0] * len(points)
+    b, s = slope(x - beta, weight, T, one), slope(beta + 0 * x, weight, T, one)
+    return b, s, 2 ** np.average(x[0] - beta - b[0] * T, weights=weight[0])
+
+
 def best_three(points: list[Minimum]) -> list[Minimum]:
-    """Minima of the three batch sizes with the lowest mean loss, per shape and T."""
-    losses: dict = {}
+    """Minima of the three batch sizes with the lowest loss, per shape and T."""
+    cells: dict = {}
     for m in points:
-        losses.setdefault((m.shape, m.T), {}).setdefault(m.batch_size, []).append(m.loss)
-    best = {cell: sorted(of, key=lambda B: np.mean(of[B]))[:3] for cell, of in losses.items()}
-    return [m for m in points if m.batch_size in best[m.shape, m.T]]
+        cells.setdefault((m.shape, m.T), []).append(m)
+    return [m for cell in cells.values() for m in sorted(cell, key=lambda m: m.loss)[:3]]
+
+
+def interaction(found: list[Minimum], x, weight) -> np.ndarray:
+    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all batches."""
+    T, beta = np.log2([(m.T, m.beta) for m in found]).T
+    product = (T - T.mean()) * (beta - beta.mean()) + 0 * x
+    rest = product - fit_law(found, product, weight).fitted  # what the law cannot explain of it
+    return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
@@ -191,6 +292,40 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
     return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+# -- Both laws of a sweep --------------------------------------------------------------------------
+
+
+class Fits(NamedTuple):
+    found: list[Minimum]  # all minima
+    points: list[Minimum]  # the usable ones
+    x: np.ndarray  # of the points, in all draws
+    weight: np.ndarray
+    straight: Law
+    bent: Law | None  # None with fewer than four run lengths or batch sizes
+    gain: np.ndarray | None  # mean squared error of held-out cells, straight minus bent
+
+
+def both_laws(rows: list[dict]) -> Fits:
+    """Raises ValueError if the rows do not determine a, b and q."""
+    found = minima(rows)
+    points = usable(found)
+    x, weight = redraw(points)
+    straight, bent, gain = fit_law(points, x, weight), None, None
+    if not math.isfinite(straight.b[0]):
+        why = f"{reasons(found) or 'T and batch size vary together'}; is the sweep still running?"
+        raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
+    if min(len({m.T for m in points}), len({m.beta for m in points})) >= 4:
+        bent = fit_law(points, x, weight, bent=True)
+        some = points, x[:HELD_OUT_DRAWS], weight[:HELD_OUT_DRAWS]
+        gain = held_out(*some, bent=False) - held_out(*some, bent=True)
+    return Fits(found, points, x, weight, straight, bent, gain)
+
+
+def a_of(law: Law, points: list[Minimum]) -> dict[str, np.ndarray]:
+    """shape -> its a, in all draws."""
+    return {m.shape: 2**log_a for m, log_a in zip(points, law.log_a.T)}
+
+
 def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
@@ -198,21 +333,40 @@ def law(rows: list[dict]) -> dict:
     seq_len. Optional: shape and seed, else all rows have the same. Raises ValueError.
     """
     rows = [complete(row) for row in rows]
-    found = minima(rows)
-    joint, paper = joint_law(found), paper_law(found)
-    estimates = {name: getattr(joint, name)[0] for name in "abq"}
-    intervals = {f"{name}_interval": interval(getattr(joint, name)) for name in "abq"}
-    return estimates | intervals | {
-        "a_paper": paper.a[0], "b_paper": paper.b[0], "b_paper_interval": interval(paper.b),
-        "rule": f"parabola through {WINDOW} rates, 2000 draws of seeds and cells",
-        "seq_len": rows[0]["seq_len"], "warmup_tokens": rows[0].get("warmup_tokens"),
-        "fingerprint": rows[0].get("fingerprint"),
+    return as_json(both_laws(rows), rows[0])
+
+
+def as_json(fits: Fits, row: dict) -> dict:
+    """The content of law.json. The bent law is in it if it predicts held-out cells better."""
+
+    def content(law: Law, **exponents) -> dict:
+        a = np.exp2(np.mean(np.log2([*a_of(law, fits.points).values()]), axis=0))
+        values = {"a": a} | exponents
+        intervals = {f"{name}_interval": interval(draws) for name, draws in values.items()}
+        return {name: draws[0] for name, draws in values.items()} | intervals
+
+    result = content(fits.straight, b=fits.straight.b, q=fits.straight.q)
+    if fits.bent and interval(fits.gain)[0] > 0:
+        bent = fits.bent
+        names = dict(b0=bent.b, q=bent.q, c=2**bent.log_c, kappa=bent.kappa, r=bent.r)
+        result["bent"] = content(bent, **names)
+    b, _, a = paper_reading(fits.found)
+    return result | {
+        "a_paper": a, "b_paper": b[0], "b_paper_interval": interval(b),
+        "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of columns",
+        "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
+        "fingerprint": row.get("fingerprint"),
     }  # fmt: skip
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
-    return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
+    """Best constant learning rate of a WSD run, by the bent law if law.json has one."""
+    beta, bent = paper_batch_size(batch_tokens), law.get("bent")
+    if not bent:  # equation 6 of the paper with beta^q for beta
+        return law["a"] * beta ** law["q"] * total_tokens ** law["b"]
+    beta_c = bent["c"] * total_tokens ** bent["kappa"]
+    bend = (1 + (beta_c / beta) ** bent["r"]) ** (-bent["q"] / bent["r"])
+    return bent["a"] * total_tokens ** bent["b0"] * bend
 
 
 def report_prediction(args) -> None:
@@ -232,126 +386,165 @@ def read_law(name: str) -> dict:
         return PAPER
     try:
         law = json.loads(Path(name).read_text())
-        return {key: float(law[key]) for key in PAPER}
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        predict(law, 1.0, float(law["seq_len"]))
+        return law
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, AttributeError):
         raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
 
-def report_wsd(records: list[dict], out: Path, beyond: list[dict]) -> None:
-    """Print the law and draw the figures, then write law.json. `beyond` is not fitted."""
-    found, values, outside = minima(records), law(records), minima(beyond)
-    print(f"{len(records):,} runs, {len(found)} minima; left out: {reasons(found) or 'none'}")
-    print_fits(records)
-    for m in outside:
-        report.beyond(m, predict(values, m.T, m.beta * PAPER_SEQ_LEN))
-    points, stars = usable(found), [m for m in outside if not m.why_not]
-    report.price(points)
-    report.draw_valleys(out / "valleys.png", found)
-    figures.draw_batches(out / "batch.png", report.middle_shape(points), values)
-    line = band(joint_law(found), points, stars)
-    figures.draw_law(out / "law.png", points, values, line, stars)
-    (out / "law.json").write_text(json.dumps(values, indent=1) + "\n")
-    print(f"\n{out}: law.json, valleys.png, batch.png, law.png")
+# -- Reports ---------------------------------------------------------------------------------------
 
 
-def print_fits(records: list[dict]) -> None:
-    """Print both fits, with three widths of the parabolas, and the law of the separate shapes."""
-    print("\nlr = a beta^q T^b, 95% intervals over seeds and cells")
-    print(f"{'rates':>7}  {'joint fit: b':<25} {'q':<22} paper's fit (q = 1): b")
-    for window in (3, WINDOW, 7):
-        with contextlib.suppress(ValueError):  # too few rates for this window
-            found = minima(records, window)
-            joint, paper = joint_law(found), paper_law(found)
-            print(f"{window:7d}  {show(joint.b):<25} {show(joint.q):<22} {show(paper.b)}")
-    joint, own = joint_law(minima(records)), slopes(minima(records))
-    first = next(iter(own))
-    for shape, a in joint.a_of.items():
-        print(f"{shape}: a = {a[0]:.3g}, its b {show(own[shape], 2)}")
-        if shape != first:
-            print(f"    a {show(a / joint.a_of[first], 2)} times that of {first}, "
-                  f"difference of b {show(own[shape] - own[first], 2)}")  # fmt: skip
+def report_wsd(records: list[dict], out: Path) -> None:
+    """Print the law and draw the figures, then write law.json."""
+    fits = both_laws(records)
+    content = as_json(fits, records[0])
+    left_out = reasons(fits.found) or "none"
+    print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
+    print_straight(fits, records)
+    print_by_part(fits)
+    if fits.bent:
+        print_bent(fits.bent, fits)
+    out.mkdir(parents=True, exist_ok=True)
+    report.draw_valleys(out / "valleys.png", fits.found)
+    better = fits.bent if "bent" in content else fits.straight
+    panel = law_panel(fits.points, fits.x, fits.weight, better) | {"title": law_title(content)}
+    figures.draw_law(out / "law.png", [panel], f"sequences of {records[0]['seq_len']:g} tokens")
+    (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
+    print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def band(joint: Law, points: list[Minimum], beyond: list[Minimum]) -> tuple:
-    """The law's line and its interval over log2 T, at the middle batch size of the points.
+def print_straight(fits: Fits, records: list[dict]) -> None:
+    """Print the straight law, and what other readings of the same runs give."""
+    b, q = fits.straight.b, fits.straight.q
+    print("lr = a beta^q T^b, 95% intervals")
+    print(f"{'cubic through 7 rates':<28} b {show(b)}  q {show(q)}")
+    for window in (3, 5, 7):
+        points = [m for m in parabolas(records, window) if not m.why_not]
+        if points:
+            law = fit_law(points, *redraw(points))
+            print(f"{f'parabolas through {window} rates':<28} b {show(law.b)}  q {show(law.q)}")
+    b_paper, s, _ = paper_reading(fits.found)
+    exact = b[0] + (q[0] - 1) * s[0]
+    print(f"{'the paper, best three batches':<28} b {show(b_paper)}  q 1")
+    print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {exact:.3f}")
+    for shape, a in a_of(fits.straight, fits.points).items():
+        print(f"{shape}: a {show(a)}")
 
-    At beta = 1, far from the data, the different q of the draws would widen the band.
-    """
-    T = np.log2([m.T for m in points + beyond])
-    T = np.linspace(T.min(), T.max(), 50)
-    middle = np.mean([math.log2(m.beta) for m in points])
-    height = np.log2(joint.a) + (joint.q - joint.q[0]) * middle
-    lines = height[:, None] + joint.b[:, None] * T
-    return T, lines[0], *np.nanpercentile(lines[1:], [2.5, 97.5], axis=0)
+
+def print_by_part(fits: Fits) -> None:
+    """Is one line enough? Print b and q at both ends of the grid, and their interaction."""
+    T, beta = np.log2([(m.T, m.beta) for m in fits.points]).T
+    shapes = np.array([m.shape for m in fits.points])
+
+    def at_ends(values: list, u: np.ndarray) -> str:
+        ends = [(end, np.equal(values, end)) for end in (min(values), max(values))]
+        part = lambda i: slope(fits.x[:, i], fits.weight[:, i], u[i], [*shapes[i]])
+        return " and ".join(f"{show(part(i))} at {size(end)}" for end, i in ends)
+
+    print("b by batch size:", at_ends([m.batch_size for m in fits.points], T))
+    print("q by run length:", at_ends([m.T for m in fits.points], beta))
+    both = interaction(fits.points, fits.x, fits.weight)
+    print(f"coefficient of log2 T log2 beta: {show(both)}")
 
 
-def report_difference(records: list[dict], others: list[dict]) -> None:
-    """Print b and q of two sweeps in the cells and seeds that both have, and their differences."""
-    cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
-    ours = {cell(m): m for m in minima(records) if not m.why_not}
-    theirs = {cell(m): m for m in minima(others) if not m.why_not}
-    common = sorted(ours.keys() & theirs.keys())
-    one = joint_law([ours[cell] for cell in common])
-    other = joint_law([theirs[cell] for cell in common])
-    print(f"{len(common)} cells and seeds in both")
-    for name, x, y in (("b", one.b, other.b), ("q", one.q, other.q)):
-        print(f"{name}: {show(x)} against {show(y)}, difference {show(x - y)}")
+def print_bent(law: Law, fits: Fits) -> None:
+    """Print the bent law, and which law predicts held-out cells better."""
+    T = np.mean([math.log2(m.T) for m in fits.points])
+    beta_c = 2 ** (law.log_c + law.kappa * T) * PAPER_SEQ_LEN
+    low, high = map(size, interval(beta_c))
+    print(f"\nbent: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}; far below the bend "
+          f"T^{show(law.b - law.kappa * law.q)}\ncritical batch at T = {size(2**T)}: "
+          f"{size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
+    print("mean squared error of held-out cells (log2 lr), straight minus bent: "
+          f"{show(fits.gain, 4)}")  # fmt: skip
+
+
+def law_title(law: dict) -> str:
+    if "bent" in law:
+        below = law["bent"]["b0"] - law["bent"]["kappa"] * law["bent"]["q"]
+        return f"T^{below:.2f} beta^{law['bent']['q']:.2f} up to a critical batch size"
+    return f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
+
+
+def law_panel(points: list[Minimum], x, weight, law: Law | None) -> dict:
+    """Best learning rates of the shape with most cells, with intervals, and a law through them."""
+    shape, _ = Counter(m.shape for m in points).most_common(1)[0]
+    panel: dict = {"shape": shape, "points": {}, "curves": {}}
+    for i, m in enumerate(points):
+        if m.shape == shape:
+            label, at = f"T = {size(m.T)}", math.log2(m.batch_size)
+            ends = interval(np.where(weight[:, i] > 0, x[:, i], np.nan))
+            panel["points"].setdefault(label, []).append((at, m.x, *ends))
+            if law:
+                panel["curves"].setdefault(label, []).append((at, law.fitted[0, i]))
+    return panel
+
+
+def report_change(records: list[dict], others: list[dict]) -> None:
+    """Print how the best learning rates and the law differ in the cells that both sets have."""
+    cell = lambda m: (m.shape, m.T, m.batch_size)
+    one, two = ({cell(m): m for m in minima(some) if not m.why_not} for some in (records, others))
+    common = sorted(one.keys() & two.keys())
+    if not common:
+        raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
+    one, two = [one[c] for c in common], [two[c] for c in common]
+    (x1, weight1), (x2, weight2) = redraw(one, seed=0), redraw(two, seed=1)  # separate columns
+    weight = weight1 * weight2
+    print("what changes               cells  log2 of the best learning rate   lowest loss")
+    groups = {f"batch size {B:g}": [m.batch_size == B for m in one] for _, _, B in common}
+    for name, i in ({"all": [True] * len(one)} | groups).items():
+        moved = (weight * (x2 - x1))[:, i].sum(axis=1) / weight[:, i].sum(axis=1)
+        deeper = np.mean([b.loss - a.loss for a, b, k in zip(one, two, i) if k])
+        print(f"{name:<26} {sum(i):5d}  {show(moved):<32} {deeper:+.4f}")
+    law1, law2 = fit_law(one, x1, weight1), fit_law(two, x2, weight2)
+    for name in ("b", "q"):
+        before, after = getattr(law1, name), getattr(law2, name)
+        print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
     most_common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
     a, b = most_common("power_a"), most_common("power_b")
-    over_a = minima([r for r in records if r["power_b"] == b], of=lambda r: math.log2(r["power_a"]))
-    over_b = minima([r for r in records if r["power_a"] == a], of=lambda r: r["power_b"])
+    some_a = [r for r in records if r["power_b"] == b]
+    some_b = [r for r in records if r["power_a"] == a]
+    over_a = parabolas(some_a, of=lambda r: math.log2(r["power_a"]))
+    over_b = parabolas(some_b, of=lambda r: r["power_b"])
     return {"a": over_a, "b": over_b}, {"power_a": a, "power_b": b}
 
 
-def report_records(records: list[dict], out: Path, beyond: list[dict]) -> None:
+def report_records(records: list[dict], out: Path) -> None:
     """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
-    wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] < TUNING]
     if schedules == {"cosine", "power", "wsd"}:
-        report.comparison(records, usable(minima(wsd)), out)
+        report.comparison(records, out)
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
         raise ValueError(f"runs with different schedules {sorted(schedules)}; fit them separately")
     elif any(r["standard"] for r in records):
-        report.transfer(minima(records), out)
+        report.transfer(parabolas(records), out)
     else:
-        report_wsd(records, out, beyond)
-
-
-def report_curves(runs: list[Path], out: Path) -> None:
-    """Draw the losses of these runs. Raises OSError or ValueError."""
-    curves = {run.name: read_metrics(run) for run in runs}
-    for name, lines in curves.items():
-        if not lines:
-            raise ValueError(f"--curves {name}: no metrics there; give the folder of a run")
-    figures.draw_curves(out / "curves.png", curves)
-    print(out / "curves.png")
+        report_wsd(records, out)
 
 
 def run(args) -> None:
     """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
         return report_prediction(args)
-    if args.curves:
-        return report_curves(args.curves, args.out or Path("."))
+    if args.table:
+        records = read_table(args.table, args.columns, args.seq_len)
+        return report_wsd([complete(row) for row in records], args.out or Path("."))
     if not args.folders:
-        raise ValueError("name the folder of a sweep, or --predict, or --curves; see --help")
-    records, beyond = read_records(args.folders, args.only), []
+        raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
+    records = read_records(args.folders, args.only)
     if args.against:
-        return report_difference(records, read_records([args.against], args.only))
-    if args.beyond:
-        beyond = read_records([args.beyond], args.only)
-        check_same_settings(records + beyond)
-        if {(r["schedule"], r["standard"]) for r in records + beyond} != {("wsd", False)}:
-            raise ValueError(f"--beyond {args.beyond}: needs runs of WSD here and in the sweep")
+        changed = args.against.partition("=")[0]
+        same = [choice for choice in args.only if choice.partition("=")[0] != changed]
+        return report_change(records, read_records(args.folders, [*same, args.against]))
     out = args.out or args.folders[0]
-    out.mkdir(parents=True, exist_ok=True)
-    report_records(records, out, beyond)
+    report_records(records, out)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -359,14 +552,14 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: the first folder)")
-    add("--only", action="append", default=[], metavar="FIELD=VALUE", help="leave out other runs")
-    add("--against", type=Path, help="another sweep, to compare b and q with")
-    add("--beyond", type=Path, help="a search outside the grid, to test the law on")
-    add("--curves", type=Path, nargs="+", metavar="RUN", help="draw losses of runs, curves.png")
+    add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
+    add("--against", metavar="FIELD=V,...", help="runs to compare with those of --only")
+    add("--table", type=Path, help="a CSV file of runs from elsewhere")
+    add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
     add("--total_tokens", type=float, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
-    add("--seq_len", type=float, help="tokens per sequence (default: as in --law; the paper: 4096)")
+    add("--seq_len", type=float, help="tokens per sequence (default: as in --law; else 4096)")
     add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")
     try:
         run(parser.parse_args(argv))

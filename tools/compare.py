@@ -1,4 +1,4 @@
-"""Which records belong together, the comparison of schedules, and the price of not knowing T.
+"""Which records belong together, and the comparison of schedules.
 
 A *cell* is (shape, T, batch size). A *line* is one schedule with one rule for its learning rate,
 tuned once in a small cell. The *baseline* is WSD with a learning rate searched in the same cell.
@@ -70,13 +70,15 @@ def is_standard(record: dict) -> bool:
 
 
 def only(records: list[dict], choice: str) -> list[dict]:
-    """The records that agree with a choice, FIELD=VALUE. Raises ValueError if none does."""
+    """The records that agree with a choice, FIELD=V,V,.... Raises ValueError if none does."""
     name, _, text = choice.partition("=")
-    try:
-        value = json.loads(text)  # 0 then equals 0.0, and null None
-    except json.JSONDecodeError:
-        value = text
-    chosen = [r for r in records if r.get(name) == value]
+    values = []
+    for word in text.split(","):
+        try:
+            values.append(json.loads(word))  # 0 then equals 0.0, and null None
+        except json.JSONDecodeError:
+            values.append(word)
+    chosen = [r for r in records if r.get(name) in values]
     if not chosen:
         raise ValueError(f"--only {choice}: no such records; is it FIELD=VALUE?")
     return chosen
@@ -212,38 +214,3 @@ def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.nda
     seeds = sorted(base[cells[0]])
     minus = lambda cell, seed: lines[line][cell][seed] - base[cell][seed]
     return {seed: np.array([minus(c, seed) for c in cells]) for seed in seeds[1:] or seeds}
-
-
-# -- The price of not knowing ----------------------------------------------------------------------
-
-def price(minima: list) -> dict[str, np.ndarray]:
-    """Return {rule: loss above the lowest measured one, [cells]} for usable minima of WSD.
-
-    A rule gives log2 of the learning rate as a linear function of its features. We judge it in
-    one cell with constants fitted to all the others. We interpolate linearly between the mean
-    losses measured there, and use the endpoint beyond them.
-    """
-    valleys: dict = {}
-    for m in minima:
-        valleys.setdefault((m.shape, m.T, m.batch_size), []).append(dict(m.points))
-    rates = {cell: sorted(set.intersection(*map(set, seeds))) for cell, seeds in valleys.items()}
-    minima = [m for m in minima if len(rates[m.shape, m.T, m.batch_size]) >= 5]
-    cells = [(m.shape, m.T, m.batch_size) for m in minima]
-    x, log_T, log_beta = np.array([(m.x, math.log2(m.T), math.log2(m.beta)) for m in minima]).T
-    one = np.ones(len(minima))
-    batches = [[m.batch_size == B for m in minima] for B in sorted({m.batch_size for m in minima})]
-    rules = {  # name: (features, q if it is given)
-        "nothing": ([one], 0), "batch size": (batches, 0),
-        "T and batch size, ∝ √batch": ([one, log_T], 0.5),
-        "T and batch size, free exponents": ([one, log_T, log_beta], 0),
-    }  # fmt: skip
-    costs: dict = {rule: [] for rule in rules}
-    for rule, (features, q) in rules.items():
-        X, y = np.array(features, dtype=float).T, x - q * log_beta
-        for cell in dict.fromkeys(cells):
-            here = np.array([other == cell for other in cells])
-            solution = np.linalg.lstsq(X[~here], y[~here], rcond=None)[0]
-            log2_lr = (X @ solution + q * log_beta)[here][0]
-            losses = [np.mean([seed[at] for seed in valleys[cell]]) for at in rates[cell]]
-            costs[rule].append(np.interp(log2_lr, rates[cell], losses) - min(losses))
-    return {rule: np.array(cost) for rule, cost in costs.items()}

@@ -6,7 +6,6 @@ A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. `line
 """
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,24 +186,6 @@ def draw_experts(ax, lines: list[dict]) -> None:
     ax.set_ylabel("experts")
 
 
-def draw_curves(path: Path, curves: dict[str, list[dict]]) -> None:
-    """Training loss (faint) and validation loss of any runs."""
-    with figure(path, 3.6) as (ax,):
-        ends, losses = {}, []
-        for (name, lines), color in zip(curves.items(), itertools.cycle(PALETTE)):
-            for metric, look in (("loss", dict(alpha=0.3)), ("val_loss", dict(marker="o"))):
-                x, y = column(lines, metric)
-                ax.plot(x, y, color=color, **look)
-                losses += y
-                if x:
-                    ends[name] = x[-1], y[-1], color
-        ax.set_ylim(0.98 * min(losses), np.percentile(losses, 95))
-        label_ends(ax, ends)
-        ax.set_title("Validation loss (dots), training loss (faint)")
-        ax.set_xlabel("tokens seen (millions)")
-        ax.set_ylabel("loss (nats per token)")
-
-
 # -- Minima and the law ----------------------------------------------------------------------------
 
 
@@ -238,7 +219,7 @@ def draw_valley(ax, found: list, color) -> float:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
         line = np.linspace(x.min(), x.max())
-        ax.plot(line, np.polyval(np.polyfit(x, y, 2), line), color=color)
+        ax.plot(line, np.polyval(np.polyfit(x, y, found[0].rule[0]), line), color=color)
     return max((y for _, y in near), default=0)
 
 
@@ -259,62 +240,29 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_batches(path: Path, found: list, law: dict) -> None:
-    """Figure 3 of the paper, log2 of the best learning rate against log2 of the batch size.
+def draw_law(path: Path, panels: list[dict], unit: str) -> None:
+    """Best learning rate against batch size, as in Figure 3 of the paper, with the fitted law.
 
-    found has the minima of one shape, and law the content of law.json.
+    A panel has title, shape, points {label: [(log2 batch, log2 lr, low, high)]} and, of the law,
+    curves {label: [(log2 batch, log2 lr)]}.
     """
-    lines: dict = {}
-    for m in sorted(found, key=lambda m: m.T):
-        points = lines.setdefault(f"T = {size(m.T)}", {})
-        points.setdefault(math.log2(m.batch_size), []).append(m.x)
-    with figure(path, 3.6) as (ax,):
-        draw_lines(ax, lines, [dict(color=color) for color in shades(lines).values()])
-        log_ticks(ax.xaxis, [math.log2(m.batch_size) for m in found], "{:.3g}".format)
-        log_ticks(ax.yaxis, [math.floor(2 * m.x) / 2 for m in found], short, finest=0.5)
-        ax.set_title(f"The best learning rate grows as beta^{law['q']:.2f}")
-        ax.set_xlabel(f"batch size (sequences of {law['seq_len']} tokens), {found[0].shape}")
-        ax.set_ylabel("best learning rate")
-
-
-def draw_law(path: Path, found: list, law: dict, band: tuple, beyond: list) -> None:
-    """All cells on one line, best learning rate / beta^q against T. Stars are cells not fitted.
-
-    law is the content of law.json, and band (log2 T, line, low, high), all log2.
-    """
-    height = lambda m: m.x - law["q"] * math.log2(m.beta)
-    every = [*found, *beyond]
-    marker_of = dict(zip(dict.fromkeys(m.shape for m in every), itertools.cycle(MARKERS)))
-    hue_of = shades(sorted(m.batch_size for m in every))
-    cells: dict = {}
-    for m in found:
-        cells.setdefault((m.shape, m.T, m.batch_size), []).append(height(m))
-    T, line, low, high = band
-    paper = line.mean() - 0.51 * (T - T.mean())
-    with figure(path, 4.4) as (ax,):
-        ax.fill_between(T, low, high, color="#d9d9d9", linewidth=0)
-        ax.plot(T, line, color="black")
-        ax.plot(T, paper, color=COLORS["wsd"], linestyle="--")
-        for (shape, t, B), heights in cells.items():
-            look = dict(marker=marker_of[shape], facecolors="none", edgecolors=[hue_of[B]])
-            ax.scatter(math.log2(t), np.mean(heights), s=24, **look)
-        for m in beyond:
-            look = dict(marker="*", color=[hue_of[m.batch_size]], zorder=3)
-            ax.scatter(math.log2(m.T), height(m), s=120, **look)
-        for shape, marker in marker_of.items():
-            ax.scatter([], [], s=24, marker=marker, color="black", label=shape)
-        for B, color in hue_of.items():
-            ax.scatter([], [], s=24, color=[color], label=f"batch {B:g}")
-        ax.legend(loc="lower left")
-        log_ticks(ax.yaxis, [math.floor(2 * height(m)) / 2 for m in every], short, finest=0.5)
-        log_ticks(ax.xaxis, [math.log2(m.T) for m in every], size)
-        ours = f"T^{law['b']:.2f}"
-        ends = {ours: (T[-1], line[-1], "black"), "T^-0.51": (T[-1], paper[-1], COLORS["wsd"])}
-        label_ends(ax, ends)
-        low, high = law["b_interval"]
-        ax.set_title(f"Best learning rate falls as {ours} [{low:.2f}, {high:.2f}]")
-        ax.set_xlabel("run length T (tokens); dashed: the paper; star: not in the fit")
-        ax.set_ylabel(f"best learning rate / beta^{law['q']:.2f}")
+    every = [p for panel in panels for points in panel["points"].values() for p in points]
+    with figure(path, 3.75 * len(panels), len(panels), sharex=True, sharey=True) as axes:
+        for ax, panel in zip(axes, panels):
+            ends, color_of_label = {}, shades(panel["points"])
+            for label, points in panel["points"].items():
+                color, (x, y, low, high) = color_of_label[label], np.array(sorted(points)).T
+                ax.vlines(x, low, high, color=color, linewidth=0.8)
+                ax.plot(x, y, "o", color=color, markersize=4)
+                x, y = np.array(sorted(panel["curves"].get(label, zip(x, y)))).T
+                ax.plot(x, y, color=color)
+                ends[label] = x[-1], y[-1], color
+            label_ends(ax, ends)
+            log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
+            ax.set_title(panel["title"])
+            ax.set_ylabel("best learning rate")
+        log_ticks(axes[-1].xaxis, [p[0] for p in every], "{:.0f}".format)
+        axes[-1].set_xlabel(f"batch size ({unit}), {panels[0]['shape']}")
 
 
 # -- The comparison --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Read the records of runs, and compare their settings."""
 
 import contextlib
+import csv
 import json
 import sys
 from pathlib import Path
@@ -68,3 +69,27 @@ def read_metrics(run: Path) -> list[dict]:
             metrics = json.loads(line)
             found[metrics["tokens"], "val_loss" in metrics] = metrics
     return [found[at] for at in sorted(found)]
+
+
+def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
+    """Rows of a CSV file with our names. columns: 'lr=LR,batch_size=BS,...', ours and theirs.
+
+    An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
+    """
+    names = dict(pair.partition("=")[::2] for pair in columns.split(","))
+    more = {"seq_len": seq_len} if seq_len else {}
+    rows = []
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        for name, column in names.items():
+            if column not in (reader.fieldnames or ()):
+                has = ", ".join(reader.fieldnames or ())
+                raise ValueError(f"--columns {name}={column}: {path} has only {has}")
+        for line in reader:
+            row = {name: line[column] for name, column in names.items()}
+            try:
+                numbers = {name: float(row[name] or "nan") for name in row if name != "shape"}
+            except (TypeError, ValueError):
+                raise ValueError(f"{path}, line {reader.line_num}: not numbers, {row}") from None
+            rows.append(row | numbers | more)
+    return rows

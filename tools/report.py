@@ -70,25 +70,6 @@ def draw_valleys(path: Path, found: list) -> None:
     figures.draw_valleys(path, [upper, lower], sharex=True)
 
 
-def beyond(m, lr: float) -> None:
-    """Print the cost of the law's learning rate in a cell that a search has covered."""
-    cost = np.interp(math.log2(lr), *zip(*m.points)) - m.loss
-    why_not = f" ({m.why_not})" if m.why_not else ""
-    print(f"\nbeyond the grid: {m.shape}, T = {size(m.T)}, batch size {m.batch_size:g}: the law "
-          f"says {lr:.4f}, a search finds {2**m.x:.4f}{why_not}; loss {m.loss + cost:.4f} there, "
-          f"{m.loss:.4f} at its best, {cost / m.loss:+.2%}")  # fmt: skip
-
-
-def price(found: list) -> None:
-    """Print the price of not knowing."""
-    costs = compare.price(found)
-    print(f"\nloss above the best measured one (nats), {len(costs['nothing'])} cells")
-    print(f"{'the learning rate depends on':<40}{'mean':>8}{'worst':>8}")
-    for rule, cost in costs.items():
-        if cost.size:
-            print(f"{rule:<40}{cost.mean():8.4f}{cost.max():8.4f}")
-
-
 # -- Transfer across widths, and Power's a and b ---------------------------------------------------
 
 
@@ -153,8 +134,8 @@ def power_panel(name: str, found: list, center: dict) -> dict:
 # -- The comparison --------------------------------------------------------------------------------
 
 
-def comparison(records: list[dict], found: list, out: Path) -> None:
-    """Print the tables, in Markdown, and draw the figures. found has the usable minima of WSD."""
+def comparison(records: list[dict], out: Path) -> None:
+    """Print the tables, in Markdown, and draw the figures."""
     lines, said = compare.comparison(records)
     first = next(r for r in records if r["seed"] >= compare.TUNING)
     batch, cells = first["batch_size"], list(lines["baseline"])
@@ -168,7 +149,6 @@ def comparison(records: list[dict], found: list, out: Path) -> None:
         some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
         if some:
             table_above(lines, some, kind)
-    price(found)
     draw_compare(out / "compare.png", lines, batch)
     draw_anytime(out / "anytime.png", lines, records, batch)
     print(f"\n{out}: compare.png, anytime.png")
