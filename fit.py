@@ -38,7 +38,7 @@ from tools.records import read_table
 from tools.report import reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
-DRAWS, HELD_OUT_DRAWS = 2000, 200
+DRAWS = 2000
 
 # -- From losses to a minimum ----------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ def least_squares(x, weight, T, h, same_shape) -> tuple:
     tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
     ty, gy = weight * t @ y, weight * y @ g
     determinant = tt * gg - tg**2
-    determinant[determinant < 1e-6 * tt * gg] = np.nan  # T and beta do not vary separately
+    determinant[determinant <= 1e-6 * tt * gg] = np.nan  # T and beta do not vary separately
     b, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
     best = np.nan_to_num(b * ty + q * gy, nan=-1).argmax()  # explains most of the variance
     log_a = mean @ (x - b[best] * T - q[best] * h[:, best])
@@ -210,7 +210,7 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
     T, beta = np.log2([(m.T, m.beta) for m in found]).T
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
     levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
-    coarse, laws = bends(T, beta, levels, kappas, [1, 2, 4, 8]), []
+    coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
     none = [math.nan], [math.nan], [math.nan], beta[:, None]
     for at, w in zip(x, weight):
         log_c, kappa, r, h = coarse if bent else none
@@ -226,15 +226,20 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
 
 
 def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
-    """Mean squared error in log2, [1 + draws], of cells without whose T or batch size we fit."""
-    left_out = [[m.T == T for m in found] for T in sorted({m.T for m in found})]
-    left_out += [[m.beta == B for m in found] for B in sorted({m.beta for m in found})]
-    squares = counted = 0
-    for out in np.array(left_out):
-        error = np.where(out, x - fit_law(found, x, weight * ~out, bent).fitted, np.nan)
-        squares = squares + np.nansum(weight * error**2, axis=1)
-        counted = counted + np.sum(weight * np.isfinite(error), axis=1)
-    return squares / counted
+    """Squared error, in log2, of every minimum [n]: predicted without its T, and without its batch.
+
+    Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch sizes.
+    """
+    errors = []
+    for name in ("T", "beta"):
+        values = np.array([getattr(m, name) for m in found])
+        error = np.full(len(found), np.nan)
+        for value in set(values):
+            out = values == value
+            law = fit_law(found, x[:1], weight[:1] * ~out, bent)
+            error[out] = (x[0] - law.fitted[0])[out] ** 2
+        errors.append(error)
+    return np.mean(errors, axis=0)
 
 
 # -- What a law hides ------------------------------------------------------------------------------
@@ -301,7 +306,7 @@ class Fits(NamedTuple):
     x: np.ndarray  # of the points, in all draws
     weight: np.ndarray
     straight: Law
-    bent: Law | None  # None with fewer than four run lengths or batch sizes
+    bent: Law | None  # None with fewer than 4 run lengths or 5 batch sizes
     gain: np.ndarray | None  # mean squared error of held-out cells, straight minus bent
 
 
@@ -314,10 +319,11 @@ def both_laws(rows: list[dict]) -> Fits:
     if not math.isfinite(straight.b[0]):
         why = f"{reasons(found) or 'T and batch size vary together'}; is the sweep still running?"
         raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
-    if min(len({m.T for m in points}), len({m.beta for m in points})) >= 4:
+    if len({m.T for m in points}) >= 4 and len({m.beta for m in points}) >= 5:
         bent = fit_law(points, x, weight, bent=True)
-        some = points, x[:HELD_OUT_DRAWS], weight[:HELD_OUT_DRAWS]
-        gain = held_out(*some, bent=False) - held_out(*some, bent=True)
+        errors = [held_out(points, x, weight, bent) for bent in (False, True)]
+        both = np.isfinite(errors).all(axis=0)
+        gain = weight[:, both] @ (errors[0] - errors[1])[both] / weight[:, both].sum(axis=1)
     return Fits(found, points, x, weight, straight, bent, gain)
 
 

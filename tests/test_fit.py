@@ -151,15 +151,25 @@ def refused(argv: list, capsys) -> str:
 # -- recovery --------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 30)
+
+
 @pytest.mark.parametrize("law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str)
 def test_a_clean_law_is_recovered(law):
-    for window in (3, 7, 5):
-        found = fit.minima(wsd_records(**law), window)
-        joint, paper = fit.joint_law(found), fit.paper_law(found)
-        assert joint.b[0] == pytest.approx(law["b"]) and joint.q[0] == pytest.approx(law["q"])
-    assert all(a[0] == pytest.approx(law["a"], rel=1e-4) for a in [joint.a, *joint.a_of.values()])
+    records = wsd_records(**law)
+    fits = fit.both_laws(records)
+    assert (fits.straight.b[0], fits.straight.q[0]) == pytest.approx((law["b"], law["q"]))
+    a = [*fit.a_of(fits.straight, fits.points).values()]
+    assert [draws[0] for draws in a] == pytest.approx([law["a"]] * 3, rel=1e-4)
+    for window in (5, 7):
+        points = fit.parabolas(records, window)
+        joint = fit.fit_law(points, *fit.redraw(points))
+        assert (joint.b[0], joint.q[0]) == pytest.approx((law["b"], law["q"]))
     if law["q"] == 1:
-        assert paper.b[0] == pytest.approx(law["b"]) and paper.a[0] == pytest.approx(4.6, rel=1e-4)
+        b, _, a = fit.paper_reading(fits.found)
+        assert (b[0], a) == (pytest.approx(law["b"]), pytest.approx(4.6, rel=1e-4))
 
 
 def test_law_of_plain_rows_is_the_law_of_records():
@@ -178,7 +188,7 @@ def test_law_of_plain_rows_is_the_law_of_records():
 
 
 def test_the_papers_grid_of_factors_of_two_gives_the_law():
-    """Eight rates for everything; a minimum needs one neighbor on each side, not two."""
+    """Eight rates for everything, so many minima lie close to an edge."""
     rates = [2**-k for k in range(5, 13)]
     cells = [(2e9 * 2**i, 16 * 2**k) for i in range(8) for k in range(6)]
     loss = lambda T, B, lr: 2 + 0.03 * math.log2(lr / (4.6 * B * T**-0.51)) ** 2
@@ -191,87 +201,89 @@ def test_the_papers_grid_of_factors_of_two_gives_the_law():
     assert (law["b"], law["q"], law["b_paper"]) == pytest.approx((-0.51, 1, -0.51))
 
 
-def test_regress_matches_lstsq_on_repeated_points():
+def test_least_squares_match_lstsq_on_repeated_points():
     points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1)))
-    weights = fit.bootstrap(points, draws=5)
-    shapes = [[f"width {width}"] for width in WIDTHS]
-    features = lambda p: [*(p.shape in s for s in shapes), math.log2(p.T), math.log2(p.beta)]
-    for row, w in zip(fit.regress(points, weights, shapes, free_q=True), weights):
-        repeated = [p for p, n in zip(points, w) for _ in range(int(n))]
-        X, y = np.array(list(map(features, repeated)), float), [p.x for p in repeated]
-        assert np.allclose(row, np.linalg.lstsq(X, y)[0], atol=1e-8)
+    x, weight = fit.redraw(points)
+    law, T = fit.fit_law(points, x, weight), np.log2([m.T for m in points])
+    one_hot = [[m.shape == f"width {width}" for m in points] for width in WIDTHS]
+    X = np.array([*one_hot, T, np.log2([m.beta for m in points])], float).T
+    for k in range(5):
+        repeated = np.repeat(np.arange(len(points)), weight[k].astype(int))
+        *_, b, q = solution = np.linalg.lstsq(X[repeated], x[k][repeated])[0]
+        assert (law.b[k], law.q[k]) == pytest.approx((b, q)) and weight[k].sum() > 0
+        assert law.fitted[k] == pytest.approx(X @ solution)
 
 
-def test_bootstrap_weights_are_draws_of_seeds_times_draws_of_cells():
-    points = fit.usable(fit.minima(wsd_records(noise=0.004)))
-    weights = fit.bootstrap(points, draws=300)
-    assert (weights[0] == 1).all() and weights.shape == (301, len(points))
-    assert abs(weights.mean() - 1) < 0.05
-    cells = sorted({(p.shape, p.T, p.batch_size) for p in points})
-    for row in weights[1:20]:
-        table = {(p.seed, (p.shape, p.T, p.batch_size)): w for p, w in zip(points, row)}
-        matrix = np.array([[table[seed, cell] for cell in cells] for seed in range(3)])
-        assert np.linalg.matrix_rank(matrix) <= 1 and matrix.sum() > 0
+def test_a_draw_takes_columns_again_and_averages_their_valleys():
+    records = wsd_records(noise=0.004, widths=[32])
+    points = fit.usable(fit.minima(records))
+    x, weight = fit.redraw(points)
+    assert (x[0] == [m.x for m in points]).all() and (weight[0] == 3).all()
+    assert abs(weight.mean() / 3 - 1) < 0.2 and len(weight) == 31
+    same_batch = np.array([[m.batch_size == B for m in points] for B in BATCHES])
+    assert all((row[i] == row[i][0]).all() for row in weight for i in same_batch)
+    losses = lambda r, n: {**r, "seed": 10 * r["seed"] + n}  # a seed that was drawn n times
+    for k in (1, 2, 3):
+        for B in BATCHES:
+            i = next(i for i, m in enumerate(points) if m.batch_size == B)
+            again = [fit.minima([losses(r, n) for r in records for n in range(times[r["seed"]])
+                                 if (r["batch_size"], r["total_tokens"]) == (B, points[i].T)])
+                     for times in np.ndindex(9, 9, 9) if sum(times) == weight[k, i] > 0]  # fmt: skip
+            assert not again or min(abs(m.x - x[k, i]) for (m,) in again) < 1e-9
 
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():
     assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
 
 
-def test_the_papers_fit_takes_the_three_best_batches():
-    best = fit.best_three(fit.usable(fit.minima(wsd_records())))
-    assert {p.batch_size for p in best} == {1, 2, 4} and len(best) == 3 * 5 * 3 * 3
-    one = fit.paper_law(fit.minima(wsd_records(q=0.5)))  # gamma then depends on the batch sizes
+def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity():
+    found = fit.minima(wsd_records())
+    best = fit.best_three(fit.usable(found))
+    assert {m.batch_size for m in best} == {1, 2, 4} and len(best) == 3 * 5 * 3
+    b, s, a = fit.paper_reading(found)  # with q = 1, gamma depends on the batch sizes
     mean_log2_beta = np.mean([math.log2(batch / 32) for batch in (1, 2, 4)])
-    assert one.b[0] == pytest.approx(-0.4)
-    assert math.log2(one.a[0]) == pytest.approx(math.log2(40) - 0.5 * mean_log2_beta, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_intervals_of_200_worlds_cover_the_truth_in_90_to_99_percent():
-    hits = {"b": 0, "q": 0}
-    for seed in range(200):
-        joint = fit.joint_law(fit.minima(wsd_records(seed, noise=0.006, cells=0.08)))
-        for name, truth in (("b", -0.4), ("q", 0.6)):
-            low, high = fit.interval(getattr(joint, name))
-            hits[name] += low <= truth <= high
-    assert all(180 <= n <= 198 for n in hits.values()), hits
+    assert (b[0], s[0]) == pytest.approx((-0.4, 0), abs=1e-6)
+    assert math.log2(a) == pytest.approx(math.log2(40) - 0.4 * mean_log2_beta, abs=1e-3)
+    grow = [m for m in found if 0 <= math.log2(m.T / 1e5) - math.log2(m.batch_size) < 3]
+    b, s, _ = fit.paper_reading(grow)
+    assert s[0] > 0.3 and b[0] == pytest.approx(-0.4 + (0.6 - 1) * s[0], abs=1e-6)
 
 
 # -- single minima ---------------------------------------------------------------------------------
 
-VALLEY = [(x / 2, 1 + (x / 2 - 0.3) ** 2) for x in range(-4, 5)]
-EDGE, BESIDE, FEWER = "at an edge", "beside a diverged run", "fewer than 5 rates in equal steps"
-DOWNHILL = [(x, 0 if x == 0 else 1 - x * x / 99) for x, _ in VALLEY]
+VALLEY = [(x / 2, 1 + (x / 2 - 0.3) ** 2 + 0.1 * (x / 2 - 0.3) ** 3) for x in range(-5, 6)]
+EDGE, FEWER = "at an edge", "fewer than 5 losses"
+HILL = [(x, 1 - x * x / 9 if x else 0.7) for x, _ in VALLEY[2:9]]
 
 
 def diverging(*at: float) -> list[tuple]:
     return [(x, math.inf if x in at else y) for x, y in VALLEY]
 
 
-@pytest.mark.parametrize("window", [3, 5, 7])
-def test_a_parabola_is_found_exactly(window):
-    assert fit.parabola(VALLEY, window) == (pytest.approx(0.3), "")
-    wide = [(2 * x, 1 + (2 * x - 0.3) ** 2) for x, _ in VALLEY]  # steps of a factor of 2
-    assert fit.parabola(wide, window) == (pytest.approx(0.3), "")
+def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
+    assert fit.vertex(VALLEY) == (pytest.approx(0.3), "")
+    wide = [(2 * x, y) for x, y in VALLEY]  # steps of a factor of 2
+    assert fit.vertex(wide) == (pytest.approx(0.6), "")
+    x, why_not = fit.vertex(VALLEY, degree=2, window=5)  # around 0.5: -0.5, 0, 0.5, 1, 1.5
+    curve = np.polyfit(*np.array(VALLEY[4:9]).T, 2)
+    assert (x, why_not) == (pytest.approx(-curve[1] / 2 / curve[0]), "") and x < 0.29
 
 
 def test_points_outside_the_window_do_not_count():
-    bent = [(x, y + 7 * (abs(x) > 1.5)) for x, y in VALLEY]
-    assert fit.parabola(bent, 5)[0] == pytest.approx(0.3) != fit.parabola(bent, 7)[0]
+    bent = [(x, y + 7 * (x < -1)) for x, y in VALLEY]
+    assert fit.vertex(bent)[0] == pytest.approx(0.3) != fit.vertex(bent, 3, 9)[0]
 
 
 @pytest.mark.parametrize(
     "points, why",
     [
-        (VALLEY[:3], EDGE), (VALLEY[5:], EDGE), (VALLEY[:1], EDGE), (VALLEY[3:7], FEWER),
-        (diverging(1.0), BESIDE), (diverging(1.5), FEWER), (diverging(2.0), ""), (DOWNHILL, ""),
-        (diverging(*[x for x, _ in VALLEY]), EDGE),
-        ([(2 * x if x > 0.5 else x, y) for x, y in VALLEY], FEWER),
+        (VALLEY[:4], EDGE), (VALLEY[6:], EDGE), (VALLEY[:1], EDGE), (VALLEY[4:8], FEWER),
+        (VALLEY[3:8], ""), (diverging(1.0), ""), (diverging(1.0, 1.5, 2.0), FEWER),
+        (HILL, "no valley"), (diverging(*[x for x, _ in VALLEY]), EDGE),
     ],
 )  # fmt: skip
 def test_unusable_minima_are_left_out(points, why):
-    x, reason = fit.parabola(points)
+    x, reason = fit.vertex(points)
     assert reason == why and math.isfinite(x)
 
 
@@ -282,9 +294,9 @@ def test_diverged_runs_do_not_move_the_law():
         if r["n_embd"] == 128 and r["batch_size"] == 8 and r["lr"] > best:
             r |= dict(diverged=True, val_loss=None)
     found = fit.minima(records)
-    assert fit.reasons(found) == "15 beside a diverged run"
-    assert {(m.shape, m.batch_size) for m in found if m.why_not} == {("width 128", 8)}
-    assert fit.joint_law(found).b[0] == pytest.approx(-0.4)
+    assert sum(bool(m.why_not) for m in found) <= 5
+    assert {(m.shape, m.batch_size) for m in found if m.why_not} <= {("width 128", 8)}
+    assert fit.both_laws(records).straight.b[0] == pytest.approx(-0.4, abs=1e-3)
 
 
 # -- the comparison --------------------------------------------------------------------------------
@@ -350,25 +362,6 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(tmp_path, cap
     assert "no runs tuned power" in refused([folder], capsys)
 
 
-@pytest.mark.parametrize("q", [0.4, 1.0])
-def test_price_of_not_knowing_matches_closed_forms(q):
-    """A learning rate that is off by x octaves costs 0.03 x^2, whatever else is known."""
-    costs = compare.price(fit.usable(fit.minima(wsd_records(q=q))))
-    T, B = np.meshgrid(np.log2(BUDGETS), np.log2(BATCHES))
-    x, T, B = -0.4 * T + q * B, T - T.mean(), B - B.mean()
-    # each cell is judged by a fit without it: what least squares leave, over 1 - leverage
-    line = 1 - (1 / 60 + T**2 / (3 * (T**2).sum()))
-    off = {"nothing": (x - x.mean()) / (1 - 1 / 60), "batch size": -0.4 * T / (1 - 1 / 15),
-           "T and batch size, ∝ √batch": (q - 0.5) * B / line}  # fmt: skip
-    grid = math.log2(40) - 5 * q + x + math.log2(1e4)  # the rates are its whole and half octaves
-    lowest = 0.03 * (grid - np.round(2 * grid) / 2) ** 2
-    for name, octaves in off.items():
-        if (np.abs(octaves) < 1.7).all():  # beyond, the outermost rate counts
-            expected = (0.03 * octaves**2 - lowest).mean()  # straight lines lie above a parabola
-            assert costs[name].mean() == pytest.approx(expected, abs=0.0022), name
-    assert len(costs["nothing"]) == 60 and costs["T and batch size, free exponents"].mean() < 0.002
-
-
 # -- commands --------------------------------------------------------------------------------------
 
 
@@ -381,7 +374,7 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     assert [*law] == (names + "warmup_tokens fingerprint").split() and law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
-    names = {"valleys.png", "batch.png", "law.png"}
+    names = {"valleys.png", "law.png"}
     assert {path.name for path in folder.glob("*.png")} == names
 
 
@@ -409,8 +402,8 @@ def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_pat
     for name, some in (("a", no_longest), ("b", narrow)):
         assert fit.main([str(write(some, tmp_path / name))]) == 0
         assert Path(name, "law.json").exists()
-    folder = write([r for r in records if rng.random() < 0.6], tmp_path / "c")
-    assert "still running" in refused([folder], capsys)
+    folder = write([r for r in records if rng.random() < 0.3], tmp_path / "c")
+    assert "usable" in refused([folder], capsys)
     assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
 
 
@@ -429,34 +422,6 @@ def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
     assert {"standard 64 0.0078, 0.0078", "standard 128 0.0039, 0.0039"} <= {*lines}
 
 
-def test_beyond_the_grid(figures, tmp_path, capsys):  # noqa: F811
-    write(wsd_records(), tmp_path / "a")
-    there = dict(budgets=[6_400_000], batches=[4], widths=[64], seeds=1)
-    write(wsd_records(**there, shift=0.5), tmp_path / "b")  # its best lr is sqrt(2) times the law's
-    assert fit.main(["a", "--beyond", "b"]) == 0
-    pattern = r"says (\S+), a search finds (\S+); loss (\S+) there, (\S+) at its best, (\S+)%"
-    numbers = re.search(pattern, capsys.readouterr().out).groups()
-    says, finds, at, best, cost = map(float, numbers)
-    assert says == pytest.approx(40 * (4 / 32) ** 0.6 * 6.4e6**-0.4, rel=0.01)
-    assert finds / says == pytest.approx(2**0.5, rel=0.02)
-    assert at - best == pytest.approx(0.0075, abs=0.002)
-    assert cost == pytest.approx(100 * (at - best) / best, abs=0.01)
-    write(transfer_records(), tmp_path / "c")  # also widths without muP, not what the law is for
-    write([record(64, 4, 10**6, 0, 2.0, schedule="cosine")], tmp_path / "d")
-    assert "--beyond c" in refused(["a", "--beyond", "c"], capsys)
-    assert "--beyond d" in refused(["a", "--beyond", "d"], capsys)
-
-
-def test_two_sweeps_against_each_other(tmp_path, capsys):
-    other = wsd_records(noise=0.003, b=-0.3, seed=1, widths=[32, 64])
-    write(wsd_records(noise=0.003, b=-0.5), tmp_path / "a")
-    write([r | {"warmup_tokens": 50_000} for r in other], tmp_path / "b")
-    assert fit.main(["a", "--against", "b"]) == 0
-    out = capsys.readouterr().out
-    difference, low, high = map(float, re.search(r"difference (\S+) \[(.+), (.+)\]", out).groups())
-    assert "120 cells and seeds" in out and low < -0.2 < high and abs(difference + 0.2) < 0.03
-
-
 @pytest.mark.parametrize("T, batch, says", [("10e12", "1024", "0.0011"), ("2e9", "128", "0.011")])
 def test_predict(T, batch, says, tmp_path, capsys):
     argv = ["--predict", "--total_tokens", T, "--batch_size", batch]
@@ -465,19 +430,6 @@ def test_predict(T, batch, says, tmp_path, capsys):
     law = json.dumps({"a": 2 * 4.6, "b": -0.51, "q": 1.0, "seq_len": 2048})  # twice a, half of beta
     Path("law.json").write_text(law)
     assert fit.main([*argv, "--law", "law.json"]) == 0 and capsys.readouterr().out == says + "\n"
-
-
-def test_curves_of_any_runs_with_a_torn_line(figures, tmp_path):  # noqa: F811
-    for name, end in (("power-1", 1.2), ("wsd-1", 1.21), ("cosine-1", 1.5)):
-        lines = [dict(tokens=i * 10**5, loss=end + 40 / (i + 9)) for i in range(1, 41)]
-        lines += [dict(tokens=i * 10**6, val_loss=end + 3 / i) for i in range(1, 5)]
-        lines.append(dict(tokens=5 * 10**6, loss=None))  # diverged
-        Path(name).mkdir()
-        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 41000'
-        Path(name, "metrics.jsonl").write_text(text)
-    assert fit.main(["--curves", "power-1", "wsd-1", "cosine-1"]) == 0
-    drawn = {len(line.get_xdata()) for line in figures[0].axes[0].lines}
-    assert drawn == {40, 4}  # training loss and validation loss
 
 
 def test_records_of_single_runs_are_read_once(tmp_path):
@@ -504,8 +456,8 @@ APART = ["fingerprint", "warmup_tokens", "dtype", "weight_decay", "optimizer"]
         (lambda r: {"schedule": "power" if r["seed"] else "wsd"}, "different schedules"),
         (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "two run lengths"),
         (lambda r: {"batch_size": 4}, "two batch sizes"), (lambda r: {"lr": None}, "lr None"),
-        (lambda r: {"val_loss": r["lr"]}, "180 at an edge"),
-        (lambda r: {"diverged": True, "val_loss": None}, "180 at an edge"),
+        (lambda r: {"val_loss": r["lr"]}, "60 at an edge"),
+        (lambda r: {"diverged": True, "val_loss": None}, "60 at an edge"),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsys):
@@ -529,10 +481,8 @@ PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
     [
         ([], "name the folder"), (["nowhere"], "nowhere"), (["--predict"], "--total_tokens"),
         ([*PREDICT, "nan"], "--batch_size nan"), ([*PREDICT, "8", "--law", "no.json"], "no.json"),
-        ([*PREDICT, "8", "--law", __file__], "--law"), (["--curves", "nowhere"], "nowhere"),
-        (["--against"], "--against"), (["--curvse", "x"], "--curvse"), (["dense.csv"], "dense.csv"),
+        ([*PREDICT, "8", "--law", __file__], "--law"), (["--against"], "--against"), (["--curvse", "x"], "--curvse"), (["dense.csv"], "dense.csv"),
         (["empty"], "no records"), (["torn"], "no records"),
-        (["--curves", "empty"], "empty"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_is_refused_in_one_line(argv, says, tmp_path, capsys):

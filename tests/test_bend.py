@@ -1,0 +1,196 @@
+"""Does the procedure of fit.py give a known law back, straight or bent, from runs like ours?"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fit
+import sweep
+from test_fit import record, refused, wsd_records
+from tools import compare
+
+# Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
+# ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
+U = np.arange(-2, 2.1, 0.5)
+VALLEYS = {
+    80_000: ([0.105, 0.070, 0.034, 0.008, 0, 0.010, 0.051, 0.137, 0.274], 0.035),
+    160_000: ([0.212, 0.136, 0.061, 0.015, 0, 0.011, 0.050, 0.140, 0.234], 0.034),
+    320_000: ([0.218, 0.123, 0.052, 0.012, 0, 0.009, 0.040, 0.110, 0.238], 0.0215),
+    640_000: ([0.179, 0.099, 0.042, 0.010, 0, 0.008, 0.028, 0.065, 0.124], 0.015),
+    1_280_000: ([0.127, 0.070, 0.028, 0.006, 0, 0.006, 0.024, 0.050, 0.092], 0.0086),
+}
+AS_BEFORE = 0.75  # correlation of the noise of two branches that leave one trunk in a row
+
+
+def valley(T: int):
+    """The valley as a function of the distance from its bottom, in octaves."""
+    curve = np.polynomial.Polynomial.fit(U, VALLEYS[T][0], 8)  # through all nine points
+    return lambda u: curve(np.clip(u, -2, 2)) + 0.3 * max(0, abs(u) - 2)
+
+
+BOTTOM = {T: valley(T) for T in VALLEYS}
+
+
+def world(seed: int, widths, b=-0.29, q=0.5, batches=(1, 2, 4, 8)) -> list[dict]:
+    """Records of a sweep that searches as sweep.py does, around lr = 2 beta^q T^b."""
+    rng, found = np.random.default_rng(seed), []
+    for width, batch, number in [(w, B, s) for w in widths for B in batches for s in range(3)]:
+        best = lambda T: 1 + q * math.log2(batch / 32) + b * math.log2(T)
+        noise, losses = {}, {}
+
+        def loss(j: int, T: int) -> float:
+            if j not in noise:
+                noise[j], last = {}, rng.normal()
+                for t, (_, size) in VALLEYS.items():
+                    noise[j][t] = size * last
+                    last = AS_BEFORE * last + math.sqrt(1 - AS_BEFORE**2) * rng.normal()
+            off = math.log2(sweep.rate(j)) - best(T)
+            return losses.setdefault((j, T), 2 + float(BOTTOM[T](off)) + noise[j][T])
+
+        middle = {T: 2 * round(best(T) + math.log2(1e4)) for T in VALLEYS}
+        sweep.search(loss, middle)
+        found += [record(width, batch, T, number, y, lr=sweep.rate(j))
+                  for (j, T), y in losses.items()]  # fmt: skip
+    return found
+
+
+def estimates(worlds: int, widths, b=-0.29, q=0.5) -> tuple[np.ndarray, np.ndarray]:
+    """(estimate minus truth [worlds, 2], did the interval cover it [worlds, 2]) of b and q."""
+    off, hit = [], []
+    for seed in range(worlds):
+        points = fit.usable(fit.minima(world(seed, widths, b, q)))
+        law = fit.fit_law(points, *fit.redraw(points))
+        off.append([law.b[0] - b, law.q[0] - q])
+        ends = fit.interval(law.b), fit.interval(law.q)
+        hit.append([low <= truth <= high for truth, (low, high) in zip((b, q), ends)])
+    return np.array(off), np.array(hit)
+
+
+def test_b_and_q_of_40_worlds_with_our_valleys_and_noise(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 100)
+    off, hit = estimates(40, widths=[32])
+    assert (abs(off.mean(axis=0)) < [0.015, 0.02]).all() and (hit.sum(axis=0) >= 32).all()
+
+
+@pytest.mark.slow
+def test_b_and_q_of_200_worlds_are_unbiased_and_covered(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 200)
+    off, hit = estimates(200, widths=[32, 64, 128])
+    print("bias", off.mean(axis=0), "spread", off.std(axis=0), "covered", hit.mean(axis=0))
+    assert (abs(off.mean(axis=0)) < [0.01, 0.02]).all()
+    assert ((180 <= hit.sum(axis=0)) & (hit.sum(axis=0) <= 196)).all()
+
+
+# -- The bent law ----------------------------------------------------------------------------------
+
+TRUE = dict(a=0.002, b0=0.2, q=0.8, c=2e-4, kappa=0.6, r=4.0)
+
+
+def bent_rows(noise: float, seed: int = 0, law: dict = TRUE) -> list[dict]:
+    """Plain rows around lr = a T^b0 (1 + (beta_c / beta)^r)^(-q / r)."""
+    rng, rows = np.random.default_rng(seed), []
+    for T, batch in [(5e5 * 2**k, 2**n) for k in range(5) for n in range(8)]:
+        beta_c = law["c"] * T ** law["kappa"]
+        best = law["a"] * T ** law["b0"]
+        best *= (1 + (beta_c / (batch / 32)) ** law["r"]) ** (-law["q"] / law["r"])
+        for k in range(-4, 5):
+            loss = 2 + 0.03 * (k / 2) ** 2 + rng.normal(0, noise)
+            rows.append(dict(lr=best * 2 ** (k / 2), total_tokens=T, batch_size=batch, seq_len=128,
+                             val_loss=loss))  # fmt: skip
+    return rows
+
+
+def test_a_clean_bent_law_is_recovered_and_used_by_predict(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(fit, "DRAWS", 20)
+    law = fit.law(bent_rows(0))
+    bent = law["bent"]
+    assert bent["r"] == 4 and bent["q"] == pytest.approx(0.8, abs=0.02)
+    assert bent["b0"] == pytest.approx(0.2, abs=0.02) and bent["kappa"] == pytest.approx(
+        0.6, abs=0.02
+    )
+    Path("law.json").write_text(json.dumps(law))
+    for row in bent_rows(0)[4::9]:  # the middle of every valley
+        batch_tokens = 128 * row["batch_size"]
+        assert fit.predict(law, row["total_tokens"], batch_tokens) == pytest.approx(
+            row["lr"], rel=0.02
+        )
+    argv = f"--predict --total_tokens {row['total_tokens']} --batch_size {row['batch_size']}"
+    assert fit.main([*argv.split(), "--law", "law.json"]) == 0
+    assert float(capsys.readouterr().out) == pytest.approx(row["lr"], rel=0.06)
+
+
+def test_noise_without_a_bend_gives_no_bent_law(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 50)
+    worlds = [world(seed, [32], batches=[1, 4, 8, 32, 128]) for seed in range(3)]
+    found = [fit.law(rows) for rows in worlds]
+    assert not any("bent" in law for law in found)
+    assert "bent" in fit.law(bent_rows(0.003, law=TRUE | {"c": 1e-4}))
+
+
+def test_held_out_error_is_that_of_a_dumb_loop(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 2)
+    points = fit.usable(fit.minima([compare.complete(row) for row in bent_rows(0.004)]))
+    x, weight = fit.redraw(points)
+    errors = fit.held_out(points, x, weight, bent=False)
+    for m, error in zip(points, errors):
+        squares = []
+        for kept in ([p for p in points if p.T != m.T], [p for p in points if p.beta != m.beta]):
+            X = np.array([(1, math.log2(p.T), math.log2(p.beta)) for p in kept])
+            log_a, b, q = np.linalg.lstsq(X, [p.x for p in kept])[0]
+            squares.append((m.x - log_a - b * math.log2(m.T) - q * math.log2(m.beta)) ** 2)
+        assert error == pytest.approx(np.mean(squares))
+
+
+# -- Tables from elsewhere, and two sets of runs ---------------------------------------------------
+
+
+def write_table(rows: list[dict], path: Path) -> list[str]:
+    lines = [f"{r['lr']},{r['batch_size']},{r['total_tokens']},{r['val_loss']},N" for r in rows]
+    path.write_text("\n".join(["LR,BS,D,Final Loss,model", *lines, ""]))
+    columns = "lr=LR,batch_size=BS,total_tokens=D,val_loss=Final Loss,shape=model"
+    return ["--table", str(path), "--columns", columns, "--seq_len", "128"]
+
+
+def test_a_table_gives_the_law_of_its_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fit, "DRAWS", 20)
+    argv = write_table(bent_rows(0), tmp_path / "runs.csv")
+    assert fit.main(argv) == 0 and "critical batch" in capsys.readouterr().out
+    assert json.loads(Path("law.json").read_text()) == json.loads(json.dumps(fit.law(bent_rows(0))))
+
+
+def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
+    argv = write_table(bent_rows(0), tmp_path / "runs.csv")
+    text = (tmp_path / "runs.csv").read_text()
+    assert "lr=Lr" in refused([*argv[:3], "lr=Lr", *argv[4:]], capsys)
+    assert "total_tokens" in refused([*argv[:3], "lr=LR", *argv[4:]], capsys)
+    (tmp_path / "runs.csv").write_text(text.replace("2.12,", "two,", 1))
+    assert "runs.csv, line 2" in refused(argv, capsys)
+    assert "none.csv" in refused(["--table", "none.csv", *argv[2:]], capsys)
+    assert not Path("law.json").exists()
+
+
+def test_what_changes_with_a_longer_warmup(tmp_path, monkeypatch, capsys):
+    """At a long warmup, batch sizes 4 and 8 have half the best learning rate, and 0.1 more loss."""
+    monkeypatch.setattr(fit, "DRAWS", 50)
+    records = wsd_records(noise=0.002, widths=[32])
+    for r in records[:]:
+        half = r["batch_size"] >= 4
+        more = dict(
+            warmup_tokens=50_000, lr=r["lr"] / (1 + half), val_loss=r["val_loss"] + 0.1 * half
+        )
+        records.append(r | more)
+    Path("a").mkdir()
+    Path("a/records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    only = ["a", "--only", "warmup_tokens=2500", "--only", "batch_size=2,4,8"]
+    assert fit.main([*only, "--against", "warmup_tokens=50000"]) == 0
+    lines = {line[:26].strip(): line[26:].split() for line in capsys.readouterr().out.splitlines()}
+    for name, cells, moved, deeper in (("batch size 2", 5, 0, 0), ("batch size 8", 5, -1, 0.1),
+                                       ("all", 15, -2 / 3, 0.2 / 3)):  # fmt: skip
+        assert int(lines[name][0]) == cells and float(lines[name][-1]) == pytest.approx(
+            deeper, abs=1e-4
+        )
+        assert float(lines[name][1]) == pytest.approx(moved, abs=0.02)
+    assert "warmup_tokens=7" in refused(["a", *only[1:], "--against", "warmup_tokens=7"], capsys)
