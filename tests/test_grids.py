@@ -53,17 +53,16 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_wsd_and_beyond_give_the_law_back(scale):
+def test_wsd_gives_the_law_back(scale):
     loss = lambda cfg: 2 + 0.03 * off(cfg, scale) ** 2 + 1 / math.log(cfg.total_tokens)
     records = made_up("wsd", scale, loss)
     assert not any(m.why_not for m in fit.minima(records))
-    (outside,) = fit.minima(made_up("beyond", scale, loss))
-    assert fit.main(["wsd", "--beyond", "beyond"]) == 0
-    law = json.loads(Path("wsd/law.json").read_text())
+    law = fit.law(records)
     b, q = (-0.51, 1.0) if scale == "paper" else (-0.3, 0.6)
     assert law["b"] == pytest.approx(b, abs=1e-3) and law["q"] == pytest.approx(q, abs=1e-3)
-    batch_tokens = outside.beta * fit.PAPER_SEQ_LEN
-    assert fit.predict(law, outside.T, batch_tokens) == pytest.approx(2**outside.x, rel=0.01)
+    cfg = sweep.config_of(records[0])
+    lr = fit.predict(law, cfg.total_tokens, cfg.batch_tokens)
+    assert lr == pytest.approx(best_lr(cfg, scale), rel=0.01)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -80,7 +79,7 @@ def test_power_gives_the_best_a_and_b_back(scale):
         ("b", "power_a", lambda r: r["power_b"], b),
     ):
         scan = [r for r in records if r[fixed] == getattr(center, fixed)]
-        found = fit.minima(scan, of=of)
+        found = fit.parabolas(scan, of=of)
         assert len(found) == len(batches) * len(grid["budgets"]) * seeds
         assert [m.why_not for m in found] == [""] * len(found), name
         assert [m.x for m in found] == pytest.approx([best] * len(found), abs=1e-3)
@@ -97,7 +96,7 @@ def test_transfer_gives_the_effect_of_width_back(scale):
     for is_standard in (False, True):
         some = [r for r in records if r["standard"] == is_standard]
         for n in {r["n_embd"] for r in some}:
-            found = fit.minima([r for r in some if r["n_embd"] == n])
+            found = fit.parabolas([r for r in some if r["n_embd"] == n])
             assert not any(m.why_not for m in found)
             cfg = sweep.config_of(next(r for r in some if r["n_embd"] == n))
             best = math.log2(best_lr(cfg, scale) * factor(cfg))
@@ -115,9 +114,6 @@ def test_compare_gives_tuning_and_baseline_back(scale, capsys):
     assert fit.main(["compare"]) == 0
     wsd = [r for r in records if r["schedule"] == "wsd" and r["seed"] == 0]
     assert not any(m.why_not for m in fit.minima(wsd))
-    law = fit.joint_law(fit.minima(wsd))
-    b, q = (-0.51, 1.0) if scale == "paper" else (-0.3, 0.6)
-    assert law.b[0] == pytest.approx(b, abs=1e-3) and law.q[0] == pytest.approx(q, abs=1e-3)
     cfg = next(sweep.config_of(r) for r in records if r["seed"] == 100 and r["schedule"] == "wsd")
     near = min(map(sweep.rate, range(30)), key=lambda lr: abs(math.log2(lr / best_lr(cfg, scale))))
     said = capsys.readouterr().out

@@ -40,32 +40,44 @@ def values(folder: str, name: str = "val_loss") -> list[float]:
 
 # The law
 @cache
-def minima(folders: tuple, window: int = 5) -> list:
-    return [m for m in fit.minima(records(*folders), window) if not m.why_not]
+def fits(folders: tuple) -> fit.Fits:
+    return fit.both_laws(records(*folders))
 
 
-def law(folders: tuple, keep=lambda m: True):
-    return fit.joint_law([m for m in minima(folders) if keep(m)])
+def law(folders: tuple):
+    return fits(folders).straight
 
 
 def law_row(label: str) -> list[np.ndarray]:
-    warmup, _, window = label.partition(", ")  # as in "2,000, 3"
-    found = minima(LONG if warmup == "32,000" else SHORT, int(window or 5))
-    joint = fit.joint_law(found)
-    return [joint.b, joint.q, fit.paper_law(found).b]
+    warmup, _, window = label.partition(", ")  # as in "2,000, 5"
+    folders = LONG if warmup == "32,000" else SHORT
+    b_paper = fit.paper_reading(fits(folders).found)[0]
+    if not window:
+        return [law(folders).b, law(folders).q, b_paper]
+    points = [m for m in fit.parabolas(records(*folders), int(window)) if not m.why_not]
+    parabolas = fit.fit_law(points, *fit.redraw(points))
+    return [parabolas.b, parabolas.q]
 
 
-def slope(width: int) -> np.ndarray:
-    return fit.slopes(minima(SHORT))[f"width {width}"]
+def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
+    """b or q of the minima with these fields, a per shape."""
+    points, x, weight = fits(folders)[1:4]
+    i = np.array([all(getattr(m, field) in where[field] for field in where) for m in points])
+    some = [m for m, chosen in zip(points, i) if chosen]
+    u = np.log2([m.T if name == "b" else m.beta for m in some])
+    groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in some]
+    return fit.slope(x[:, i], weight[:, i], u, groups)
 
 
 def a_ratio(width: int) -> np.ndarray:
-    return law(SHORT).a_of[f"width {width}"] / law(SHORT).a_of["width 32"]
+    a = fit.a_of(law(SHORT), fits(SHORT).points)
+    return a[f"width {width}"] / a["width 32"]
 
 
 def best_lr(T: int, batch_size: int) -> float:
     cell = "width 64", T, batch_size
-    return 2 ** np.mean([m.x for m in minima(SHORT) if (m.shape, m.T, m.batch_size) == cell])
+    (m,) = [m for m in fits(SHORT).points if (m.shape, m.T, m.batch_size) == cell]
+    return 2**m.x
 
 
 def cost_beside(found: list, step: float) -> float:
@@ -77,24 +89,10 @@ def cost_beside(found: list, step: float) -> float:
     return np.mean([cost for cost in costs if math.isfinite(cost)])
 
 
-def beyond_cost() -> float:
-    (m,), joint = fit.minima(records("beyond-laptop")), law(SHORT)
-    lr = joint.a[0] * m.beta ** joint.q[0] * m.T ** joint.b[0]
-    return 100 * (np.interp(math.log2(lr), *zip(*sorted(m.points))) / m.loss - 1)
-
-
 def transfer(standard: bool) -> list[float]:
     """Best learning rates, narrow to wide, without or with the rules of μP."""
     some = [r for r in records("transfer-quick") if r["standard"] == standard]
-    return [2**m.x for m in fit.minima(some) if not m.why_not]
-
-
-def longer_warmup() -> np.ndarray:
-    """b with the short warmup minus b with the long one, in the cells and seeds of both."""
-    cell = lambda m: (m.shape, m.T, m.batch_size, m.seed)
-    both = set(map(cell, minima(SHORT))) & set(map(cell, minima(LONG)))
-    short, long = (law(folders, lambda m: cell(m) in both).b for folders in (SHORT, LONG))
-    return short - long
+    return [2**m.x for m in fit.parabolas(some) if not m.why_not]
 
 
 def paper_lr(beta: float, T: float) -> float:
@@ -106,7 +104,7 @@ def scan(name: str) -> list:
     """Minima over log2 of a, or over b, of the runs of Power that vary it."""
     fixed = ("power_b", -0.51) if name == "a" else ("power_a", 16)
     of = (lambda r: math.log2(r["power_a"])) if name == "a" else (lambda r: r["power_b"])
-    return fit.minima([r for r in records("power-laptop") if fixed in r.items()], of=of)
+    return fit.parabolas([r for r in records("power-laptop") if fixed in r.items()], of=of)
 
 
 def best_b(keep=lambda m: True) -> np.ndarray:
@@ -157,15 +155,6 @@ def stopped_cosine(T: int) -> float:
     return np.mean([r[name] - baseline[r["seed"]] for r in runs if r["seed"] in (1, 2)])
 
 
-@cache
-def price() -> list[float]:
-    """Cost of one learning rate for all cells, of one per batch size, of one by T and √batch."""
-    wsd = [r for r in records(*COMPARE) if r["schedule"] == "wsd" and r["seed"] < 100]
-    costs = compare.price(fit.usable(fit.minima(wsd)))
-    rules = "nothing", "batch size", "T and batch size, ∝ √batch"
-    return [costs[rule].mean() for rule in rules]
-
-
 def stages(source: str) -> list[float]:
     """Validation loss with one stage, with two, and the differences of three seeds."""
     one, two = np.split(np.array(values("two-stage", f"val_loss_{source}")), 2)
@@ -182,20 +171,29 @@ NUMBERS = {
     "quadruple.ours": lambda: 4 ** round(law(SHORT).b[0], 2),
     "valleys.T": lambda: best_lr(1_280_000, 2) / best_lr(80_000, 2),
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
-    "factor.2": lambda: [cost_beside(minima(SHORT), step) for step in (-1, 1)],
+    "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
     "transfer.mup": lambda: max(transfer(False)) / min(transfer(False)),
     "transfer.standard": lambda: transfer(True)[-1] / transfer(True)[0],
     "law.b": lambda: law(SHORT).b, "law.q": lambda: law(SHORT).q, "long.b": lambda: law(LONG).b,
-    "law.runs": lambda: [len(minima(SHORT)), len(records(*SHORT))],
-    "long.runs": lambda: [len(minima(LONG)), len(records(*LONG))],
-    "long.small.b": lambda: law(LONG, lambda m: m.batch_size <= 2).b,
-    "long.large.b": lambda: law(LONG, lambda m: m.batch_size > 2).b,
-    "long.short.b": lambda: law(LONG, lambda m: m.T <= 160_000).b,
-    "long.rest.b": lambda: law(LONG, lambda m: m.T > 160_000).b,
-    "against.b": longer_warmup, "beyond.cost": beyond_cost, "price": price,
+    "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],
+    "long.runs": lambda: [len(fits(LONG).points), len(records(*LONG))],
+    "parabola.b": lambda: [law_row(f"2,000, {n}")[0][0] for n in (5, 7)],
+    "small.b": lambda: slope_of(SHORT, "b", batch_size=[1, 2]),
+    "large.b": lambda: slope_of(SHORT, "b", batch_size=[4, 8]),
+    "long.small.b": lambda: slope_of(LONG, "b", batch_size=[1, 2]),
+    "long.large.b": lambda: slope_of(LONG, "b", batch_size=[4, 8]),
+    "long.first.q": lambda: slope_of(LONG, "q", T=[80_000]),
+    "long.last.q": lambda: slope_of(LONG, "q", T=[1_280_000]),
+    "both": lambda: fit.interaction(*fits(SHORT)[1:4]),
+    "long.both": lambda: fit.interaction(*fits(LONG)[1:4]),
+    "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
+    "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
+    "s": lambda: fit.paper_reading(fits(SHORT).found)[1][0],
+    "long.s": lambda: fit.paper_reading(fits(LONG).found)[1][0],
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
-    "b.widths": lambda: [slope(width)[0] for width in (32, 64, 128)],
-    "b.128-32": lambda: slope(128) - slope(32),
+    "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
+    "b.128-32": lambda: np.subtract(
+        *(slope_of(SHORT, "b", shape=[f"width {n}"]) for n in (128, 32))),
     "unit.sequences": lambda: paper_lr(1024, 1e13),
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),

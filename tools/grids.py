@@ -73,13 +73,6 @@ GRIDS = {
         "paper": grid(BF16, presets("12M", "36M", "121M"), doublings(16, 6), 1,
                       doublings(2 * 10**9, 8), guess=5e-4),
     },
-    # one cell outside the grid of `wsd`, at 4 times its longest T (fit.py --beyond)
-    "beyond": {
-        "quick": grid(laptop(2_000), widths(64), [4], 1, [1_280_000], guess=0.007),
-        "laptop": grid(laptop(2_000), widths(64), [4], 1, [5_120_000], guess=0.005),
-        "gpu": grid(gpu(25_000), wide(256), [32], 1, [64 * 10**6], guess=0.005),
-        "paper": grid(BF16, presets("36M"), [128], 1, [1024 * 10**9], guess=2e-5),
-    },
     "power": {
         "quick": grid(laptop(16_000), widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
         "laptop": grid(laptop(32_000), widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
