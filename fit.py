@@ -30,12 +30,11 @@ from typing import NamedTuple
 import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
-from tools import figures, report
+from tools import report
 from tools.compare import complete, loss_of, read_records, shape_of
 from tools.config import fail, program_parser
-from tools.figures import size
 from tools.records import read_table
-from tools.report import reasons
+from tools.report import interval, reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 DRAWS = 2000
@@ -286,17 +285,6 @@ def interaction(found: list[Minimum], x, weight) -> np.ndarray:
     return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
 
 
-def interval(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of the draws. The first entry is the estimate and does not count."""
-    draws = draws[1:][np.isfinite(draws[1:])]
-    return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
-
-
-def show(draws: np.ndarray, digits: int = 3) -> str:
-    low, high = interval(draws)
-    return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
 # -- Both laws of a sweep --------------------------------------------------------------------------
 
 
@@ -405,86 +393,35 @@ def report_wsd(records: list[dict], out: Path) -> None:
     """Print the law and draw the figures, then write law.json."""
     fits = both_laws(records)
     content = as_json(fits, records[0])
+    readings = {"cubic through 7 rates": fits.straight}
+    for window in (5, 7):
+        points = [m for m in parabolas(records, window) if not m.why_not]
+        if points:
+            readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
-    print_straight(fits, records)
-    print_by_part(fits)
+    report.straight(readings, paper_reading(fits.found), a_of(fits.straight, fits.points))
+    by_batch, by_T = (parts(fits, name) for name in ("batch_size", "T"))
+    report.parts(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
     if fits.bent:
-        print_bent(fits.bent, fits)
+        report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
     out.mkdir(parents=True, exist_ok=True)
     report.draw_valleys(out / "valleys.png", fits.found)
-    better = fits.bent if "bent" in content else fits.straight
-    panel = law_panel(fits.points, fits.x, fits.weight, better) | {"title": law_title(content)}
-    figures.draw_law(out / "law.png", [panel], f"sequences of {records[0]['seq_len']:g} tokens")
+    report.draw_law(out / "law.png", fits, content, records[0]["seq_len"])
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def print_straight(fits: Fits, records: list[dict]) -> None:
-    """Print the straight law, and what other readings of the same runs give."""
-    b, q = fits.straight.b, fits.straight.q
-    print("lr = a beta^q T^b, 95% intervals")
-    print(f"{'cubic through 7 rates':<28} b {show(b)}  q {show(q)}")
-    for window in (3, 5, 7):
-        points = [m for m in parabolas(records, window) if not m.why_not]
-        if points:
-            law = fit_law(points, *redraw(points))
-            print(f"{f'parabolas through {window} rates':<28} b {show(law.b)}  q {show(law.q)}")
-    b_paper, s, _ = paper_reading(fits.found)
-    exact = b[0] + (q[0] - 1) * s[0]
-    print(f"{'the paper, best three batches':<28} b {show(b_paper)}  q 1")
-    print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {exact:.3f}")
-    for shape, a in a_of(fits.straight, fits.points).items():
-        print(f"{shape}: a {show(a)}")
-
-
-def print_by_part(fits: Fits) -> None:
-    """Is one line enough? Print b and q at both ends of the grid, and their interaction."""
-    T, beta = np.log2([(m.T, m.beta) for m in fits.points]).T
-    shapes = np.array([m.shape for m in fits.points])
-
-    def at_ends(values: list, u: np.ndarray) -> str:
-        ends = [(end, np.equal(values, end)) for end in (min(values), max(values))]
-        part = lambda i: slope(fits.x[:, i], fits.weight[:, i], u[i], [*shapes[i]])
-        return " and ".join(f"{show(part(i))} at {size(end)}" for end, i in ends)
-
-    print("b by batch size:", at_ends([m.batch_size for m in fits.points], T))
-    print("q by run length:", at_ends([m.T for m in fits.points], beta))
-    both = interaction(fits.points, fits.x, fits.weight)
-    print(f"coefficient of log2 T log2 beta: {show(both)}")
-
-
-def print_bent(law: Law, fits: Fits) -> None:
-    """Print the bent law, and which law predicts held-out cells better."""
-    T = np.mean([math.log2(m.T) for m in fits.points])
-    beta_c = 2 ** (law.log_c + law.kappa * T) * PAPER_SEQ_LEN
-    low, high = map(size, interval(beta_c))
-    print(f"\nbent: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}; far below the bend "
-          f"T^{show(law.b - law.kappa * law.q)}\ncritical batch at T = {size(2**T)}: "
-          f"{size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
-    print("mean squared error of held-out cells (log2 lr), straight minus bent: "
-          f"{show(fits.gain, 4)}")  # fmt: skip
-
-
-def law_title(law: dict) -> str:
-    if "bent" in law:
-        below = law["bent"]["b0"] - law["bent"]["kappa"] * law["bent"]["q"]
-        return f"T^{below:.2f} beta^{law['bent']['q']:.2f} up to a critical batch size"
-    return f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
-
-
-def law_panel(points: list[Minimum], x, weight, law: Law | None) -> dict:
-    """Best learning rates of the shape with most cells, with intervals, and a law through them."""
-    shape, _ = Counter(m.shape for m in points).most_common(1)[0]
-    panel: dict = {"shape": shape, "points": {}, "curves": {}}
-    for i, m in enumerate(points):
-        if m.shape == shape:
-            label, at = f"T = {size(m.T)}", math.log2(m.batch_size)
-            ends = interval(np.where(weight[:, i] > 0, x[:, i], np.nan))
-            panel["points"].setdefault(label, []).append((at, m.x, *ends))
-            if law:
-                panel["curves"].setdefault(label, []).append((at, law.fitted[0, i]))
-    return panel
+def parts(fits: Fits, name: str) -> dict:
+    """Is one line enough? b of the smallest and largest batch size, or q of the two ends of T."""
+    values = np.array([getattr(m, name) for m in fits.points])
+    u = np.log2([m.beta if name == "T" else m.T for m in fits.points])
+    found = {}
+    for value in (values.min(), values.max()):
+        i = values == value
+        shapes = [m.shape for m, here in zip(fits.points, i) if here]
+        found[value] = slope(fits.x[:, i], fits.weight[:, i], u[i], shapes)
+    return found
 
 
 def report_change(records: list[dict], others: list[dict]) -> None:
@@ -495,18 +432,9 @@ def report_change(records: list[dict], others: list[dict]) -> None:
     if not common:
         raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
     one, two = [one[c] for c in common], [two[c] for c in common]
-    (x1, weight1), (x2, weight2) = redraw(one, seed=0), redraw(two, seed=1)  # separate columns
-    weight = weight1 * weight2
-    print("what changes               cells  log2 of the best learning rate   lowest loss")
-    groups = {f"batch size {B:g}": [m.batch_size == B for m in one] for _, _, B in common}
-    for name, i in ({"all": [True] * len(one)} | groups).items():
-        moved = (weight * (x2 - x1))[:, i].sum(axis=1) / weight[:, i].sum(axis=1)
-        deeper = np.mean([b.loss - a.loss for a, b, k in zip(one, two, i) if k])
-        print(f"{name:<26} {sum(i):5d}  {show(moved):<32} {deeper:+.4f}")
-    law1, law2 = fit_law(one, x1, weight1), fit_law(two, x2, weight2)
-    for name in ("b", "q"):
-        before, after = getattr(law1, name), getattr(law2, name)
-        print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
+    draws = redraw(one, seed=0), redraw(two, seed=1)  # the columns of both are separate
+    report.change(one, two, *draws)
+    report.difference(fit_law(one, *draws[0]), fit_law(two, *draws[1]))
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:

@@ -49,7 +49,88 @@ def moved(groups: dict) -> float:
     return 2 ** (mean_x(last) - mean_x(first))
 
 
-# -- WSD -------------------------------------------------------------------------------------------
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95% of the draws. The first entry is the estimate and does not count."""
+    draws = draws[1:][np.isfinite(draws[1:])]
+    return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
+
+
+def show(draws: np.ndarray, digits: int = 3) -> str:
+    low, high = interval(draws)
+    return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+# -- The law of WSD --------------------------------------------------------------------------------
+
+
+def straight(readings: dict, paper: tuple, a_of: dict) -> None:
+    """Print the straight law as several readings of the same runs give it."""
+    print("lr = a beta^q T^b, 95% intervals")
+    for name, law in readings.items():
+        print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
+    b_paper, s, _ = paper
+    law = next(iter(readings.values()))
+    same = law.b[0] + (law.q[0] - 1) * s[0]
+    print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
+    print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
+    for shape, a in a_of.items():
+        print(f"{shape}: a {a[0]:.3g}, {show(a / next(iter(a_of.values())), 2)} times the first")
+
+
+def parts(by_batch: dict, by_T: dict, both: np.ndarray) -> None:
+    for name, found in (("b by batch size", by_batch), ("q by run length", by_T)):
+        print(f"{name}: " + " and ".join(f"{show(v, 2)} at {size(at)}" for at, v in found.items()))
+    print(f"coefficient of log2 T log2 beta: {show(both)}")
+
+
+def bent(law, lengths: list, gain: np.ndarray) -> None:
+    """Print the bent law, and which law predicts held-out cells better."""
+    T = np.mean(np.log2(lengths))
+    beta_c = compare.PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * T)
+    low, high = map(size, interval(beta_c))
+    print(f"\nbent law: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
+    print(f"far below the bend T^{show(law.b - law.kappa * law.q)}, critical batch at "
+          f"T = {size(2**T)}: {size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
+    print(f"squared error of held-out cells, straight minus bent: {show(gain, 4)}")
+
+
+def change(one: list, two: list, draws: tuple, other_draws: tuple) -> None:
+    """Print by how much the minima of the same cells moved, with all draws (x, weight) of both."""
+    moved, weight = other_draws[0] - draws[0], draws[1] * other_draws[1]
+    print("what changes               cells  log2 of the best learning rate   lowest loss")
+    groups = {"all": np.array([True] * len(one))}
+    groups |= {f"batch size {B:g}": np.array([m.batch_size == B for m in one])
+               for B in sorted({m.batch_size for m in one})}  # fmt: skip
+    for name, i in groups.items():
+        total = weight[:, i].sum(axis=1)
+        mean = (weight * moved)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
+        loss = np.mean([b.loss - a.loss for a, b, here in zip(one, two, i) if here])
+        print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss:+.4f}")
+
+
+def difference(one, two) -> None:
+    for name in ("b", "q"):
+        before, after = getattr(one, name), getattr(two, name)
+        print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
+
+
+def draw_law(path: Path, fits, law: dict, seq_len: float) -> None:
+    """The law through the minima of the shape that has most of them."""
+    shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
+    title = f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
+    if "bent" in law:
+        b0, q, kappa = (law["bent"][name] for name in ("b0", "q", "kappa"))
+        title = f"T^{b0 - kappa * q:.2f} beta^{q:.2f} up to a critical batch size"
+    points, curves = {}, {}
+    for i, m in enumerate(fits.points):
+        if m.shape == shape:
+            label, at = f"T = {size(m.T)}", math.log2(m.batch_size)
+            drawn = np.where(fits.weight[:, i] > 0, fits.x[:, i], np.nan)
+            points.setdefault(label, []).append((at, m.x, *interval(drawn)))
+            fitted = fits.bent if "bent" in law else fits.straight
+            curves.setdefault(label, []).append((at, fitted.fitted[0, i]))
+    panel = dict(title=title, shape=shape, points=points, curves=curves)
+    figures.draw_law(path, [panel], f"sequences of {seq_len:g} tokens")
 
 
 def draw_valleys(path: Path, found: list) -> None:
