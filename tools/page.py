@@ -1,9 +1,7 @@
-"""Build docs/index.html, the page to drag, from the records of a sweep over learning rates.
+"""Build docs/index.html, the page to drag, from tools/page.html and the records of a sweep.
 
     python tools/page.py                     from results/wsd-laptop
     python tools/page.py results/my-sweep    from other records, with their law.json
-
-The page holds its data, and needs no network. tools/page.html is its template.
 """
 
 import json
@@ -16,7 +14,7 @@ FOLDER = ROOT / "results/wsd-laptop"
 
 
 def measured(folder: Path) -> tuple[list[dict], list, dict]:
-    """Records, usable minima and law of a sweep. All that this file knows about fit.py."""
+    """Records, usable minima and law of a sweep. Only this function knows fit.py."""
     import fit
 
     records = fit.read_records([folder])
@@ -25,9 +23,9 @@ def measured(folder: Path) -> tuple[list[dict], list, dict]:
 
 
 def valleys(records: list[dict]) -> list[dict]:
-    """The cells, each with the learning rates that all its seeds have, and losses [seeds, rates].
+    """The cells, with learning rates that all seeds have, and losses [seeds, learning rates].
 
-    A diverged run has no loss, so its learning rate is left out.
+    A diverged run has no loss, so we leave its learning rate out.
     """
     cells: dict = {}
     for r in records:
@@ -36,39 +34,34 @@ def valleys(records: list[dict]) -> list[dict]:
         if not r["diverged"]:
             rates[r["lr"]] = round(r["val_loss"], 7)
     found = []
-    for (shape, T, batch_size), seeds in sorted(cells.items(), key=lambda c: (len(c[0][0]), c[0])):
+    for (shape, T, batch), seeds in sorted(cells.items(), key=lambda c: (len(c[0][0]), c[0])):
         common = sorted(set.intersection(*map(set, seeds.values())))
         losses = [[seeds[seed][lr] for lr in common] for seed in sorted(seeds)]
-        found.append(dict(shape=shape, T=T, batch=batch_size, lr=common, losses=losses))
+        found.append(dict(shape=shape, T=T, batch=batch, lr=common, losses=losses))
     return [cell for cell in found if len(cell["lr"]) > 1]
 
 
-def bend(law: dict, T: float) -> dict | None:
-    """The bent law of docs/bend.md, with the critical batch size beta_c at T in place of c."""
-    if "bent" not in law:
-        return None
-    bent = law["bent"]
-    beta_c = math.exp(bent["c"] + bent["kappa"] * math.log(T))
-    return {name: bent[name] for name in ("a", "b0", "q", "kappa")} | {"beta_c": beta_c}
-
-
 def content(folder: Path) -> dict:
-    """All numbers of the page. Rounded, so that any machine writes the same bytes."""
+    """The data of the page, rounded, so that every machine writes the same bytes."""
     records, minima, law = measured(folder)
-    cells, first = valleys(records), records[0]
-    middle = lambda values: 2 ** (sum(map(math.log2, values)) / len(values))
-    T = round(middle({cell["T"] for cell in cells}))
+    cells, first, bent = valleys(records), records[0], law.get("bent")
+    lengths = {cell["T"] for cell in cells}
+    middle = round(math.prod(lengths) ** (1 / len(lengths)))
+    if bent:  # docs/bend.md has log beta_c = c + kappa log T
+        beta_c = math.exp(bent["c"] + bent["kappa"] * math.log(middle))
+        bent = dict(a=bent["a"], b=bent["b0"], q=bent["q"], kappa=bent["kappa"], beta_c=beta_c)
     return {
-        "runs": len(records), "cells": cells, "middle": T,
-        "minima": [(m.shape, m.T, m.beta, round(float(m.x), 6)) for m in minima],
+        "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
+        "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in minima],
         "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
-        "bent": bend(law, T), "seq_len": first["seq_len"], "layers": first["n_layer"],
-        "warmup": sorted({r["warmup_tokens"] for r in records}), "folder": folder.name,
+        "bent": bent, "seq_len": first["seq_len"], "layers": first["n_layer"],
+        "seeds": max(len(cell["losses"]) for cell in cells),
+        "warmup": sorted({r["warmup_tokens"] for r in records}),
     }  # fmt: skip
 
 
 def page(folder: Path = FOLDER) -> str:
-    """The whole HTML file. Raises OSError or ValueError if the folder has no records or law."""
+    """The page. Raises OSError or ValueError if the folder has no records or no law."""
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return template.replace("{{DATA}}", json.dumps(content(folder), separators=(",", ":")))
 
