@@ -23,10 +23,7 @@ def measured(folder: Path) -> tuple[list[dict], list, dict]:
 
 
 def valleys(records: list[dict]) -> list[dict]:
-    """The cells, with learning rates that all seeds have, and losses [seeds, learning rates].
-
-    A diverged run has no loss, so we leave its learning rate out.
-    """
+    """The cells, with losses [seeds, lr] at the learning rates where all seeds have one."""
     cells: dict = {}
     for r in records:
         seeds = cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), {})
