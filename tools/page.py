@@ -7,6 +7,7 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,27 +23,25 @@ def measured(folder: Path) -> tuple[list[dict], list, dict]:
     return records, fit.usable(fit.minima(records)), law
 
 
-def valleys(records: list[dict]) -> list[dict]:
-    """The cells, with losses [seeds, lr] at the learning rates where all seeds have one."""
+def valleys(records: list[dict]) -> Iterator[dict]:
+    """The cells, with losses [seeds, lr] at the learning rates where no seed lacks one."""
     cells: dict = {}
     for r in records:
         seeds = cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), {})
         rates = seeds.setdefault(r["seed"], {})
         if not r["diverged"]:
             rates[r["lr"]] = round(r["val_loss"], 7)
-    found = []
     for (shape, T, batch), seeds in sorted(cells.items(), key=lambda c: (len(c[0][0]), c[0])):
         common = sorted(set.intersection(*map(set, seeds.values())))
         losses = [[seeds[seed][lr] for lr in common] for seed in sorted(seeds)]
-        found.append(dict(shape=shape, T=T, batch=batch, lr=common, losses=losses))
-    return [cell for cell in found if len(cell["lr"]) > 1]
+        yield dict(shape=shape, T=T, batch=batch, lr=common, losses=losses)
 
 
 def content(folder: Path) -> dict:
     """The data of the page, rounded, so that every machine writes the same bytes."""
     records, minima, law = measured(folder)
-    cells, first, bent = valleys(records), records[0], law.get("bent")
-    lengths = {cell["T"] for cell in cells}
+    cells = [cell for cell in valleys(records) if len(cell["lr"]) > 1]
+    bent, lengths = law.get("bent"), {cell["T"] for cell in cells}
     middle = round(math.prod(lengths) ** (1 / len(lengths)))
     if bent:  # docs/bend.md has log beta_c = c + kappa log T
         beta_c = math.exp(bent["c"] + bent["kappa"] * math.log(middle))
@@ -51,7 +50,7 @@ def content(folder: Path) -> dict:
         "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
         "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in minima],
         "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
-        "bent": bent, "seq_len": first["seq_len"], "layers": first["n_layer"],
+        "bent": bent, "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
         "seeds": max(len(cell["losses"]) for cell in cells),
         "warmup": sorted({r["warmup_tokens"] for r in records}),
     }  # fmt: skip
