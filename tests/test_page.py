@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from tools import page
@@ -15,69 +14,63 @@ from tools.compare import read_records
 import fit
 import schedules
 
-PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(not PROGRAM, reason="no chromium on this machine")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 INDEX = page.ROOT / "docs/index.html"
 SLIDERS = ["guess", "a", "b", "q", "T", "batch", "stop"]
-VISIBLE = "[...document.querySelectorAll('{}')].filter(x => x.checkVisibility())"
+SHOWN = "[...document.querySelectorAll('{}')].filter(x => x.checkVisibility())"
+ALL = "[JSON.stringify(state), location.hash, document.body.innerHTML]"
+LOADED = "new Promise(f => document.readyState === 'complete' ? f() : addEventListener('load', f))"
 
 
 class Browser:
     """A Chromium that reads commands from a pipe and writes answers to another."""
 
-    def __init__(self, profile: Path):
-        read, self.commands = os.pipe()
-        self.answers, write = os.pipe()
-        script = f'exec "$@" 3<&{read} 4>&{write}'  # the numbers that Chromium expects
-        flags = ["--headless", "--no-sandbox", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        command = ["bash", "-c", script, "bash", PROGRAM, *flags]
-        self.process = subprocess.Popen(command, pass_fds=(read, write), **quiet)
+    def __init__(self, profile):
+        (read, self.commands), (answers, write) = os.pipe(), os.pipe()
+        self.answers, self.number = os.fdopen(answers, "rb"), 0
+        script = f'exec "$@" 3<&{read} 4>&{write} 2>&-'  # Chromium expects 3 and 4
+        flags = ["--headless", "--no-sandbox", "--remote-debugging-pipe"]
+        command = ["bash", "-c", script, "bash", CHROMIUM, *flags, f"--user-data-dir={profile}"]
+        self.process = subprocess.Popen(command, pass_fds=(read, write))
         os.close(read), os.close(write)
-        self.buffer, self.events, self.number, self.session = b"", [], 0, {}
-        target = self.do("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.do("Target.attachToTarget", targetId=target, flatten=True)
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.do(f"{domain}.enable")
-
-    def receive(self) -> dict:
-        while b"\0" not in self.buffer:
-            some = os.read(self.answers, 2**16)
-            assert some, "the browser has gone"
-            self.buffer += some
-        message, _, self.buffer = self.buffer.partition(b"\0")
-        return json.loads(message)
 
     def do(self, method: str, **params) -> dict:
         self.number += 1
         call = dict(id=self.number, method=method, params=params) | self.session
         os.write(self.commands, json.dumps(call).encode() + b"\0")
-        while (message := self.receive()).get("id") != self.number:
-            self.events.append(message)
+        message: dict = {}
+        while message.get("id") != self.number:
+            self.seen.append(message.get("method"))
+            message = json.loads(b"".join(iter(lambda: self.answers.read(1) or b"\0", b"\0")))
         return message["result"]
 
     def open(self, url: str, width: int = 1000) -> None:
-        size = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        self.session, self.seen = {}, []
+        tab = self.do("Target.createTarget", url="about:blank")
+        self.session = self.do("Target.attachToTarget", flatten=True, **tab)
+        size = dict(width=width, height=740, deviceScaleFactor=1, mobile=width < 500)
         self.do("Emulation.setDeviceMetricsOverride", **size)
-        for address in ("about:blank", url):  # a new hash alone would not load
-            self.events.clear()
-            self.do("Page.navigate", url=address)
-            while all(e["method"] != "Page.loadEventFired" for e in self.events):
-                self.events.append(self.receive())
+        for method in ("Runtime.enable", "Log.enable"):
+            self.do(method)
+        self.do("Page.navigate", url=url)
+        self.js(LOADED)
 
     def js(self, code: str):
-        answer = self.do("Runtime.evaluate", expression=code, returnByValue=True)
+        call = dict(expression=code, returnByValue=True, awaitPromise=True)
+        answer = self.do("Runtime.evaluate", **call)
         assert "exceptionDetails" not in answer, (code, answer)
         return answer["result"].get("value")
 
-    def press(self, key: str, code: int) -> None:
+    def press(self, element: str, **key) -> None:
+        self.js(f"{element}.focus()")
         for kind in ("keyDown", "keyUp"):
-            event = dict(type=kind, key=key, windowsVirtualKeyCode=code)
-            self.do("Input.dispatchKeyEvent", **event, **({"text": " "} if key == " " else {}))
+            self.do("Input.dispatchKeyEvent", type=kind, **key)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    if not CHROMIUM:
+        pytest.skip("no chromium on this machine")
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.process.terminate()
@@ -90,29 +83,16 @@ def test_the_program_builds_the_committed_page_which_loads_nothing():
     assert re.findall(rb"\bsrc=|@import|url\(|fetch\(|<link|import\(|https?:", text) == []
 
 
-@needs_browser
-def test_fit_is_that_of_fit_py(browser):
-    expected = fit.law(read_records([page.FOLDER]))
+def test_schedules_are_those_of_schedules_py(browser):
     browser.open(INDEX.as_uri())
-    for key in ("fit", "ours"):
-        browser.js(f"document.querySelector('#laws [value={key}]').click()")
-        assert browser.js("['a', 'b', 'q'].map(name => state[name])") == [
-            pytest.approx(expected[name], rel=5e-4) for name in "abq"
-        ]
-
-
-@needs_browser
-@pytest.mark.parametrize("T", [4e9, 8.25e9, 16e9, 32e9])
-@pytest.mark.parametrize("beta", [16, 64, 256])
-def test_schedules_are_those_of_schedules_py(browser, T, beta):
-    curves = schedules.paper_curves(T, beta)
-    flat = schedules.warmup(schedules.constant(schedules.best_lr(T, beta)), 1e9)
-    curves["linear"] = schedules.decay(flat, T, T - 1e9, "linear")
-    grid = [T * i / 400 for i in range(401)]
-    found = browser.js(f"Object.entries(schedules({T}, {beta})).map(([name, lr]) => "
-                       f"[name.toLowerCase(), {grid}.map(lr)])")  # fmt: skip
-    expected = {name: pytest.approx([lr(n) for n in grid], rel=1e-9) for name, lr in curves.items()}
-    assert dict(found) == expected
+    for T, beta in [(4e9, 16), (8.25e9, 64), (16e9, 256), (32e9, 128)]:
+        curves, grid = schedules.paper_curves(T, beta), [T * i / 80 for i in range(81)]
+        flat = schedules.warmup(schedules.constant(schedules.best_lr(T, beta)), 1e9)
+        curves["linear"] = schedules.decay(flat, T, T - 1e9, "linear")
+        found = browser.js(f"Object.entries(schedules({T}, {beta})).map(([name, f]) => "
+                           f"[name.toLowerCase(), {grid}.map(f)])")  # fmt: skip
+        expected = {name: [schedule(n) for n in grid] for name, schedule in curves.items()}
+        assert dict(found) == {x: pytest.approx(expected[x], 1e-9, 1e-15) for x in expected}
 
 
 def dumb_cost(runs: list[dict], log_lr: float) -> tuple[float, int]:
@@ -120,62 +100,81 @@ def dumb_cost(runs: list[dict], log_lr: float) -> tuple[float, int]:
     losses: dict = {}
     for r in runs:
         losses.setdefault(math.log(r["lr"]), []).append(r["val_loss"])
-    seeds = len({r["seed"] for r in runs})
-    valley = sorted((x, sum(some) / seeds) for x, some in losses.items() if len(some) == seeds)
-    lowest, (left, first), (right, last) = min(y for _, y in valley), valley[0], valley[-1]
-    if not left <= log_lr <= right:
-        return (first - lowest, -1) if log_lr < left else (last - lowest, 1)
+    valley = sorted((x, sum(three) / 3) for x, three in losses.items() if len(three) == 3)
+    at = min(max(log_lr, valley[0][0]), valley[-1][0])
     for (x0, y0), (x1, y1) in zip(valley, valley[1:]):
-        if log_lr <= x1:
-            return y0 + (y1 - y0) * (log_lr - x0) / (x1 - x0) - lowest, 0
+        if x0 <= at <= x1:
+            cost = y0 + (y1 - y0) * (at - x0) / (x1 - x0) - min(y for _, y in valley)
+    return cost, (log_lr > at) - (log_lr < at)
 
 
-@needs_browser
-def test_costs_are_those_of_a_dumb_loop(browser):
-    cells: dict = {}
-    for r in read_records([page.FOLDER]):
+def test_costs_are_those_of_a_dumb_loop_and_fit_is_that_of_fit_py(browser):
+    records, cells = read_records([page.FOLDER]), {}
+    for r in records:
         cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), []).append(r)
     browser.open(INDEX.as_uri())
-    laws = browser.js("Object.values(LAWS).map(law => law[1])")
-    for law in [dict(a=0.3, b=-0.22, q=0.61), dict(a=0.02, b=0, q=1), *laws]:
-        found = browser.js(f"score({law})")
-        all_cells = browser.js(f"DATA.cells.map(cell => lookUp({law}, cell))")
-        costs = []
-        for at in all_cells:
-            cell = at["cell"]["shape"], at["cell"]["T"], at["cell"]["batch"]
-            beta = cell[2] * 128 / 4096
-            log_lr = math.log(law["a"]) + law["b"] * math.log(cell[1]) + law["q"] * math.log(beta)
-            cost, outside = dumb_cost(cells.pop(cell) if False else cells[cell], log_lr)
-            assert (at["cost"], at["outside"]) == (pytest.approx(cost, abs=1e-6), outside)
-            assert sum(at["seeds"]) / 3 == pytest.approx(cost, abs=1e-6)
-            costs.append(cost)
-        assert len(costs) == len(cells) and found["worst"]["cost"] == pytest.approx(max(costs), abs=1e-6)
-        assert found["mean"] == pytest.approx(sum(costs) / len(costs), abs=1e-6)
+    laws = browser.js("Object.fromEntries(Object.entries(LAWS).map(([name, x]) => [name, x[1]]))")
+    for law in [*laws.values(), dict(a=0.3, b=-0.22, q=0.61)]:
+        a, b, q = (law[name] for name in "abq")
+        expected = {(shape, T, B): dumb_cost(runs, math.log(a * T**b * (B / 32) ** q))
+                    for (shape, T, B), runs in cells.items()}  # fmt: skip
+        costs = [cost for cost, _ in expected.values()]
+        for at in browser.js(f"DATA.cells.map(cell => lookUp({law}, cell))"):
+            cost, outside = expected.pop(tuple(at["cell"][x] for x in ("shape", "T", "batch")))
+            found = at["outside"], at["cost"], sum(at["seeds"]) / 3
+            assert found == pytest.approx((outside, cost, cost), abs=1e-6)
+        found = browser.js(f"(s => [s.mean, s.worst.cost])(score({law}))")
+        assert found == pytest.approx([sum(costs) / len(cells), max(costs)], abs=1e-6)
+        assert expected == {}
+    best = fit.law(records)
+    for name in ("fit", "ours"):
+        assert [f"{laws[name][x]:.3g}" for x in "abq"] == [f"{best[x]:.3g}" for x in "abq"]
 
 
-@needs_browser
-def test_every_slider_and_button_works_and_the_address_repeats_it(browser):
+def test_controls_work_by_keyboard_and_the_address_repeats_them(browser):
     browser.open(INDEX.as_uri())
-    assert browser.js(VISIBLE.format("[type=range]") + ".map(x => x.id)") == SLIDERS
-    picture = "[JSON.stringify(state), location.hash, document.body.innerHTML]"
     for slider in SLIDERS:
-        before = browser.js(picture)
-        browser.js(f"$('{slider}').focus()")
-        browser.press("ArrowLeft", 37)
-        assert all(x != y for x, y in zip(before, browser.js(picture))), slider
+        before = browser.js(ALL)
+        browser.press(f"$('{slider}')", key="ArrowLeft", windowsVirtualKeyCode=37)
+        assert all(x != y for x, y in zip(before, browser.js(ALL))), slider
         assert browser.js(f"$('{slider}').ariaValueText === $('{slider}-value').textContent")
-    n = browser.js(VISIBLE.format("button") + ".length")
-    for i in range(n):
-        browser.js(f"document.querySelectorAll('button')[{i}].focus()")
-        browser.press(" ", 32)
-        assert browser.js("document.activeElement.ariaPressed") in ("true", None)
-    browser.js("document.querySelector('td:nth-of-type(3) input').focus()")
-    browser.press("ArrowRight", 39)
-    assert browser.js("document.activeElement.ariaLabel").startswith("width 128, T = 640k")
-    state, address, html = browser.js(picture)
-    browser.open(INDEX.as_uri() + address)
-    assert browser.js(picture) == [state, address, html]
+    for i in range(browser.js("document.querySelectorAll('button').length")):
+        browser.press(f"document.querySelectorAll('button')[{i}]", key=" ", text=" ")
+        assert browser.js("document.activeElement.ariaPressed ?? state.shown") in ("true", "3")
+    box = "document.querySelector('td:nth-of-type(3) input')"
+    browser.press(box, key="ArrowRight", windowsVirtualKeyCode=39)
+    for label in ("document.activeElement.ariaLabel", "$('cell').innerText"):
+        assert browser.js(label).startswith("width 128, T = 640k, batch size 2")
+    print("ms:", browser.js("""['guess', 'b', 'q', 'stop'].map(id => { const t = performance.now();
+        $(id).stepUp(); $(id).oninput(); document.body.offsetHeight; write();
+        return Math.round(performance.now() - t); })"""))  # fmt: skip
+    everything = browser.js(ALL)
+    browser.open(INDEX.as_uri() + everything[1])
+    assert browser.js(ALL) == everything
     trouble = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
-    assert [e for e in browser.events if e["method"] in trouble] == []
-    asked = [e["params"]["request"]["url"] for e in browser.events if "request" in e["params"]]
-    assert asked == [INDEX.as_uri() ]
+    assert trouble.isdisjoint(browser.seen)
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+def test_nothing_is_cut_off(browser, width):
+    browser.open(INDEX.as_uri() + "#shown=123", width)
+    boxes = SHOWN.format("body *") + ".map(x => x.getBoundingClientRect())"
+    for question in (1, 2, 3):
+        browser.js(f"change({{ question: {question}, stop: {10 * question} }})")
+        assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
+
+
+def test_only_a_bent_law_has_a_switch_and_its_sliders(browser, tmp_path):
+    law = json.loads((page.FOLDER / "law.json").read_text(encoding="utf-8"))
+    law["bent"] = dict(a=0.2, b0=-0.2, q=0.6, c=-3, kappa=0.2)
+    (tmp_path / "law.json").write_text(json.dumps(law), encoding="utf-8")
+    (tmp_path / "records.jsonl").symlink_to(page.FOLDER / "records.jsonl")
+    (tmp_path / "index.html").write_text(page.page(tmp_path), encoding="utf-8")
+    browser.open((tmp_path / "index.html").as_uri())
+    sliders = SHOWN.format("[type=range]") + ".map(x => x.id)"
+    assert browser.js(sliders) == SLIDERS
+    browser.js("document.querySelector('#laws [value=bent]').click()")
+    assert browser.js(sliders) == [*SLIDERS[:4], "beta_c", "kappa", *SLIDERS[4:]]
+    for T, beta in ((8e4, 0.03), (3e6, 4)):
+        lr = 0.2 * T**-0.2 * (1 + (math.exp(-3) * T**0.2 / beta) ** 2) ** -0.3
+        assert 2 ** browser.js(f"log2Rate(state, {T}, {beta})") == pytest.approx(lr, rel=1e-4)
