@@ -43,9 +43,9 @@ def content(folder: Path) -> dict:
     cells = [cell for cell in valleys(records) if len(cell["lr"]) > 1]
     bent, lengths = law.get("bent"), {cell["T"] for cell in cells}
     middle = round(math.prod(lengths) ** (1 / len(lengths)))
-    if bent:  # docs/bend.md has log beta_c = c + kappa log T
-        beta_c = math.exp(bent["c"] + bent["kappa"] * math.log(middle))
-        bent = dict(a=bent["a"], b=bent["b0"], q=bent["q"], kappa=bent["kappa"], beta_c=beta_c)
+    if bent:
+        same = {name: bent[name] for name in ("a", "q", "kappa", "r")}
+        bent = dict(b=bent["b0"], beta_c=bent["c"] * middle ** bent["kappa"]) | same
     return {
         "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
         "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in minima],
