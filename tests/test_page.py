@@ -1,0 +1,156 @@
+"""The page to drag, in a headless Chromium, against fit.py, schedules.py and the records."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from tools import page
+
+import fit
+import schedules
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+INDEX = page.ROOT / "docs/index.html"
+SLIDERS = ["guess", "a", "b", "q", "T", "batch", "stop"]
+SHOWN = "[...document.querySelectorAll('{}')].filter(x => x.checkVisibility())"
+ALL = "[JSON.stringify(state), location.hash, document.body.innerHTML]"
+
+
+class Browser:
+    """A Chromium with one pipe for commands and another for answers."""
+
+    def __init__(self, commands: int, answers: int):
+        self.commands, self.answers, self.number = commands, os.fdopen(answers, "rb"), 0
+
+    def do(self, method: str, **params) -> dict:
+        self.number += 1
+        call = dict(id=self.number, method=method, params=params) | self.session
+        os.write(self.commands, json.dumps(call).encode() + b"\0")
+        read = lambda: b"".join(iter(lambda: self.answers.read(1) or b"\0", b"\0"))
+        while (message := json.loads(read())).get("id") != self.number:
+            self.seen.append(message["method"])
+        return message["result"]
+
+    def open(self, url: str, width: int = 1000) -> None:
+        self.session, self.seen = {}, []
+        tab = self.do("Target.createTarget", url="about:blank")
+        self.session = self.do("Target.attachToTarget", flatten=True, **tab)
+        size = dict(width=width, height=740, deviceScaleFactor=1, mobile=width < 500)
+        self.do("Emulation.setDeviceMetricsOverride", **size)
+        self.do("Runtime.enable"), self.do("Log.enable"), self.do("Page.navigate", url=url)
+        while self.js("document.readyState") != "complete":
+            pass
+
+    def js(self, code: str):
+        answer = self.do("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in answer, (code, answer)
+        return answer["result"].get("value")
+
+    def press(self, element: str, **key) -> None:
+        self.js(f"{element}.focus()")
+        self.do("Input.dispatchKeyEvent", type="keyDown", **key)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not CHROMIUM:
+        pytest.skip("no chromium on this machine")
+    (read, commands), (answers, write) = os.pipe(), os.pipe()
+    flags = "--headless --no-sandbox --remote-debugging-pipe --user-data-dir=profile"
+    script = f"exec {CHROMIUM} {flags} 3<&{read} 4>&{write} 2>&-"  # Chromium expects 3 and 4
+    here = dict(cwd=tmp_path_factory.mktemp("browser"), pass_fds=(read, write))
+    with subprocess.Popen(["bash", "-c", script], **here) as process:
+        os.close(read), os.close(write)
+        yield Browser(commands, answers)
+        process.terminate()
+
+
+def test_the_program_builds_the_committed_page_which_loads_nothing():
+    text = INDEX.read_bytes()
+    assert text == page.page().encode() and len(text) < 400_000
+    assert not any(word in text for word in (b"src=", b"import", b"url(", b"<link", b"http"))
+
+
+def test_schedules_are_those_of_schedules_py(browser):
+    browser.open(INDEX.as_uri())
+    for T, beta in [(4e9, 16), (8.25e9, 64), (16e9, 256), (32e9, 128)]:
+        curves, grid = schedules.paper_curves(T, beta), [T * i / 80 for i in range(81)]
+        flat = schedules.warmup(schedules.constant(schedules.best_lr(T, beta)), 1e9)
+        curves["linear"] = schedules.decay(flat, T, T - 1e9, "linear")
+        found = browser.js(f"Object.entries(schedules({T}, {beta})).map(([name, f]) => "
+                           f"[name.toLowerCase(), {grid}.map(f)])")  # fmt: skip
+        expected = {name: [schedule(n) for n in grid] for name, schedule in curves.items()}
+        assert dict(found) == {x: pytest.approx(expected[x], 1e-9, 1e-15) for x in expected}
+
+
+def cost_of(runs: list[dict], log_lr: float) -> tuple[float, int]:
+    """Loss at this learning rate minus the lowest measured, and -1 or 1 outside."""
+    losses, n = {}, len({r["seed"] for r in runs})
+    for r in runs:
+        losses.setdefault(math.log(r["lr"]), []).append(r["val_loss"])
+    x, y = np.array(sorted((x, np.mean(y)) for x, y in losses.items() if len(y) == n)).T
+    return np.interp(log_lr, x, y) - min(y), int(log_lr > x[-1]) - int(log_lr < x[0])
+
+
+def test_costs_are_those_of_the_records_and_fit_is_that_of_fit_py(browser):
+    records, cells = page.measured(page.FOLDER)[0], {}
+    for r in records:
+        cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), []).append(r)
+    browser.open(INDEX.as_uri())
+    looked_up = "({ law, score: score(law), cells: DATA.cells.map(cell => lookUp(law, cell)) })"
+    for found in browser.js(f"Object.values(LAWS).map(([, law]) => {looked_up})"):
+        (a, b, q), costs = (found["law"][name] for name in "abq"), []
+        for at in found["cells"]:
+            shape, T, B = (at["cell"][name] for name in ("shape", "T", "batch"))
+            cost, outside = cost_of(cells[shape, T, B], math.log(a * T**b * (B / 32) ** q))
+            costs.append(cost)
+            here = at["outside"], at["cost"], np.mean(at["seeds"])
+            assert here == pytest.approx((outside, cost, cost), abs=1e-6)
+        assert found["score"]["mean"] == pytest.approx(sum(costs) / len(cells), abs=1e-6)
+    for key, law in (("fit", fit.law(records)), ("ours", page.measured(page.FOLDER)[2])):
+        found = browser.js(f"LAWS.{key}[1]")
+        assert [f"{found[name]:.3g}" for name in "abq"] == [f"{law[name]:.3g}" for name in "abq"]
+
+
+def test_controls_work_by_keyboard_and_the_address_repeats_them(browser):
+    browser.open(INDEX.as_uri())
+    for slider in SLIDERS:
+        before = browser.js(ALL)
+        browser.press(f"$('{slider}')", key="ArrowLeft", windowsVirtualKeyCode=37)
+        assert all(x != y for x, y in zip(before, browser.js(ALL))), slider
+    for i in range(browser.js("document.querySelectorAll('button').length")):
+        browser.press(f"document.querySelectorAll('button')[{i}]", key="Enter", text="\r")
+        assert browser.js("document.activeElement.ariaPressed ?? state.shown") in ("true", "3")
+    box = "document.querySelector('td:nth-of-type(3) input')"
+    browser.press(box, key="ArrowRight", windowsVirtualKeyCode=39)
+    assert browser.js("document.activeElement.ariaLabel").startswith("width 128, T = 640k")
+    everything = browser.js(ALL)
+    browser.open(INDEX.as_uri() + everything[1])
+    assert browser.js(ALL) == everything
+    assert not {"Runtime.exceptionThrown", "Log.entryAdded"} & {*browser.seen}
+
+
+def test_nothing_is_cut_off(browser):
+    boxes = SHOWN.format("body *") + ".map(x => x.getBoundingClientRect())"
+    for width, question in [(360, 1), (360, 2), (360, 3), (1600, 1)]:
+        browser.open(INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width)
+        assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
+
+
+def test_only_a_bent_law_has_a_switch_and_two_sliders(browser, tmp_path, monkeypatch):
+    *measured, law = page.measured(page.FOLDER)
+    law["bent"] = dict(a=0.2, b0=-0.2, q=0.6, c=0.05, kappa=0.2, r=4)
+    monkeypatch.setattr(page, "measured", lambda folder: (*measured, law))
+    (tmp_path / "index.html").write_text(page.page(), encoding="utf-8")
+    sliders, switch = SHOWN.format("[type=range]") + ".map(x => x.id)", "[value=bent]"
+    browser.open(INDEX.as_uri())
+    assert browser.js(sliders) == SLIDERS and browser.js(SHOWN.format(switch)) == []
+    browser.open((tmp_path / "index.html").as_uri())
+    browser.js(f"document.querySelector('{switch}').click()")
+    assert browser.js(sliders) == [*SLIDERS[:4], "beta_c", "kappa", *SLIDERS[4:]]
+    lr = 0.2 * 8e4**-0.2 * (1 + (0.05 * 8e4**0.2 / 0.3) ** 4) ** -0.15
+    assert 2 ** browser.js("log2Rate(state, 8e4, .3)") == pytest.approx(lr, rel=1e-4)

@@ -1,0 +1,81 @@
+"""Build docs/index.html, the page to drag, from tools/page.html and the records of a sweep.
+
+    python tools/page.py                     from results/wsd-laptop
+    python tools/page.py results/my-sweep    from other records, with their law.json
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "results/wsd-laptop"
+
+
+def measured(folder: Path) -> tuple[list[dict], list, dict]:
+    """Records, usable minima and law of a sweep. Only this function knows fit.py."""
+    import fit
+
+    records = fit.read_records([folder])
+    law = json.loads((folder / "law.json").read_text(encoding="utf-8"))
+    return records, fit.usable(fit.minima(records)), law
+
+
+def valleys(records: list[dict]) -> Iterator[dict]:
+    """The cells, with losses [seeds, lr] at the learning rates where no seed lacks one."""
+    cells: dict = {}
+    for r in records:
+        seeds = cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), {})
+        rates = seeds.setdefault(r["seed"], {})
+        if not r["diverged"]:
+            rates[r["lr"]] = round(r["val_loss"], 7)
+    for (shape, T, batch), seeds in sorted(cells.items(), key=lambda c: (len(c[0][0]), c[0])):
+        common = sorted(set.intersection(*map(set, seeds.values())))
+        losses = [[seeds[seed][lr] for lr in common] for seed in sorted(seeds)]
+        yield dict(shape=shape, T=T, batch=batch, lr=common, losses=losses)
+
+
+def content(folder: Path) -> dict:
+    """The data of the page, rounded, so that every machine writes the same bytes."""
+    records, minima, law = measured(folder)
+    cells = [cell for cell in valleys(records) if len(cell["lr"]) > 1]
+    bent, lengths = law.get("bent"), {cell["T"] for cell in cells}
+    middle = round(math.prod(lengths) ** (1 / len(lengths)))
+    if bent:
+        same = {name: bent[name] for name in ("a", "q", "kappa", "r")}
+        bent = dict(b=bent["b0"], beta_c=bent["c"] * middle ** bent["kappa"]) | same
+    return {
+        "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
+        "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in minima],
+        "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
+        "bent": bent, "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
+        "seeds": max(len(cell["losses"]) for cell in cells),
+        "warmup": sorted({r["warmup_tokens"] for r in records}),
+    }  # fmt: skip
+
+
+def page(folder: Path = FOLDER) -> str:
+    """The page. Raises OSError or ValueError if the folder has no records or no law."""
+    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    return template.replace("{{DATA}}", json.dumps(content(folder), separators=(",", ":")))
+
+
+def main(argv: list[str] | None = None) -> int:
+    from tools.config import fail, program_parser
+
+    parser = program_parser("page.py", __doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="records and law.json")
+    try:
+        text = page(parser.parse_args(argv).folder)
+    except (OSError, ValueError) as error:
+        return fail("page.py", error)
+    (ROOT / "docs/index.html").write_text(text, encoding="utf-8", newline="\n")
+    print(f"docs/index.html, {len(text.encode()) / 1000:.0f} KB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of tools/
+    sys.exit(main())
