@@ -14,10 +14,9 @@ import train
 
 PAGE = (Path(__file__).parent.parent / "docs/schedules.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (.+?) \| (`(?:decay|warmup)\(.+) \|$", PAGE, re.M))
-T, W, BATCH, LR, LR_MAX = 4_200_000, 100_000, 1024, 0.004, 0.02  # the default run
+COMMANDS = re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M)  # and their names
+T, W, BATCH, LR = 4_200_000, 100_000, 1024, 0.004  # the default run
 A, B = 16 * 0.25, -0.51  # its a * beta, and b
-
-
 rise = lambda n: min(n / W, 1)
 stable = lambda n: min(max(n, W), 0.9 * T)  # warmup and decay hold the value at their ends
 
@@ -28,18 +27,13 @@ def lm_engine_exp(n: float) -> float:
 
 
 def lm_engine_power(n: float) -> float:
-    a, c, steps = A / LR_MAX, BATCH, max(n, W) / BATCH  # relative to lr, the ceiling
-    return LR_MAX * rise(n) * min(1, a * (steps * c) ** B)
+    lr, c, steps = 0.01, BATCH, max(n, W) / BATCH  # its lr is the ceiling
+    return lr * rise(n) * min(1, A / lr * (steps * c) ** B)
 
 
 def olmo_core(n: float) -> float:
     initial_lr, falls = A * W**B, min(1, (T - n) / (T / 10))
     return initial_lr * rise(n) * falls * (stable(n) / W) ** B
-
-
-def paper(n: float) -> float:
-    f = (math.exp(min(1, (T - n) / (T / 10))) - 1) / (math.e - 1)
-    return rise(n) * f * A * math.exp(B * math.log(stable(n)))
 
 
 def settings(warm=W, **more) -> dict:
@@ -48,6 +42,7 @@ def settings(warm=W, **more) -> dict:
 
 
 wsd = lambda shape, tail=T // 10, **warm: settings(num_decay_steps=tail, decay_type=shape, **warm)
+paper = lambda n: A * stable(n) ** B * lm_engine_exp(n) / LR
 multi_step = lambda n: LR * (rise(n) if n < 0.8 * T else 0.316 if n < 0.9 * T else 0.1)
 ORACLES = {  # a function of n, or settings for the page's function of transformers
     "linear to zero": settings(), "cosine to zero": settings(),
@@ -58,14 +53,6 @@ ORACLES = {  # a function of n, or settings for the page's function of transform
     "Power of lm-engine": lm_engine_power, "Power of OLMo-core": olmo_core,
     "inverse square root": dict(num_warmup_steps=W),
 }  # fmt: skip
-
-
-def commands() -> dict[str, list[list[str]]]:
-    """Name -> the flags of its commands. DeepSeek's has three, each a branch of the one before."""
-    found: dict = {}
-    for command, name in re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M):
-        found.setdefault(name, []).append(command.split())
-    return found
 
 
 def oracle(name: str):
@@ -79,17 +66,17 @@ def oracle(name: str):
 
 
 def test_the_page_shows_every_schedule_with_its_words():
-    assert set(commands()) == set(ORACLES) and set(ROWS) == set(ORACLES) - {"multi-step"}
+    assert {name for _, name in COMMANDS} == set(ORACLES) == set(ROWS) | {"multi-step"}
 
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_command_and_its_words_are_the_schedule(name):
     expected, fields, tokens = oracle(name), {}, 0
-    names = vars(schedules) | dict(T=T, W=W, lr=LR, a=16, beta=0.25, lr_max=LR_MAX)
-    for flags in commands()[name]:
-        fields |= train.parse(flags)[0]
+    for command in [command for command, of in COMMANDS if of == name]:  # steps are branches
+        fields |= train.parse(command.split())[0]
         cfg = train.make_config(**fields)
         check_effect(fields, "schedule", cfg.schedule, schedules.READS)
+        names = vars(schedules) | dict(T=T, W=W, lr=LR, a=16, beta=0.25, lr_max=cfg.lr_max)
         by_flags = schedules.make_schedule(cfg)
         by_words = eval(ROWS[name].split("`")[1], names) if name in ROWS else by_flags
         while tokens + BATCH <= cfg.total_tokens:
