@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,3 +113,6 @@ def test_schedule_free_adamw_branches_bit_for_bit(fork, corpus_path):
         assert run(folder, "train.py", *argv.split()).returncode == 0
     a, c = (json.loads((folder / out / "record.json").read_text()) for out in "ac")
     assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
+    saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
+    xs = [state["x"] for state in saved["optimizer"]["state"].values()]
+    assert all(any(torch.equal(x, mean) for x in xs) for mean in saved["average"].values())
