@@ -37,8 +37,8 @@ def test_merged_is_decayed_under_sgd_with_fixed_gradients(shape):
     runs.write_json(Path("run/config.json"), dict(total_tokens=50, decay_tokens=0))
     for n, gradient in enumerate(gradients, 1):  # a step is a token
         trunk, decayed = trunk - 0.1 * gradient, decayed - lr(n - 0.5) * gradient
-        content = dict(config={}, tokens=n, model={"w": trunk}, stages=[])
-        runs.write_checkpoint(Path(f"run/ckpt/{n:03}.pt"), content)
+        saved = dict(config={}, tokens=n, model={"w": trunk}, stages=[])
+        runs.write_checkpoint(Path(f"run/ckpt/{n:03}.pt"), saved)
     assert merge.main(["run", f"--shape={shape}", "--last=0.4"]) == 0
     merged = runs.read_checkpoint(Path("run/merged.pt"))["model"]["w"]
     torch.testing.assert_close(merged, decayed, rtol=1e-13, atol=1e-14)
@@ -51,7 +51,6 @@ def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
     assert "fewer than 2 checkpoints" in capsys.readouterr().err
     (command,) = re.findall(r"python -m tools.merge (.+)", PAGES["schedules.md"])
     assert merge.main(command.split()) == 0
-    tokens = runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"]
-    assert tokens == 36 * 256  # before the run's own decay
+    assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256  # no decay
     assert evaluation.main(["--model=runs/trunk/merged.pt", "--device=cpu"]) == 0
     assert train.main(["--branch=runs/trunk/merged.pt", "--decay_tokens=1024"]) == 0
