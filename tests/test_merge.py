@@ -9,29 +9,27 @@ import torch
 from tools import merge, runs
 
 import eval as evaluation
-import schedules
 import train
+from schedules import DECAY_SHAPES, constant, decay
 from test_readme import PAGES
 from test_train import flags
 
-SHAPES = schedules.DECAY_SHAPES
 
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", DECAY_SHAPES)
 def test_shares_are_those_of_a_loop_and_sum_to_1(shape):
     tokens = sorted(random.Random(0).sample(range(1000), 9))
     c = merge.shares(tokens, shape)
     for j in range(1, 9):  # updates between two checkpoints are in all later checkpoints
         middle = (tokens[j - 1] + tokens[j]) / 2
-        factor = SHAPES[shape]((middle - tokens[0]) / (tokens[-1] - tokens[0]))
+        factor = DECAY_SHAPES[shape]((middle - tokens[0]) / (tokens[-1] - tokens[0]))
         assert sum(c[j:]) == pytest.approx(factor, abs=1e-14)
-    assert sum(c) == pytest.approx(1, abs=1e-14) and merge.SHAPES.keys() == SHAPES.keys()
+    assert sum(c) == pytest.approx(1, abs=1e-14) and merge.SHAPES.keys() == DECAY_SHAPES.keys()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", DECAY_SHAPES)
 def test_merged_is_decayed_under_sgd_with_fixed_gradients(shape):
     gradients = torch.randn(50, 7, dtype=torch.double)
-    lr = schedules.decay(schedules.constant(0.1), 50, 20, shape)
+    lr = decay(constant(0.1), 50, 20, shape)
     trunk, decayed = torch.zeros(2, 7, dtype=torch.double)
     Path("run").mkdir()
     runs.write_json(Path("run/config.json"), dict(total_tokens=50, decay_tokens=0))
