@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,3 +77,39 @@ def test_notebooks_become_documents_of_a_corpus(fork):
     documents = np.concatenate(splits).astype(np.uint8).tobytes().split(b"\xff")[:-1]
     expected = [f"# A\ntext\n\nx = 1\n\nprint({i})".encode() for i in range(30)]
     assert sorted(documents) == sorted(expected)
+
+
+def test_schedule_free_adamw_equals_a_loop_over_its_definition(fork):
+    """x, y and z of one weight, with the averages as sums over all past steps."""
+    code = """
+import math, torch, train
+weight = torch.nn.Parameter(torch.tensor([1.5], dtype=torch.double))
+groups = [dict(params=[weight], weight_decay=0.1)]
+optimizer = train.ScheduleFree(groups, dict(betas=(0.9, 0.95), eps=1e-8))
+x, y, z, gradients, zs, shares = 1.5, 1.5, 1.5, [], [], []
+for k in range(50):
+    lr = optimizer.param_groups[0]["lr"] = 0.005 * min(k + 1, 10) * (0.5 if k > 40 else 1)
+    weight.grad = (weight.detach() - 0.3) ** 3 + math.sin(k)
+    optimizer.step()
+    gradients.append((y - 0.3) ** 3 + math.sin(k))
+    v = sum(0.05 * 0.95 ** (k - i) * g * g for i, g in enumerate(gradients)) / (1 - 0.95 ** (k + 1))
+    z -= lr * (gradients[-1] / (math.sqrt(v) + 1e-8) + 0.1 * y)
+    zs, shares = [*zs, z], [*shares, min(k + 1, 10) ** 2]  # of the highest learning rate so far
+    x = sum(share * z for share, z in zip(shares, zs)) / sum(shares)
+    y = 0.1 * z + 0.9 * x
+    print(abs(weight.item() - y) + abs(optimizer.state[weight]["x"].item() - x))"""
+    assert max(map(float, run(fork("schedule_free"), "-c", code).stdout.split())) < 1e-12
+
+
+def test_schedule_free_adamw_branches_bit_for_bit(fork, corpus_path):
+    folder = fork("schedule_free")
+    flags = f"--n_layer=1 --n_embd=32 --n_head=2 --seq_len=32 --device=cpu --data={corpus_path}"
+    whole = f"{flags} --warmup_tokens=1024 --schedule=constant --average --total_tokens=10240"
+    half = whole.replace("10240", "5120")
+    for argv in (f"{whole} --out=a", f"{half} --out=b", "--branch=b --total_tokens=10240 --out=c"):
+        assert run(folder, "train.py", *argv.split()).returncode == 0
+    a, c = (json.loads((folder / out / "record.json").read_text()) for out in "ac")
+    assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
+    saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
+    xs = [state["x"] for state in saved["optimizer"]["state"].values()]
+    assert all(any(torch.equal(x, mean) for x in xs) for mean in saved["average"].values())

@@ -1,7 +1,6 @@
-"""The schedules against the paper's equations and numbers."""
+"""The schedules: the paper's numbers, units and limits. test_family.py has their curves."""
 
 import math
-import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,42 +28,6 @@ def test_the_papers_numbers():
     assert power_law(4, -0.51, 1024, 0.02)(1e12) == pytest.approx(0.0031071, abs=5e-8)
     # with 1B tokens of warmup, a batch of 128 has left the ceiling before the warmup is over
     assert make_schedule(config(batch_size=128))(1e9) == pytest.approx(0.0132, abs=5e-5)
-
-
-def test_exponential_decay_is_ibms_table():
-    printed = [1, 0.8495, 0.7132, 0.5900, 0.4785, 0.3775, 0.2862, 0.2036, 0.1289, 0.0612, 0]
-    assert [round(schedules.DECAY_SHAPES["exp"](i / 10), 4) for i in range(11)] == printed
-
-
-def test_every_phase_has_its_closed_form():
-    """Equations 2, 7 and 8 written out, at random points of random runs."""
-    rng = random.Random(0)
-    shapes = {
-        "exp": lambda x: (math.e ** (1 - x) - 1) / (math.e - 1), "linear": lambda x: 1 - x,
-        "1-sqrt": lambda x: 1 - x**0.5, "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
-    }  # fmt: skip
-    assert set(shapes) == set(schedules.DECAY_SHAPES)
-    close = lambda value: pytest.approx(value, rel=1e-12, abs=1e-18)
-    for _ in range(300):
-        total = rng.randrange(10**6, 10**12)
-        warm, tail = (rng.randrange(1, total // 2) for _ in range(2))
-        batch, shape = rng.choice([1, 16, 100, 1024]), rng.choice(list(shapes))
-        cfg = config(total_tokens=total, warmup_tokens=warm, decay_tokens=tail, batch_size=batch)
-        cfg.decay_shape = shape
-        law = lambda n: min(0.02, batch * 4 * math.exp(-0.51 * math.log(n)))
-        for stable, cfg.schedule in ((law, "power"), (lambda n: 0.01, "wsd")):
-            lr = make_schedule(cfg)
-            n = rng.uniform(0, warm)
-            assert lr(n) == close(n / warm * stable(warm))
-            n = rng.uniform(warm, total - tail)
-            assert lr(n) == close(stable(n))
-            n = rng.uniform(total - tail, total)
-            assert lr(n) == close(shapes[shape]((n - (total - tail)) / tail) * stable(total - tail))
-        cfg.schedule, n = "cosine", rng.uniform(warm, total)
-        fall = 1 + math.cos(math.pi * (n - warm) / (total - warm))
-        assert make_schedule(cfg)(n) == close(0.001 + 0.009 * fall / 2)
-        cfg.schedule = "constant"
-        assert make_schedule(cfg)(rng.uniform(warm, 2 * total)) == 0.01
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

@@ -1,0 +1,60 @@
+"""Merge checkpoints of a run into about the weights that a decay would leave, without training.
+
+    python -m tools.merge runs/mine --shape linear --last 0.1    writes runs/mine/merged.pt
+
+A decay multiplies the updates between two checkpoints by a factor w. If it did not change the
+gradients, it would end at an average of the checkpoints (WSM, Tian et al., arXiv 2507.17634).
+"""
+
+import math
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from tools import runs
+from tools.config import fail, program_parser
+
+SHAPES = {  # of schedules.py
+    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),
+    "linear": lambda x: 1 - x,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+}
+
+
+def shares(tokens: list[int], shape: str) -> list[float]:
+    """Shares of checkpoints at these token positions, for a decay from the first to the last."""
+    x = [(n - tokens[0]) / (tokens[-1] - tokens[0]) for n in tokens]
+    w = [SHAPES[shape]((a + b) / 2) for a, b in pairwise(x)]  # at the middle, as in training
+    return [before - after for before, after in pairwise([1.0, *w, 0.0])]  # they sum to 1
+
+
+def merge(run: Path, shape: str, last: float) -> dict:
+    """The newest checkpoint before the run's decay, merged over this last share of its tokens."""
+    config = runs.read_config(run)
+    paths = runs.before_decay(runs.checkpoints(run), config) if config else []
+    paths = [path for path in paths if int(path.stem) >= (1 - last) * int(paths[-1].stem)]
+    if len(paths) < 2:
+        raise ValueError(f"--last {last:g}: {run} has fewer than 2 checkpoints there; save more")
+    saved = [runs.read_checkpoint(path) for path in paths]
+    models, c = [x["model"] for x in saved], shares([x["tokens"] for x in saved], shape)
+    print("merged.pt =", " + ".join(f"{s:.4f} * {int(path.stem)}.pt" for s, path in zip(c, paths)))
+    mean = lambda name: sum(share * model[name] for share, model in zip(c, models))
+    return saved[-1] | {"model": {name: mean(name) for name in models[0]}, "average": None}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = program_parser("merge.py", __doc__)
+    parser.add_argument("run", type=Path, help="folder of a run, finished or not")
+    parser.add_argument("--shape", default="exp", choices=SHAPES, help="of the decay (exp)")
+    parser.add_argument("--last", type=float, default=0.1, help="share of the tokens (0.1)")
+    args = parser.parse_args(argv)
+    try:
+        runs.write_checkpoint(args.run / "merged.pt", merge(args.run, args.shape, args.last))
+    except (ValueError, OSError) as error:
+        return fail("merge.py", error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
