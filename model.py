@@ -21,7 +21,7 @@ import mup
 from moe import MoE, Routing
 from tools import granite
 from tools.config import check_limits, fail, fill_in, option, program_parser
-from tools.devices import cpu_dtype, matmul_dtype
+from tools.devices import attention_dtype, matmul_dtype
 from tools.granite import is_granite
 from tools.runs import newest_checkpoint, read_checkpoint
 
@@ -118,7 +118,8 @@ class Attention(nn.Module):
         q = rotate(self.q(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, H, T, D]
         k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
         v = self.v(x).view(B, T, -1, D).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
-        q, k, v = (heads.to(cpu_dtype(x, x.dtype)) for heads in (q, k, v))
+        dtype = attention_dtype(x)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if cache:
             k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
         if cache is not None:
@@ -178,8 +179,7 @@ class GPT(nn.Module):
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
         self.recompute = False  # True keeps only the inputs of blocks for the backward pass
-        if not self.embed.weight.is_meta:
-            mup.init_weights(self, mup.rules(cfg))
+        mup.init_weights(self, mup.rules(cfg))
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
         """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every block."""
@@ -253,19 +253,6 @@ def empty_model(cfg: GPTConfig) -> GPT:
         return GPT(cfg)
 
 
-def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
-    """The same bits as GPT(cfg).to(device), with one tensor at a time in the host's memory."""
-    model = empty_model(cfg).to_empty(device=device)
-    model.rope = rope_table(cfg).to(device)
-    # Draw the numbers that GPT(cfg) draws first and overwrites, so that the next are the same
-    torch.empty(model.embed.weight.shape).normal_()
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            torch.empty(module.weight.shape).uniform_()
-    mup.init_weights(model, mup.rules(cfg))
-    return model
-
-
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
@@ -289,12 +276,6 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     model.to(dtype=dtype)
     model.rope = rope_table(cfg)  # stays float32
     return model.to(device).eval()
-
-
-def export_granite(model: GPT, to: Path, eot: int, tokenizer: dict) -> None:
-    """Write a folder that transformers and load_model open (see granite.write_folder)."""
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer)
 
 
 # The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,
@@ -339,7 +320,8 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)
-        export_granite(model, args.to, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+        fields, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
+        granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (ValueError, OSError) as error:
         return fail("model.py", error)
     print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}")
