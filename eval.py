@@ -10,9 +10,7 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 """
 
 import argparse
-import json
 import math
-import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
@@ -26,8 +24,8 @@ import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.config import fail, program_parser, whole_number
-from tools.devices import join, mixed_precision, pick_device, rank_and_world, share, total
-from tools.runs import write_json
+from tools.devices import join, leave, mixed_precision, pick_device, rank_and_world, share, total
+from tools.runs import read_config, write_json
 
 # -- Validation loss ------------------------------------------------------------------------------
 
@@ -90,18 +88,14 @@ def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor:
 def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     """Sum the log-probabilities (in nats) of the requested tokens, for all requests of all items.
 
-    The requests of an item are its answer choices, which share a context. So we read the batch as
-    a tree, first the few-shot examples that all items share, then the contexts, then the choices.
+    The requests of an item are its answer choices, which share a context. So we read the contexts
+    first, up to the end of the shortest, and then the rest with every choice.
     """
     contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
-    root, fork = len(commonprefix(contexts)), min(map(len, contexts))
-    root = root if root >= 32 else 0  # a few tokens are not worth a pass
+    fork = min(map(len, contexts))
     cache: list[dict] = [{} for _ in model.blocks]
-    if root:
-        read(model, cache, [contexts[0][:root]])
-        cache = pick(cache, [0] * len(items))
-    if fork > root:
-        read(model, cache, [context[root:fork] for context in contexts])
+    if fork:
+        read(model, cache, [context[:fork] for context in contexts])
     requests = [(i, ids, n) for i, item in enumerate(items) for ids, n in item]
     cache = pick(cache, [i for i, _, _ in requests])
     outputs = read(model, cache, [ids[fork:-1] for _, ids, _ in requests])
@@ -115,20 +109,19 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     return sums
 
 
-def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=0) -> list:
+def in_batches(run, items: list, title="", batch_tokens=8192, room=0) -> list:
     """Return the results of run(batch) for all items, in the order of the items.
 
-    A batch has at most batch_tokens, with padding and `room` for new tokens in every row. It holds
-    items of similar length and of one group, which probably start alike. Processes share batches.
+    A batch holds items of similar length, and at most batch_tokens with padding and `room` for new
+    tokens in every row. Processes share the batches.
     """
-    groups = groups or [""] * len(items)
     length = [room + max(len(ids) for ids, _ in item) for item in items]
-    batches, rows, first = [], 0, None
-    for i in sorted(range(len(items)), key=lambda i: (groups[i], -length[i])):
+    batches, rows = [], 0
+    for i in sorted(range(len(items)), key=lambda i: -length[i]):
         rows += len(items[i])
-        if first is None or groups[i] != groups[first] or rows * length[first] > batch_tokens:
-            first, rows = i, len(items[i])
+        if not batches or rows * length[batches[-1][0]] > batch_tokens:
             batches.append([])
+            rows = len(items[i])
         batches[-1].append(i)
     done = share(lambda batch: run([items[i] for i in batch]), batches, title)
     results = {}
@@ -194,7 +187,7 @@ def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_t
     items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]  # 0 tokens to score
     run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
     answers = []
-    for new in in_batches(run, items, None, title, batch_tokens, room=most):
+    for new in in_batches(run, items, title, batch_tokens, room=most):
         text = decode(new)
         for stop in task.stops:
             text = text.split(stop)[0]
@@ -213,30 +206,31 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
     if task.metric == "word_perplexity":
         pages = [tasks.rolling_windows(tokenizer, q.choices[0], max_len) for q in questions]
         windows = [[window] for page in pages for window in page]
-        sums = iter(in_batches(likelihoods, windows, title=name))
+        sums = iter(in_batches(likelihoods, windows, name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
     items = [tasks.requests(tokenizer, q, max_len) for q in questions]
-    return in_batches(likelihoods, items, [q.group for q in questions], name)
+    return in_batches(likelihoods, items, name)
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
     """Print the scores of the tasks in args.tasks, and write them to args.out."""
-    tokenizer = data.tokenizer_of(args.model)
-    first, results = rank_and_world()[0] == 0, {}  # process 0 reports
+    tokenizer, results = data.tokenizer_of(args.model), {}
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         answers = answer(name, questions, model, tokenizer, args.max_len)
-        if program := tasks.TASKS[name].program:
-            if first:  # before any program runs, because this text took hours
-                folder = Path(args.out or "").parent / name
-                print(tasks.write_samples(folder, questions, answers))
-            programs = [program(q.doc, text) for q, text in zip(questions, answers)]
-            answers = share(tasks.passes, programs, name) if args.allow_code_execution else []
-        results[name] = tasks.measure(name, questions, answers)
-        results[name] |= {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
-        results[name]["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
-        if first:
-            print(tasks.report(name, results[name]))
-        if first and args.out:  # now, because a later task may fail
+        if rank_and_world()[0] > 0:
+            continue  # process 0 reports
+        if tasks.TASKS[name].program:
+            file = Path(args.out or "").parent / f"{name}.samples.jsonl"
+            tasks.write_samples(name, questions, answers, file)
+            result = {"samples": str(file)}
+        else:
+            result = tasks.measure(name, questions, answers)
+        result |= {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
+        result["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
+        digits = {key: round(x, 4) if isinstance(x, float) else x for key, x in result.items()}
+        print(f"{name:<14}", *(f"{key} {value}" for key, value in digits.items()), sep="  ")
+        results[name] = result
+        if args.out:  # now, because a later task may fail
             write_json(args.out, results)
 
 
@@ -248,15 +242,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add, number = parser.add_argument, dict(type=whole_number, metavar="N")
     low = dict(limit=1, num_fewshot=0, max_len=1, top_k=1, max_new_tokens=0, temperature=0, seed=0)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
-    add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
-        "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
+    add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl "
+        "and, for examples, TASK.train.jsonl")  # fmt: skip
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
     add("--limit", **number, help="evaluate only the first N items of each task")
     add("--num_fewshot", **number, help="examples before a question (default: as in the paper)")
     add("--max_len", **number, help="tokens in the window (default: seq_len of the model)")
     add("--out", type=Path, help="JSON file for the results of --tasks")
-    add("--allow_code_execution", action="store_true", help="run the programs that the model "
-        "writes; use a container, because their limits are not a security boundary")
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", **number, default=400, help="length of the sample (default: 400)")
     add("--top_k", **number, default=50, help="sample from the N likeliest tokens (default: 50)")
@@ -269,15 +261,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value >= low[name]:  # refuses NaN, too
             raise ValueError(f"--{name} {value}: must be at least {low[name]}")
-    if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
-        raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
+    for name in ("limit", "num_fewshot", "max_len", "out"):
+        if getattr(args, name) is not None and not args.tasks:
+            raise ValueError(f"--{name} {getattr(args, name)}: has no effect without --tasks")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
+        raise ValueError(f"--out {args.out}: choose a file in an existing folder")
     return args
 
 
 def print_loss(model: GPT, args: argparse.Namespace) -> None:
     """Print the validation loss on args.data, or on the corpus of the run."""
-    files = [folder / "config.json" for folder in (args.model, *args.model.parents[:2])]
-    config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
+    folders = args.model, *args.model.parents[:2]  # of a run, ckpt, and checkpoint
+    config = next(filter(None, map(read_config, folders)), {})
     if not args.data and "data" not in config:
         raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
@@ -318,4 +313,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

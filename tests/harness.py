@@ -40,9 +40,8 @@ def items() -> dict[str, list[dict]]:
         for name in docs[0]:
             n = most if kind else counts.get(name, most)
             files[f"{name}{kind}"] = [doc[name] for doc in docs[:n]]
-    files["mmlu.dev"] = files.pop("mmlu.train")
-    for name in ("boolq", "piqa", "winogrande", "hellaswag"):  # an item among its own examples,
-        files[f"{name}.train"][3:7] = files[name][2:4] * 2  # and twice
+    for name in ("boolq", "piqa", "winogrande", "hellaswag"):  # items among their own examples
+        files[f"{name}.train"][3:5] = files[name][2:4]
     return files
 
 
@@ -127,7 +126,7 @@ def harness_task(name: str, files: dict[str, list[dict]], group: str = "") -> di
     """The harness's configuration of a task, with our items in place of the download."""
     from datasets import Dataset, DatasetDict
 
-    config, key = definition(name, group), "mmlu.dev" if name == "mmlu" else f"{name}.train"
+    config, key = definition(name, group), f"{name}.train"
     mine = lambda docs: [doc for doc in docs if not group or group in doc.values()]
     items, examples = Dataset.from_list(mine(files[name])), Dataset.from_list(mine(files[key]))
     ours = DatasetDict(test=items, validation=items, train=examples, dev=examples)

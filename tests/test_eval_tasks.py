@@ -119,20 +119,14 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
 def compare_metrics(name: str, ours: dict, theirs: list[dict]) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
 
-    spelled = {"exact_match_flexible": "exact_match,flexible-extract"}
-    if name == "gsm8k":
-        spelled["exact_match"] = "exact_match,strict-match"
-    compared = [metric for metric in ours if f"{metric}_stderr" in ours]
-    assert TASKS[name].metric in compared
+    metric, rule = TASKS[name].metric, "strict-match" if name == "gsm8k" else "none"
     sizes = {"mmlu": [4] * 3, "math": [3] * 2}.get(name, [1])  # items in each group of the task
-    for metric in compared:
-        key = spelled.get(metric, f"{metric},none")
-        value = aggregate_subtask_metrics([group[key] for group in theirs], sizes)
-        assert ours[metric] == pytest.approx(value, rel=1e-6, abs=1e-6), metric
-        if (ours_stderr := ours[f"{metric}_stderr"]) is not None:
-            stderr = [group[key.replace(",", "_stderr,")] for group in theirs]
-            stderr = pooled_sample_stderr(stderr, sizes) if len(stderr) > 1 else stderr[0]
-            assert ours_stderr == pytest.approx(stderr, abs=1e-6), metric
+    value = aggregate_subtask_metrics([group[f"{metric},{rule}"] for group in theirs], sizes)
+    assert ours[metric] == pytest.approx(value, rel=1e-6, abs=1e-6)
+    if name != "wikitext":
+        stderr = [group[f"{metric}_stderr,{rule}"] for group in theirs]
+        stderr = pooled_sample_stderr(stderr, sizes) if len(stderr) > 1 else stderr[0]
+        assert ours[f"{metric}_stderr"] == pytest.approx(stderr, abs=1e-6)
 
 
 @pytest.mark.parametrize("name, shots", [("humaneval", 0), ("mbpp", 0), ("mbpp", 3)])
@@ -180,10 +174,9 @@ def test_a_score_depends_only_on_its_request(experts):
     items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(shared + [1], 1)] * 2]
     expected = [[plain(model, *request) for request in item] for item in items]
     run = lambda batch: evaluation.score(model, batch)
-    for groups in (None, [str(i % 3) for i in range(len(items))]):
-        for batch_tokens in (1, 60, 300, 10**6):
-            found = evaluation.in_batches(run, items, groups, "", batch_tokens)
-            assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
+    for batch_tokens in (1, 60, 300, 10**6):
+        found = evaluation.in_batches(run, items, "", batch_tokens)
+        assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 150, 8192])
@@ -225,7 +218,7 @@ def test_math_answers_are_normalized_as_the_harness_does():
                 expected = bool(utils.process_results(doc, [answer])["exact_match"])
             except (AssertionError, TypeError):
                 continue  # the harness itself fails
-            assert tasks.grade_math(doc, answer) == {"exact_match": expected}, (answer, gold)
+            assert tasks.grade_math(doc, answer) == expected, (answer, gold)
 
 
 def test_numbers_are_found_and_compared_as_the_harness_does():
@@ -234,21 +227,19 @@ def test_numbers_are_found_and_compared_as_the_harness_does():
     from lm_eval.filters.extraction import RegexFilter
 
     config, rng, hits = harness.harness_task("gsm8k", harness.items()), random.Random(0), 0
-    options = [dict(filters["filter"][0]) for filters in config["filter_list"]]
-    regexes = [RegexFilter(**{k: v for k, v in o.items() if k != "function"}) for o in options]
+    [strict] = [f["filter"][0] for f in config["filter_list"] if f["name"] == "strict-match"]
+    regex = RegexFilter(**{k: v for k, v in strict.items() if k != "function"})
     rules = {k: v for k, v in config["metric_list"][0].items() if "ignore" in k}
     parts = "####_ #### _ - 5 1,200 $ 7. . 12.50 words A , ####_3 -2".replace("_", " ")
-    parts = [*parts.split(" "), " ", "#### ", "\n"]
+    parts = [*parts.split(" "), " ", "#### ", "#### 5", "\n"]
     for _ in range(2000):
         text = "".join(rng.choices(parts, k=rng.randint(0, 8)))
         answer = f"so {text[::2]} #### {rng.choice(['5', '1,200', '-2', '$7.', '12.50', '3'])}"
-        ours = tasks.grade_gsm8k({"answer": answer}, text)
-        for regex, metric in zip(regexes, ("exact_match", "exact_match_flexible"), strict=True):
-            found = regex.apply([[text]], [{}])[0][0]
-            same = exact_match_hf_evaluate([found], [answer], **rules)["exact_match"]
-            assert ours[metric] == bool(same), (text, answer, metric)
-        hits += sum(ours.values())
-    assert hits > 100
+        found = regex.apply([[text]], [{}])[0][0]
+        same = bool(exact_match_hf_evaluate([found], [answer], **rules)["exact_match"])
+        assert tasks.grade_gsm8k({"answer": answer}, text) == same, (text, answer)
+        hits += same
+    assert hits > 50
 
 
 def test_pages_are_detokenized_as_the_harness_does():
@@ -277,9 +268,8 @@ def test_results_are_printed_and_saved(argv, tmp_path, capsys):
     for name, result in scores.items():
         metric, shots = TASKS[name].metric, 0 if name == "wikitext" else 2
         expected = {"n": 3, "num_fewshot": shots, "max_len": 100, "dtype": "bfloat16"}
-        assert result | expected == result and result["rule"] == tasks.RULES[metric]
-        assert (result[f"{metric}_stderr"] is None) == (name == "wikitext")
-        row = rf"^{name} +{metric} +{result[metric]:.4f} .* n 3, {shots} shots, window 100;"
+        assert result | expected == result
+        row = rf"^{name} +{metric} {round(result[metric], 4)} .* n 3  num_fewshot {shots} "
         assert re.search(row, out, re.MULTILINE), name
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
@@ -315,7 +305,7 @@ def test_two_processes_share_the_items(argv, tmp_path):
     torchrun += ["--nproc_per_node", "2", str(ROOT / "eval.py"), *argv, str(tmp_path / "two.json")]
     done = subprocess.run(torchrun, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("arc_easy") == 2  # its two metrics, printed by one process
+    assert done.stdout.count("arc_easy") == 1  # printed by one process
     one, two = (json.loads(Path(name).read_text()) for name in ("one.json", "two.json"))
     numbers = lambda result: {k: v for k, v in result.items() if isinstance(v, float)}
     for name in one.keys() | two.keys():
@@ -332,7 +322,7 @@ WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --num_fewshot 18", None, "needs 19 examples"),
     ("--tasks gsm8k --max_len 24", None, "leaves no room"),
     ("--tasks piqa --out no/such/folder.json", None, "--out no/such"),
-    ("--tasks piqa --data=", None, "--data: name the folder with piqa.jsonl"),  # no network
+    ("--tasks piqa --data=", None, "--tasks: needs --data"),
 ]  # fmt: skip
 
 
@@ -346,22 +336,30 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
     assert says in error and error.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_downloads_are_the_harness_datasets(name, monkeypatch):
+def test_downloads_are_the_harness_datasets(monkeypatch):
+    """The script in docs/evaluate.md, without a network."""
     pytest.importorskip("lm_eval", reason=needs_harness)
-    group = "algebra" if name == "math" else "anatomy"
-    theirs = harness.definition(name, group, resolve_func=False)
+    page = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"python - <<'END'\n(.*?)END\n", page, re.S)
+    saved = {}  # file -> repository, configuration, split
     hub = types.SimpleNamespace(
         get_dataset_config_names=lambda repo: ["algebra"],
-        load_dataset=lambda *args, split: [(*args, split)],
-    )
+        load_dataset=lambda *args, split: (*args, split),
+        concatenate_datasets=lambda parts: types.SimpleNamespace(
+            to_json=lambda file: saved.update({file: parts})),
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    [(repo, config, split)] = tasks.download(name, examples=False)
-    assert repo == theirs["dataset_path"]
-    assert config in (theirs.get("dataset_name"), "default", "openai_humaneval", "all")
-    assert split == (theirs.get("test_split") or theirs["validation_split"])
-    if name not in ("wikitext", "humaneval"):
-        [(_, _, split)] = tasks.download(name, examples=True)
-        examples = theirs.get("fewshot_split") or theirs.get("training_split")
-        # the examples for MBPP are in the harness's code: task_id 2 to 4
-        assert split == ("prompt[1:]" if name == "mbpp" else examples)
+    exec(script, {})
+    for name in TASKS:
+        group = "algebra" if name == "math" else "anatomy"
+        theirs = harness.definition(name, group, resolve_func=False)
+        [(repo, config, split)] = saved.pop(f"items/{name}.jsonl")
+        assert repo == theirs["dataset_path"]
+        assert config in (theirs.get("dataset_name"), "default", "openai_humaneval", "all")
+        assert split == (theirs.get("test_split") or theirs["validation_split"])
+        if name not in ("wikitext", "humaneval"):
+            [(*_, split)] = saved.pop(f"items/{name}.train.jsonl")
+            examples = theirs.get("fewshot_split") or theirs.get("training_split")
+            # the examples for MBPP are in the harness's code: task_id 2 to 4
+            assert split == ("prompt[1:]" if name == "mbpp" else examples)
+    assert saved == {}

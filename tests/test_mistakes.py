@@ -92,6 +92,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --device tpu", "--device tpu"),
     (evaluation, "--model run --seed -1", "--seed -1"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
+    (evaluation, "--model run --limit 5", "--limit 5"),
     (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),
     (evaluation, "--model run --prompt x --top_k 0", "--top_k 0"),
 ])  # fmt: skip

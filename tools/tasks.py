@@ -9,9 +9,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -30,14 +27,14 @@ class Question(NamedTuple):
 
 class Task(NamedTuple):
     source: str  # public dataset, configuration, split to evaluate, split of the examples
-    metric: str  # the metric in Tables 5 to 7 of the paper
+    metric: str  # of Tables 5 to 7 of the paper
     ask: Callable[[dict], Question]
-    draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
+    draw: str = "any"  # examples: "none", "first", "any", "others" (any but the item itself)
     shots: int = 0  # examples before a question, in the paper
     group: str = ""  # field that divides the items; every group has separate examples
     stops: tuple[str, ...] = ()  # texts that end an answer, if the model writes it
     max_new_tokens: int = 256
-    grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
+    grade: Callable[[dict, str], bool] | None = None  # of (item, answer)
     program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
 
 
@@ -106,28 +103,26 @@ def detokenize(page: str) -> str:
 # -- Grading -----------------------------------------------------------------------------------
 
 
-def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
-    """exact_match reads the number after ####, exact_match_flexible the last number of all."""
+def grade_gsm8k(doc: dict, output: str) -> bool:
+    """Compare the first number after #### (the "strict-match" of the harness)."""
 
     def bare(text: str) -> str:
         for pattern in (",", r"\$", "(?s).*#### ", r"\.$"):
             text = re.sub(pattern, "", text)
-        return text.lower()
+        return text
 
-    strict = re.findall(r"#### (\-?[0-9\.\,]+)", output) or ["[invalid]"]
-    flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output) or ["[invalid]"]
-    answers = {"exact_match": strict[0], "exact_match_flexible": flexible[-1]}
-    return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
+    found = re.search(r"#### (-?[0-9.,]+)", output)
+    return found is not None and bare(found[1]) == bare(doc["answer"])
 
 
-def grade_math(doc: dict, output: str) -> dict[str, bool]:
+def grade_math(doc: dict, output: str) -> bool:
     """Compare the text between the first and the last $ with the boxed solution."""
     answer = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
     gold = boxed(doc["solution"])
     try:
-        return {"exact_match": plain_latex(answer) == plain_latex(gold)}
+        return plain_latex(answer) == plain_latex(gold)
     except (ValueError, IndexError):  # not LaTeX that the rules know
-        return {"exact_match": answer == gold}
+        return answer == gold
 
 
 def boxed(solution: str) -> str:
@@ -188,8 +183,8 @@ def plain_fractions(text: str) -> str:
 ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
 TASKS = {
     "wikitext": Task(
-        "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity",
-        lambda d: choose("", [detokenize(d["page"])])),
+        "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test", "word_perplexity",
+        lambda d: choose("", [detokenize(d["page"])]), "none"),
     "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
     "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
     "boolq": Task("aps/super_glue boolq validation train", "acc", boolq, "others"),
@@ -207,8 +202,8 @@ TASKS = {
     "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
         lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
         shots=5, stops=("Problem:",), grade=grade_math, group="type"),
-    "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
-        lambda d: choose(d["prompt"], [""]),
+    "humaneval": Task("openai/openai_humaneval openai_humaneval test", "pass@1",
+        lambda d: choose(d["prompt"], [""]), "none",
         stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
         program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
     "mbpp": Task(  # in the harness, examples start at the second item
@@ -219,44 +214,26 @@ TASKS = {
 # -- Reading items -----------------------------------------------------------------------------
 
 
-def download(name: str, examples: bool) -> list[dict]:
-    repo, config, *splits = TASKS[name].source.split()
-    try:
-        import datasets
+def read_questions(name: str, file: Path, limit: int | None = None) -> list[Question]:
+    """Read items of a task, one JSON object per line, with the fields of the public dataset.
 
-        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
-        parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
-        return [doc for part in parts for doc in part]
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
-                         f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
-
-
-def read_questions(name: str, folder: str | None, examples: bool, limit=None) -> list[Question]:
-    """Read the items of a task, or the examples for it, from the folder or from the network.
-
-    The files are FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl). Raises ValueError,
-    naming file and line, for anything but an item of the public dataset.
+    Raises FileNotFoundError, or ValueError if the file is empty or a line is not such an item.
     """
     task, questions = TASKS[name], []
-    kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
-    path = Path(folder or "", f"{name}{kind}.jsonl")
-    if folder and not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; put items of {name} there, one per line")
-    items = path.read_bytes().splitlines() if folder else download(name, examples)
-    for number, item in enumerate(items[:limit], 1):
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file; it should have the items of {task.source}")
+    for number, line in enumerate(file.read_bytes().splitlines()[:limit], 1):
         try:
-            doc = json.loads(item) if folder else item
+            doc = json.loads(line)
             group = doc[task.group] if task.group else ""
             question = task.ask(doc)._replace(doc=doc, group=group)
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{path}, line {number}: not an item of {name}"
-            raise ValueError(f"{reason} ({error!r})") from None
+            raise ValueError(f"{file}, line {number}: not an item of {name} ({error!r})") from None
         questions.append(question)
     if not questions:
-        raise ValueError(f"{path}: is empty")
+        raise ValueError(f"{file}: is empty")
     return questions
 
 
@@ -267,16 +244,16 @@ def draw_examples(draw: str, question: Question, pool: list, n: int, generator) 
     if draw == "any":
         return generator.sample(pool, n)
     drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
-    others = [example for example in pool if example.doc != question.doc]
-    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
+    return drawn[:n]
 
 
-def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[Question]:
-    """Read the questions of a task, and put `shots` examples before every question."""
-    task, questions = TASKS[name], read_questions(name, folder, False, limit)
+def questions_of(name: str, folder: Path, shots: int, limit=None) -> list[Question]:
+    """Read TASK.jsonl, and put `shots` examples from TASK.train.jsonl before every question."""
+    task, questions = TASKS[name], read_questions(name, folder / f"{name}.jsonl", limit)
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
-    for example in read_questions(name, folder, True) if shots else ():
-        pools[example.group].append(example)
+    if shots:
+        for example in read_questions(name, folder / f"{name}.train.jsonl"):
+            pools[example.group].append(example)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
     space = "" if name == "mbpp" else " "
     for i, question in enumerate(questions):
@@ -300,6 +277,8 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     work, args.max_len = {}, args.max_len or seq_len
     if args.max_len > seq_len:
         raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
+    if not args.data:
+        raise ValueError("--tasks: needs --data, the folder of TASK.jsonl (see docs/evaluate.md)")
     for name in args.tasks.split(","):
         if name not in TASKS:
             raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
@@ -307,9 +286,9 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
         if task.stops and task.max_new_tokens >= args.max_len:
             room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
             raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
-        fixed = args.num_fewshot is None or task.source.endswith(" -")  # no examples
-        shots = task.shots if fixed else args.num_fewshot
-        work[name] = questions_of(name, args.data, shots, args.limit), shots
+        shots = task.shots if args.num_fewshot is None else args.num_fewshot
+        shots = 0 if task.draw == "none" else shots
+        work[name] = questions_of(name, Path(args.data), shots, args.limit), shots
     return work
 
 
@@ -348,53 +327,31 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
 
 # -- Answers to scores -------------------------------------------------------------------------
 
-RULES = {
-    "acc": "most likely choice",
-    "acc_norm": "most likely choice, in acc_norm by log-likelihood per character",
-    "exact_match": "greedy up to a stop, exact match",
-    "pass@1": "greedy up to a stop, one sample per problem",
-    "word_perplexity": "windows, every token once; a full window's first sees one token before it",
-}
-
 
 def measure(name: str, questions: list[Question], answers: list) -> dict:
-    """Compute the metrics of a task with their standard errors, and name the rule behind them.
+    """Return {metric: value, metric_stderr: its standard error} of a task.
 
-    An answer is the log-likelihoods (in nats) of the choices, that of the page, the text that the
-    model wrote, or whether its program passed.
+    An answer is the log-likelihoods (in nats) of the choices, that of the page, or the text that
+    the model wrote.
     """
     task = TASKS[name]
-    result = {"rule": RULES[task.metric], "paper_metric": task.metric}
-    if task.metric == "word_perplexity":
-        return result | perplexities([q.doc["page"] for q in questions], answers)
+    if task.metric == "word_perplexity":  # per word of the pages before detokenization
+        words = sum(len(re.split(r"\s+", q.doc["page"])) for q in questions)
+        return {task.metric: math.exp(-math.fsum(answers) / words)}
+    pairs = zip(questions, answers)
     if task.grade:
-        values = [task.grade(q.doc, text) for q, text in zip(questions, answers)]
-    elif task.program:
-        values = [{"pass@1": passed} for passed in answers]
+        right = [task.grade(question.doc, text) for question, text in pairs]
     else:
-        values = [accuracies(q, sums, task.metric) for q, sums in zip(questions, answers)]
-    groups = [q.group for q in questions]
-    for metric in values[0] if values else ():
-        mean, stderr = mean_and_stderr([value[metric] for value in values], groups)
-        result |= {metric: mean, f"{metric}_stderr": stderr}
-    return result
+        right = [is_right(question, sums, task.metric) for question, sums in pairs]
+    mean, stderr = mean_and_stderr(right, [question.group for question in questions])
+    return {task.metric: mean, f"{task.metric}_stderr": stderr}
 
 
-def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
+def is_right(question: Question, sums: list[float], metric: str) -> bool:
     """Is the most likely choice right? acc_norm divides by the number of characters."""
-    means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
-    scores = {"acc": sums} | ({"acc_norm": means} if metric == "acc_norm" else {})
-    return {name: int(np.argmax(s)) == question.gold for name, s in scores.items()}  # first on ties
-
-
-def perplexities(pages: list[str], answers: list[float]) -> dict:
-    """Per word and byte of the pages as they were before detokenization."""
-    nats = -math.fsum(answers)
-    per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
-    per_byte = nats / sum(len(page.encode()) for page in pages)
-    result = {"word_perplexity": math.exp(per_word), "byte_perplexity": math.exp(per_byte)}
-    result["bits_per_byte"] = per_byte / math.log(2)
-    return result | {f"{metric}_stderr": None for metric in result}
+    if metric == "acc_norm":
+        sums = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
+    return int(np.argmax(sums)) == question.gold  # argmax takes the first on ties
 
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
@@ -407,44 +364,13 @@ def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | Non
     return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
-def report(name: str, result: dict) -> str:
-    """Write one line per metric of a task."""
-    facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
-    lines = []
-    for metric in (key for key in result if f"{key}_stderr" in result):
-        stderr = result[f"{metric}_stderr"]
-        spread = "" if stderr is None else f"+-{stderr:.4f}"
-        lines.append(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
-    return "\n".join(lines) or f"{name:<14}not run, for lack of --allow_code_execution"
+def write_samples(name: str, questions: list[Question], texts: list[str], file: Path) -> None:
+    """Write the code of a model, and the program that tests it, one JSON object per line.
 
-
-# -- Code that a model wrote -------------------------------------------------------------------
-
-
-def write_samples(folder: Path, questions: list[Question], texts: list[str]) -> Path:
-    """Save generated code as samples.jsonl, which the official scorers read."""
-    folder.mkdir(exist_ok=True)
-    lines = [{"task_id": q.doc["task_id"], "completion": t} for q, t in zip(questions, texts)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "samples.jsonl").write_text(text, encoding="utf-8")
-    return folder / "samples.jsonl"
-
-
-def passes(program: str, seconds: float = 5.0) -> bool:
-    """Run a program that ends with its tests; return whether it gets to its end in time.
-
-    It runs in a temporary folder, in at most 1 GiB of memory, without environment and input. That
-    stops accidents. It is not a security boundary: the program can do whatever you can.
+    HumanEval's scorer reads task_id and completion. We never run the code.
     """
-    finished = 123  # unlike 0, no program exits with this status by accident
-    limited = "ulimit -v 1048576; exec \"$0\" -I program.py"  # KiB; macOS has no such limit
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        text = f"{program}\nraise SystemExit({finished})\n"
-        Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
-        command = ["/bin/sh", "-c", limited, sys.executable]
-        try:
-            done = subprocess.run(command, cwd=folder, env={}, timeout=seconds, **quiet)
-        except subprocess.TimeoutExpired:
-            return False
-    return done.returncode == finished
+    with open(file, "w", encoding="utf-8") as lines:
+        for question, text in zip(questions, texts):
+            program = TASKS[name].program(question.doc, text)
+            sample = dict(task_id=question.doc["task_id"], completion=text, program=program)
+            lines.write(json.dumps(sample) + "\n")
