@@ -8,7 +8,6 @@
 
 import dataclasses
 import itertools
-import math
 import statistics
 import time
 from pathlib import Path
@@ -52,9 +51,12 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     }
 
 
-def dry_run(cfg: TrainConfig, world: int) -> str:
-    """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
-    micro = math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
+H200_FLOPS = 989e12  # bfloat16 operations per second, according to its datasheet
+
+
+def dry_run(cfg: TrainConfig) -> str:
+    """Estimate a run on one GPU per process. The arithmetic runs on any machine."""
+    world, micro = devices.rank_and_world()[1], devices.micro_batch_size(cfg)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
     cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
@@ -62,7 +64,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
         model = GPT(cfg)
     n, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // world // micro
     flops = model.flops_per_token() * n * cfg.batch_tokens
-    hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
+    hours = flops / world / (0.4 * H200_FLOPS) / 3600
     gib = {name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size}
     return f"""{cfg.preset} under {cfg.schedule}: {n:,} steps of {cfg.batch_tokens:,} tokens
 GPUs:   {world}, with {n_micro} x {micro} sequences per GPU and step
@@ -86,20 +88,20 @@ def benchmark(cfg: TrainConfig, corpus) -> str:
     state, (_, world) = train.build(cfg), devices.rank_and_world()
     low, median, high = statistics.quantiles(steps(cfg, state, corpus, 3 + 20)[3:])
     speed = cfg.batch_tokens / median
-    achieved = state.model.flops_per_token() * speed / world
-    peak = devices.peak_flops(cfg.device)
-    mfu = f", MFU {achieved / peak:.1%}" if peak else ""
+    flops = state.model.flops_per_token() * speed / world
     text = f"""{cfg.preset} on {cfg.device}, {cfg.dtype}{", compiled" * cfg.compile}
 processes: {world}, threads: {torch.get_num_threads()}
 step: median {1e3 * median:.1f} ms, quartiles {1e3 * low:.1f} and {1e3 * high:.1f}
-speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process{mfu}"""
+speed: {speed:,.0f} tokens/s, {flops / 1e12:.3g} TFLOP/s per process"""
     if cfg.device.startswith("cuda"):
+        text += f" ({flops / H200_FLOPS:.1%} of an H200)"
         text += f"\npeak memory: {torch.cuda.max_memory_allocated(cfg.device) / 2**30:.2f} GiB"
     return text
 
 
 def profile(cfg: TrainConfig, corpus, file: Path) -> str:
     """Save a timeline of 3 steps, after 3 for warming up."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     state, (rank, _) = train.build(cfg), devices.rank_and_world()
     steps(cfg, state, corpus, 3)
     with torch.profiler.profile() as record:
@@ -118,22 +120,18 @@ def main(argv: list[str] | None = None) -> int:
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))
-        cfg, (rank, world) = train.make_config(**typed), devices.rank_and_world()
-        if not args.dry_run:
+        cfg = train.make_config(**typed)
+        if args.dry_run:
+            text = dry_run(cfg)
+        else:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
-        if args.profile:
-            args.profile.parent.mkdir(parents=True, exist_ok=True)
+            text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
     except (ValueError, OSError) as error:
         return fail("bench.py", error)
-    try:
-        if args.dry_run:
-            text = dry_run(cfg, world)
-        else:
-            text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
-    except torch.OutOfMemoryError as error:
-        return fail("bench.py", devices.reason_of(error))
-    if rank == 0:
+    except torch.OutOfMemoryError:
+        return fail("bench.py", "out of memory; try a smaller --micro_batch_size or --recompute")
+    if devices.rank_and_world()[0] == 0:
         print(text)
     return 0
 

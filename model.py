@@ -46,7 +46,6 @@ class GPTConfig:
     m_emb: float = option(1.0, "multiplies the output of the embedding", above=0)
     m_res: float = option(1.0, "multiplies every residual branch", above=0)
     init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
-    router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
     depth_init: bool = option(False, "divide initial output matrices by sqrt(2 n_layer)")
     attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)

@@ -64,9 +64,9 @@ class MoE(nn.Module):
         best, expert = scores.topk(self.k)  # both [N, k]
         weight = best.softmax(-1)           # [N, k], over the chosen experts only  # fmt: skip
 
-        # Sort the pairs by expert. Pair i belongs to token i // k, and goes to row back[i].
+        # Sort the pairs by expert. Pair i belongs to token i // k.
         expert, order = expert.flatten().sort(stable=True)  # both [N*k]; row j holds pair order[j]
-        back = order.argsort()                              # [N*k]  # fmt: skip
+        back = order.argsort()                              # [N*k], pair i is in row back[i]
         each = torch.arange(scores.shape[1], device=x.device)
         ends = torch.searchsorted(expert, each, right=True, out_int32=True)  # [E], end of its rows
 
@@ -74,10 +74,11 @@ class MoE(nn.Module):
         # would have to keep more for the backward pass if it came after them.
         dtype = matmul_dtype(x)
         multiply = multiply or (grouped if x.is_cuda and dtype == torch.bfloat16 else loop)
-        rows = Dispatch.apply(x.to(dtype), order, back, self.k)  # [N*k, C]
-        weight = weight.view(-1, 1).index_select(0, order)       # [N*k, 1], once per pair
+        pairs = x.to(dtype)[:, None].expand(-1, self.k, -1).flatten(0, 1)  # [N*k, C]
+        rows = Permute.apply(pairs, order, back)
+        weight = Permute.apply(weight.view(-1, 1), order, back)
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
-        y = Combine.apply(rows, order, back, self.k)             # [N, C]
+        y = Permute.apply(rows, back, order).unflatten(0, (-1, self.k)).sum(1)  # [N, C]
         return y.view(shape).type_as(x), routing(scores, ends, over_processes=self.training)
 
 
@@ -99,36 +100,21 @@ def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routi
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())
 
 
-# The gradient of x[index] uses atomic adds, whose order varies on a GPU. We have the inverse index,
-# so combine is the gradient of dispatch and dispatch of combine, and repeated runs are identical.
+class Permute(torch.autograd.Function):
+    """rows[order], with a gradient that is a permutation too.
 
-
-class Dispatch(torch.autograd.Function):
-    """[N, C] -> [N*k, C], every token once per pair, in the order of the experts."""
+    The gradient of plain indexing uses atomic adds, which are slow on a GPU and vary in order.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(order, back)
-        ctx.k = k
-        return x.index_select(0, order // k)
+    def forward(ctx, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows.index_select(0, order)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return Combine.apply(grad, *ctx.saved_tensors, ctx.k), None, None, None
-
-
-class Combine(torch.autograd.Function):
-    """[N*k, C] -> [N, C], the sum over the pairs of every token."""
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(order, back)
-        ctx.k = k
-        return rows.index_select(0, back).unflatten(0, (-1, k)).sum(1)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return Dispatch.apply(grad, *ctx.saved_tensors, ctx.k), None, None, None
+        (back,) = ctx.saved_tensors
+        return grad.index_select(0, back), None, None
 
 
 # Both: rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C], w_out [E, C, M] -> [N*k, C]

@@ -24,8 +24,6 @@ from torch import nn
 
 from tools.config import program_parser
 
-ROUTER_RULES = ("hidden", "readout", "embedding")
-
 
 class Rule(NamedTuple):
     init_std: float | None  # standard deviation of the initial weights; None for gains, all 1
@@ -46,21 +44,14 @@ def rules(cfg) -> dict[str, Rule]:
     hidden_std = std / math.sqrt(m)
     # An option from IBM's code, not in Table 1, makes branches smaller in deeper models.
     output_std = hidden_std / math.sqrt(2 * cfg.n_layer) if cfg.depth_init else hidden_std
-    table = {
+    return {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
         "output":    Rule(output_std, 1.0 / m,  1.0),
-        "router":    Rule(std / m,    1.0 / m,  1.0),  # of router_rule "readout"
+        "router":    Rule(hidden_std, 1.0 / m,  1.0),  # ours; the paper gives none
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
-    # The paper gives no rule for the router. IBM's code first used the row "embedding" and later
-    # "hidden". In theory it is a readout, because its few outputs do not grow with the width. As
-    # "hidden", its share of the gradient starts equal at all widths, but after a few steps it grows
-    # with the width (slope +0.4 instead of +0.1).
-    if cfg.router_rule != "readout":
-        table["router"] = table[cfg.router_rule]
-    return table
 
 
 # Last part of a parameter name -> role. A tied embedding is both input and output. It keeps the

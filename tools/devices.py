@@ -44,17 +44,23 @@ def resolved(cfg) -> dict:
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    _, world = rank_and_world()
-    if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+    micro = micro_batch_size(cfg)
     check_memory(cfg, device)
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     return {
         "device": device,
         "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
         "compile": worth_compiling if cfg.compile is None else cfg.compile,
-        "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
+        "micro_batch_size": micro,
     }
+
+
+def micro_batch_size(cfg) -> int:
+    """Sequences per pass of a process. Raises ValueError if the processes cannot share a batch."""
+    _, world = rank_and_world()
+    if cfg.batch_size % world:
+        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+    return math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
 
 
 def check_memory(cfg, device: str) -> None:
@@ -102,19 +108,6 @@ def to_device(array: np.ndarray, device: str) -> torch.Tensor:
     if device.startswith("cuda"):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-PEAK_FLOPS = {  # name of a GPU -> bfloat16 FLOP/s without sparsity, from its datasheet
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-}
-
-
-def peak_flops(device: str) -> float | None:
-    """bfloat16 FLOP/s of this device according to its datasheet; None if we do not know it."""
-    return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None
 
 
 # -- Processes, which torchrun starts, and stops if one of them fails -------------------------

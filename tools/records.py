@@ -10,7 +10,7 @@ from pathlib import Path
 NOT_SETTINGS = set("""
     preset data tokenizer out device compile recompute micro_batch_size
     log_every eval_every eval_tokens save_every keep_checkpoints
-    command started parent git_commit git_dirty python torch numpy platform device_name threads
+    router_rule command started parent git_commit git_dirty python torch numpy platform device_name threads
     processes seconds tokens_per_second tokens diverged n_params n_active_params
 """.split())  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
