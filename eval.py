@@ -11,7 +11,6 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 
 import argparse
 import math
-from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
 import tools.threads  # noqa: F401  before torch
@@ -72,62 +71,42 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
 # -- How likely is a text? ------------------------------------------------------------------------
 
 
-def pick(cache: list[dict], rows: list[int]) -> list[dict]:
-    """The keys and values of these rows of the batch. A row may appear several times."""
-    return [{name: table[rows] for name, table in layer.items()} for layer in cache]
-
-
-def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor:
-    """Run rows of tokens after the cached tokens -> the output of the last block, [B, T, C]."""
+def read(model: GPT, rows: list[list[int]], cache: list[dict] | None = None) -> torch.Tensor:
+    """Rows of tokens (after the cached tokens) -> the output of the last block, [B, T, C]."""
     T = max(map(len, rows))
     padded = [row + [0] * (T - len(row)) for row in rows]  # a causal model cannot see the zeros
     return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
 
 
 @torch.no_grad()
-def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
-    """Sum the log-probabilities (in nats) of the requested tokens, for all requests of all items.
-
-    The requests of an item are its answer choices, which share a context. So we read the contexts
-    first, up to the end of the shortest, and then the rest with every choice.
-    """
-    contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
-    fork = min(map(len, contexts))
-    cache: list[dict] = [{} for _ in model.blocks]
-    if fork:
-        read(model, cache, [context[:fork] for context in contexts])
-    requests = [(i, ids, n) for i, item in enumerate(items) for ids, n in item]
-    cache = pick(cache, [i for i, _, _ in requests])
-    outputs = read(model, cache, [ids[fork:-1] for _, ids, _ in requests])
-
-    sums: list[list[float]] = [[] for _ in items]
-    for x, (i, ids, n) in zip(outputs, requests):  # x [T, C]
-        end = len(ids) - 1 - fork  # the model predicts a token at the position before it
-        logits = model.logits(x[end - n : end]).float()
+def score(model: GPT, requests: list[tasks.Request]) -> list[float]:
+    """Sum the log-probabilities, in nats, of the last n tokens of every request (tokens, n)."""
+    outputs, sums = read(model, [ids[:-1] for ids, _ in requests]), []
+    for x, (ids, n) in zip(outputs, requests):  # x [T, C]
+        end = len(ids) - 1  # the model predicts a token at the position before it
+        logits = model.logits(x[end - n : end]).float()  # [n, V]
         targets = torch.tensor(ids[-n:], device=x.device)
-        sums[i].append(-F.cross_entropy(logits, targets, reduction="sum").item())
+        sums.append(-F.cross_entropy(logits, targets, reduction="sum").item())
     return sums
 
 
-def in_batches(run, items: list, title="", batch_tokens=8192, room=0) -> list:
-    """Return the results of run(batch) for all items, in the order of the items.
+def in_batches(run, rows: list, lengths: list[int], title="", batch_tokens=8192) -> list:
+    """Return the results of run(batch) for all rows, in the order of the rows.
 
-    A batch holds items of similar length, and at most batch_tokens with padding and `room` for new
-    tokens in every row. Processes share the batches.
+    A batch holds rows of similar length, and at most batch_tokens with padding. Processes share
+    the batches.
     """
-    length = [room + max(len(ids) for ids, _ in item) for item in items]
-    batches, rows = [], 0
-    for i in sorted(range(len(items)), key=lambda i: -length[i]):
-        rows += len(items[i])
-        if not batches or rows * length[batches[-1][0]] > batch_tokens:
+    batches: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=lambda i: -lengths[i]):
+        # the first row of a batch is the longest
+        if not batches or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > batch_tokens:
             batches.append([])
-            rows = len(items[i])
         batches[-1].append(i)
-    done = share(lambda batch: run([items[i] for i in batch]), batches, title)
+    done = share(lambda batch: run([rows[i] for i in batch]), batches, title)
     results = {}
     for batch, some in zip(batches, done):
         results.update(zip(batch, some))
-    return [results[i] for i in range(len(items))]
+    return [results[i] for i in range(len(rows))]
 
 
 # -- What does a model write? ---------------------------------------------------------------------
@@ -159,17 +138,16 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
     """
     new: list[list[int]] = [[] for _ in prompts]
     active, end = list(range(len(prompts))), min(map(len, prompts))
-    unread = [ids[:end] for ids in prompts]
+    unread = [prompt[:end] for prompt in prompts]
     cache: list[dict] = [{} for _ in model.blocks]
     while active:
-        likely = model.logits(read(model, cache, unread)[:, -1]).argmax(-1)
-        for i, token in zip(active, likely.tolist()):
+        likely = model.logits(read(model, unread, cache)[:, -1]).argmax(-1).tolist()  # [B]
+        for i in active:
             if end >= len(prompts[i]):
-                new[i].append(token)
-        rows = [row for row, i in enumerate(active) if not (new[i] and finished(new[i]))]
-        if len(rows) < len(active):
-            cache, active = pick(cache, rows), [active[row] for row in rows]
-        unread = [new[i][-1:] or [prompts[i][end]] for i in active]  # or: still in the prompt
+                new[i].append(likely[i])
+        active = [i for i in active if not (new[i] and finished(new[i]))]
+        pairs = zip(prompts, new)
+        unread = [(prompt + some)[end : end + 1] or [0] for prompt, some in pairs]  # 0 if finished
         end += 1
     return new
 
@@ -184,10 +162,11 @@ def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_t
         return ended or any(stop in text for stop in task.stops)
 
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
-    items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]  # 0 tokens to score
-    run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
+    encoded = [ids[-(max_len - most) :] for ids in encoded]
+    run = lambda batch: complete(model, batch, finished)
+    lengths = [len(ids) + most for ids in encoded]
     answers = []
-    for new in in_batches(run, items, title, batch_tokens, room=most):
+    for new in in_batches(run, encoded, lengths, title, batch_tokens):
         text = decode(new)
         for stop in task.stops:
             text = text.split(stop)[0]
@@ -200,16 +179,15 @@ def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_t
 
 def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, max_len: int) -> list:
     """Answer the questions of a task, in the form that tasks.measure takes."""
-    task, likelihoods = tasks.TASKS[name], lambda batch: score(model, batch)
+    task = tasks.TASKS[name]
     if task.stops:
         return write(model, tokenizer, [q.contexts[0] for q in questions], task, max_len, name)
-    if task.metric == "word_perplexity":
-        pages = [tasks.rolling_windows(tokenizer, q.choices[0], max_len) for q in questions]
-        windows = [[window] for page in pages for window in page]
-        sums = iter(in_batches(likelihoods, windows, name))
-        return [math.fsum(next(sums)[0] for _ in page) for page in pages]
-    items = [tasks.requests(tokenizer, q, max_len) for q in questions]
-    return in_batches(likelihoods, items, name)
+    encode = tasks.windows if task.metric == "word_perplexity" else tasks.requests
+    encoded = [encode(tokenizer, question, max_len) for question in questions]
+    rows = [request for requests in encoded for request in requests]
+    lengths = [len(ids) for ids, _ in rows]
+    sums = iter(in_batches(lambda batch: score(model, batch), rows, lengths, name))
+    return [[next(sums) for _ in requests] for requests in encoded]
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:

@@ -131,8 +131,8 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
     return {spot: torch.stack(outputs) for spot, outputs in seen.items()}
 
 
-def train_a_little(cfg, seed: int, steps: int = 4):
-    """Activations before and after a few AdamW steps on one fixed random batch, and the model."""
+def train_a_little(cfg, seed: int) -> tuple[dict, dict]:
+    """Activations before and after four AdamW steps on one fixed random batch."""
     from model import GPT
 
     torch.manual_seed(seed)
@@ -143,11 +143,11 @@ def train_a_little(cfg, seed: int, steps: int = 4):
     for group in optimizer.param_groups:
         group["lr"] = 2**-7 * group["lr_scale"]
     before = activations(model, idx[:, :-1])
-    for _ in range(steps):
+    for _ in range(4):
         model(idx[:, :-1], idx[:, 1:])[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    return before, activations(model, idx[:, :-1]), model
+    return before, activations(model, idx[:, :-1])
 
 
 def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
@@ -157,8 +157,8 @@ def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
     for cfg in configs:
         runs = [train_a_little(cfg, seed) for seed in seeds]
         for spot in runs[0][0]:
-            start[spot].append(mean([before[spot] for before, _, _ in runs]))
-            change[spot].append(mean([after[spot] - before[spot] for before, after, _ in runs]))
+            start[spot].append(mean([before[spot] for before, _ in runs]))
+            change[spot].append(mean([after[spot] - before[spot] for before, after in runs]))
     return start, change
 
 

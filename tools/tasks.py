@@ -312,13 +312,13 @@ def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
     return result
 
 
-def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
-    """Cut a long text into windows that score every token once.
+def windows(tokenizer, question: Question, max_len: int) -> list[Request]:
+    """Cut a long text, the only choice, into windows that score every token once.
 
     The first token of a full window has only one token of context. We fill up the last window, if
     it is shorter, with earlier tokens.
     """
-    ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
+    ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(question.choices[0])], []
     for start in range(1, len(ids), max_len):
         end = min(start + max_len, len(ids))
         result.append((ids[max(0, end - max_len - 1) : end], end - start))
@@ -331,13 +331,13 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
 def measure(name: str, questions: list[Question], answers: list) -> dict:
     """Return {metric: value, metric_stderr: its standard error} of a task.
 
-    An answer is the log-likelihoods (in nats) of the choices, that of the page, or the text that
-    the model wrote.
+    An answer is a list of log-likelihoods in nats, of the choices or of the windows of a page, or
+    the text that the model wrote.
     """
     task = TASKS[name]
     if task.metric == "word_perplexity":  # per word of the pages before detokenization
         words = sum(len(re.split(r"\s+", q.doc["page"])) for q in questions)
-        return {task.metric: math.exp(-math.fsum(answers) / words)}
+        return {task.metric: math.exp(-sum(map(math.fsum, answers)) / words)}
     pairs = zip(questions, answers)
     if task.grade:
         right = [task.grade(question.doc, text) for question, text in pairs]
