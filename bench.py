@@ -8,6 +8,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from pathlib import Path
@@ -51,12 +52,9 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     }
 
 
-H200_FLOPS = 989e12  # bfloat16 operations per second, according to its datasheet
-
-
-def dry_run(cfg: TrainConfig) -> str:
-    """Estimate a run on one GPU per process. The arithmetic runs on any machine."""
-    world, micro = devices.rank_and_world()[1], devices.micro_batch_size(cfg)
+def dry_run(cfg: TrainConfig, world: int) -> str:
+    """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
+    micro = math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
     cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
@@ -64,7 +62,7 @@ def dry_run(cfg: TrainConfig) -> str:
         model = GPT(cfg)
     n, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // world // micro
     flops = model.flops_per_token() * n * cfg.batch_tokens
-    hours = flops / world / (0.4 * H200_FLOPS) / 3600
+    hours = flops / world / (0.4 * 989e12) / 3600  # an H200 in bfloat16, by its datasheet
     gib = {name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size}
     return f"""{cfg.preset} under {cfg.schedule}: {n:,} steps of {cfg.batch_tokens:,} tokens
 GPUs:   {world}, with {n_micro} x {micro} sequences per GPU and step
@@ -94,7 +92,6 @@ processes: {world}, threads: {torch.get_num_threads()}
 step: median {1e3 * median:.1f} ms, quartiles {1e3 * low:.1f} and {1e3 * high:.1f}
 speed: {speed:,.0f} tokens/s, {flops / 1e12:.3g} TFLOP/s per process"""
     if cfg.device.startswith("cuda"):
-        text += f" ({flops / H200_FLOPS:.1%} of an H200)"
         text += f"\npeak memory: {torch.cuda.max_memory_allocated(cfg.device) / 2**30:.2f} GiB"
     return text
 
@@ -120,9 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))
-        cfg = train.make_config(**typed)
+        cfg, (rank, world) = train.make_config(**typed), devices.rank_and_world()
         if args.dry_run:
-            text = dry_run(cfg)
+            text = dry_run(cfg, world)
         else:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
@@ -131,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail("bench.py", error)
     except torch.OutOfMemoryError:
         return fail("bench.py", "out of memory; try a smaller --micro_batch_size or --recompute")
-    if devices.rank_and_world()[0] == 0:
+    if rank == 0:
         print(text)
     return 0
 

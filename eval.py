@@ -3,10 +3,10 @@
 The scores agree with lm-evaluation-harness. A model is a run folder, a checkpoint or released
 weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` (what follows it?).
 
-    python eval.py --model runs/laptop-power-1                 loss on the whole validation split
-    python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
-    python eval.py --model DIR --tasks arc_easy,piqa --data FOLDER    FOLDER/arc_easy.jsonl, ...
-    torchrun --nproc_per_node 8 eval.py --model DIR --tasks mmlu      8 GPUs share the items
+    python eval.py --model runs/laptop-power-1                  loss on the whole validation split
+    python eval.py --model runs/laptop-power-1 --prompt "def "  continue a text
+    python eval.py --model DIR --tasks arc_easy,piqa --data items         items/arc_easy.jsonl, ...
+    torchrun --nproc_per_node 8 eval.py ...       eight GPUs share the work
 """
 
 import argparse
@@ -45,7 +45,7 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
     rank, world = rank_and_world()
     was_training = model.training
-    model.eval()
+    model.eval()  # in training, all processes would have to call an MoE together
     for part in np.array_split(index, math.ceil(used / per_forward))[rank::world]:
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)  # both [B, T]
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
@@ -218,7 +218,6 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
     add, number = parser.add_argument, dict(type=whole_number, metavar="N")
-    low = dict(limit=1, num_fewshot=0, max_len=1, top_k=1, max_new_tokens=0, temperature=0, seed=0)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl "
         "and, for examples, TASK.train.jsonl")  # fmt: skip
@@ -235,13 +234,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")
     args = parser.parse_args(argv)
-    for name in low:
-        value = getattr(args, name)
-        if value is not None and not value >= low[name]:  # refuses NaN, too
-            raise ValueError(f"--{name} {value}: must be at least {low[name]}")
-    for name in ("limit", "num_fewshot", "max_len", "out"):
-        if getattr(args, name) is not None and not args.tasks:
-            raise ValueError(f"--{name} {getattr(args, name)}: has no effect without --tasks")
+    for name, value in vars(args).items():
+        least = 1 if name in ("limit", "max_len", "top_k") else 0
+        if isinstance(value, (int, float)) and not value >= least:  # refuses NaN, too
+            raise ValueError(f"--{name} {value}: must be at least {least}")
+        if name in ("limit", "num_fewshot", "max_len", "out") and value and not args.tasks:
+            raise ValueError(f"--{name} {value}: has no effect without --tasks")
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: choose a file in an existing folder")
     return args

@@ -119,9 +119,9 @@ class Attention(nn.Module):
         v = self.v(x).view(B, T, -1, D).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
         dtype = attention_dtype(x)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if cache:
-            k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
         if cache is not None:
+            if cache:  # it is empty at first
+                k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache.update(k=k, v=v)
         S = k.shape[2]  # T new tokens attend to S; `is_causal` masks a square, so it needs T == S
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)

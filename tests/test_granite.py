@@ -177,7 +177,6 @@ DAMAGES = {
     "no size": (edit_config(hidden_size="gone"), "hidden_size"),
     "not JSON": (write("config.json", '{"model_type": "granite",'), "config.json"),
     "lost shard": (write(INDEX, LOST), "model-00001.safetensors"),
-    "no weight_map": (write(INDEX, "{}"), "weight_map"),
     "no tokenizer": (lambda f: None, "tokenizer.json"),
 }  # fmt: skip
 

@@ -44,23 +44,17 @@ def resolved(cfg) -> dict:
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    micro = micro_batch_size(cfg)
+    _, world = rank_and_world()
+    if cfg.batch_size % world:
+        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
     check_memory(cfg, device)
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     return {
         "device": device,
         "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
         "compile": worth_compiling if cfg.compile is None else cfg.compile,
-        "micro_batch_size": micro,
+        "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
     }
-
-
-def micro_batch_size(cfg) -> int:
-    """Sequences per pass of a process. Raises ValueError if the processes cannot share a batch."""
-    _, world = rank_and_world()
-    if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
-    return math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
 
 
 def check_memory(cfg, device: str) -> None:
@@ -80,8 +74,6 @@ def memory_of(device: str) -> float:
     """Bytes of memory that the device has."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(device).total_memory
-    if not hasattr(os, "sysconf"):  # on Windows
-        return math.inf
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

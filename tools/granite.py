@@ -80,10 +80,8 @@ def weight_files(path: Path) -> list[Path]:
     """model.safetensors, or the shards that its index names. Raises if one does not exist."""
     index, files = path / "model.safetensors.index.json", [path / "model.safetensors"]
     if index.exists():
-        shards = read_json(index).get("weight_map")
-        if not shards:
-            raise ValueError(f"{index}: no weight_map; is the download complete?")
-        files = sorted({path / shard for shard in shards.values()})
+        shards = read_json(index)["weight_map"].values()
+        files = sorted({path / shard for shard in shards})
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such file; is the download complete?")
