@@ -59,7 +59,6 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--warmup_tokens 1e9", "1,000,000,000"),
     (train, "--device cuda:99", "--device cuda:99"),
     (train, "--device tpu", "cpu"),
-    (train, "--n_embd 65536", "--n_embd 65536"),
     (train, "--data nowhere", "nowhere"),
     (train, "--data corpus --tokenizer bytes", "--data"),
     (train, "--data corpus --seq_len 1e6 --batch_size 1 --n_layer 1", "--seq_len 1000000"),

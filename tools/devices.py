@@ -1,4 +1,4 @@
-"""Choose device and precision, check the memory, and connect the processes of torchrun."""
+"""Choose device and precision, and connect the processes of torchrun."""
 
 import contextlib
 import math
@@ -47,7 +47,6 @@ def resolved(cfg) -> dict:
     _, world = rank_and_world()
     if cfg.batch_size % world:
         raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
-    check_memory(cfg, device)
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     return {
         "device": device,
@@ -55,26 +54,6 @@ def resolved(cfg) -> dict:
         "compile": worth_compiling if cfg.compile is None else cfg.compile,
         "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
     }
-
-
-def check_memory(cfg, device: str) -> None:
-    """Raise ValueError if weights, gradients and AdamW's moments alone exceed the memory."""
-    mlp = 3 * cfg.n_embd * cfg.n_ffn * max(1, cfg.n_expert)
-    attention = 2 * cfg.n_embd * (cfg.n_embd + cfg.n_kv_head * cfg.d_head)
-    n_params = cfg.vocab_size * cfg.n_embd + cfg.n_layer * (attention + mlp)
-    need, have = 16 * n_params, memory_of(device)  # four float32 numbers per parameter
-    if need > have:
-        raise ValueError(
-            f"--n_embd {cfg.n_embd} --n_layer {cfg.n_layer}: {n_params:.3g} parameters need "
-            f"{need / 2**30:,.0f} GiB, {device} has {have / 2**30:,.0f}; choose a smaller model"
-        )
-
-
-def memory_of(device: str) -> float:
-    """Bytes of memory that the device has."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def mixed_precision(cfg):

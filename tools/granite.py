@@ -28,10 +28,8 @@ FIELDS = {  # our fields -> theirs
     "logits_scaling": "logits_scaling", "init_std": "initializer_range",
     "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "tie_embeddings": "tie_word_embeddings",
 }  # fmt: skip
-DEFAULTS = {  # of transformers, for files without experts or without rotary settings
-    "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0,
-}  # fmt: skip
 SUPPORTED = {"hidden_act": "silu", "rope_type": "default"}
+DEFAULTS = SUPPORTED | {"num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0}
 
 
 def granite_name(name: str) -> str:
@@ -63,7 +61,7 @@ def read_config(path: Path) -> dict:
     Raises ValueError for a damaged file or an architecture different from ours.
     """
     file = path / "config.json"
-    config = DEFAULTS | SUPPORTED | read_json(file)
+    config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     if config["model_type"] not in ("granite", "granitemoe"):
         raise ValueError(f"{file}: model_type {config['model_type']!r} is not a Granite")
@@ -77,15 +75,12 @@ def read_config(path: Path) -> dict:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """model.safetensors, or the shards that its index names. Raises if one does not exist."""
-    index, files = path / "model.safetensors.index.json", [path / "model.safetensors"]
-    if index.exists():
-        shards = read_json(index)["weight_map"].values()
-        files = sorted({path / shard for shard in shards})
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file; is the download complete?")
-    return files
+    """model.safetensors, or the shards that its index names."""
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        return [path / "model.safetensors"]
+    shards = read_json(index)["weight_map"].values()  # of tensor -> file
+    return [path / shard for shard in sorted(set(shards))]
 
 
 def read_weights(path: Path, names) -> dict[str, Tensor]:
@@ -122,10 +117,8 @@ def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[st
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
-    Raises FileExistsError if `to` exists, OSError if it cannot be written.
+    Raises OSError if `to` is not empty or cannot be written.
     """
-    if to.exists():
-        raise FileExistsError(f"--to {to}: already exists; choose another folder or remove it")
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     config = json.dumps(describe(fields, dtype, eot), indent=1) + "\n"
     tensors = {granite_name(name): tensor.contiguous() for name, tensor in weights.items()}

@@ -275,8 +275,6 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     Sets args.max_len, by default the seq_len of the model.
     """
     work, args.max_len = {}, args.max_len or seq_len
-    if args.max_len > seq_len:
-        raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     if not args.data:
         raise ValueError("--tasks: needs --data, the folder of TASK.jsonl (see docs/evaluate.md)")
     for name in args.tasks.split(","):
