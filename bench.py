@@ -124,10 +124,8 @@ def main(argv: list[str] | None = None) -> int:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
             text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
         return fail("bench.py", error)
-    except torch.OutOfMemoryError:
-        return fail("bench.py", "out of memory; try a smaller --micro_batch_size or --recompute")
     if rank == 0:
         print(text)
     return 0

@@ -44,14 +44,11 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     lengths = data.bytes_per_token(corpus.tokenizer)
     nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
     rank, world = rank_and_world()
-    was_training = model.training
-    model.eval()  # in training, all processes would have to call an MoE together
     for part in np.array_split(index, math.ceil(used / per_forward))[rank::world]:
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)  # both [B, T]
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
-    model.train(was_training)
     nats, n_bytes = total(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
     return {"val_loss": nats / (used * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
@@ -279,8 +276,8 @@ def main(argv: list[str] | None = None) -> int:
             evaluate(model, args)
         elif args.prompt is not None:
             torch.manual_seed(args.seed)
-            lengths = args.max_new_tokens, args.temperature, args.top_k
-            print(sample(model, data.tokenizer_of(args.model), args.prompt, *lengths))
+            how = args.max_new_tokens, args.temperature, args.top_k
+            print(sample(model, data.tokenizer_of(args.model), args.prompt, *how))
         else:
             print_loss(model, args)
     except (ValueError, OSError) as error:

@@ -79,21 +79,21 @@ class MoE(nn.Module):
         weight = Permute.apply(weight.view(-1, 1), order, back)
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
         y = Permute.apply(rows, back, order).unflatten(0, (-1, self.k)).sum(1)  # [N, C]
-        return y.view(shape).type_as(x), routing(scores, ends, over_processes=self.training)
+        return y.view(shape).type_as(x), routing(scores, ends, in_training=torch.is_grad_enabled())
 
 
-def routing(scores: Tensor, ends: Tensor, over_processes: bool = False) -> Routing:
+def routing(scores: Tensor, ends: Tensor, in_training: bool = False) -> Routing:
     """Auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), with statistics.
 
     The formula is IBM's. The share f of the pairs is a count without gradient, P is the mean
     probability. So the first term lowers the probability of an expert in proportion to its load,
-    and is 1 if all loads are equal. The second term keeps scores small. We count f over all
-    processes, because then their mean loss is the loss of one process with the whole batch.
+    and is 1 if all loads are equal. The second term keeps scores small. In training we count f over
+    all processes, because then their mean loss is the loss of one process with the whole batch.
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
     load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)
-    if over_processes:
+    if in_training:
         load = total(load)
     load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()

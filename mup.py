@@ -90,11 +90,11 @@ def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) 
     by lr / m_width * weight_decay.
     """
     groups = []
-    for r, (_, lr_scale, decay) in table.items():
+    for r, rule in table.items():
         params = [p for name, p in model.named_parameters() if role(name) == r]
         if params:
-            group = dict(role=r, params=params, lr_scale=lr_scale)
-            groups.append(group | {"weight_decay": weight_decay * decay})
+            decay = weight_decay * rule.decay
+            groups.append(dict(role=r, params=params, lr_scale=rule.lr_scale, weight_decay=decay))
     return groups
 
 

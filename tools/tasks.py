@@ -243,8 +243,7 @@ def draw_examples(draw: str, question: Question, pool: list, n: int, generator) 
         return pool[:n]
     if draw == "any":
         return generator.sample(pool, n)
-    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
-    return drawn[:n]
+    return [shot for shot in generator.sample(pool, n + 1) if shot.doc != question.doc][:n]
 
 
 def questions_of(name: str, folder: Path, shots: int, limit=None) -> list[Question]:
