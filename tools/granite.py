@@ -28,8 +28,13 @@ FIELDS = {  # our fields -> theirs
     "logits_scaling": "logits_scaling", "init_std": "initializer_range",
     "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "tie_embeddings": "tie_word_embeddings",
 }  # fmt: skip
-SUPPORTED = {"hidden_act": "silu", "rope_type": "default"}
-DEFAULTS = SUPPORTED | {"num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0}
+DEFAULTS = {  # of transformers, for files without experts or without rotary settings
+    "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0,
+    "rope_type": "default", "hidden_act": "silu",
+}  # fmt: skip
+SUPPORTED = {
+    "model_type": ["granite", "granitemoe"], "rope_type": ["default"], "hidden_act": ["silu"],
+}  # fmt: skip
 
 
 def granite_name(name: str) -> str:
@@ -63,24 +68,14 @@ def read_config(path: Path) -> dict:
     file = path / "config.json"
     config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if config["model_type"] not in ("granite", "granitemoe"):
-        raise ValueError(f"{file}: model_type {config['model_type']!r} is not a Granite")
-    for name, value in SUPPORTED.items():
-        if config[name] != value:
-            raise ValueError(f"{file}: {name} is {config[name]!r}; only {value!r} is supported")
+    for name, values in SUPPORTED.items():
+        if config[name] not in values:
+            problem = f"{name} is {config[name]!r}; we support only {', '.join(values)}"
+            raise ValueError(f"{file}: {problem}")
     if missing := set(FIELDS.values()) - set(config):
         raise ValueError(f"{file}: lacks {', '.join(missing)}; is the download complete?")
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
     return fields | {"m_width": fields["logits_scaling"]}
-
-
-def weight_files(path: Path) -> list[Path]:
-    """model.safetensors, or the shards that its index names."""
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        return [path / "model.safetensors"]
-    shards = read_json(index)["weight_map"].values()  # of tensor -> file
-    return [path / shard for shard in sorted(set(shards))]
 
 
 def read_weights(path: Path, names) -> dict[str, Tensor]:
@@ -90,7 +85,10 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     Raises FileNotFoundError or ValueError if a file is missing or damaged.
     """
     ours, weights = {granite_name(name): name for name in names}, {}
-    for file in weight_files(path):
+    files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
+    if index.exists():
+        files = {path / shard for shard in read_json(index)["weight_map"].values()}
+    for file in files:
         try:
             loaded = safetensors.torch.load_file(file)
         except safetensors.SafetensorError as error:
@@ -105,8 +103,6 @@ def describe(fields: dict, dtype: str, eot: int) -> dict:
     """The config.json of a model with these GPTConfig fields."""
     kind = "GraniteMoe" if fields["n_expert"] else "Granite"
     config = {theirs: fields[ours] for ours, theirs in FIELDS.items()}
-    if not fields["n_expert"]:
-        del config["num_local_experts"], config["num_experts_per_tok"]
     return config | {
         "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "hidden_act": "silu",
         "torch_dtype": dtype, "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot,

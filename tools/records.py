@@ -8,9 +8,9 @@ from pathlib import Path
 # A record holds the config of a run, its results and where it was made. Two runs with the same
 # settings have the same loss. All fields are settings, except these:
 NOT_SETTINGS = set("""
-    preset data tokenizer out device compile recompute micro_batch_size
+    preset router_rule data tokenizer out device compile recompute micro_batch_size
     log_every eval_every eval_tokens save_every keep_checkpoints
-    router_rule command started parent git_commit git_dirty python torch numpy platform device_name threads
+    command started parent git_commit git_dirty python torch numpy platform device_name threads
     processes seconds tokens_per_second tokens diverged n_params n_active_params
 """.split())  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
