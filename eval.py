@@ -70,9 +70,8 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
 
 def read(model: GPT, rows: list[list[int]], cache: list[dict] | None = None) -> torch.Tensor:
     """Rows of tokens (after the cached tokens) -> the output of the last block, [B, T, C]."""
-    T = max(map(len, rows))
-    padded = [row + [0] * (T - len(row)) for row in rows]  # a causal model cannot see the zeros
-    return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
+    idx = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return model.hidden(idx.to(model.embed.weight.device), cache)[0]  # causal: padding is unseen
 
 
 @torch.no_grad()
