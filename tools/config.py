@@ -76,7 +76,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def program_parser(prog: str, description: str) -> Parser:
-    """The parser of a program. The module docstring is the help."""
+    """The parser of a program. The module docstring is the help.
+
+    It also makes printing safe, so that a terminal without UTF-8 shows ? instead of failing.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
+            stream.reconfigure(errors="replace")
     return Parser(
         prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
