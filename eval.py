@@ -12,7 +12,6 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 import argparse
 import json
 import math
-import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.config import fail, program_parser, whole_number
-from tools.devices import join, mixed_precision, pick_device, rank_and_world, share, total
+from tools.devices import join, leave, mixed_precision, pick_device, rank_and_world, share, total
 from tools.runs import write_json
 
 # -- Validation loss ------------------------------------------------------------------------------
@@ -269,6 +268,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value >= low[name]:  # refuses NaN, too
             raise ValueError(f"--{name} {value}: must be at least {low[name]}")
+        if name in ("limit", "num_fewshot", "max_len") and value and not args.tasks:
+            raise ValueError(f"--{name} {value}: has no effect without --tasks")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args
@@ -318,4 +319,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -21,7 +21,7 @@ import mup
 from moe import MoE, Routing
 from tools import granite
 from tools.config import check_limits, fail, fill_in, option, program_parser
-from tools.devices import cpu_dtype, matmul_dtype
+from tools.devices import attention_dtype, matmul_dtype
 from tools.granite import is_granite
 from tools.runs import newest_checkpoint, read_checkpoint
 
@@ -118,10 +118,11 @@ class Attention(nn.Module):
         q = rotate(self.q(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, H, T, D]
         k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
         v = self.v(x).view(B, T, -1, D).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
-        q, k, v = (heads.to(cpu_dtype(x, x.dtype)) for heads in (q, k, v))
-        if cache:
-            k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
+        dtype = attention_dtype(x)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if cache is not None:
+            if cache:  # it is empty at first
+                k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache.update(k=k, v=v)
         S = k.shape[2]  # T new tokens attend to S; `is_causal` masks a square, so it needs T == S
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
@@ -291,12 +292,6 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     return model.to(device).eval()
 
 
-def export_granite(model: GPT, to: Path, eot: int, tokenizer: dict) -> None:
-    """Write a folder that transformers and load_model open (see granite.write_folder)."""
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    granite.write_folder(to, dataclasses.asdict(model.cfg), weights, eot, tokenizer)
-
-
 # The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,
 # 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop models are ours, for bytes.
 _laptop = dict(n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128)
@@ -339,7 +334,8 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)
-        export_granite(model, args.to, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+        fields, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
+        granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (ValueError, OSError) as error:
         return fail("model.py", error)
     print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}")

@@ -90,6 +90,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --data nowhere", "nowhere"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
     (evaluation, "--model run --device tpu", "--device tpu"),
+    (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --seed -1", "--seed -1"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
     (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),

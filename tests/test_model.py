@@ -58,6 +58,15 @@ def test_presets_are_the_papers_tables():
 
 # -- initial weights -------------------------------------------------------------------------------
 
+def test_samples_are_among_the_top_k():
+    model, idx = tiny(), torch.randint(50, (64, 9))
+    with torch.no_grad():
+        likeliest = model(idx)[:, -1].topk(3).indices
+        new = torch.stack([model.generate(idx, 1, top_k=3)[:, -1] for _ in range(20)], dim=1)
+    assert all(set(some.tolist()) <= set(top.tolist()) for some, top in zip(new, likeliest))
+    assert (new != likeliest[:, :1]).any() and (new != new[:, :1]).any()
+
+
 MOE = dict(n_expert=4, n_expert_active=2, n_ffn=24)
 SHAPES = [{}, dict(tie_embeddings=False), MOE, dict(n_embd=8, vocab_size=3)]
 

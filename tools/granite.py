@@ -30,8 +30,11 @@ FIELDS = {  # our fields -> theirs
 }  # fmt: skip
 DEFAULTS = {  # of transformers, for files without experts or without rotary settings
     "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0,
+    "rope_type": "default", "hidden_act": "silu",
 }  # fmt: skip
-SUPPORTED = {"hidden_act": "silu", "rope_type": "default"}
+SUPPORTED = {
+    "model_type": ["granite", "granitemoe"], "rope_type": ["default"], "hidden_act": ["silu"],
+}  # fmt: skip
 
 
 def granite_name(name: str) -> str:
@@ -63,31 +66,16 @@ def read_config(path: Path) -> dict:
     Raises ValueError for a damaged file or an architecture different from ours.
     """
     file = path / "config.json"
-    config = DEFAULTS | SUPPORTED | read_json(file)
+    config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if config["model_type"] not in ("granite", "granitemoe"):
-        raise ValueError(f"{file}: model_type {config['model_type']!r} is not a Granite")
-    for name, value in SUPPORTED.items():
-        if config[name] != value:
-            raise ValueError(f"{file}: {name} is {config[name]!r}; only {value!r} is supported")
+    for name, values in SUPPORTED.items():
+        if config[name] not in values:
+            problem = f"{name} is {config[name]!r}; we support only {', '.join(values)}"
+            raise ValueError(f"{file}: {problem}")
     if missing := set(FIELDS.values()) - set(config):
         raise ValueError(f"{file}: lacks {', '.join(missing)}; is the download complete?")
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
     return fields | {"m_width": fields["logits_scaling"]}
-
-
-def weight_files(path: Path) -> list[Path]:
-    """model.safetensors, or the shards that its index names. Raises if one does not exist."""
-    index, files = path / "model.safetensors.index.json", [path / "model.safetensors"]
-    if index.exists():
-        shards = read_json(index).get("weight_map")
-        if not shards:
-            raise ValueError(f"{index}: no weight_map; is the download complete?")
-        files = sorted({path / shard for shard in shards.values()})
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file; is the download complete?")
-    return files
 
 
 def read_weights(path: Path, names) -> dict[str, Tensor]:
@@ -97,7 +85,11 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     Raises FileNotFoundError or ValueError if a file is missing or damaged.
     """
     ours, weights = {granite_name(name): name for name in names}, {}
-    for file in weight_files(path):
+    files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
+    if index.exists():
+        shards = read_json(index).get("weight_map") or {"": "model.safetensors"}
+        files = {path / shard for shard in shards.values()}
+    for file in files:
         try:
             loaded = safetensors.torch.load_file(file)
         except safetensors.SafetensorError as error:
@@ -112,8 +104,6 @@ def describe(fields: dict, dtype: str, eot: int) -> dict:
     """The config.json of a model with these GPTConfig fields."""
     kind = "GraniteMoe" if fields["n_expert"] else "Granite"
     config = {theirs: fields[ours] for ours, theirs in FIELDS.items()}
-    if not fields["n_expert"]:
-        del config["num_local_experts"], config["num_experts_per_tok"]
     return config | {
         "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "hidden_act": "silu",
         "torch_dtype": dtype, "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot,
@@ -124,10 +114,8 @@ def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[st
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
-    Raises FileExistsError if `to` exists, OSError if it cannot be written.
+    Raises OSError if `to` is not empty or cannot be written.
     """
-    if to.exists():
-        raise FileExistsError(f"--to {to}: already exists; choose another folder or remove it")
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     config = json.dumps(describe(fields, dtype, eot), indent=1) + "\n"
     tensors = {granite_name(name): tensor.contiguous() for name, tensor in weights.items()}

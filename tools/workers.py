@@ -35,8 +35,7 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args) -> 
     for i in range(n if number is None else number):
         ours, theirs = context.Pipe()
         one = f"cuda:{i % n}" if device == "cuda" else device
-        args_of_serve = (theirs, prepare, (one, *args))
-        context.Process(target=serve, args=args_of_serve, daemon=True).start()
+        context.Process(target=serve, args=(theirs, prepare, (one, *args)), daemon=True).start()
         theirs.close()  # or we would not notice that the worker died
         workers.append(ours)
     return workers
