@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import train
 from tools.compare import LINES, TUNING
-from tools.config import add_flags, fail, program_parser
+from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
 from tools.grids import GRIDS, row_of, rows_of
@@ -59,7 +59,7 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
     losses = []
     for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
         losses.append(loss)
-        passed = lambda every: train.crossed(every, state.tokens, cfg.batch_tokens)
+        passed = lambda every: train.crossed(every, state)
         if passed(math.ceil(cfg.total_tokens / POINTS)):
             mean = torch.stack(losses).mean().item()
             curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
@@ -192,7 +192,7 @@ def config(**fields) -> TrainConfig:
 def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
-    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
+    lr = grid["guess"] * (cfg.at(cfg.total_tokens).batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
     return 2 * round(math.log2(lr / rate(0)))
 
 
@@ -378,8 +378,10 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    grids.add_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
-    add_flags(parser, TrainConfig, {}, "laptop")
+    fields = program_parser("sweep.py --sweep", "")
+    for each in (parser, fields):
+        add_flags(each, TrainConfig, {}, "laptop")
+    grids.add_flags(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
@@ -391,6 +393,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable]
     if "data" in typed:
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
+    if "batch_ramp" in typed:  # all rows have its first batch size
+        args.batches = args.batches or [parse_ramp(typed["batch_ramp"])[0]]
     grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
     runs = left(series, grid, {})

@@ -15,6 +15,7 @@ it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
 import shlex
 import sys
@@ -35,7 +36,7 @@ from eval import check_corpus, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
+from tools.config import add_flags, check_effect, fail, fill_in, option, parse_ramp, program_parser
 from tools.devices import mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
 from tools.runs import Run, read_checkpoint, stop_request
@@ -48,8 +49,9 @@ class TrainConfig(GPTConfig):
     preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
-    batch_size: int = option(help="sequences per optimizer step", above=0)
-    micro_batch_size: int | None = option(None, "sequences per pass (default: all)", above=0)
+    batch_size: int | None = option(help="sequences per optimizer step", above=0)
+    batch_ramp: str | None = option(None, "batch sizes from tokens on, as in 4@0,8@1e6,16@4e6")
+    micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
@@ -92,21 +94,41 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         if "decay_tokens" not in READS[self.schedule]:
             object.__setattr__(self, "decay_tokens", 0)
-        fill_in(self, decay_tokens=self.total_tokens // 10, micro_batch_size=self.batch_size)
-        if self.batch_size % self.micro_batch_size:
-            raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size")
+        first = parse_ramp(self.batch_ramp)[0] if self.batch_ramp else self.batch_size
+        fill_in(self, decay_tokens=self.total_tokens // 10, batch_size=first)
+        if self.batch_size != first:
+            raise ValueError(f"--batch_size {self.batch_size}: --batch_ramp starts with {first}")
+        micro = self.micro_batch_size or first
+        if first % micro and micro % first:
+            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {first}, "
+                             "or be a multiple of it")  # fmt: skip
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
+        ramp(self)  # or if these checks fail for one of its batch sizes
 
     @property
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
 
+    def at(self, tokens: int) -> "TrainConfig":
+        """The config of the step that starts at `tokens`. A ramp only changes its batch size."""
+        return next(stage for start, stage in ramp(self) if start <= tokens)
+
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
+
+
+@functools.cache
+def ramp(cfg: TrainConfig) -> list[tuple[int, TrainConfig]]:
+    """(first token, config with a fixed batch size) for every stage of a ramp, last first."""
+    if cfg.batch_ramp is None:
+        return [(0, cfg)]
+    fixed = lambda size: dataclasses.replace(cfg, batch_ramp=None, batch_size=size)
+    return [(start, fixed(size)) for start, size in reversed(parse_ramp(cfg.batch_ramp).items())]
+
 
 # -- One step, and the loop -------------------------------------------------------------------
 
@@ -124,7 +146,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
-    n_micro = len(mine) // cfg.micro_batch_size
+    n_micro = len(mine) // math.gcd(len(mine), cfg.micro_batch_size or len(mine))
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
@@ -168,6 +190,7 @@ class State:
     optimizer: torch.optim.Optimizer
     average: GPT | None  # the averaged weights, with --average
     tokens: int = 0  # seen so far
+    before: int = 0  # the last step
 
 
 def build(cfg: TrainConfig) -> State:
@@ -194,22 +217,23 @@ def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterat
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
-    replica, schedule = state.model, make_schedule(cfg)
+    replica = state.model
     if rank_and_world()[1] > 1:
         replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True)
         replica.broadcast_buffers = False  # the rotary tables never change
-    while state.tokens + cfg.batch_tokens <= until:  # whole batches only
-        lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
-        results = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
-        before, state.tokens = state.tokens, state.tokens + cfg.batch_tokens
+    while state.tokens + cfg.at(state.tokens).batch_tokens <= until:  # whole batches only
+        now = cfg.at(state.tokens)  # with the batch size of this step
+        lr = make_schedule(now)(state.tokens + now.batch_tokens / 2)  # at the middle of the step
+        results = optimizer_step(now, replica, state.optimizer, corpus, state.tokens, lr)
+        state.before, state.tokens = state.tokens, state.tokens + now.batch_tokens
         if state.average:
-            update_average(state.average, state.model, before, state.tokens)
+            update_average(state.average, state.model, state.before, state.tokens)
         yield lr, *results
 
 
-def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
-    """Did the step that ended at `tokens` reach or pass a multiple of `every`?"""
-    return tokens // every > (tokens - batch_tokens) // every
+def crossed(every: int, state: State) -> bool:
+    """Did the last step reach or pass a multiple of `every` tokens?"""
+    return state.tokens // every > state.before // every
 
 
 # -- A run ------------------------------------------------------------------------------------
@@ -231,9 +255,9 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
-        tokens, next_tokens = state.tokens, state.tokens + cfg.batch_tokens
+        tokens, next_tokens = state.tokens, state.tokens + cfg.at(state.tokens).batch_tokens
         last = next_tokens > cfg.total_tokens
-        due = lambda every: crossed(every, tokens, cfg.batch_tokens)
+        due = lambda every: crossed(every, state)
         if due(cfg.log_every) or last:
             more = routing.metrics() if routing else {}
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
@@ -346,15 +370,15 @@ def make_config(**typed) -> TrainConfig:
     """Typed fields over those of the preset. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
     fields = PRESETS[preset] | RECIPES[preset] | typed
-    if "micro_batch_size" not in typed:  # the preset's may not divide a smaller batch
-        largest = fields.get("micro_batch_size", fields["batch_size"])
-        fields["micro_batch_size"] = math.gcd(largest, fields["batch_size"])
+    if fields.get("batch_ramp"):
+        fields["batch_size"] = typed.get("batch_size")  # None: the first of the ramp
     return TrainConfig(**fields)
 
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
     """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
-    return dataclasses.replace(cfg, **devices.resolved(cfg))
+    settings = [devices.resolved(stage) for _, stage in ramp(cfg)]  # checks all batch sizes
+    return dataclasses.replace(cfg, **settings[0])
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:

@@ -1,6 +1,7 @@
 """A dataclass field is a command-line flag: help, type, limits, parsing, one-line errors."""
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import operator
@@ -115,6 +116,16 @@ def whole_number(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
         raise
+
+
+def parse_ramp(text: str) -> dict[int, int]:
+    """'4@0,8@1e6' -> {0: 4, 1000000: 8}, from first token to batch size. Raises ValueError."""
+    with contextlib.suppress(ValueError):
+        stages = [map(whole_number, stage.split("@")) for stage in text.split(",")]
+        sizes, starts = zip(*stages, strict=True)
+        if starts[0] == 0 and sorted(set(starts)) == list(starts) and min(sizes) > 0:
+            return dict(zip(starts, sizes))
+    raise ValueError(f"--batch_ramp {text}: must be SEQUENCES@TOKENS,... with tokens rising from 0")
 
 
 def fail(prog: str, error: Exception | str) -> int:

@@ -53,7 +53,6 @@ def resolved(cfg) -> dict:
         "device": device,
         "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
         "compile": worth_compiling if cfg.compile is None else cfg.compile,
-        "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
     }
 
 
