@@ -59,12 +59,11 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
     losses = []
     for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
         losses.append(loss)
-        passed = lambda every: train.crossed(every, state)
-        if passed(math.ceil(cfg.total_tokens / POINTS)):
+        if train.crossed(math.ceil(cfg.total_tokens / POINTS), state):
             mean = torch.stack(losses).mean().item()
             curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
             losses.clear()
-        if must_stop() or (passed(cfg.log_every) and not math.isfinite(loss)):
+        if must_stop() or (train.crossed(cfg.log_every, state) and not math.isfinite(loss)):
             return  # as in train.py, which checks the loss for divergence at every log_every
 
 
@@ -192,7 +191,7 @@ def config(**fields) -> TrainConfig:
 def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
-    lr = grid["guess"] * (cfg.at(cfg.total_tokens).batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
+    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
     return 2 * round(math.log2(lr / rate(0)))
 
 
@@ -341,8 +340,7 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
     records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
     with records, curves, bar:
         for record, curve in deal(workers, next_jobs, must_stop):
-            tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
-            curve = {"tokens": tokens, "loss": loss, "lr": lr}
+            curve = {name: [p[i] for p in curve] for i, name in enumerate(("tokens", "loss", "lr"))}
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
             records.write(json.dumps(record) + "\n")
             known |= losses_of([record])
@@ -379,9 +377,9 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
     fields = program_parser("sweep.py --sweep", "")
-    for each in (parser, fields):
-        add_flags(each, TrainConfig, {}, "laptop")
+    add_flags(fields, TrainConfig, {}, "laptop")
     grids.add_flags(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
+    add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))

@@ -15,10 +15,8 @@ it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs
 import contextlib
 import copy
 import dataclasses
-import functools
 import math
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,10 +34,10 @@ from eval import check_corpus, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, option, parse_ramp, program_parser
+from tools.config import add_flags, check_effect, fail, fill_in, option
+from tools.config import parse_ramp, program_parser, ramp
 from tools.devices import mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
-from tools.runs import Run, read_checkpoint, stop_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +98,13 @@ class TrainConfig(GPTConfig):
             raise ValueError(f"--batch_size {self.batch_size}: --batch_ramp starts with {first}")
         micro = self.micro_batch_size or first
         if first % micro and micro % first:
-            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {first}, "
-                             "or be a multiple of it")  # fmt: skip
+            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {first}")
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
-        ramp(self)  # or if these checks fail for one of its batch sizes
+        ramp(self)  # or if another batch size of the ramp fails here
 
     @property
     def batch_tokens(self) -> int:
@@ -119,16 +116,6 @@ class TrainConfig(GPTConfig):
 
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
-
-
-@functools.cache
-def ramp(cfg: TrainConfig) -> list[tuple[int, TrainConfig]]:
-    """(first token, config with a fixed batch size) for every stage of a ramp, last first."""
-    if cfg.batch_ramp is None:
-        return [(0, cfg)]
-    fixed = lambda size: dataclasses.replace(cfg, batch_ramp=None, batch_size=size)
-    return [(start, fixed(size)) for start, size in reversed(parse_ramp(cfg.batch_ramp).items())]
-
 
 # -- One step, and the loop -------------------------------------------------------------------
 
@@ -251,21 +238,20 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     if start:
         restore(start, state)
     origin = runs.origin(cfg.device, corpus.meta["fingerprint"])
-    run = Run(out, dataclasses.asdict(cfg), origin, start)
+    run = runs.Run(out, dataclasses.asdict(cfg), origin, start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
         tokens, next_tokens = state.tokens, state.tokens + cfg.at(state.tokens).batch_tokens
         last = next_tokens > cfg.total_tokens
-        due = lambda every: crossed(every, state)
-        if due(cfg.log_every) or last:
+        if crossed(cfg.log_every, state) or last:
             more = routing.metrics() if routing else {}
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
-        if due(cfg.eval_every) and not last:
+        if crossed(cfg.eval_every, state) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
         stop = devices.any_process(must_stop()) and not last  # all stop after the same step
-        decays_next = tokens <= decay_start < next_tokens
-        if due(cfg.save_every) or decays_next or stop or last or run.diverged:
+        save = crossed(cfg.save_every, state) or tokens <= decay_start < next_tokens
+        if save or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
             return None
@@ -274,7 +260,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     return finish(cfg, corpus, state, run)
 
 
-def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
+def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     """Evaluate, complete the record, write a sample and draw the curve."""
     losses, record = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
@@ -377,8 +363,7 @@ def make_config(**typed) -> TrainConfig:
 
 def resolve_device(cfg: TrainConfig) -> TrainConfig:
     """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
-    settings = [devices.resolved(stage) for _, stage in ramp(cfg)]  # checks all batch sizes
-    return dataclasses.replace(cfg, **settings[0])
+    return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
@@ -389,9 +374,6 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="when to save and exit with status 3")
-    for flag in ("--dry_run", "--benchmark", "--profile"):
-        if flag in (sys.argv[1:] if argv is None else argv):
-            parser.error(f"{flag}: use python bench.py, which takes the same config flags")
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
@@ -403,7 +385,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def open_parent(path: Path) -> dict:
     """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not is_granite(path):
-        return read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
+        return runs.read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
     return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
@@ -462,7 +444,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
-        with stop_request(actions.time_limit) as must_stop:
+        with runs.stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)
     except Exception as error:
         if (reason := devices.reason_of(error)) is None:

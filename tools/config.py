@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import sys
@@ -126,6 +127,15 @@ def parse_ramp(text: str) -> dict[int, int]:
         if starts[0] == 0 and sorted(set(starts)) == list(starts) and min(sizes) > 0:
             return dict(zip(starts, sizes))
     raise ValueError(f"--batch_ramp {text}: must be SEQUENCES@TOKENS,... with tokens rising from 0")
+
+
+@functools.cache
+def ramp(cfg) -> list[tuple[int, object]]:
+    """(first token, config with a fixed batch size) for all stages of a ramp, last first."""
+    if cfg.batch_ramp is None:
+        return [(0, cfg)]
+    fixed = lambda size: dataclasses.replace(cfg, batch_ramp=None, batch_size=size)
+    return [(start, fixed(size)) for start, size in reversed(parse_ramp(cfg.batch_ramp).items())]
 
 
 def fail(prog: str, error: Exception | str) -> int:
