@@ -13,7 +13,7 @@ from test_train import SMALL, flags, metrics, read, same, weights
 from tools import runs
 from tools.records import DEFAULTS, differs
 
-RAMP = "8@0,4@1e3,12@4000,8@9000"  # some stages start amid a step of 32 tokens per sequence
+RAMP = "8@0,4@1024,12@4e3,8@9e3"  # the last two start amid a step, of 32 tokens per sequence
 SAVES = dict(batch_ramp=RAMP, save_every=3 * 256, keep_checkpoints=100)
 
 
@@ -23,7 +23,7 @@ def dumb_loop(total: int) -> list[tuple[int, int]]:
     while n + 32 * size <= total:
         steps.append((n, size))
         n += 32 * size
-        size = 8 if n < 1000 else 4 if n < 4000 else 12 if n < 9000 else 8
+        size = 8 if n < 1024 else 4 if n < 4000 else 12 if n < 9000 else 8
     return steps
 
 
