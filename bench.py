@@ -40,7 +40,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     norms = 0 if cfg.compile else 8 * C  # intermediate results
     block = 8 * C + size * (2 * C + heads) + mlp + norms
     blocks = cfg.n_layer * 4 * C + block if cfg.recompute else cfg.n_layer * block
-    tokens = cfg.micro_batch_size * cfg.seq_len
+    tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len
     return {
         "parameters": 4 * n_params,
         "gradients": 4 * n_params,
@@ -54,7 +54,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
-    micro = math.gcd(cfg.micro_batch_size, cfg.batch_size // world)
+    micro = math.gcd(cfg.micro_batch_size or cfg.batch_size, cfg.batch_size // world)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
     cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
@@ -115,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
+    if "batch_ramp" in args:
+        parser.error("--batch_ramp: we measure one batch size; use --batch_size")
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import train
 from tools.compare import LINES, TUNING
-from tools.config import add_flags, fail, program_parser
+from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
 from tools.grids import GRIDS, row_of, rows_of
@@ -59,12 +59,11 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
     losses = []
     for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
         losses.append(loss)
-        passed = lambda every: train.crossed(every, state.tokens, cfg.batch_tokens)
-        if passed(math.ceil(cfg.total_tokens / POINTS)):
+        if train.crossed(math.ceil(cfg.total_tokens / POINTS), state):
             mean = torch.stack(losses).mean().item()
             curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
             losses.clear()
-        if must_stop() or (passed(cfg.log_every) and not math.isfinite(loss)):
+        if must_stop() or (train.crossed(cfg.log_every, state) and not math.isfinite(loss)):
             return  # as in train.py, which checks the loss for divergence at every log_every
 
 
@@ -341,8 +340,7 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
     records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
     with records, curves, bar:
         for record, curve in deal(workers, next_jobs, must_stop):
-            tokens, loss, lr = ([point[i] for point in curve] for i in range(3))
-            curve = {"tokens": tokens, "loss": loss, "lr": lr}
+            curve = {name: [p[i] for p in curve] for i, name in enumerate(("tokens", "loss", "lr"))}
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
             records.write(json.dumps(record) + "\n")
             known |= losses_of([record])
@@ -378,7 +376,9 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    grids.add_flags(parser, lambda name, text: train.parse([f"--{name}={text}"])[0][name])
+    fields = program_parser("sweep.py --sweep", "")
+    add_flags(fields, TrainConfig, {}, "laptop")
+    grids.add_flags(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
@@ -391,6 +391,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable]
     if "data" in typed:
         typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
+    if "batch_ramp" in typed:  # all rows have its first batch size
+        args.batches = args.batches or [parse_ramp(typed["batch_ramp"])[0]]
     grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
     runs = left(series, grid, {})

@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import math
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,10 +34,10 @@ from eval import check_corpus, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, option, program_parser
+from tools.config import add_flags, check_effect, fail, fill_in, option
+from tools.config import parse_ramp, program_parser, ramp
 from tools.devices import mixed_precision, rank_and_world, to_device
 from tools.figures import draw_curve
-from tools.runs import Run, read_checkpoint, stop_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +47,9 @@ class TrainConfig(GPTConfig):
     preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
-    batch_size: int = option(help="sequences per optimizer step", above=0)
-    micro_batch_size: int | None = option(None, "sequences per pass (default: all)", above=0)
+    batch_size: int | None = option(help="sequences per optimizer step", above=0)
+    batch_ramp: str | None = option(None, "batch sizes from tokens on, as in 4@0,8@1e6,16@4e6")
+    micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
@@ -92,18 +92,27 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         if "decay_tokens" not in READS[self.schedule]:
             object.__setattr__(self, "decay_tokens", 0)
-        fill_in(self, decay_tokens=self.total_tokens // 10, micro_batch_size=self.batch_size)
-        if self.batch_size % self.micro_batch_size:
-            raise ValueError(f"--micro_batch_size {self.micro_batch_size}: must divide batch_size")
+        first = parse_ramp(self.batch_ramp)[0] if self.batch_ramp else self.batch_size
+        fill_in(self, decay_tokens=self.total_tokens // 10, batch_size=first)
+        if self.batch_size != first:
+            raise ValueError(f"--batch_size {self.batch_size}: --batch_ramp starts with {first}")
+        micro = self.micro_batch_size or first
+        if first % micro and micro % first:
+            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {first}")
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
+        ramp(self)  # or if another batch size of the ramp fails here
 
     @property
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
+
+    def at(self, tokens: int) -> "TrainConfig":
+        """The config of the step that starts at `tokens`. A ramp only changes its batch size."""
+        return next(stage for start, stage in ramp(self) if start <= tokens)
 
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
@@ -124,7 +133,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
-    n_micro = len(mine) // cfg.micro_batch_size
+    n_micro = len(mine) // math.gcd(len(mine), cfg.micro_batch_size or len(mine))
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
@@ -168,6 +177,7 @@ class State:
     optimizer: torch.optim.Optimizer
     average: GPT | None  # the averaged weights, with --average
     tokens: int = 0  # seen so far
+    before: int = 0  # the last step
 
 
 def build(cfg: TrainConfig) -> State:
@@ -194,22 +204,23 @@ def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterat
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
-    replica, schedule = state.model, make_schedule(cfg)
+    replica = state.model
     if rank_and_world()[1] > 1:
         replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True)
         replica.broadcast_buffers = False  # the rotary tables never change
-    while state.tokens + cfg.batch_tokens <= until:  # whole batches only
-        lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
-        results = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
-        before, state.tokens = state.tokens, state.tokens + cfg.batch_tokens
+    while state.tokens + cfg.at(state.tokens).batch_tokens <= until:  # whole batches only
+        now = cfg.at(state.tokens)  # with the batch size of this step
+        lr = make_schedule(now)(state.tokens + now.batch_tokens / 2)  # at the middle of the step
+        results = optimizer_step(now, replica, state.optimizer, corpus, state.tokens, lr)
+        state.before, state.tokens = state.tokens, state.tokens + now.batch_tokens
         if state.average:
-            update_average(state.average, state.model, before, state.tokens)
+            update_average(state.average, state.model, state.before, state.tokens)
         yield lr, *results
 
 
-def crossed(every: int, tokens: int, batch_tokens: int) -> bool:
-    """Did the step that ended at `tokens` reach or pass a multiple of `every`?"""
-    return tokens // every > (tokens - batch_tokens) // every
+def crossed(every: int, state: State) -> bool:
+    """Did the last step reach or pass a multiple of `every` tokens?"""
+    return state.tokens // every > state.before // every
 
 
 # -- A run ------------------------------------------------------------------------------------
@@ -227,21 +238,20 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     if start:
         restore(start, state)
     origin = runs.origin(cfg.device, corpus.meta["fingerprint"])
-    run = Run(out, dataclasses.asdict(cfg), origin, start)
+    run = runs.Run(out, dataclasses.asdict(cfg), origin, start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
-        tokens, next_tokens = state.tokens, state.tokens + cfg.batch_tokens
+        tokens, next_tokens = state.tokens, state.tokens + cfg.at(state.tokens).batch_tokens
         last = next_tokens > cfg.total_tokens
-        due = lambda every: crossed(every, tokens, cfg.batch_tokens)
-        if due(cfg.log_every) or last:
+        if crossed(cfg.log_every, state) or last:
             more = routing.metrics() if routing else {}
             run.log(tokens, lr, loss, grad_norm=grad_norm.item(), **more)
-        if due(cfg.eval_every) and not last:
+        if crossed(cfg.eval_every, state) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
         stop = devices.any_process(must_stop()) and not last  # all stop after the same step
-        decays_next = tokens <= decay_start < next_tokens
-        if due(cfg.save_every) or decays_next or stop or last or run.diverged:
+        save = crossed(cfg.save_every, state) or tokens <= decay_start < next_tokens
+        if save or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
             return None
@@ -250,7 +260,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     return finish(cfg, corpus, state, run)
 
 
-def finish(cfg: TrainConfig, corpus, state: State, run: Run) -> dict:
+def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     """Evaluate, complete the record, write a sample and draw the curve."""
     losses, record = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
@@ -346,9 +356,8 @@ def make_config(**typed) -> TrainConfig:
     """Typed fields over those of the preset. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
     fields = PRESETS[preset] | RECIPES[preset] | typed
-    if "micro_batch_size" not in typed:  # the preset's may not divide a smaller batch
-        largest = fields.get("micro_batch_size", fields["batch_size"])
-        fields["micro_batch_size"] = math.gcd(largest, fields["batch_size"])
+    if fields.get("batch_ramp"):
+        fields["batch_size"] = typed.get("batch_size")  # None: the first of the ramp
     return TrainConfig(**fields)
 
 
@@ -365,9 +374,6 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="when to save and exit with status 3")
-    for flag in ("--dry_run", "--benchmark", "--profile"):
-        if flag in (sys.argv[1:] if argv is None else argv):
-            parser.error(f"{flag}: use python bench.py, which takes the same config flags")
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
@@ -379,7 +385,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def open_parent(path: Path) -> dict:
     """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not is_granite(path):
-        return read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
+        return runs.read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
     return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
@@ -438,7 +444,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
-        with stop_request(actions.time_limit) as must_stop:
+        with runs.stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)
     except Exception as error:
         if (reason := devices.reason_of(error)) is None:

@@ -70,6 +70,7 @@ def final_weights(monkeypatch) -> list[dict]:
 
 KINDS = {name: dict(schedule=name) for name in SCHEDULES}
 KINDS["average"] = dict(schedule="power", average=True, decay_tokens=300)
+KINDS["ramp"] = dict(schedule="power", batch_ramp="8@0,4@1e3,16@3500,8@9000")
 KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_size=4)
 
 
@@ -96,7 +97,7 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
 
 def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
     """At any step, also in the middle of a branch; and a trunk is made longer later."""
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
+    runs = [config(corpus_path, total_tokens=T, **KINDS["ramp"]) for T in BUDGETS]
     whole = [record for record, _ in sweep.train_trunk(runs, corpus, Path("a"))]
     expected, final_weights[:] = final_weights[:], []
     done = []
@@ -351,6 +352,7 @@ WRONG = [
     ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
     ("wsd --sweep lr=0.1,0.2", "--lr"), ("wsd --sweep weight_decy=1", "weight_decy"),
     ("wsd --widths 33", "33"), ("wsd --scale paper --widths 64", "--widths"),
+    ("wsd --sweep branch=x", "branch"), ("wsd --batches 2 --batch_ramp 4@0", "starts with 4"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
 ]  # fmt: skip
 

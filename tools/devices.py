@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from tools.config import ramp
+
 
 def pick_device(name: str = "auto") -> str:
     """Return the device to use; "auto" is the first available of cuda, mps, cpu.
@@ -44,15 +46,15 @@ def resolved(cfg) -> dict:
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     _, world = rank_and_world()
-    if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+    for size in (stage.batch_size for _, stage in ramp(cfg)):
+        if size % world:
+            raise ValueError(f"--batch_size {size}: must be a multiple of {world} processes")
     check_memory(cfg, device)
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     return {
         "device": device,
         "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
         "compile": worth_compiling if cfg.compile is None else cfg.compile,
-        "micro_batch_size": math.gcd(cfg.micro_batch_size, cfg.batch_size // world),
     }
 
 

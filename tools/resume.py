@@ -1,6 +1,5 @@
 """Choose the config and the checkpoint that a resumed run or a branch starts from."""
 
-import math
 from pathlib import Path
 
 from tools import runs
@@ -83,8 +82,8 @@ def branched_fields(parent: dict, typed: dict) -> dict:
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
         return parent["config"] | typed
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
-    batch_size = typed.get("batch_size", fields["batch_size"])
-    fields["micro_batch_size"] = math.gcd(fields["micro_batch_size"], batch_size)
+    if {"batch_size", "batch_ramp"} & set(typed):  # both are replaced
+        fields |= dict(batch_ramp=None, batch_size=None)
     if "decay_tokens" in typed:
         fields["total_tokens"] = parent["tokens"] + typed["decay_tokens"]
     return fields | typed
@@ -96,7 +95,7 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
     planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
     """
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
-    if total < tokens + cfg.batch_tokens:
+    if total < tokens + cfg.at(tokens).batch_tokens:
         raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
         raise ValueError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
