@@ -179,13 +179,14 @@ def build(cfg: TrainConfig) -> State:
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
+    if cfg.compile:  # a sweep has many shapes in one process, and a program each is fastest
+        torch._dynamo.config.recompile_limit = 64
     if cfg.compile and cfg.device == "cpu":
-        torch._dynamo.config.recompile_limit = 64  # shapes in one process of a sweep
-        model.compile(dynamic=False)  # else the second shape would get slower code for any shape
+        model.compile(dynamic=False)
     elif cfg.compile:  # equal blocks compile once, and DDP sends gradients during the backward pass
         for block in model.blocks:
-            block.compile()
-        model.loss = torch.compile(model.loss)
+            block.compile(dynamic=False)
+        model.loss = torch.compile(model.loss, dynamic=False)
     return State(model, optimizer, average)
 
 
@@ -273,10 +274,10 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
 
     With --average, add average_val_loss and so on for the averaged weights.
     """
-    losses, compiled = {}, "force_eager" if cfg.device == "cpu" else "default"
+    losses = {}
     for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
-            with mixed_precision(cfg), torch.compiler.set_stance(compiled):
+            with mixed_precision(cfg), torch.compiler.set_stance("force_eager"):  # as in eval.py
                 each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
             mean = runs.mean_losses(list(corpus.sources), corpus.shares, each)
             losses |= {prefix + name: loss for name, loss in mean.items()}
