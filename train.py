@@ -179,14 +179,13 @@ def build(cfg: TrainConfig) -> State:
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if cfg.compile:  # a sweep has many shapes in one process, and a program each is fastest
+    if cfg.compile:  # one program per shape, because one for all shapes of a sweep would be slower
         torch._dynamo.config.recompile_limit = 64
-    if cfg.compile and cfg.device == "cpu":
-        model.compile(dynamic=False)
-    elif cfg.compile:  # equal blocks compile once, and DDP sends gradients during the backward pass
-        for block in model.blocks:
-            block.compile(dynamic=False)
-        model.loss = torch.compile(model.loss, dynamic=False)
+        if cfg.device != "cpu":
+            model.loss = torch.compile(model.loss, dynamic=False)
+        # Equal blocks compile once, and DDP sends gradients during the backward pass
+        for part in [model] if cfg.device == "cpu" else model.blocks:
+            part.compile(dynamic=False)
     return State(model, optimizer, average)
 
 
