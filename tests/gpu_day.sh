@@ -261,11 +261,14 @@ def side():
 def one_of_two(backend):
     """Train a compiled MoE with another process on this card."""
     meet, devices.pick_device = devices.dist.init_process_group, lambda name="auto": DEVICE
-    devices.dist.init_process_group = lambda _: meet(backend)
-    argv = "--preset=laptop-moe", "--total_tokens=102400", "--warmup_tokens=1024", "--compile"
-    out = run(f"two-{backend}", *(argv[:-1] if TINY else argv), "--final_eval_tokens=65536")
+    if backend == "gloo":
+        devices.dist.init_process_group = lambda _: meet("gloo")
+    length = ("--total_tokens=10240",) if TINY else ("--total_tokens=102400", "--compile")
+    fixed = "--preset=laptop-moe", "--warmup_tokens=1024", "--final_eval_tokens=4096"
+    out = run(f"two-{backend}", *fixed, *length)
     if os.environ["RANK"] == "0":
-        say(backend=backend, val_loss=json.loads((out / "record.json").read_text())["val_loss"])
+        record = lambda: json.loads((out / "record.json").read_text())
+        attempt(lambda: dict(val_loss=record()["val_loss"]), backend=backend)
     devices.leave(0)
 
 if __name__ == "__main__":
@@ -287,7 +290,8 @@ for entry in $STEPS; do
             ((BASH_REMATCH[1] <= number && number <= BASH_REMATCH[2])) && chosen=1
     done
     [[ $chosen ]] || continue
-    timeout -k 5 $((${entry#*:} * (TINY ? 4 : 1))) bash -c 'step "$1"' _ "$name" >> "$OUT/log.txt" 2>&1
+    limit=$((${entry#*:} * (TINY ? 4 : 1)))
+    timeout -k 5 $limit bash -c 'step "$1"' _ "$name" >> "$OUT/log.txt" 2>&1
     echo "{\"step\": \"$name\", \"status\": $?, \"seconds\": $((SECONDS - began))}" |
         tee -a "$OUT/results.jsonl"
 done
