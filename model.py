@@ -66,6 +66,7 @@ class GPTConfig:
             ("n_kv_head", heads % self.n_kv_head, f"must divide n_head {heads}"),
             ("n_expert_active", active > experts, f"must be at most n_expert {experts}"),
             ("n_expert", experts and not active, "needs n_expert_active too"),
+            ("n_embd", experts and width % 8, "must be a multiple of 8 with experts"),
             ("n_ffn", experts and self.n_ffn % 8, "must be a multiple of 8 with experts"),
         ):
             if wrong:

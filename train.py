@@ -189,13 +189,13 @@ def build(cfg: TrainConfig) -> State:
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if cfg.compile and cfg.device == "cpu":
-        torch._dynamo.config.recompile_limit = 64  # shapes in one process of a sweep
-        model.compile(dynamic=False)  # else the second shape would get slower code for any shape
-    elif cfg.compile:  # equal blocks compile once, and DDP sends gradients during the backward pass
-        for block in model.blocks:
-            block.compile()
-        model.loss = torch.compile(model.loss)
+    if cfg.compile:  # one program per shape, because one for all shapes of a sweep would be slower
+        torch._dynamo.config.recompile_limit = 64
+        if cfg.device != "cpu":
+            model.loss = torch.compile(model.loss, dynamic=False)
+        # Equal blocks compile once, and DDP sends gradients during the backward pass
+        for part in [model] if cfg.device == "cpu" else model.blocks:
+            part.compile(dynamic=False)
     return State(model, optimizer, average)
 
 
@@ -283,10 +283,10 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
 
     With --average, add average_val_loss and so on for the averaged weights.
     """
-    losses, compiled = {}, "force_eager" if cfg.device == "cpu" else "default"
+    losses = {}
     for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
-            with mixed_precision(cfg), torch.compiler.set_stance(compiled):
+            with mixed_precision(cfg), torch.compiler.set_stance("force_eager"):  # as in eval.py
                 each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
             mean = runs.mean_losses(list(corpus.sources), corpus.shares, each)
             losses |= {prefix + name: loss for name, loss in mean.items()}

@@ -4,6 +4,7 @@ import random
 import tools.threads  # noqa: F401  before torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same tests on a machine with a GPU
 
 import pytest
 import torch

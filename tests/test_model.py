@@ -110,6 +110,7 @@ WRONG = [
     (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"),
     (dict(n_layer=0), "--n_layer 0"), (dict(n_expert_active=2), "--n_expert_active 2"),
     (dict(n_expert=4), "--n_expert 4"), (MOE | dict(n_ffn=20), "--n_ffn 20"),
+    (MOE | dict(n_embd=36, n_head=2), "--n_embd 36"),
 ]  # fmt: skip
 
 

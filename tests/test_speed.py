@@ -95,6 +95,31 @@ def test_a_block_is_one_graph_for_all_batches(shape):
     assert counter.frame_count == 2  # blocks, which are alike, and the loss
 
 
+@pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])  # the model; block, loss
+def test_every_shape_has_a_static_program_and_validation_none(device, parts, corpus, monkeypatch):
+    """A process of a sweep trains many shapes. A program for any shape would be slower, and
+    torch runs a ninth shape without compiling unless we raise its limit."""
+    programs = []
+
+    def count(graph, inputs, **_):
+        programs.append(all(isinstance(n, int) for x in inputs for n in getattr(x, "shape", [x])))
+        return graph
+
+    torch.compiler.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", count)
+    torch._dynamo.config.recompile_limit = 8  # its default
+    monkeypatch.setattr(train, "new_model", lambda cfg, device: GPT(cfg))  # on the CPU
+    tiny = SMALL | dict(n_embd=32, seq_len=16, device=device, compile=True, dtype="float32")
+    for i in range(1, 11):
+        cfg = train.make_config(**tiny | dict(batch_size=i))
+        state = train.build(cfg)
+        for _ in range(2):
+            loss, _ = state.model(*torch.zeros(2, i, 16, dtype=torch.long))
+            loss.backward()
+        train.validation_losses(cfg, state, corpus, 16 * 7)
+        assert programs == [True] * parts * i
+
+
 class NoReads(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         reads = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
