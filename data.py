@@ -16,6 +16,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from os.path import basename
 from pathlib import Path
@@ -260,11 +261,10 @@ def main(argv: list[str] | None = None) -> int:
         if bool(args.source) != bool(args.out):
             raise ValueError("--source and --out: one is missing; give both")
         if args.source:
-            notes = Counter()
-            documents = read_files(args.source, args.text_field, notes)
-            prepare(documents, args.tokenizer, args.out, args.val_fraction, notes)
+            documents = read_files(args.source, args.text_field)
+            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, BrokenExecutor) as error:
         return fail("data.py", error)
     except KeyboardInterrupt:
         return fail("data.py", "interrupted; run the same command again")

@@ -130,11 +130,14 @@ def word_tokenizer(tmp_path) -> str:
     return str(tmp_path / "words.tiktoken")
 
 
-def test_every_document_is_there_once(documents, word_tokenizer, tmp_path):
+@pytest.mark.parametrize("batch_size", [1, 1000, 2**20])  # processes, or only this one
+def test_every_document_is_there_once(batch_size, documents, word_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", batch_size)
     long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a character
-    for tokenizer in ("bytes", word_tokenizer):
-        folder, texts = tmp_path / Path(tokenizer).stem, documents + long
-        meta = data.prepare(texts, tokenizer, folder, val_fraction=0.3)
+    texts = sorted(documents + long, key=lambda text: hashlib.sha256(text.encode()).digest())
+    for tokenizer in ("bytes", word_tokenizer):  # the first one is for training against its hash
+        folder = tmp_path / Path(tokenizer).stem
+        meta = data.prepare(["", "", *texts], tokenizer, folder, val_fraction=0.3)
         check(folder, plainly(texts, tokenizer, 0.3))
         assert meta["train_documents"] + meta["val_documents"] == len(texts)
 
@@ -187,7 +190,10 @@ def write_in(layout: str, texts: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split())
-def test_every_format_gives_the_same_tokens(layout, documents, word_tokenizer, tmp_path):
+def test_every_format_gives_the_same_tokens(
+    layout, documents, word_tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 30_000)  # so that every core has work
     if layout == "parquet":
         pytest.importorskip("datasets")
     texts = [text + "\r\n<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)]
@@ -220,15 +226,14 @@ MESS = [
 def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     (tmp_path / "mess.jsonl").write_bytes(b"\n".join(MESS))
     assert data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]) == 2
-    assert "1 empty documents skipped; 6 rows without text skipped" in capsys.readouterr().err
+    assert "too little text to divide; 7 documents without text" in capsys.readouterr().err
     (tmp_path / "more" / ".git").mkdir(parents=True)
     (tmp_path / "more" / ".git" / "hidden").write_text("never")
     (tmp_path / "more" / "picture").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "more" / "text").write_bytes(b"bad \xff text")
     (tmp_path / "more" / "z.jsonl").write_text('{"text": "more"}\n' * 99)
     assert data.main(["--source", "mess.jsonl", "more", "--out", "c"]) == 0
-    notes = {"empty documents skipped": 1, "rows without text skipped": 6}
-    notes |= {"binary files skipped": 1, "invalid characters replaced": 2}
+    notes = {"documents without text skipped": 8, "invalid characters replaced": 2}
     corpus = data.open_corpus(tmp_path / "c")
     assert notes.items() <= corpus.meta.items()
     read = texts_in(np.concatenate([corpus.train, corpus.val]), corpus.tokenizer)
@@ -298,6 +303,18 @@ def test_a_missing_library_is_named(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and "hf:some/thing" in error
     assert "pip install datasets" in error
+
+
+def die(batch):
+    os._exit(1)
+
+
+def test_a_worker_that_dies_leaves_nothing_behind(word_tokenizer, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
+    monkeypatch.setattr("tools.prepare.work", die)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(LINES))
+    assert data.main(["--source=a.jsonl", "--out=c", f"--tokenizer={word_tokenizer}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "c").exists()
 
 
 def test_an_interrupt_leaves_nothing_behind(monkeypatch, tmp_path, capsys):
