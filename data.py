@@ -144,9 +144,9 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
 
 def mix(x: np.ndarray) -> np.ndarray:
     """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -155,21 +155,21 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store. A Feistel
     network is a bijection below a power of four. We repeat it while the result is not below n.
     """
-    g = np.asarray(g, dtype=np.uint64)
-    epoch, x = g // np.uint64(n), g % np.uint64(n)
-    half = np.uint64((max(n - 1, 1).bit_length() + 1) // 2)
-    low_bits = (np.uint64(1) << half) - np.uint64(1)
-    key = mix(mix(np.full_like(g, seed)) + epoch + np.uint64(1))
+    epoch, x = np.divmod(np.asarray(g, dtype=np.uint64), n)
+    half = (max(n - 1, 1).bit_length() + 1) // 2
+    low_bits = 2**half - 1
+    key = mix(mix(np.full_like(x, seed)) + epoch + 1)
+    keys = mix(key + np.arange(4, dtype=np.uint64)[:, None])  # of four rounds, [4, B]
 
-    def permute(x, key):
+    def permute(x, keys):
         left, right = x >> half, x & low_bits
-        for i in range(4):
-            left, right = right, left ^ (mix(right + mix(key + np.uint64(i))) & low_bits)
+        for key in keys:
+            left, right = right, left ^ (mix(right + key) & low_bits)
         return left << half | right
 
-    x = permute(x, key)
+    x = permute(x, keys)
     while (outside := x >= n).any():
-        x[outside] = permute(x[outside], key[outside])
+        x[outside] = permute(x[outside], keys[:, outside])
     return x.astype(np.int64)
 
 
@@ -181,18 +181,18 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     any stretch of a run, two sources have their shares to within two sequences, eight within five.
     """
     parts = {name: round(share * 10**8) for name, share in shares.items()}  # integers are exact
-    order = sorted((part, name) for name, part in parts.items() if part)
+    *rarer, (_, last) = sorted((part, name) for name, part in parts.items() if part)
     total, rest = sum(parts.values()), np.array(g, dtype=np.int64)
-    names, counts = np.full(len(g), ""), {}
-    for i, (part, name) in enumerate(order):
+    names, counts = np.full(len(g), last), {}  # the last source has everything left over
+    for i, (part, name) in enumerate(rarer):
         turn = rest * part // total
         first, end = -(-turn * total // part), -(-(turn + 1) * total // part)  # rounded up
-        key = mix(mix(np.full_like(turn, seed, np.uint64)) + np.uint64(i)) + turn.astype(np.uint64)
+        key = mix(mix(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
         place = first + (mix(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)
-        names = np.where((names == "") & (place == rest), name, names)
+        names = np.where((names == last) & (place == rest), name, names)
         total, rest = total - part, rest - counts[name]
-    return names, counts
+    return names, counts | {last: rest}
 
 
 def sequences_read(stages: list, n: int, seed: int) -> Counter:
@@ -223,7 +223,7 @@ def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.nda
         here = np.flatnonzero(stage == i)
         names, counts = mixed(g[here] - start, shares, seed)
         before = sequences_read(corpus.stages[:i], start, seed)
-        for name in np.unique(names):
+        for name in set(names):
             tokens, mine = corpus.sources[name].train, names == name
             # position in the source: its sequences before this stage, and in it
             index = shuffled(before[name] + counts[name][mine], n_sequences(tokens, seq_len), seed)
