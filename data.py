@@ -14,7 +14,6 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 import hashlib
 import json
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
@@ -116,21 +115,19 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    first, content = next(iter(sources.values())), []
-    for name, source in sources.items():
-        content.append((source.meta["fingerprint"], *(m.get(name, 0.0) for _, m in stages[now:])))
+    first, later = next(iter(sources.values())), [m for _, m in stages[now:]]
+    content = [(s.meta["fingerprint"], *(m.get(n, 0.0) for m in later)) for n, s in sources.items()]
     meta = dict(first.meta)
     if len(sources) > 1:
         meta["fingerprint"] = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    shares = tuple(stages[now][1].get(name, 0.0) for name in sources)
+    shares = tuple(later[0].get(name, 0.0) for name in sources)
     return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
     """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
     near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
-    if not (folder := next((f for f in near if (f / "config.json").is_file()), None)):
-        raise FileNotFoundError(f"{path}: no config.json there that names its tokenizer")
+    folder = next((f for f in near if (f / "config.json").is_file()), path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "model_type" in config:  # Granite
         return load_tokenizer(str(folder / "tokenizer.json"))
@@ -195,39 +192,35 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     return names, counts | {last: rest}
 
 
-def sequences_read(stages: list, n: int, seed: int) -> Counter:
-    """Count the first n sequences of a run by source."""
-    read, end = Counter(), n
-    for start, shares in reversed(stages):
-        if start < end:
-            _, counts = mixed(np.array([end - start]), shares, seed)
-            read.update({name: int(count[0]) for name, count in counts.items()})
-            end = start
-    return read
+def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict]:
+    """`mixed` for shares that change during a run. Counts continue from stage to stage."""
+    names, ends = np.full(len(g), ""), [start for start, _ in stages[1:]]
+    counts = {name: np.zeros_like(g) for _, shares in stages for name in shares}
+    for (start, shares), end in zip(stages, [*ends, None]):
+        drawn, here = mixed(np.clip(g, start, end) - start, shares, seed)
+        names = np.where(g >= start, drawn, names)
+        for name in here:
+            counts[name] = counts[name] + here[name]
+    return names, counts
 
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
     """How often the first n sequences of a run have gone through the sources."""
-    read, sources = sequences_read(corpus.stages, n, seed), corpus.sources.items()
-    return {name: read[name] / n_sequences(source.train, seq_len) for name, source in sources}
+    (_, read), sources = sources_of(np.array([n]), corpus.stages, seed), corpus.sources.items()
+    return {name: read[name].item() / n_sequences(source.train, seq_len) for name, source in sources}
 
 
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
 
-    Every source has a separate order and a separate count, which continues when shares change.
+    Every source has a separate order, in which a run takes its sequences one after the other.
     """
     inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
-    stage = np.searchsorted([start for start, _ in corpus.stages], g, side="right") - 1
-    for i, (start, shares) in enumerate(corpus.stages):
-        here = np.flatnonzero(stage == i)
-        names, counts = mixed(g[here] - start, shares, seed)
-        before = sequences_read(corpus.stages[:i], start, seed)
-        for name in set(names):
-            tokens, mine = corpus.sources[name].train, names == name
-            # position in the source: its sequences before this stage, and in it
-            index = shuffled(before[name] + counts[name][mine], n_sequences(tokens, seq_len), seed)
-            inputs[here[mine]], targets[here[mine]] = read_sequences(tokens, index, seq_len)
+    names, counts = sources_of(g, corpus.stages, seed)
+    for name in set(names):
+        tokens, here = corpus.sources[name].train, names == name
+        index = shuffled(counts[name][here], n_sequences(tokens, seq_len), seed)
+        inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
     return inputs, targets
 
 

@@ -122,24 +122,14 @@ def word_pattern(spec: dict) -> str | None:
             return regex
 
 
-def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The two parts of every token longer than a byte, in order of rank."""
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [bytes([b]) for b in token]
-        while len(parts) > 2:  # merge the lowest rank first, as an encoder would
-            pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
-            i = pairs.index(min(pairs))
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        if len(parts) == 2:
-            merges.append(tuple(parts))
-    return merges
-
-
 def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
     """The same tokenizer in Hugging Face's format, as file name -> content."""
     ranks, letters = tokenizer._mergeable_ranks, byte_letters()
     spell = lambda token: "".join(letters[byte] for byte in token)
+    merges = []  # tiktoken merges two tokens whenever the result is a token, lowest rank first
+    for token in sorted(ranks, key=ranks.get):
+        parts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        merges += [[spell(a), spell(b)] for a, b in parts if a in ranks and b in ranks]
     special = sorted(tokenizer._special_tokens.items(), key=lambda item: item[1])
     flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
     flags["special"] = True
@@ -155,7 +145,7 @@ def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
         "model": {
             "type": "BPE",
             "vocab": {spell(token): rank for token, rank in ranks.items()} | dict(special),
-            "merges": [[spell(a), spell(b)] for a, b in merges_of(ranks)],
+            "merges": merges,
         },
     }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
