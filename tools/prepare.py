@@ -49,9 +49,7 @@ def source_files(sources: list[str]) -> list[Path | str]:
 
 
 def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
-    """Yield documents, texts or lines of JSON. Raises ValueError if a file is damaged or its first
-    row lacks the field.
-    """
+    """Yield texts and lines of JSON. Raises ValueError for a damaged file or a missing field."""
     for file in source_files(sources):
         try:
             if re.search(r"^hf:|\.parquet$", str(file)):
@@ -116,11 +114,10 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
     make it, ValueError for an unknown tokenizer or too little text to train on and to hold out.
     """
-    encoding = load_tokenizer(tokenizer)
+    encoding, notes = load_tokenizer(tokenizer), Counter()
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     if out.exists():
         raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
-    notes = Counter()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         folder = Path(temporary, out.name)
@@ -143,15 +140,15 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
 
 
 def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]:
-    """Encode batches of documents on every core. Yield the results in order."""
+    """Encode batches of documents on every core. Yield what `encode` returns, in order."""
     first, running, tokenizer = True, deque(), settings[0]
     with ProcessPoolExecutor(initializer=start_worker, initargs=settings) as pool:
         for batch in batches(documents):
             if first or tokenizer.n_vocab == 256:  # too little work to start processes
                 yield (result := encode(batch, first, *settings))
                 first = first and not result[0]["train"]
-                continue
-            running.append(pool.submit(work, batch))
+            else:
+                running.append(pool.submit(work, batch))
             if len(running) > 2 * os.cpu_count():  # few at a time, to save memory
                 yield running.popleft().result()
         for future in running:
@@ -185,8 +182,7 @@ def work(batch: list) -> tuple[dict, Counter]:
 def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) -> tuple:
     """Documents -> ({"train": their tokens, "val": their tokens}, notes).
 
-    A hash of the text divides them, so a document always lands on the same side. But the first
-    document of a corpus is for training.
+    A hash of the text divides them, so it always lands on the same side. The first one trains.
     """
     tokens, notes = {"train": bytearray(), "val": bytearray()}, Counter()
     end_of_text = dtype.type(tokenizer.eot_token).tobytes()
