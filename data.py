@@ -206,8 +206,9 @@ def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
     """How often the first n sequences of a run have gone through the sources."""
-    (_, read), sources = sources_of(np.array([n]), corpus.stages, seed), corpus.sources.items()
-    return {name: read[name].item() / n_sequences(source.train, seq_len) for name, source in sources}
+    _, read = sources_of(np.array([n]), corpus.stages, seed)
+    sizes = {name: n_sequences(s.train, seq_len) for name, s in corpus.sources.items()}
+    return {name: read[name].item() / size for name, size in sizes.items()}
 
 
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

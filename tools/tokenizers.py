@@ -59,8 +59,8 @@ def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
 def read_tiktoken(path: Path) -> tiktoken.Encoding:
     """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
-    The file does not contain the pattern that cuts text into words, so we use GPT-2's. For
-    cl100k_base and o200k_base, which differ, give the name. Raises ValueError for other files.
+    It does not contain the pattern that cuts text into words, so we use GPT-2's. For cl100k_base
+    and o200k_base, which differ, give the name. Raises ValueError for other files.
     """
     ranks = {}
     for line in path.read_bytes().splitlines():
@@ -81,17 +81,16 @@ def byte_letters() -> dict[int, str]:
 def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
     """Read Hugging Face's byte-level BPE, with the same ids. Raises ValueError for other kinds."""
     spec = json.loads(path.read_text(encoding="utf-8"))
+    special = {token["content"]: token["id"] for token in spec["added_tokens"]}
     try:
         pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a byte-level BPE: {error!r}") from None
     if spec.get("normalizer") or pattern is None:
         raise ValueError("its normalizer or pre-tokenizer is one that we cannot imitate")
-    special = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    end_of_text = next((special[name] for name in END_OF_TEXT if name in special), None)
-    if end_of_text is None:
+    if not (ends := [special[name] for name in END_OF_TEXT if name in special]):
         raise ValueError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
-    return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: end_of_text})
+    return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: ends[0]})
 
 
 def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
@@ -131,22 +130,16 @@ def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
         parts = ((token[:i], token[i:]) for i in range(1, len(token)))
         merges += [[spell(a), spell(b)] for a, b in parts if a in ranks and b in ranks]
     special = sorted(tokenizer._special_tokens.items(), key=lambda item: item[1])
-    flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
-    flags["special"] = True
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    split = {"type": "Split", "pattern": {"Regex": tokenizer._pat_str}, "behavior": "Isolated"}
+    vocab = {spell(token): rank for token, rank in ranks.items()} | dict(special)
+    flags = dict(special=True, normalized=False, single_word=False, lstrip=False, rstrip=False)
+    split = dict(type="Split", pattern={"Regex": tokenizer._pat_str}, behavior="Isolated")
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
+    steps = [split | {"invert": False}, byte_level]
     spec = {
         "added_tokens": [{"id": i, "content": name} | flags for name, i in special],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {spell(token): rank for token, rank in ranks.items()} | dict(special),
-            "merges": merges,
-        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {f"{kind}_token": END_OF_TEXT[0] for kind in ("bos", "eos", "pad")}
