@@ -136,9 +136,6 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
     return load_tokenizer(config["tokenizer"])
 
 
-# -- The order in which a run reads ---------------------------------------------------------------
-
-
 def mix(x: np.ndarray) -> np.ndarray:
     """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9

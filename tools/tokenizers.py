@@ -81,8 +81,8 @@ def byte_letters() -> dict[int, str]:
 def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
     """Read Hugging Face's byte-level BPE, with the same ids. Raises ValueError for other kinds."""
     spec = json.loads(path.read_text(encoding="utf-8"))
-    special = {token["content"]: token["id"] for token in spec["added_tokens"]}
     try:
+        special = {token["content"]: token["id"] for token in spec["added_tokens"]}
         pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a byte-level BPE: {error!r}") from None
@@ -95,9 +95,8 @@ def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
 
 def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
     """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the ids."""
-    byte_of = {letter: byte for byte, letter in byte_letters().items()}
-    if byte_letters()[255] not in vocab:  # no text contains this byte
-        del byte_of[byte_letters()[255]]
+    letters = byte_letters().items()
+    byte_of = {s: b for b, s in letters if b < 255 or s in vocab}  # no text contains byte 255
     merges = [m.split(" ") if isinstance(m, str) else m for m in merges]  # str in older files
     tokens = [*byte_of, *(a + b for a, b in merges)]
     ranks = {bytes(byte_of[letter] for letter in token): vocab[token] for token in tokens}
