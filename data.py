@@ -14,8 +14,8 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 import hashlib
 import json
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from os.path import basename
 from pathlib import Path
@@ -115,21 +115,19 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    first, content = next(iter(sources.values())), []
-    for name, source in sources.items():
-        content.append((source.meta["fingerprint"], *(m.get(name, 0.0) for _, m in stages[now:])))
+    first, later = next(iter(sources.values())), [m for _, m in stages[now:]]
+    content = [(s.meta["fingerprint"], *(m.get(n, 0.0) for m in later)) for n, s in sources.items()]
     meta = dict(first.meta)
     if len(sources) > 1:
         meta["fingerprint"] = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    shares = tuple(stages[now][1].get(name, 0.0) for name in sources)
+    shares = tuple(later[0].get(name, 0.0) for name in sources)
     return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
     """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
     near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
-    if not (folder := next((f for f in near if (f / "config.json").is_file()), None)):
-        raise FileNotFoundError(f"{path}: no config.json there that names its tokenizer")
+    folder = next((f for f in near if (f / "config.json").is_file()), path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "model_type" in config:  # Granite
         return load_tokenizer(str(folder / "tokenizer.json"))
@@ -138,14 +136,11 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
     return load_tokenizer(config["tokenizer"])
 
 
-# -- The order in which a run reads ---------------------------------------------------------------
-
-
 def mix(x: np.ndarray) -> np.ndarray:
     """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -154,21 +149,21 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store. A Feistel
     network is a bijection below a power of four. We repeat it while the result is not below n.
     """
-    g = np.asarray(g, dtype=np.uint64)
-    epoch, x = g // np.uint64(n), g % np.uint64(n)
-    half = np.uint64((max(n - 1, 1).bit_length() + 1) // 2)
-    low_bits = (np.uint64(1) << half) - np.uint64(1)
-    key = mix(mix(np.full_like(g, seed)) + epoch + np.uint64(1))
+    epoch, x = np.divmod(np.asarray(g, dtype=np.uint64), n)
+    half = (max(n - 1, 1).bit_length() + 1) // 2
+    low_bits = 2**half - 1
+    key = mix(mix(np.full_like(x, seed)) + epoch + 1)
+    keys = mix(key + np.arange(4, dtype=np.uint64)[:, None])  # of four rounds, [4, B]
 
-    def permute(x, key):
+    def permute(x, keys):
         left, right = x >> half, x & low_bits
-        for i in range(4):
-            left, right = right, left ^ (mix(right + mix(key + np.uint64(i))) & low_bits)
+        for key in keys:
+            left, right = right, left ^ (mix(right + key) & low_bits)
         return left << half | right
 
-    x = permute(x, key)
+    x = permute(x, keys)
     while (outside := x >= n).any():
-        x[outside] = permute(x[outside], key[outside])
+        x[outside] = permute(x[outside], keys[:, outside])
     return x.astype(np.int64)
 
 
@@ -180,53 +175,50 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     any stretch of a run, two sources have their shares to within two sequences, eight within five.
     """
     parts = {name: round(share * 10**8) for name, share in shares.items()}  # integers are exact
-    order = sorted((part, name) for name, part in parts.items() if part)
+    *rarer, (_, last) = sorted((part, name) for name, part in parts.items() if part)
     total, rest = sum(parts.values()), np.array(g, dtype=np.int64)
-    names, counts = np.full(len(g), ""), {}
-    for i, (part, name) in enumerate(order):
+    names, counts = np.full(len(g), last), {}  # the last source has everything left over
+    for i, (part, name) in enumerate(rarer):
         turn = rest * part // total
         first, end = -(-turn * total // part), -(-(turn + 1) * total // part)  # rounded up
-        key = mix(mix(np.full_like(turn, seed, np.uint64)) + np.uint64(i)) + turn.astype(np.uint64)
+        key = mix(mix(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
         place = first + (mix(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)
-        names = np.where((names == "") & (place == rest), name, names)
+        names = np.where((names == last) & (place == rest), name, names)
         total, rest = total - part, rest - counts[name]
+    return names, counts | {last: rest}
+
+
+def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict]:
+    """`mixed` for shares that change during a run. Counts continue from stage to stage."""
+    names, ends = np.full(len(g), ""), [start for start, _ in stages[1:]]
+    counts = {name: np.zeros_like(g) for _, shares in stages for name in shares}
+    for (start, shares), end in zip(stages, [*ends, None]):
+        drawn, here = mixed(np.clip(g, start, end) - start, shares, seed)
+        names = np.where(g >= start, drawn, names)
+        for name in here:
+            counts[name] = counts[name] + here[name]
     return names, counts
-
-
-def sequences_read(stages: list, n: int, seed: int) -> Counter:
-    """Count the first n sequences of a run by source."""
-    read, end = Counter(), n
-    for start, shares in reversed(stages):
-        if start < end:
-            _, counts = mixed(np.array([end - start]), shares, seed)
-            read.update({name: int(count[0]) for name, count in counts.items()})
-            end = start
-    return read
 
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
     """How often the first n sequences of a run have gone through the sources."""
-    read, sources = sequences_read(corpus.stages, n, seed), corpus.sources.items()
-    return {name: read[name] / n_sequences(source.train, seq_len) for name, source in sources}
+    _, read = sources_of(np.array([n]), corpus.stages, seed)
+    sizes = {name: n_sequences(s.train, seq_len) for name, s in corpus.sources.items()}
+    return {name: read[name].item() / size for name, size in sizes.items()}
 
 
 def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
 
-    Every source has a separate order and a separate count, which continues when shares change.
+    Every source has a separate order, in which a run takes its sequences one after the other.
     """
     inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
-    stage = np.searchsorted([start for start, _ in corpus.stages], g, side="right") - 1
-    for i, (start, shares) in enumerate(corpus.stages):
-        here = np.flatnonzero(stage == i)
-        names, counts = mixed(g[here] - start, shares, seed)
-        before = sequences_read(corpus.stages[:i], start, seed)
-        for name in np.unique(names):
-            tokens, mine = corpus.sources[name].train, names == name
-            # position in the source: its sequences before this stage, and in it
-            index = shuffled(before[name] + counts[name][mine], n_sequences(tokens, seq_len), seed)
-            inputs[here[mine]], targets[here[mine]] = read_sequences(tokens, index, seq_len)
+    names, counts = sources_of(g, corpus.stages, seed)
+    for name in set(names):
+        tokens, here = corpus.sources[name].train, names == name
+        index = shuffled(counts[name][here], n_sequences(tokens, seq_len), seed)
+        inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
     return inputs, targets
 
 
@@ -260,11 +252,10 @@ def main(argv: list[str] | None = None) -> int:
         if bool(args.source) != bool(args.out):
             raise ValueError("--source and --out: one is missing; give both")
         if args.source:
-            notes = Counter()
-            documents = read_files(args.source, args.text_field, notes)
-            prepare(documents, args.tokenizer, args.out, args.val_fraction, notes)
+            documents = read_files(args.source, args.text_field)
+            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, BrokenExecutor) as error:
         return fail("data.py", error)
     except KeyboardInterrupt:
         return fail("data.py", "interrupted; run the same command again")

@@ -59,8 +59,8 @@ def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
 def read_tiktoken(path: Path) -> tiktoken.Encoding:
     """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
-    The file does not contain the pattern that cuts text into words, so we use GPT-2's. For
-    cl100k_base and o200k_base, which differ, give the name. Raises ValueError for other files.
+    It does not contain the pattern that cuts text into words, so we use GPT-2's. For cl100k_base
+    and o200k_base, which differ, give the name. Raises ValueError for other files.
     """
     ranks = {}
     for line in path.read_bytes().splitlines():
@@ -82,23 +82,21 @@ def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
     """Read Hugging Face's byte-level BPE, with the same ids. Raises ValueError for other kinds."""
     spec = json.loads(path.read_text(encoding="utf-8"))
     try:
+        special = {token["content"]: token["id"] for token in spec["added_tokens"]}
         pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a byte-level BPE: {error!r}") from None
     if spec.get("normalizer") or pattern is None:
         raise ValueError("its normalizer or pre-tokenizer is one that we cannot imitate")
-    special = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    end_of_text = next((special[name] for name in END_OF_TEXT if name in special), None)
-    if end_of_text is None:
+    if not (ends := [special[name] for name in END_OF_TEXT if name in special]):
         raise ValueError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
-    return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: end_of_text})
+    return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: ends[0]})
 
 
 def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
     """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the ids."""
-    byte_of = {letter: byte for byte, letter in byte_letters().items()}
-    if byte_letters()[255] not in vocab:  # no text contains this byte
-        del byte_of[byte_letters()[255]]
+    letters = byte_letters().items()
+    byte_of = {s: b for b, s in letters if b < 255 or s in vocab}  # no text contains byte 255
     merges = [m.split(" ") if isinstance(m, str) else m for m in merges]  # str in older files
     tokens = [*byte_of, *(a + b for a, b in merges)]
     ranks = {bytes(byte_of[letter] for letter in token): vocab[token] for token in tokens}
@@ -122,41 +120,25 @@ def word_pattern(spec: dict) -> str | None:
             return regex
 
 
-def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The two parts of every token longer than a byte, in order of rank."""
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [bytes([b]) for b in token]
-        while len(parts) > 2:  # merge the lowest rank first, as an encoder would
-            pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
-            i = pairs.index(min(pairs))
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        if len(parts) == 2:
-            merges.append(tuple(parts))
-    return merges
-
-
 def tokenizer_files(tokenizer: tiktoken.Encoding) -> dict[str, str]:
     """The same tokenizer in Hugging Face's format, as file name -> content."""
     ranks, letters = tokenizer._mergeable_ranks, byte_letters()
     spell = lambda token: "".join(letters[byte] for byte in token)
+    merges = []  # tiktoken merges two tokens whenever the result is a token, lowest rank first
+    for token in sorted(ranks, key=ranks.get):
+        parts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        merges += [[spell(a), spell(b)] for a, b in parts if a in ranks and b in ranks]
     special = sorted(tokenizer._special_tokens.items(), key=lambda item: item[1])
-    flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
-    flags["special"] = True
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    split = {"type": "Split", "pattern": {"Regex": tokenizer._pat_str}, "behavior": "Isolated"}
+    vocab = {spell(token): rank for token, rank in ranks.items()} | dict(special)
+    flags = dict(special=True, normalized=False, single_word=False, lstrip=False, rstrip=False)
+    split = dict(type="Split", pattern={"Regex": tokenizer._pat_str}, behavior="Isolated")
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
+    steps = [split | {"invert": False}, byte_level]
     spec = {
         "added_tokens": [{"id": i, "content": name} | flags for name, i in special],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split | {"invert": False}, byte_level | {"use_regex": False}],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {spell(token): rank for token, rank in ranks.items()} | dict(special),
-            "merges": [[spell(a), spell(b)] for a, b in merges_of(ranks)],
-        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {f"{kind}_token": END_OF_TEXT[0] for kind in ("bos", "eos", "pad")}
