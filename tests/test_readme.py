@@ -177,7 +177,6 @@ NUMBERS = {
     "law.b": lambda: law(SHORT).b, "law.q": lambda: law(SHORT).q, "long.b": lambda: law(LONG).b,
     "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],
     "long.runs": lambda: [len(fits(LONG).points), len(records(*LONG))],
-    "parabola.b": lambda: [law_row(f"2,000, {n}")[0][0] for n in (5, 7)],
     "small.b": lambda: slope_of(SHORT, "b", batch_size=[1, 2]),
     "large.b": lambda: slope_of(SHORT, "b", batch_size=[4, 8]),
     "long.small.b": lambda: slope_of(LONG, "b", batch_size=[1, 2]),
