@@ -3,6 +3,7 @@
 Also the items themselves, in the fields of the public data sets, the nasty ones among them.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import random
 from pathlib import Path
 
 import data
-from model import export_granite
+from tools import granite
 
 for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
     os.environ[name] = "1"
@@ -109,7 +110,8 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
 
 
 def export(model, folder: Path, tokenizer) -> Path:
-    export_granite(model, folder, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+    shape, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
+    granite.write_folder(folder, shape, model.state_dict(), tokenizer.eot_token, files)
     return folder
 
 
