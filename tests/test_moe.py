@@ -28,9 +28,6 @@ def gradients(y, *tensors):
     return torch.autograd.grad(y, tensors, weights if y.dim() else None)
 
 
-# -- the layer -------------------------------------------------------------------------------------
-
-
 def dumb(router, experts_in, experts_out, k, x):
     """Token by token, expert by expert, formula by formula."""
     outputs = []
@@ -113,9 +110,6 @@ def test_compiles_to_one_graph_for_any_routing():
     assert counter.frame_count == 1
 
 
-# -- the auxiliary loss ----------------------------------------------------------------------------
-
-
 def test_auxiliary_loss_is_its_formula():
     layer = layer_of(n_expert=5, k=2)
     x = torch.randn(30, 16, dtype=torch.float64, requires_grad=True)
@@ -140,8 +134,6 @@ def test_auxiliary_loss_is_its_formula():
     assert not routing.load.requires_grad and not routing.entropy.requires_grad
     assert torch.autograd.grad(routing.aux_loss, layer.experts_in, allow_unused=True) == (None,)
 
-
-# -- training --------------------------------------------------------------------------------------
 
 SMALL = dict(
     preset="laptop-moe", n_layer=2, n_embd=32, n_ffn=40, n_head=2, seq_len=32, base_width=32,
