@@ -155,9 +155,6 @@ def test_code_is_the_harnesses(name, shots, exported, ask, monkeypatch, tmp_path
         assert options["until"][: len(TASKS[name].stops)] == list(TASKS[name].stops)
 
 
-# -- without the harness -------------------------------------------------------------------------
-
-
 def plain(model: GPT, ids: list[int], n: int) -> float:
     """One request, one forward pass, no cache, no batch."""
     with torch.no_grad():
@@ -259,9 +256,6 @@ def test_pages_are_detokenized_as_the_harness_does():
     for _ in range(3000):
         page = "".join(rng.choices(parts, k=rng.randint(1, 25)))
         assert tasks.detokenize(page) == utils.wikitext_detokenizer({"page": page}), page
-
-
-# -- the command line ----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+import train
+from test_train import flags, read
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -18,13 +21,12 @@ def fork(tmp_path):
     """A function: patch, and which files of it -> the folder of a patched copy."""
 
     def apply(patch: str, *only: str) -> Path:
-        copy = tmp_path / "-".join([patch or "plain", *only])
+        copy = tmp_path / "-".join([patch, *only])
         skip = shutil.ignore_patterns(".*", "results", "assets", "tests", "docs", "runs", "data")
         shutil.copytree(ROOT, copy, ignore=skip)
-        if patch:
-            files = [f"--include={name}" for name in only]
-            command = ["git", "apply", *files, str(ROOT / f"forks/{patch}.patch")]
-            subprocess.run(command, cwd=copy, check=True)
+        files = [f"--include={name}" for name in only]
+        command = ["git", "apply", *files, str(ROOT / f"forks/{patch}.patch")]
+        subprocess.run(command, cwd=copy, check=True)
         return copy
 
     return apply
@@ -48,18 +50,13 @@ for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
 
 
 def test_qk_norm_needs_a_rule_and_survives_a_high_learning_rate(fork, corpus_path):
-    flags = dict(
-        n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, device="cpu",
-        warmup_tokens=1024, init_std=0.02, m_emb=1.0, schedule="wsd", lr=0.64, total_tokens=10_240,
-        data=corpus_path, out="a",
-    )  # fmt: skip
-    argv = ["train.py", *(f"--{name}={value}" for name, value in flags.items())]
-    unruled = run(fork("qk_norm", "model.py"), *argv)
+    argv = flags(corpus_path, schedule="wsd", lr=0.64, out="a")
+    unruled = run(fork("qk_norm", "model.py"), "train.py", *argv)
     assert unruled.returncode != 0 and "no rule for blocks.0.attn.q_norm" in unruled.stderr
-    folders = fork("qk_norm"), fork("")
-    for folder, more in zip(folders, (["--attention_multiplier=0.25"], [])):
-        assert run(folder, *argv, *more).returncode == 0
-    normed, plain = (json.loads((folder / "a/record.json").read_text()) for folder in folders)
+    folder = fork("qk_norm")
+    assert run(folder, "train.py", *argv, "--attention_multiplier=0.25").returncode == 0
+    assert train.main(argv) == 0
+    normed, plain = (read(out / "a/record.json") for out in (folder, Path()))
     assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16  # two gains in each of two blocks
     assert normed["val_loss"] < plain["val_loss"] - 0.3
 
@@ -102,13 +99,13 @@ for k in range(50):
 
 
 def test_schedule_free_adamw_branches_bit_for_bit(fork, corpus_path):
-    folder = fork("schedule_free")
-    flags = f"--n_layer=1 --n_embd=32 --n_head=2 --seq_len=32 --device=cpu --data={corpus_path}"
-    whole = f"{flags} --warmup_tokens=1024 --schedule=constant --average --total_tokens=10240"
-    half = whole.replace("10240", "5120")
-    for argv in (f"{whole} --out=a", f"{half} --out=b", "--branch=b --total_tokens=10240 --out=c"):
-        assert run(folder, "train.py", *argv.split()).returncode == 0
-    a, c = (json.loads((folder / out / "record.json").read_text()) for out in "ac")
+    folder, small = fork("schedule_free"), dict(n_layer=1, schedule="constant")
+    whole = [*flags(corpus_path, **small, out="a"), "--average"]
+    half = [*flags(corpus_path, **small, out="b", total_tokens=5120), "--average"]
+    branch = ["--branch=b", "--total_tokens=10240", "--out=c"]
+    code = f"import train\nfor argv in {whole}, {half}, {branch}: assert train.main(argv) == 0"
+    assert run(folder, "-c", code).returncode == 0
+    a, c = (read(folder / out / "record.json") for out in "ac")
     assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
     saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
     xs = [state["x"] for state in saved["optimizer"]["state"].values()]

@@ -18,18 +18,21 @@ def tiny(**changed) -> GPT:
     return model.eval()
 
 
-COUNTS = {  # parameters, active parameters without the embedding, GFLOP per token
-    "12M": (12_329_088, 6_037_632, 0.175), "36M": (36_716_800, 24_133_888, 0.422),
-    "121M": (121_668_096, 96_502_272, 1.13), "36M-power": (36_716_800, 24_133_888, 0.422),
-    "1B": (1_208_083_968, 1_132_586_496, 8.76), "1B-moe": (1_334_625_280, 378_323_968, 3.18),
-    "PowerLM-3B": (3_510_819_072, 3_397_572_864, 23.3),
-    "PowerMoE-3B": (3_298_788_864, 807_372_288, 6.50),
+PAPER = {  # m_width, parameters, active parameters without the embedding, GFLOP per token
+    "12M": (0.5, 12_329_088, 6_037_632, 0.175), "36M": (1, 36_716_800, 24_133_888, 0.422),
+    "121M": (2, 121_668_096, 96_502_272, 1.13), "36M-power": (1, 36_716_800, 24_133_888, 0.422),
+    "1B": (6, 1_208_083_968, 1_132_586_496, 8.76),
+    "1B-moe": (4, 1_334_625_280, 378_323_968, 3.18),
+    "PowerLM-3B": (8, 3_510_819_072, 3_397_572_864, 23.3),
+    "PowerMoE-3B": (6, 3_298_788_864, 807_372_288, 6.50),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", COUNTS)
-def test_parameter_counts(preset):
-    cfg, (total, active, gflop) = GPTConfig(**PRESETS[preset]), COUNTS[preset]
+@pytest.mark.parametrize("preset", PAPER)
+def test_presets_are_the_papers_tables(preset):
+    cfg, (m_width, total, active, gflop) = GPTConfig(**PRESETS[preset]), PAPER[preset]
+    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
+    assert cfg.m_width == cfg.logits_scaling == m_width and cfg.attention_multiplier == 1 / 64
     model, untied = empty_model(cfg), empty_model(dataclasses.replace(cfg, tie_embeddings=False))
     attention = 2 * cfg.n_embd**2 + 2 * cfg.n_embd * cfg.n_kv_head * 64
     rest = attention + cfg.n_expert * cfg.n_embd + 2 * cfg.n_embd  # router and norms
@@ -41,17 +44,6 @@ def test_parameter_counts(preset):
     assert model.n_active_params() == untied.n_active_params() == active + embedding
     assert model.flops_per_token() == untied.flops_per_token()
     assert model.flops_per_token() / 1e9 == pytest.approx(gflop, rel=0.005)
-
-
-def test_presets_are_the_papers_tables():
-    m_widths = {"12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "1B-moe": 4}
-    m_widths |= {"PowerLM-3B": 8, "PowerMoE-3B": 6}
-    assert set(PRESETS) == {"laptop", "laptop-moe", *m_widths}
-    for name, m_width in m_widths.items():
-        cfg = GPTConfig(**PRESETS[name])
-        assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
-        assert cfg.m_width == cfg.logits_scaling == m_width
-        assert cfg.attention_multiplier == 1 / 64
 
 
 def test_samples_are_among_the_top_k():
