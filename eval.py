@@ -28,8 +28,6 @@ from tools.config import fail, program_parser, whole_number
 from tools.devices import join, leave, mixed_precision, pick_device, rank_and_world, share, total
 from tools.runs import write_json
 
-# -- Validation loss ------------------------------------------------------------------------------
-
 
 @torch.no_grad()
 def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict:
@@ -237,9 +235,6 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
             print(tasks.report(name, results[name]))
         if first and args.out:  # now, because a later task may fail
             write_json(args.out, results)
-
-
-# -- Command line ------------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -37,7 +37,6 @@ def folder(corpus_path, tmp_path_factory):
 
 @pytest.mark.parametrize("program, argv, says", [
     (train, "--lrr 1", "--lrr"),
-    (train, "--lr x", "--lr"),
     (train, "--lr nan", "--lr nan: must be a finite number"),
     (train, "--lr 0", "--lr 0.0: must be above 0"),
     (train, "--beta1 1", "--beta1 1.0: must be below 1"),
@@ -82,7 +81,6 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "", "--model"),
     (evaluation, "--model nowhere", "nowhere"),
     (evaluation, "--model .", "no checkpoint"),
-    (evaluation, "--model file", "file"),
     (evaluation, "--model foreign.pt", "foreign.pt"),
     (evaluation, "--model run --data nowhere", "nowhere"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
