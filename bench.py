@@ -100,6 +100,7 @@ speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process{mfu}"""
 
 def profile(cfg: TrainConfig, corpus, file: Path) -> str:
     """Save a timeline of 3 steps, after 3 for warming up."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     state, (rank, _) = train.build(cfg), devices.rank_and_world()
     steps(cfg, state, corpus, 3)
     with torch.profiler.profile() as record:
@@ -121,20 +122,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         devices.join(typed.get("device", "auto"))
         cfg, (rank, world) = train.make_config(**typed), devices.rank_and_world()
-        if not args.dry_run:
-            with devices.rank_0_first():
-                cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
-        if args.profile:
-            args.profile.parent.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        return fail("bench.py", error)
-    try:
         if args.dry_run:
             text = dry_run(cfg, world)
         else:
+            with devices.rank_0_first():
+                cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
             text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
     except torch.OutOfMemoryError as error:
         return fail("bench.py", devices.reason_of(error))
+    except (ValueError, OSError) as error:
+        return fail("bench.py", error)
     if rank == 0:
         print(text)
     return 0

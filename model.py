@@ -314,22 +314,17 @@ PRESETS = {
 }  # fmt: skip
 
 
-def print_table() -> None:
-    """Print every preset: its parameters, how many a token uses, and its operations per token."""
-    print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
-    for name, shape in PRESETS.items():
-        model = empty_model(GPTConfig(**shape))
-        active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
-        print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("model.py", __doc__)
     parser.add_argument("--export", type=Path, metavar="RUN", help="run or checkpoint to export")
     parser.add_argument("--to", type=Path, metavar="DIR", default="exported", help="new folder")
     args = parser.parse_args(argv)
     if args.export is None:
-        print_table()
+        print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
+        for name, shape in PRESETS.items():
+            model = empty_model(GPTConfig(**shape))
+            active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
+            print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")
         return 0
     import data
 

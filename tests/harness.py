@@ -3,6 +3,7 @@
 Also the items themselves, in the fields of the public data sets, the nasty ones among them.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import random
 from pathlib import Path
 
 import data
-from model import export_granite
+from tools import granite
 
 for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
     os.environ[name] = "1"
@@ -35,7 +36,7 @@ def items() -> dict[str, list[dict]]:
     rng, files = random.Random(0), {}
     counts = {"wikitext": 5, "gsm8k": 6, "math": 6, "mbpp": 4, "humaneval": 4}
     for kind, most in (("", 12), (".train", 18)):
-        docs = [multiple_choice(rng, i) | written(rng, i) for i in range(most)]
+        docs = [item(rng, i) for i in range(most)]
         for name in docs[0]:
             n = most if kind else counts.get(name, most)
             files[f"{name}{kind}"] = [doc[name] for doc in docs[:n]]
@@ -45,7 +46,7 @@ def items() -> dict[str, list[dict]]:
     return files
 
 
-def multiple_choice(rng: random.Random, i: int) -> dict[str, dict]:
+def item(rng: random.Random, i: int) -> dict[str, dict]:
     """Item i of each task."""
     some = lambda least=1, most=12: text(rng, least, most)
 
@@ -63,6 +64,12 @@ def multiple_choice(rng: random.Random, i: int) -> dict[str, dict]:
     openbookqa = {"question_stem": stem} | labelled("ABCD")
     openbookqa["answerKey"] = " " * (i % 3) + openbookqa["answerKey"]
     endings = [f"{some()} [substeps] {some()}  {some()} ", f" [title] {some()}", some()]
+    number = rng.choice(["5", "1,200", "$7", "-3", "2.50", "12."])
+    boxed = ["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{\\sqrt{3}}{2}}", "\\fbox{1} \\boxed{x=5}",
+             "\\boxed{12\\%}", "$\\boxed 7$.", "\\boxed{1,\\!000\\text{ cm}}"][i % 6]  # fmt: skip
+    sentence = lambda: (f" {some()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {some()} ) "
+                        f'[ 7 ] " {some(1, 4)} " : 20 ° N ; it \'s ! \n')  # fmt: skip
+    lines = lambda: [f" = {some(1, 3)} = \n", " = = = Deep = = = \n", "\n", sentence(), sentence()]
     return {
         "arc_easy": arc(), "arc_challenge": arc(), "openbookqa": openbookqa,
         "boolq": {"question": some(), "passage": some(10, 40) + " " * (i % 2), "label": i % 2},
@@ -76,19 +83,6 @@ def multiple_choice(rng: random.Random, i: int) -> dict[str, dict]:
         "mmlu": {"question": " " * (i % 2) + some(3, 20) + "\n" * (i % 3),
             "subject": ["abstract_algebra", "anatomy", "virology"][i % 3],
             "choices": [some(1, 5) for _ in "ABCD"], "answer": rng.randrange(4)},
-    }  # fmt: skip
-
-
-def written(rng: random.Random, i: int) -> dict[str, dict]:
-    """Item i of each task in which a model writes, and of wikitext."""
-    some = lambda least=1, most=12: text(rng, least, most)
-    number = rng.choice(["5", "1,200", "$7", "-3", "2.50", "12."])
-    boxed = ["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{\\sqrt{3}}{2}}", "\\fbox{1} \\boxed{x=5}",
-             "\\boxed{12\\%}", "$\\boxed 7$.", "\\boxed{1,\\!000\\text{ cm}}"][i % 6]  # fmt: skip
-    sentence = lambda: (f" {some()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {some()} ) "
-                        f'[ 7 ] " {some(1, 4)} " : 20 ° N ; it \'s ! \n')  # fmt: skip
-    lines = lambda: [f" = {some(1, 3)} = \n", " = = = Deep = = = \n", "\n", sentence(), sentence()]
-    return {
         "wikitext": {"page": "".join(rng.choice(lines()) for _ in range(rng.randint(1, 12)))},
         "gsm8k": {"question": some(3, 20), "answer": f"{some()} <<1+1=2>> {some()}\n#### {number}"},
         "math": {"problem": some(3, 20), "solution": f"{some()} \\boxed{{0}} so {boxed}",
@@ -109,7 +103,8 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
 
 
 def export(model, folder: Path, tokenizer) -> Path:
-    export_granite(model, folder, tokenizer.eot_token, data.tokenizer_files(tokenizer))
+    shape, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
+    granite.write_folder(folder, shape, model.state_dict(), tokenizer.eot_token, files)
     return folder
 
 

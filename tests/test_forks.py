@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+import train
+from test_train import flags, read
+
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def fork(tmp_path):
-    """A function: patch, and which files of it -> the folder of a patched copy."""
-
-    def apply(patch: str, *only: str) -> Path:
-        copy = tmp_path / "-".join([patch or "plain", *only])
-        skip = shutil.ignore_patterns(".*", "results", "assets", "tests", "docs", "runs", "data")
-        shutil.copytree(ROOT, copy, ignore=skip)
-        if patch:
-            files = [f"--include={name}" for name in only]
-            command = ["git", "apply", *files, str(ROOT / f"forks/{patch}.patch")]
-            subprocess.run(command, cwd=copy, check=True)
-        return copy
-
-    return apply
+def fork(patch: str) -> Path:
+    """Apply a patch to a copy of the project. -> its folder."""
+    copy = Path(patch).absolute()
+    skip = shutil.ignore_patterns(".*", "results", "assets", "tests", "docs", "runs", "data")
+    shutil.copytree(ROOT, copy, ignore=skip)
+    subprocess.run(["git", "apply", ROOT / f"forks/{patch}.patch"], cwd=copy, check=True)
+    return copy
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
@@ -35,7 +30,7 @@ def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_free_batch_exponent_scales_the_learning_rate(fork):
+def test_free_batch_exponent_scales_the_learning_rate():
     code = """
 import schedules, train
 for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
@@ -47,24 +42,17 @@ for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
     assert (wide / narrow, linear / wide) == pytest.approx((16**0.5, 4**0.5))
 
 
-def test_qk_norm_needs_a_rule_and_survives_a_high_learning_rate(fork, corpus_path):
-    flags = dict(
-        n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, device="cpu",
-        warmup_tokens=1024, init_std=0.02, m_emb=1.0, schedule="wsd", lr=0.64, total_tokens=10_240,
-        data=corpus_path, out="a",
-    )  # fmt: skip
-    argv = ["train.py", *(f"--{name}={value}" for name, value in flags.items())]
-    unruled = run(fork("qk_norm", "model.py"), *argv)
-    assert unruled.returncode != 0 and "no rule for blocks.0.attn.q_norm" in unruled.stderr
-    folders = fork("qk_norm"), fork("")
-    for folder, more in zip(folders, (["--attention_multiplier=0.25"], [])):
-        assert run(folder, *argv, *more).returncode == 0
-    normed, plain = (json.loads((folder / "a/record.json").read_text()) for folder in folders)
+def test_qk_norm_survives_a_high_learning_rate(corpus_path):
+    argv = flags(corpus_path, schedule="wsd", lr=0.64, out="a")
+    folder = fork("qk_norm")
+    assert run(folder, "train.py", *argv, "--attention_multiplier=0.25").returncode == 0
+    assert train.main(argv) == 0
+    normed, plain = (read(out / "a/record.json") for out in (folder, Path()))
     assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16  # two gains in each of two blocks
     assert normed["val_loss"] < plain["val_loss"] - 0.3
 
 
-def test_notebooks_become_documents_of_a_corpus(fork):
+def test_notebooks_become_documents_of_a_corpus():
     folder = fork("notebooks")
     (folder / "notes").mkdir()
     cells = [{"source": ["# A\n", "text"]}, {"source": "x = 1", "outputs": [{"text": "OUTPUT"}]}]
@@ -79,7 +67,7 @@ def test_notebooks_become_documents_of_a_corpus(fork):
     assert sorted(documents) == sorted(expected)
 
 
-def test_schedule_free_adamw_equals_a_loop_over_its_definition(fork):
+def test_schedule_free_adamw_equals_a_loop_over_its_definition():
     """x, y and z of one weight, with the averages as sums over all past steps."""
     code = """
 import math, torch, train
@@ -101,14 +89,14 @@ for k in range(50):
     assert max(map(float, run(fork("schedule_free"), "-c", code).stdout.split())) < 1e-12
 
 
-def test_schedule_free_adamw_branches_bit_for_bit(fork, corpus_path):
-    folder = fork("schedule_free")
-    flags = f"--n_layer=1 --n_embd=32 --n_head=2 --seq_len=32 --device=cpu --data={corpus_path}"
-    whole = f"{flags} --warmup_tokens=1024 --schedule=constant --average --total_tokens=10240"
-    half = whole.replace("10240", "5120")
-    for argv in (f"{whole} --out=a", f"{half} --out=b", "--branch=b --total_tokens=10240 --out=c"):
-        assert run(folder, "train.py", *argv.split()).returncode == 0
-    a, c = (json.loads((folder / out / "record.json").read_text()) for out in "ac")
+def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
+    folder, small = fork("schedule_free"), dict(n_layer=1, schedule="constant")
+    whole = [*flags(corpus_path, **small, out="a"), "--average"]
+    half = [*flags(corpus_path, **small, out="b", total_tokens=5120), "--average"]
+    branch = ["--branch=b", "--total_tokens=10240", "--out=c"]
+    code = f"import train\nfor argv in {whole}, {half}, {branch}: assert train.main(argv) == 0"
+    assert run(folder, "-c", code).returncode == 0
+    a, c = (read(folder / out / "record.json") for out in "ac")
     assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
     saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
     xs = [state["x"] for state in saved["optimizer"]["state"].values()]

@@ -18,20 +18,21 @@ def tiny(**changed) -> GPT:
     return model.eval()
 
 
-# -- the paper's sizes -----------------------------------------------------------------------------
-
-COUNTS = {  # parameters, active parameters without the embedding, GFLOP per token
-    "12M": (12_329_088, 6_037_632, 0.175), "36M": (36_716_800, 24_133_888, 0.422),
-    "121M": (121_668_096, 96_502_272, 1.13), "36M-power": (36_716_800, 24_133_888, 0.422),
-    "1B": (1_208_083_968, 1_132_586_496, 8.76), "1B-moe": (1_334_625_280, 378_323_968, 3.18),
-    "PowerLM-3B": (3_510_819_072, 3_397_572_864, 23.3),
-    "PowerMoE-3B": (3_298_788_864, 807_372_288, 6.50),
+PAPER = {  # m_width, parameters, active parameters without the embedding, GFLOP per token
+    "12M": (0.5, 12_329_088, 6_037_632, 0.175), "36M": (1, 36_716_800, 24_133_888, 0.422),
+    "121M": (2, 121_668_096, 96_502_272, 1.13), "36M-power": (1, 36_716_800, 24_133_888, 0.422),
+    "1B": (6, 1_208_083_968, 1_132_586_496, 8.76),
+    "1B-moe": (4, 1_334_625_280, 378_323_968, 3.18),
+    "PowerLM-3B": (8, 3_510_819_072, 3_397_572_864, 23.3),
+    "PowerMoE-3B": (6, 3_298_788_864, 807_372_288, 6.50),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", COUNTS)
-def test_parameter_counts(preset):
-    cfg, (total, active, gflop) = GPTConfig(**PRESETS[preset]), COUNTS[preset]
+@pytest.mark.parametrize("preset", PAPER)
+def test_presets_are_the_papers_tables(preset):
+    cfg, (m_width, total, active, gflop) = GPTConfig(**PRESETS[preset]), PAPER[preset]
+    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
+    assert cfg.m_width == cfg.logits_scaling == m_width and cfg.attention_multiplier == 1 / 64
     model, untied = empty_model(cfg), empty_model(dataclasses.replace(cfg, tie_embeddings=False))
     attention = 2 * cfg.n_embd**2 + 2 * cfg.n_embd * cfg.n_kv_head * 64
     rest = attention + cfg.n_expert * cfg.n_embd + 2 * cfg.n_embd  # router and norms
@@ -45,19 +46,6 @@ def test_parameter_counts(preset):
     assert model.flops_per_token() / 1e9 == pytest.approx(gflop, rel=0.005)
 
 
-def test_presets_are_the_papers_tables():
-    m_widths = {"12M": 0.5, "36M": 1, "121M": 2, "36M-power": 1, "1B": 6, "1B-moe": 4}
-    m_widths |= {"PowerLM-3B": 8, "PowerMoE-3B": 6}
-    assert set(PRESETS) == {"laptop", "laptop-moe", *m_widths}
-    for name, m_width in m_widths.items():
-        cfg = GPTConfig(**PRESETS[name])
-        assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
-        assert cfg.m_width == cfg.logits_scaling == m_width
-        assert cfg.attention_multiplier == 1 / 64
-
-
-# -- initial weights -------------------------------------------------------------------------------
-
 def test_samples_are_among_the_top_k():
     model, idx = tiny(), torch.randint(50, (64, 9))
     with torch.no_grad():
@@ -68,10 +56,9 @@ def test_samples_are_among_the_top_k():
 
 
 MOE = dict(n_expert=4, n_expert_active=2, n_ffn=24)
-SHAPES = [{}, dict(tie_embeddings=False), MOE, dict(n_embd=8, vocab_size=3)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
 def test_a_new_model_has_the_weights_of_gpt(shape):
     """Built on the meta device, with the same numbers drawn and the same ones left to draw."""
     cfg = GPTConfig(**TINY | shape)
@@ -81,19 +68,6 @@ def test_a_new_model_has_the_weights_of_gpt(shape):
         model = build(cfg)
         built.append([*model.parameters(), *model.buffers(), torch.rand(5)])
     assert all(torch.equal(a, b) for a, b in zip(*built, strict=True))
-
-
-# -- the model against itself ----------------------------------------------------------------------
-
-
-def test_no_position_sees_the_future():
-    model, idx = tiny(), torch.randint(50, (1, 16))
-    changed = idx.clone()
-    changed[0, 9] = (idx[0, 9] + 1) % 50
-    with torch.no_grad():
-        before, after = model(idx), model(changed)
-    assert torch.equal(before[:, :9], after[:, :9])
-    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
 
 
 def test_chunks_after_a_cache_equal_the_whole():
@@ -108,7 +82,7 @@ def test_chunks_after_a_cache_equal_the_whole():
 
 WRONG = [
     (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"),
-    (dict(n_layer=0), "--n_layer 0"), (dict(n_expert_active=2), "--n_expert_active 2"),
+    (dict(n_expert_active=2), "--n_expert_active 2"),
     (dict(n_expert=4), "--n_expert 4"), (MOE | dict(n_ffn=20), "--n_ffn 20"),
     (MOE | dict(n_embd=36, n_head=2), "--n_embd 36"),
 ]  # fmt: skip

@@ -50,12 +50,6 @@ def test_a_schedule_reads_the_fields_in_its_row(kind):
     assert {f for f in moved if moved[f] != curve(base)} == READS[kind]
 
 
-def test_only_tokens_matter_and_power_is_proportional_to_the_batch():
-    one, two = make_schedule(config(batch_size=128)), make_schedule(config(batch_size=256))
-    assert two(8e11) == pytest.approx(2 * one(8e11), rel=1e-12)
-    assert make_schedule(config(batch_size=512, seq_len=2048))(8e11) == two(8e11)
-
-
 def test_phases_of_length_zero_and_tokens_past_the_end():
     no_warmup = make_schedule(config(warmup_tokens=0))
     assert no_warmup(0) == 0.02 and math.isfinite(no_warmup(1e-300))
