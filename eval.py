@@ -28,6 +28,8 @@ from tools.config import fail, program_parser, whole_number
 from tools.devices import join, leave, mixed_precision, pick_device, rank_and_world, share, total
 from tools.runs import write_json
 
+# -- Validation loss ------------------------------------------------------------------------------
+
 
 @torch.no_grad()
 def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict:
@@ -145,11 +147,11 @@ def decoder(model: GPT, tokenizer):
     return lambda ids: b"".join(text[i] for i in ids).decode(errors="replace")
 
 
-def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8) -> str:
+def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50) -> str:
     """Return the prompt and a continuation, up to the end of the document."""
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # as in training
     idx = torch.tensor([ids], device=next(model.parameters()).device)
-    new = model.generate(idx, max_new_tokens, temperature)[0, len(ids) :].tolist()
+    new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
     return prompt + decoder(model, tokenizer)(new)
@@ -237,10 +239,13 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
             write_json(args.out, results)
 
 
+# -- Command line ------------------------------------------------------------------------------
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
     add, number = parser.add_argument, dict(type=whole_number, metavar="N")
-    low = dict(limit=1, num_fewshot=0, max_len=1, max_new_tokens=0, temperature=0, seed=0)
+    low = dict(limit=1, num_fewshot=0, max_len=1, top_k=1, max_new_tokens=0, temperature=0, seed=0)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
         "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
@@ -253,6 +258,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "writes; use a container, because their limits are not a security boundary")
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", **number, default=400, help="length of the sample (default: 400)")
+    add("--top_k", **number, default=50, help="sample from the N likeliest tokens (default: 50)")
     add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
     add("--seed", **number, default=0, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
@@ -262,6 +268,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value >= low[name]:  # refuses NaN, too
             raise ValueError(f"--{name} {value}: must be at least {low[name]}")
+        if name in ("limit", "num_fewshot", "max_len") and value and not args.tasks:
+            raise ValueError(f"--{name} {value}: has no effect without --tasks")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args
@@ -301,8 +309,8 @@ def main(argv: list[str] | None = None) -> int:
             evaluate(model, args)
         elif args.prompt is not None:
             torch.manual_seed(args.seed)
-            how = args.max_new_tokens, args.temperature
-            print(sample(model, data.tokenizer_of(args.model), args.prompt, *how))
+            lengths = args.max_new_tokens, args.temperature, args.top_k
+            print(sample(model, data.tokenizer_of(args.model), args.prompt, *lengths))
         else:
             print_loss(model, args)
     except (ValueError, OSError) as error:

@@ -82,6 +82,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model nowhere", "nowhere"),
     (evaluation, "--model .", "no checkpoint"),
     (evaluation, "--model foreign.pt", "foreign.pt"),
+    (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data nowhere", "nowhere"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
