@@ -81,11 +81,7 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
     if not path.exists():
         print(f"preparing the embedded corpus, once: {path}")
-        try:
-            prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
-        except OSError:
-            if not path.exists():  # otherwise another process was faster
-                raise
+        prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
     return open_corpus(path)
 
 

@@ -5,16 +5,11 @@ import contextlib
 import dataclasses
 import functools
 import math
-import operator
 import sys
 import typing
+from operator import ge, gt, le, lt
 
-LIMITS = {
-    "above": operator.gt,
-    "at_least": operator.ge,
-    "at_most": operator.le,
-    "below": operator.lt,
-}
+LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
@@ -48,10 +43,7 @@ def violated(value, limits) -> str | None:
 
 
 def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that other choices of a flag read, but not this choice.
-
-    reads[choice] is the set of fields that depend on this choice of --flag.
-    """
+    """Raise ValueError for a typed field that is in reads[another choice of --flag] only."""
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
         if readers and choice not in readers:
@@ -60,11 +52,8 @@ def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> 
 
 
 def fill_in(cfg, **values) -> None:
-    """Replace every None among these fields. Only for the __post_init__ of a frozen config.
-
-    Afterwards, dataclasses.replace would keep values that follow from the old width. So build a
-    changed config from the typed fields, as train.make_config does.
-    """
+    """Replace every None among these fields, in the __post_init__ of a frozen config."""
+    # dataclasses.replace would keep them, so make_config builds a config of another width
     for name, value in values.items():
         if getattr(cfg, name) is None:
             object.__setattr__(cfg, name, value)
