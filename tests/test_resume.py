@@ -144,14 +144,6 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     assert not list(run.rglob("*.tmp"))
 
 
-def test_a_finished_run_stays(corpus_path, tmp_path, capsys):
-    argv = [*flags(corpus_path, out="run"), "--resume"]
-    assert train.main(argv) == 0
-    before = files(tmp_path)
-    assert train.main(argv) == 0  # as a restarted job would
-    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
-
-
 @pytest.mark.parametrize("schedule", [s for s in schedules.SCHEDULES if s not in schedules.PLANNED])
 def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
     """Branch off a long run for a shorter one, and off a short run for a longer one."""
@@ -223,9 +215,7 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_reported_and_the_checkpoint_before_used(
-    damage, undisturbed, corpus_path, capsys
-):
+def test_damage_is_reported_and_skipped(damage, undisturbed, corpus_path, capsys):
     run, (damaged, tail) = stopped_run(corpus_path), DAMAGES[damage]
     newest = runs.checkpoints(run)[-1]
     newest.write_bytes(damaged(newest.read_bytes()))
@@ -319,8 +309,11 @@ def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_the_printed_command_works_in_a_folder_with_spaces(corpus_path, tmp_path, capsys):
+def test_the_printed_command_finishes_the_run_once(corpus_path, tmp_path, capsys):
     stop(flags(corpus_path, out="my runs/a b", **SAVES), 20)
     line = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(line[line.index("python train.py") :])
     assert train.main(words[2:]) == 0 and (tmp_path / "my runs/a b/record.json").exists()
+    before = files(tmp_path)
+    assert train.main(words[2:]) == 0  # as a restarted job would
+    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before

@@ -13,10 +13,7 @@ LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help and the limits of its command-line flag.
-
-    Limits are above, at_least, at_most, below (numbers) and choices (a sequence).
-    """
+    """A config field with the help and the limits of its flag, from LIMITS or choices."""
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
@@ -81,10 +78,7 @@ def program_parser(prog: str, description: str) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
-    """Add a flag for every field of a config class.
-
-    The help shows the field's default and its value in the default preset, called `name`.
-    """
+    """Add a flag for every field of a config class. The help has its value in preset `name`."""
     for f in dataclasses.fields(config):
         kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
         defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
