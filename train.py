@@ -377,7 +377,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add("--dry_run", "--benchmark", "--profile", dest="bench", nargs="*", help="see bench.py")
     args = parser.parse_args(argv)
     if args.bench is not None:
-        parser.error("--dry_run, --benchmark, --profile: use bench.py, which takes the same flags")
+        parser.error("--dry_run, --benchmark, --profile: use python bench.py (same config flags)")
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
     if args.time_limit is not None and not args.time_limit > 0:  # refuses NaN, too
