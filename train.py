@@ -374,7 +374,10 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
     add("--time_limit", type=float, metavar="SECONDS", help="when to save and exit with status 3")
+    add("--dry_run", "--benchmark", "--profile", dest="bench", nargs="*", help="see bench.py")
     args = parser.parse_args(argv)
+    if args.bench is not None:
+        parser.error("--dry_run, --benchmark, --profile: use python bench.py (same config flags)")
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
     if args.time_limit is not None and not args.time_limit > 0:  # refuses NaN, too

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import eval as evaluation
-import model as model_file
 import train
+from eval import main as evaluate, sample, validation_loss
+from model import load_model
 from test_resume import stop
 from test_train import SMALL, flags, metrics, read, same
 
@@ -19,8 +19,7 @@ def test_weights_at_n_tokens_count_as_n_to_the_16th(batch_size, corpus):
     changed = dict(AVERAGE, average=True, batch_size=batch_size, schedule="constant", lr=0.05)
     cfg = train.resolve_device(train.make_config(**SMALL | changed | {"warmup_tokens": 0}))
     state, before, total = train.build(cfg), 0, 0.0
-    expected = {name: torch.zeros_like(w) for name, w in state.model.named_parameters()}
-    expected = {name: w.double() for name, w in expected.items()}
+    expected = dict.fromkeys(dict(state.model.named_parameters()), 0.0)
     for _ in train.training_steps(cfg, state, corpus, 12 * cfg.batch_tokens):
         share = float(state.tokens) ** 17 - float(before) ** 17  # of the integral of n^16
         before, total = state.tokens, total + share
@@ -38,26 +37,22 @@ def run(corpus_path, out: str, *more: str, **changed) -> dict:
 
 
 def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
+    """What is saved, without the optimizer, has the loss of the record and wrote the sample."""
     averaged, plain = run(corpus_path, "a", "--average"), run(corpus_path, "b")
     assert averaged["val_loss"] == plain["val_loss"] != averaged["average_val_loss"]
     assert "average_val_loss" not in plain
     lines = metrics(Path("a"), "average_val_loss")
     assert [line["tokens"] for line in lines] == [1024, 2048, 3072]
-    model = evaluation.load_model("a/average.pt")  # what was saved is what the record says
-    loss = evaluation.validation_loss(model, corpus)["val_loss"]
+    model = load_model("a/average.pt")
+    loss = validation_loss(model, corpus)["val_loss"]
     assert loss == pytest.approx(averaged["average_val_loss"], abs=1e-6)
-    assert evaluation.main(["--model=a/average.pt", "--device=cpu"]) == 0  # it finds the corpus
+    assert evaluate(["--model=a/average.pt", "--device=cpu"]) == 0  # it finds the corpus
     assert f"{loss:.4f}" in capsys.readouterr().out
-
-
-def test_average_pt_has_no_optimizer_and_the_sample_is_its_work(corpus_path, corpus):
-    run(corpus_path, "a", "--average")
     newest = torch.load(max(Path("a/ckpt").iterdir()), weights_only=True)
     saved = torch.load("a/average.pt", weights_only=True)
     assert "optimizer" not in saved and same(saved["model"], newest["average"])
     torch.manual_seed(0)
-    sample = evaluation.sample(model_file.load_model("a/average.pt"), corpus.tokenizer)
-    assert Path("a/sample.txt").read_bytes().decode() == sample
+    assert Path("a/sample.txt").read_bytes().decode() == sample(model, corpus.tokenizer)
 
 
 def test_resuming_and_branching_continue_the_average(corpus_path):

@@ -18,6 +18,7 @@ import torch
 import data
 import eval as evaluation
 import train
+from test_mistakes import one_line
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,9 +49,6 @@ def check(folder: Path, expected: dict[str, bytes]) -> None:
     assert names - {corpus.meta["tokenizer"]} == {"train.bin", "val.bin", "meta.json"}
 
 
-# -- the order ---------------------------------------------------------------------------------
-
-
 def test_an_epoch_visits_every_sequence_once():
     for n in [*range(1, 40), 97, 127, 128, 129, 251, 256, 257, 1009, 4096, 4097]:
         for seed in (0, 12345):
@@ -72,9 +70,6 @@ def test_sequences_are_cut_next_to_each_other(tmp_path):
     x, y = data.read_sequences(tokens, np.array([0, 9]), 10)
     assert x.tolist() == [list(range(10)), list(range(90, 100))] and x.dtype == np.int64
     assert y.tolist() == [list(range(1, 11)), list(range(91, 101))]
-
-
-# -- the embedded corpus -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -111,9 +106,6 @@ def test_the_embedded_corpus_is_prepared_once(documents, word_tokenizer, tmp_pat
     lines = Path(word_tokenizer).read_bytes().splitlines(keepends=True)
     Path(word_tokenizer).write_bytes(b"".join(lines[:-1]))
     assert data.embedded_corpus(word_tokenizer).path != first
-
-
-# -- texts to tokens ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -160,9 +152,6 @@ def test_validation_loss_counts_every_target_and_every_byte(documents, word_toke
     result = evaluation.validation_loss(model, corpus)
     assert result["val_loss"] == pytest.approx(loss.item() / n, rel=1e-6)
     assert result["val_bpb"] == pytest.approx(loss.item() / np.log(2) / n_bytes, rel=1e-6)
-
-
-# -- files to texts ----------------------------------------------------------------------------
 
 
 def write_in(layout: str, texts: list[str], folder: Path) -> None:
@@ -232,9 +221,6 @@ def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     }  # fmt: skip
 
 
-# -- opening, and what is refused --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", [None, b"[]"])
 @pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
 def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, tmp_path):
@@ -256,41 +242,32 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        ("--source nowhere --out c", "--source nowhere: no such file"),
-        ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
-        ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
-        ("--source blank --out c", "too little text"), ("--source f --out f/c", "'f'"),
-        ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
-        ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
-        ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
-        ("--source x.jsonl --out c", "row 1 has no text 'text'"),
-        ("--source a.jsonl --out c", "'text', but body; choose --text_field"),
-        ("--source a.jsonl.gz --out c", "a.jsonl.gz: Not a gzipped file"),
-        ("--source half.gz --out c", "half.gz: Compressed file ended"),
-        ("--source flipped.jsonl.gz --out c", "--source flipped.jsonl.gz: "),
-        ("--source a.jsonl.zst --out c", "a.jsonl.zst: of packed files we read only .gz"),
-        ("--source a.parquet --out c", "--source a.parquet"),
-    ],
-)  # fmt: skip
-def test_errors_are_one_line(argv, says, tmp_path, capfd):
+@pytest.mark.parametrize("argv, says", [
+    ("--source nowhere --out c", "--source nowhere: no such file"),
+    ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
+    ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
+    ("--source blank --out c", "too little text"), ("--source f --out f/c", "'f'"),
+    ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
+    ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
+    ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
+    ("--source x.jsonl --out c", "row 1 has no text 'text'"),
+    ("--source a.jsonl --out c", "'text', but body; choose --text_field"),
+    ("--source a.jsonl.gz --out c", "a.jsonl.gz: Not a gzipped file"),
+    ("--source half.gz --out c", "half.gz: Compressed file ended"),
+    ("--source flipped.jsonl.gz --out c", "--source flipped.jsonl.gz: "),
+    ("--source a.jsonl.zst --out c", "a.jsonl.zst: of packed files we read only .gz"),
+    ("--source a.parquet --out c", "--source a.parquet"),
+    ("--source hf:some/thing --out c", "pip install datasets"),
+])  # fmt: skip
+def test_errors_are_one_line(argv, says, tmp_path, capfd, monkeypatch):
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     if "parquet" in argv:
         pytest.importorskip("datasets")
-    assert data.main(argv.split()) == 2
-    error = capfd.readouterr().err.splitlines()
-    assert len(error) == 1 and says in error[0], error
+    if "hf:" in argv:
+        monkeypatch.setitem(sys.modules, "datasets", None)  # is not installed
+    assert says in one_line(data.main, argv.split(), capfd)
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
-
-
-def test_a_missing_library_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert data.main(["--source", "hf:some/thing", "--out", "c"]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "hf:some/thing" in error and "pip install datasets" in error
 
 
 END = {
@@ -307,6 +284,6 @@ def test_an_early_end_leaves_nothing_behind(says, word_tokenizer, monkeypatch, t
         yield from LINES
 
     monkeypatch.setattr(data, "read_files", documents)
-    assert data.main(["--source", "f", "--out", "c", "--tokenizer", word_tokenizer]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert says in error and list(tmp_path.iterdir()) == [Path(word_tokenizer)]
+    argv = ["--source", "f", "--out", "c", "--tokenizer", word_tokenizer]
+    assert says in one_line(data.main, argv, capsys)
+    assert list(tmp_path.iterdir()) == [Path(word_tokenizer)]

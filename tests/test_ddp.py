@@ -103,34 +103,33 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     assert losses(out) == pytest.approx(expected, rel=1e-5)
 
 
-WATCHED = f"""
-import sys, zipfile
-sys.path.insert(0, {str(ROOT)!r})
-import train
+def program(change: str) -> Path:
+    """A file that runs train.py after a change."""
+    lines = ["import os, sys, zipfile", f"sys.path.insert(0, {str(ROOT)!r})", "import train"]
+    lines += [change, "train.devices.leave(train.main())"]
+    Path("program.py").write_text("\n".join(lines))
+    return Path("program.py")
 
+
+WATCHED = """
 def watch(owner, name):
     real = getattr(owner, name)
-    def reporting(self):
-        print(name, file=sys.stderr)
-        return real(self)
-    setattr(owner, name, reporting)
+    setattr(owner, name, lambda self: print(name, file=sys.stderr) or real(self))
 
 watch(zipfile.ZipFile, "testzip")
 watch(train.DistributedDataParallel, "_sync_buffers")
-train.devices.leave(train.main())
 """
 
 
 def test_only_rank_0_compares_checksums_and_all_start_from_its_choice(corpus_path, tmp_path):
     """And no process sends buffers to the others, which are constant tables."""
-    out, script = tmp_path / "run", tmp_path / "watched.py"
-    script.write_text(WATCHED)
+    out = tmp_path / "run"
     fields = TINY | {"data": corpus_path, "out": out, "total_tokens": 40 * 256}
     assert train.main([*argv_of(fields | {"save_every": 256}), "--time_limit=0.001"]) == 3
     newest = out / "ckpt" / f"{10**6:016d}.pt"
     newest.write_bytes(runs.checkpoints(out)[0].read_bytes()[:-100])  # damaged
     resumed = {"out": out, "resume": True}
-    outputs = finish(launch(2, resumed, script))
+    outputs = finish(launch(2, resumed, program(WATCHED)))
     assert outputs[0][1].count("testzip") == 1 and outputs[1] == ("", "")
     assert "_sync_buffers" not in outputs[0][1]
 
@@ -148,9 +147,6 @@ def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
     total = int(checkpoint.stem)  # a run that was planned to end there
     finish(launch(2, fields | {"out": planned, "total_tokens": total}))
     assert same(weights(stopped), weights(planned))
-
-
-# -- an MoE ------------------------------------------------------------------------------------
 
 
 def one_step(rank: int, world: int, port: int, corpus_path: Path, out: Path) -> None:
@@ -183,20 +179,15 @@ def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path)
             assert (process["gradients"][name] - gradient).abs().max() <= 1e-9, name
 
 
-# -- failures ----------------------------------------------------------------------------------
-
-
 def test_a_batch_that_cannot_be_shared_is_refused_once(corpus_path, tmp_path):
-    fields = TINY | {"data": corpus_path, "out": tmp_path / "run"}
+    ramp = {"batch_size": 6, "batch_ramp": "6@0,8@1000"}  # the first part could be
+    fields = TINY | {"data": corpus_path, "out": tmp_path / "run"} | ramp
     outputs = finish(launch(3, fields), status=2)
     assert outputs[0][1].startswith("train.py: --batch_size 8: must be a multiple of 3")
     assert outputs[1:] == [("", "")] * 2 and not (tmp_path / "run").exists()
 
 
-FAILING = f"""
-import os, sys
-sys.path.insert(0, {str(ROOT)!r})
-import train
+FAILING = """
 step, n = train.optimizer_step, 0
 def fails(*args):
     global n
@@ -205,15 +196,12 @@ def fails(*args):
         raise train.torch.OutOfMemoryError("CUDA out of memory")
     return step(*args)
 train.optimizer_step = fails
-train.devices.leave(train.main())
 """
 
 
 def test_a_process_that_fails_ends_all(corpus_path, tmp_path):
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
     fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "total_tokens": 10**9}
-    outputs = finish(launch(2, fields, script), status=2)
+    outputs = finish(launch(2, fields, program(FAILING)), status=2)
     last = outputs[0][1].splitlines()[-1]
     assert last == "train.py: lost the other processes; one of them failed"
     assert outputs[1][1].startswith("train.py: out of memory; try")

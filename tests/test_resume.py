@@ -18,6 +18,7 @@ import torch
 import data
 import schedules
 import train
+from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
 from tools import runs
 
@@ -95,14 +96,9 @@ def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
     assert same(ours["model"], undisturbed["model"]) and ours["metrics"] == undisturbed["metrics"]
 
 
-# -- stop and resume ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("steps, number", [
-    (1, signal.SIGINT), (7, signal.SIGTERM), (35, signal.SIGINT), (36, signal.SIGTERM),
-    (37, signal.SIGINT), (39, signal.SIGTERM),
-])  # fmt: skip
-def test_a_signal_saves_and_resume_continues(steps, number, undisturbed, corpus_path, tmp_path):
+@pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
+def test_a_signal_saves_and_resume_continues(steps, undisturbed, corpus_path, tmp_path):
+    number = signal.SIGINT if steps % 2 else signal.SIGTERM
     stop(flags(corpus_path, out="run", **SAVES), steps, number)
     assert not (tmp_path / "run" / "record.json").exists()
     assert train.main(["--out", "run", "--resume"]) == 0  # its configuration is in its folder
@@ -132,15 +128,6 @@ def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, t
     assert [line["tokens"] // 256 for line in metrics(run, "val_loss")] == [10, 20, 25, 30, 35, 40]
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 21, "tok', bytes(range(128, 256)) + b"\n[1, 2]\n"])
-def test_resume_survives_what_is_no_line_of_metrics(tail, undisturbed, corpus_path):
-    run = stopped_run(corpus_path)
-    with open(run / "metrics.jsonl", "ab") as file:
-        file.write(tail)
-    assert train.main(["--out", "run", "--resume"]) == 0
-    assert_same(everything(run), undisturbed)
-
-
 def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_path):
     argv, run = [*flags(corpus_path, out="run", **SAVES), "--resume"], tmp_path / "run"
     environment, rng = os.environ | {"OMP_NUM_THREADS": "1"}, random.Random(0)
@@ -155,17 +142,6 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     assert train.main(argv) == 0
     assert_same(everything(run), undisturbed)
     assert not list(run.rglob("*.tmp"))
-
-
-def test_a_finished_run_stays(corpus_path, tmp_path, capsys):
-    argv = [*flags(corpus_path, out="run"), "--resume"]
-    assert train.main(argv) == 0
-    before = files(tmp_path)
-    assert train.main(argv) == 0  # as a restarted job would
-    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
-
-
-# -- branches ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", [s for s in schedules.SCHEDULES if s not in schedules.PLANNED])
@@ -197,28 +173,6 @@ def test_decay_tokens_alone_cools_down_from_here(corpus_path, tmp_path):
     assert same(weights(tmp_path / "separate"), weights(tmp_path / "cooled"))
 
 
-@pytest.mark.parametrize("batch", [4, 16])
-def test_a_branch_with_another_batch_size_goes_on_in_the_text(batch, corpus_path, monkeypatch):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    seen, real = [], train.data.draw
-    record = lambda corpus, g, *rest: (seen.extend(g.tolist()), real(corpus, g, *rest))[1]
-    monkeypatch.setattr(train.data, "draw", record)
-    argv = ["--branch=run", f"--batch_size={batch}", "--total_tokens=15360", "--out=b"]
-    assert train.main(argv) == 0
-    assert seen == list(range(36 * 8, 60 * 8))  # no sequence twice, none left out
-
-
-def test_a_branch_may_change_the_decay_and_the_optimizer(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    argv = ["--branch=run", "--decay_shape=linear", "--weight_decay=0.5", "--out=b"]
-    assert train.main(argv) == 0
-    record = read(tmp_path / "b" / "record.json")
-    assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
-    assert record["parent"].endswith(f"{36 * 256:016d}.pt")  # the last one before the decay
-    saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
-    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
-
-
 def test_a_branch_can_be_resumed(corpus_path, documents, tmp_path):
     """The branch changes its data. Resumed, it continues to count the sequences of both sources."""
     data.prepare(documents[:150], "bytes", tmp_path / "new")
@@ -235,29 +189,38 @@ def test_a_branch_can_be_resumed(corpus_path, documents, tmp_path):
     assert_same(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
 
 
-def test_the_newest_checkpoints_and_the_one_before_the_decay_stay(corpus_path, tmp_path):
+def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_path):
     assert train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
-    kept = [int(path.stem) // 256 for path in runs.checkpoints(tmp_path / "run")]
-    assert kept == [36, 39, 40]
-    runs.checkpoints(tmp_path / "run")[-1].write_bytes(b"")  # damaged, and not needed
-    assert train.main(["--branch=run", "--decay_tokens=1024", "--out=b"]) == 0
+    kept = runs.checkpoints(tmp_path / "run")
+    assert [int(path.stem) // 256 for path in kept] == [36, 39, 40]
+    kept[-1].write_bytes(b"")  # damaged, and not needed
+    argv = ["--branch=run", "--decay_shape=linear", "--weight_decay=0.5", "--out=b"]
+    assert train.main(argv) == 0
+    record = read(tmp_path / "b" / "record.json")
+    assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
+    assert record["parent"].endswith(kept[0].name)
+    saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
+    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
 
 
-# -- what can go wrong -------------------------------------------------------------------------
+DAMAGES = {  # to the newest checkpoint, and what stands at the end of metrics.jsonl
+    "truncated": (lambda content: content[: len(content) // 2], b'{"step": 21, "tok'),
+    "a flipped bit": (lambda content: flipped(content, len(content) // 2), b""),
+    "no zip": (lambda content: b"what?", bytes(range(128, 256)) + b"\n[1, 2]\n"),
+}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "garbled", "empty", "not even a zip"])
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
-    damage, undisturbed, corpus_path, capsys
-):
-    run = stopped_run(corpus_path)
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_reported_and_skipped(damage, undisturbed, corpus_path, capsys):
+    run, (damaged, tail) = stopped_run(corpus_path), DAMAGES[damage]
     newest = runs.checkpoints(run)[-1]
-    content = bytearray(newest.read_bytes())
-    half = len(content) // 2
-    if damage == "garbled":
-        content[half] ^= 1  # one bit of one weight
-    damaged = {"truncated": content[:half], "garbled": content, "empty": b""}
-    newest.write_bytes(damaged.get(damage, b"what?"))
+    newest.write_bytes(damaged(newest.read_bytes()))
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(tail)
     capsys.readouterr()
     assert train.main(["--out", "run", "--resume"]) == 0
     error = capsys.readouterr().err
@@ -280,34 +243,37 @@ def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        ([*RESUME, "--power_a=0.5"], ("--power_a 0.5", "5.0")),
-        ([*RESUME, "--n_layer=3"], ("--n_layer 3", "2")),
-        ([*RESUME, "--total_tokens=1e6"], ("--total_tokens 1000000", "10240", "--branch")),
-        ([*RESUME, "--data=other"], ("--data", "other")),
-        ([*BRANCH, "--n_embd=64"], ("--n_embd 64", "32")),
-        ([*BRANCH, "--preset=1B"], ("--preset 1B", "laptop")),
-        ([*BRANCH, "--total_tokens=5120"], ("--total_tokens 5,120", "5,120")),
-        ([*BRANCH, "--total_tokens=7000", "--decay_tokens=3000"], ("3,000", "4,000", "5,120")),
-        ([*BRANCH, "--lr=0.1"], ("--lr 0.1", "power")),
-        (["--branch=run/average.pt"], ("average.pt", "ckpt/")),
-        (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
-        (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
-        ([*BRANCH, "--out=cosine"], ("--out cosine", "--resume")),
-    ],
-    ids=lambda argv: " ".join(argv)[:40],
-)
-def test_what_does_not_fit_is_refused(argv, says, corpus_path, tmp_path, capsys):
-    stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
-    assert train.main(flags(corpus_path, out="cosine", schedule="cosine")) == 0
-    before = files(tmp_path)
-    capsys.readouterr()
-    assert train.main(argv) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and all(word in error for word in says), error
-    assert files(tmp_path) == before
+@pytest.fixture(scope="module")
+def two_runs(corpus_path, tmp_path_factory) -> Path:
+    """A folder with a stopped run and a cosine."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
+        assert train.main(flags(corpus_path, out="cosine", schedule="cosine")) == 0
+    return folder
+
+
+@pytest.mark.parametrize("argv, says", [
+    ([*RESUME, "--power_a=0.5"], ("--power_a 0.5", "5.0")),
+    ([*RESUME, "--total_tokens=1e6"], ("--total_tokens 1000000", "10240", "--branch")),
+    ([*RESUME, "--data=other"], ("--data", "other")),
+    ([*BRANCH, "--n_embd=64"], ("--n_embd 64", "32")),
+    ([*BRANCH, "--preset=1B"], ("--preset 1B", "laptop")),
+    ([*BRANCH, "--total_tokens=5120"], ("--total_tokens 5,120", "5,120")),
+    ([*BRANCH, "--total_tokens=7000", "--decay_tokens=3000"], ("3,000", "4,000", "5,120")),
+    ([*BRANCH, "--lr=0.1"], ("--lr 0.1", "power")),
+    (["--branch=run/average.pt"], ("average.pt", "ckpt/")),
+    (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
+    (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
+    ([*BRANCH, "--out=cosine"], ("--out cosine", "--resume")),
+], ids=lambda argv: " ".join(argv)[:40])  # fmt: skip
+def test_what_does_not_fit_is_refused(argv, says, two_runs, capsys, monkeypatch):
+    monkeypatch.chdir(two_runs)
+    before = files(two_runs)
+    error = one_line(train.main, argv, capsys)
+    assert all(word in error for word in says), error
+    assert files(two_runs) == before
 
 
 def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_path, capsys):
@@ -316,15 +282,13 @@ def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_p
     for file in (tmp_path / "c").iterdir():
         shutil.copy(corpus_path / file.name, file)
     for argv in (RESUME, BRANCH):
-        assert train.main(argv) == 2
-        assert "fingerprint" in capsys.readouterr().err
+        assert "fingerprint" in one_line(train.main, argv, capsys)
     assert train.main([*BRANCH, f"--data={corpus_path}", "--out=new"]) == 0  # on purpose
 
 
 def test_two_processes_in_one_folder(corpus_path, capsys):
     held = runs.lock(stopped_run(corpus_path))
-    assert train.main(RESUME) == 2
-    assert "another process" in capsys.readouterr().err
+    assert "another process" in one_line(train.main, RESUME, capsys)
     held.close()
     assert train.main(RESUME) == 0
 
@@ -339,15 +303,17 @@ def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.open", disk)
-        assert train.main(flags(corpus_path, out="run", **SAVES)) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "1536.pt" in error and "--resume" in error
+        error = one_line(train.main, flags(corpus_path, out="run", **SAVES), capsys)
+    assert "1536.pt" in error and "--resume" in error
     assert train.main(RESUME) == 0
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_the_printed_command_works_in_a_folder_with_spaces(corpus_path, tmp_path, capsys):
+def test_the_printed_command_finishes_the_run_once(corpus_path, tmp_path, capsys):
     stop(flags(corpus_path, out="my runs/a b", **SAVES), 20)
     line = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(line[line.index("python train.py") :])
     assert train.main(words[2:]) == 0 and (tmp_path / "my runs/a b/record.json").exists()
+    before = files(tmp_path)
+    assert train.main(words[2:]) == 0  # as a restarted job would
+    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before

@@ -138,9 +138,6 @@ def test_nothing_in_a_step_reads_a_value(corpus):
             torch.ones(()).item()
 
 
-# -- bench.py ----------------------------------------------------------------------------------
-
-
 def test_dry_run_counts(capsys):
     assert bench.main(["--preset=1B", "--dry_run"]) == 0
     out, cfg = capsys.readouterr().out, train.make_config(preset="1B")

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import data
+from test_mistakes import one_line
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -92,13 +93,11 @@ def test_and_back(kind, texts, tmp_path):
     assert theirs.eos_token_id == again.eot_token == ours.eot_token
 
 
-PREFIX = {"type": "ByteLevel", "add_prefix_space": True}
 CHANGES = [
     ({"model": {"type": "WordPiece"}}, "byte-level"),
     ({"normalizer": {"type": "NFC"}}, "normalizer"),
     ({"added_tokens": []}, "end-of-text"),
-    ({"pre_tokenizer": {"type": "Metaspace"}}, "pre-tokenizer"),
-    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [PREFIX]}}, "pre-tokenizer"),
+    ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "pre-tokenizer"),
     ("reversed merges", "order"), ("without a", "'a'"), ("without ÿ", None),
 ]  # fmt: skip
 
@@ -120,6 +119,5 @@ def test_other_kinds_are_refused(change, says, texts, tmp_path, capsys):
         assert data.load_tokenizer(str(path)).decode([5]) == "$"
         return
     argv = ["--source", __file__, "--tokenizer", str(path), "--out", "new"]
-    assert data.main(argv) == 2 and not Path("new").exists()
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "tokenizer.json" in error and says in error, error
+    error = one_line(data.main, argv, capsys)
+    assert "tokenizer.json" in error and says in error and not Path("new").exists()

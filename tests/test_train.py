@@ -51,9 +51,6 @@ def sgd(model):
     return torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
 
 
-# -- a run and what it leaves behind -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, tmp_path, capsys):
     argv = flags(corpus_path, schedule=schedule)
@@ -91,14 +88,6 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     assert not list(run.rglob("*.tmp"))
 
 
-def test_each_seed_changes_the_run(corpus_path, tmp_path):
-    for out, changed in (("a", {}), ("b", {"seed": 1}), ("c", {"data_seed": 1})):
-        quick = dict(total_tokens=512, warmup_tokens=0, out=out)
-        assert train.main(flags(corpus_path, **quick, **changed)) == 0
-    losses = {metrics(tmp_path / out)[0]["loss"] for out in "abc"}
-    assert len(losses) == 3
-
-
 def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path):
     argv = flags(corpus_path, schedule="constant", lr=1e6, grad_clip=0, out="boom")
     assert train.main(argv) == 0
@@ -109,14 +98,14 @@ def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path):
         json.loads(line, parse_constant=not_json)
 
 
-def test_new_runs_get_new_folders_and_old_runs_stay(corpus_path, tmp_path, capsys):
+def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path, tmp_path, capsys):
     quick = dict(total_tokens=512, warmup_tokens=0)
-    for _ in range(2):
-        assert train.main(flags(corpus_path, **quick)) == 0
-    first, second = tmp_path / "runs" / "laptop-power-1", tmp_path / "runs" / "laptop-power-2"
-    assert set((tmp_path / "runs").iterdir()) == {first, second}
-    assert train.main(flags(corpus_path, **quick, out=first, seed=1)) == 2
-    assert "--resume" in capsys.readouterr().err and read(first / "record.json")["seed"] == 0
+    for changed in ({}, {"seed": 1}, {"data_seed": 1}):
+        assert train.main(flags(corpus_path, **quick, **changed)) == 0
+    folders = [tmp_path / "runs" / f"laptop-power-{number}" for number in (1, 2, 3)]
+    assert len({metrics(folder)[0]["loss"] for folder in folders}) == 3
+    assert train.main(flags(corpus_path, **quick, out=folders[1])) == 2
+    assert "--resume" in capsys.readouterr().err and read(folders[1] / "record.json")["seed"] == 1
 
 
 @pytest.mark.parametrize("final, changed", [(None, {}), (320, {"final_eval_tokens": 320})])
@@ -167,9 +156,6 @@ def test_threads_do_not_spin_for_long():
     assert source.index("import tools.threads") < source.index("import torch")
 
 
-# -- the step ----------------------------------------------------------------------------------
-
-
 def test_accumulated_gradients_are_those_of_the_whole_batch(corpus):
     """In float64, from the weights after a step of plain gradient descent."""
     after = []
@@ -208,9 +194,6 @@ def test_the_gradient_is_clipped_to_its_norm(corpus):
     before = flat()
     train.optimizer_step(cfg, model, sgd(model), corpus, 0, lr=1.0)
     assert (before - flat()).norm().item() == pytest.approx(1e-3, rel=1e-2)
-
-
-# -- configuration -----------------------------------------------------------------------------
 
 
 def test_default_below_preset_below_flag():

@@ -5,23 +5,15 @@ import contextlib
 import dataclasses
 import functools
 import math
-import operator
 import sys
 import typing
+from operator import ge, gt, le, lt
 
-LIMITS = {
-    "above": operator.gt,
-    "at_least": operator.ge,
-    "at_most": operator.le,
-    "below": operator.lt,
-}
+LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help and the limits of its command-line flag.
-
-    Limits are above, at_least, at_most, below (numbers) and choices (a sequence).
-    """
+    """A config field with the help and the limits of its flag, from LIMITS or choices."""
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
@@ -48,10 +40,7 @@ def violated(value, limits) -> str | None:
 
 
 def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that other choices of a flag read, but not this choice.
-
-    reads[choice] is the set of fields that depend on this choice of --flag.
-    """
+    """Raise ValueError for a typed field that is in reads[another choice of --flag] only."""
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
         if readers and choice not in readers:
@@ -60,11 +49,8 @@ def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> 
 
 
 def fill_in(cfg, **values) -> None:
-    """Replace every None among these fields. Only for the __post_init__ of a frozen config.
-
-    Afterwards, dataclasses.replace would keep values that follow from the old width. So build a
-    changed config from the typed fields, as train.make_config does.
-    """
+    """Replace every None among these fields, in the __post_init__ of a frozen config."""
+    # dataclasses.replace would keep them, so make_config builds a config of another width
     for name, value in values.items():
         if getattr(cfg, name) is None:
             object.__setattr__(cfg, name, value)
@@ -92,10 +78,7 @@ def program_parser(prog: str, description: str) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
-    """Add a flag for every field of a config class.
-
-    The help shows the field's default and its value in the default preset, called `name`.
-    """
+    """Add a flag for every field of a config class. The help has its value in preset `name`."""
     for f in dataclasses.fields(config):
         kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
         defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []

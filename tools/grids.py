@@ -104,8 +104,6 @@ GRIDS = {
 # batch size 1 at width 128 would take as long as all of width 32
 GRIDS["wsd"]["laptop"]["rows"].append((*widths(128), [2, 4, 8], 3))
 
-# -- Grids from the command line -------------------------------------------------------------------
-
 
 def row_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
     """The fields that all runs with this shape, batch size and seed have."""

@@ -1,7 +1,6 @@
 """Turn text of several formats into a corpus, a folder with train.bin, val.bin and meta.json.
 
-`read_files` yields documents, `encode` runs on every core, and `write_tokens` keeps the order.
-`notes` counts everything that we skip or change.
+`read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or change.
 """
 
 import glob

@@ -22,8 +22,6 @@ import torch
 from tools.devices import rank_and_world, total
 from tools.records import read_metrics
 
-# -- Files ------------------------------------------------------------------------------------
-
 
 def write_json(path: Path, content: dict) -> None:
     """Write a file that appears whole or not at all."""
@@ -102,9 +100,6 @@ def append_to(path: Path):
     file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
     file.write("\n" if torn else "")
     return file
-
-
-# -- The folder -------------------------------------------------------------------------------
 
 
 def read_config(folder: Path) -> dict | None:
@@ -192,9 +187,6 @@ def origin(device: str, fingerprint: str) -> dict:
         "threads": torch.get_num_threads(), "processes": rank_and_world()[1],
         "fingerprint": fingerprint,
     }  # fmt: skip
-
-
-# -- A run while it trains --------------------------------------------------------------------
 
 
 @contextlib.contextmanager
