@@ -74,5 +74,5 @@ def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert):
 def test_under_standard_parametrization_it_does_not_transfer():
     narrow = [final_loss(32, lr, use_mup=False) for lr in RATES]
     best = RATES[int(np.argmin(narrow))]
-    wide = {lr: final_loss(256, lr, use_mup=False) for lr in (RATES[0], best)}
+    wide = {lr: final_loss(128, lr, use_mup=False) for lr in (RATES[0], best)}
     assert wide[best] > 2 * wide[RATES[0]]
