@@ -48,12 +48,17 @@ def law(folders: tuple):
     return fits(folders).straight
 
 
+@cache
+def paper_reading(folders: tuple) -> tuple:
+    return fit.paper_reading(fits(folders).found)
+
+
+@cache
 def law_row(label: str) -> list[np.ndarray]:
     warmup, _, window = label.partition(", ")  # as in "2,000, 5"
     folders = LONG if warmup == "32,000" else SHORT
-    b_paper = fit.paper_reading(fits(folders).found)[0]
     if not window:
-        return [law(folders).b, law(folders).q, b_paper]
+        return [law(folders).b, law(folders).q, paper_reading(folders)[0]]
     points = [m for m in fit.parabolas(records(*folders), int(window)) if not m.why_not]
     parabolas = fit.fit_law(points, *fit.redraw(points))
     return [parabolas.b, parabolas.q]
@@ -67,6 +72,10 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     u = np.log2([m.T if name == "b" else m.beta for m in some])
     groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in some]
     return fit.slope(x[:, i], weight[:, i], u, groups)
+
+
+def slope_of_width(n: int) -> np.ndarray:
+    return slope_of(SHORT, "b", shape=[f"width {n}"])
 
 
 def a_ratio(width: int) -> np.ndarray:
@@ -101,10 +110,7 @@ def paper_lr(beta: float, T: float) -> float:
 
 @cache
 def scan(name: str) -> list:
-    """Minima over log2 of a, or over b, of the runs of Power that vary it."""
-    fixed = ("power_b", -0.51) if name == "a" else ("power_a", 16)
-    of = (lambda r: math.log2(r["power_a"])) if name == "a" else (lambda r: r["power_b"])
-    return fit.parabolas([r for r in records("power-laptop") if fixed in r.items()], of=of)
+    return fit.scans(records("power-laptop"))[0][name]
 
 
 def best_b(keep=lambda m: True) -> np.ndarray:
@@ -188,12 +194,10 @@ NUMBERS = {
     "long.both": lambda: fit.interaction(*fits(LONG)[1:4]),
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
-    "s": lambda: fit.paper_reading(fits(SHORT).found)[1][0],
-    "long.s": lambda: fit.paper_reading(fits(LONG).found)[1][0],
+    "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
-    "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
-    "b.128-32": lambda: np.subtract(
-        *(slope_of(SHORT, "b", shape=[f"width {n}"]) for n in (128, 32))),
+    "b.widths": lambda: [slope_of_width(n)[0] for n in (32, 64, 128)],
+    "b.128-32": lambda: slope_of_width(128) - slope_of_width(32),
     "unit.sequences": lambda: paper_lr(1024, 1e13),
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
