@@ -71,26 +71,19 @@ def test_schedules(figures, tmp_path):
     schedules.main([])
 
 
-def metrics(n_expert: int) -> list[dict]:
-    lines = [dict(tokens=i * 10**5, loss=5 - i / 25, lr=0.01) for i in range(1, 81)]
-    for i, line in enumerate(lines if n_expert else [], 1):
-        load = [1 + 2 / i, 1.3, 1.2 + 1 / i, 1.1]
-        line |= dict(max_load=load, aux_loss=1 + 1 / i, router_entropy=1.5)
+@pytest.mark.parametrize("schedule", [*schedules.SCHEDULES, "a fork's own"])
+def test_curve(figures, tmp_path, schedule):
+    lines = []
+    for i in range(1, 81):
+        experts = dict(max_load=[1 + 2 / i, 1.3], aux_loss=1 + 1 / i, router_entropy=1.5)
+        lines.append(dict(tokens=i * 10**5, loss=5 - i / 25, lr=0.01) | experts)
     for i in range(1, 9):
         lines.append(dict(tokens=i * 10**6, val_loss=5 - i / 2.5, average_val_loss=4.8 - i / 2.5))
-    return lines
-
-
-KINDS = [*schedules.SCHEDULES, "a fork's own", "power, MoE", "power, averaged"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_curve(figures, tmp_path, kind):
-    n_expert = 8 * ("MoE" in kind)
-    text = "".join(json.dumps(line) + "\n" for line in metrics(n_expert)) + '{"tokens": 1'
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 1'
     (tmp_path / "metrics.jsonl").write_text(text)
-    record = dict(schedule=kind.split(",")[0], preset="laptop", diverged=False, val_loss=1.234567)
-    drawing.draw_curve(tmp_path, record | dict(n_expert=n_expert, average="averaged" in kind))
+    record = dict(schedule=schedule, preset="laptop", diverged=False, val_loss=1.234567)
+    record |= dict(n_expert=8 * (schedule == "power"), average=schedule == "wsd")
+    drawing.draw_curve(tmp_path, record)
     assert len(figures[0].axes[0].lines[0].get_xdata()) == 80
 
 

@@ -1,5 +1,6 @@
 """From made-up records with a known law back to the law; what cannot be fitted is refused."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -24,108 +25,28 @@ def record(width, batch, T, seed, loss, lr=0.01, a=16.0, b=-0.51, **more) -> dic
     ) | more  # fmt: skip
 
 
-def wsd_records(seed=0, a=40.0, b=-0.40, q=0.6, noise=0.0, cells=0.0, seeds=3, budgets=BUDGETS,
-                batches=BATCHES, widths=WIDTHS, shift=0.0) -> list[dict]:  # fmt: skip
+def wsd_records(
+    a=40.0, b=-0.40, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTHS
+) -> list[dict]:
     """Records as sweep.py leaves them, with valleys around lr = a beta^q T^b.
 
     noise: of a loss (nats), half of it common to the branches of a trunk. cells: how far a cell's
     valley lies off the law (standard deviation, octaves). With noise, valleys are skewed.
     """
-    rng, found = np.random.default_rng(seed), []
-    for width in widths:
-        for batch in batches:
-            off = {T: rng.normal(0, cells) if cells else 0.0 for T in budgets}
-            for number in range(seeds):
-                trunk = {j: rng.normal(0, noise / 2) if noise else 0.0 for j in range(-40, 60)}
-                for T in budgets:
-                    best = math.log2(a) + q * math.log2(batch / 32) + b * math.log2(T)
-                    best += off[T] + shift
-                    middle = round(2 * (best + math.log2(1e4)))
-                    for j in range(middle - 4, middle + 5):
-                        x = j / 2 - math.log2(1e4)
-                        loss = 2 + 0.03 * (x - best) ** 2
-                        loss += 0.02 * abs(math.log2(batch) - 1.4)  # 2 and 4 are the best batches
-                        if noise:
-                            loss += 0.003 * max(0, x - best) ** 3 + trunk[j] + rng.normal(0, noise)
-                        found.append(record(width, batch, T, number, loss, lr=2**x))
-    return found
-
-
-def power_records() -> list[dict]:
-    """Power is best at b = -0.5 and at a = 32."""
-    scans = {(32.0, -0.51 + k / 50) for k in range(-5, 6)}
-    scans |= {(32.0 * 2 ** (k / 2), -0.51) for k in range(-4, 5)}
-    found = []
-    for batch in BATCHES[:3]:
-        for T in BUDGETS:
-            for a, b in sorted(scans):
-                loss = 2 + (4 * (b + 0.5) ** 2 if a == 32.0 else 0)
-                loss += 0.01 * (math.log2(a) - 5) ** 2 if b == -0.51 else 0
-                found += [record(64, batch, T, s, loss + 0.002 * s, a=a, b=b, schedule="power")
-                          for s in range(2)]  # fmt: skip
-    return found
-
-
-def transfer_records() -> list[dict]:
-    """Without muP the best rate halves with every doubling of the width, with it it stays."""
-    found = []
-    for width in (32, 64, 128):
-        for multiplier, best in ((1 / 16, -6.0), (0.25, -6.0 - math.log2(width / 32))):
-            for seed, k in [(seed, k) for seed in (0, 1) for k in range(-4, 5)]:
-                loss = 3 - 0.1 * math.log2(width) + 0.03 * (k / 2) ** 2 + 0.01 * seed
-                more = dict(lr=2 ** (best + k / 2), attention_multiplier=multiplier)
-                found.append(record(width, 4, 10**5, seed, loss, **more))
-    return found
-
-
-def rate(j: int) -> float:
-    return float(f"{1e-4 * 2 ** (j / 2):.4g}")
-
-
-def off_the_law(T, batch, lr) -> float:
-    """Loss above the valley's lowest, of a learning rate beside 40 beta^q T^b."""
-    return 0.03 * (math.log2(lr) - math.log2(40 * (batch / 32) ** 0.6 * T**-0.4)) ** 2
-
-
-def base(T, seed) -> float:
-    return 3 - 0.1 * math.log2(T / 100_000) + 0.01 * (seed % 10)
-
-
-def compare_records() -> list[dict]:
-    """A comparison as sweep.py leaves it: valleys of WSD and cosine, Power a constant above."""
-    found, T0 = [], BUDGETS[0]
-    tuned = min(range(4, 30), key=lambda j: off_the_law(T0, 2, rate(j)))
-    for seed in (100, 101, 102):
-        for j in range(tuned - 3, tuned + 4):
-            loss = base(T0, seed) + off_the_law(T0, 2, rate(j))
-            found += [record(32, 2, T0, seed, loss, lr=rate(j), schedule=s, decay_tokens=d)
-                      for s, d in (("wsd", T0 // 10), ("cosine", 0))]  # fmt: skip
-        trials = [(a, -0.51, 8) for a in (2, 4, 8, 16, 32)] + [(a, -0.25, 1) for a in (0.5, 1, 2)]
-        for a, b, best in trials:
-            loss = base(T0, seed) + 0.01 * abs(a - best)
-            found.append(record(32, 2, T0, seed, loss, a=a, b=b, schedule="power"))
-    for width, batch, T in [(w, B, T) for w in (64, 128) for B in (2, 8) for T in BUDGETS]:
-        rates = {tuned + step for step in ({0} if batch == 2 else {0, 2, 4})}
-        lowest = min(range(4, 40), key=lambda j: off_the_law(T, batch, rate(j)))
-        half = (batch / 2) ** -0.5  # of a, so that Power is proportional to the root of the batch
-        for seed in range(3):
-            add = lambda loss, **more: found.append(record(width, batch, T, seed, loss, **more))
-            floor = base(T, seed)
-            search = {lowest} if seed else set(range(lowest - 4, lowest + 5))
-            for j in rates | search:
-                add(floor + off_the_law(T, batch, rate(j)), lr=rate(j))
-            looks = {f"val_loss_at_{t}": base(t, seed) + 0.2 for t in BUDGETS[:-1]}
-            for j in rates:
-                more = dict(lr=rate(j), schedule="cosine", decay_tokens=0)
-                more |= looks if T == BUDGETS[-1] else {}
-                add(floor + off_the_law(T, batch, rate(j)), **more)
-            add(floor + 0.004, a=8.0, schedule="power")
-            if half < 1:
-                add(floor + 0.002, a=8 * half, schedule="power")
-            add(floor + 0.001, a=half, b=-0.25, schedule="power")
-            averaged = dict(average=True, schedule="power", decay_tokens=0)
-            add(9.0, a=8.0, average_val_loss=floor + 0.002, **averaged)
-            add(9.0, a=half, b=-0.25, average_val_loss=floor + 0.0005, **averaged)
+    rng, found = np.random.default_rng(0), []
+    for width, batch in itertools.product(widths, BATCHES):
+        off = {T: rng.normal(0, cells) for T in BUDGETS}
+        for seed in range(seeds):
+            trunk = {j: rng.normal(0, noise / 2) for j in range(-40, 60)}
+            for T in BUDGETS:
+                best = math.log2(a) + q * math.log2(batch / 32) + b * math.log2(T) + off[T]
+                middle = round(2 * (best + math.log2(1e4)))
+                for j in range(middle - 4, middle + 5):
+                    x = j / 2 - math.log2(1e4)
+                    loss = 2 + 0.03 * (x - best) ** 2 + trunk[j] + rng.normal(0, noise)
+                    loss += 0.02 * abs(math.log2(batch) - 1.4)  # 2 and 4 are the best batches
+                    loss += 0.003 * max(0, x - best) ** 3 if noise else 0
+                    found.append(record(width, batch, T, seed, loss, lr=2**x))
     return found
 
 
@@ -213,6 +134,10 @@ def test_least_squares_match_lstsq_on_repeated_points():
         assert law.fitted[k] == pytest.approx(X @ solution)
 
 
+def test_interval_is_the_middle_95_percent_without_the_estimate():
+    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
+
+
 def test_a_draw_takes_columns_again_and_averages_their_valleys():
     records = wsd_records(noise=0.004, widths=[32])
     points = fit.usable(fit.minima(records))
@@ -232,10 +157,6 @@ def test_a_draw_takes_columns_again_and_averages_their_valleys():
                     drawn = [losses(r, n) for r in cell for n in range(times[r["seed"]])]
                     found += fit.minima(drawn)
             assert not found or min(abs(m.x - x[k, i]) for m in found) < 1e-9
-
-
-def test_interval_is_the_middle_95_percent_without_the_estimate():
-    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
 
 
 def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity():
@@ -263,17 +184,13 @@ def diverging(*at: float) -> list[tuple]:
 
 
 def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
-    assert fit.vertex(VALLEY) == (pytest.approx(0.3), "")
+    bent = [(x, y + 7 * (x < -1)) for x, y in VALLEY]  # outside the window
+    assert fit.vertex(VALLEY) == fit.vertex(bent) == (pytest.approx(0.3), "")
     wide = [(2 * x, y) for x, y in VALLEY]  # steps of a factor of 2
     assert fit.vertex(wide) == (pytest.approx(0.6), "")
     x, why_not = fit.vertex(VALLEY, degree=2, window=5)  # around 0.5: -0.5, 0, 0.5, 1, 1.5
     curve = np.polyfit(*np.array(VALLEY[4:9]).T, 2)
     assert (x, why_not) == (pytest.approx(-curve[1] / 2 / curve[0]), "") and x < 0.29
-
-
-def test_points_outside_the_window_do_not_count():
-    bent = [(x, y + 7 * (x < -1)) for x, y in VALLEY]
-    assert fit.vertex(bent)[0] == pytest.approx(0.3) != fit.vertex(bent, 3, 9)[0]
 
 
 @pytest.mark.parametrize(
@@ -304,32 +221,6 @@ def test_diverged_runs_do_not_move_the_law():
 # -- the comparison --------------------------------------------------------------------------------
 
 
-def compared(records: list[dict]):
-    return compare.comparison([r | {"shape": fit.shape_of(r)} for r in records])
-
-
-def test_lines_and_baseline_of_a_comparison():
-    records = compare_records()
-    lines, said = compared(records)
-    assert len(lines["baseline"]) == 2 * 2 * 5 and "power: power_a 8, best of 5" in said
-    assert all({*by} == {0, 1, 2} for by_cell in lines.values() for by in by_cell.values())
-    tuned = min(r["lr"] for r in records if r["schedule"] == "cosine" and r["seed"] < 100)
-    for cell, seed in [(cell, seed) for cell in lines["baseline"] for seed in range(3)]:
-        _, T, batch = cell
-        expected = {
-            "Power (paper)": 0.004, "Power (paper), averaged": 0.002, "Power (fitted)": 0.001,
-            "Power (fitted), averaged": 0.0005,
-            "Power (paper), learning rate ∝ √batch": 0.004 if batch == 2 else 0.002,
-            "baseline": min(off_the_law(T, batch, rate(j)) for j in range(4, 40)),
-        }  # fmt: skip
-        scaled = {"": 0, ", learning rate ∝ √batch": 0.5, ", learning rate ∝ batch": 1}
-        for more, p in scaled.items():
-            cost = off_the_law(T, batch, tuned * (batch / 2) ** p)
-            expected |= {"WSD" + more: cost, "cosine" + more: cost}
-        found = {line: lines[line][cell][seed] - base(T, seed) for line in lines}
-        assert found == pytest.approx(expected, abs=1e-3)  # learning rates are rounded
-
-
 def test_above_leaves_out_seed_0_unless_it_is_alone():
     cell = ("width 64", 100, 2)
     lines = {"baseline": {cell: {0: 1.0, 1: 2.0, 2: 3.0}}, "WSD": {cell: {0: 5.0, 1: 2.5, 2: 3.25}}}
@@ -338,37 +229,13 @@ def test_above_leaves_out_seed_0_unless_it_is_alone():
     assert {s: d.tolist() for s, d in compare.above(alone, "WSD").items()} == {0: [4.0]}
 
 
-def test_compare_report(figures, tmp_path, capsys):  # noqa: F811
-    records = compare_records()
-    folder = write(records, tmp_path / "a")
-    assert fit.main([str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "| Power (paper) | 3.014 ± 0.010 |" in out  # losses 3.004, 3.014 and 3.024
-    assert "| Power (fitted) | +0.00" in out and "| dense, 20 cells |" in out and "MoE" not in out
-    assert {path.name for path in folder.glob("*.png")} == {"compare.png", "anytime.png"}
-    moe = [r | {"n_expert": 8} if r["n_embd"] == 64 else r for r in records]
-    assert fit.main([str(write(moe, tmp_path / "b"))]) == 0
-    out = capsys.readouterr().out
-    assert "| dense, 10 cells |" in out and "| MoE, 10 cells |" in out
-
-
-def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(tmp_path, capsys):
-    records = compare_records()
-    last = [r for r in records if r["schedule"] == "cosine" and r["total_tokens"] == BUDGETS[-1]]
-    folder = write([r for r in records if r not in last], tmp_path / "a")
-    assert fit.main([str(folder)]) == 0 and "1.6M" not in capsys.readouterr().out
-    assert [path.name for path in folder.glob("*.png")] == ["compare.png"]
-    some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
-    assert "still running" in refused([write(some, tmp_path / "b")], capsys)
-    folder = write([r for r in records if r["seed"] < 100], tmp_path / "c")
-    assert "no runs tuned power" in refused([folder], capsys)
-
-
 # -- commands --------------------------------------------------------------------------------------
 
 
 def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
-    folder = write(wsd_records(noise=0.004, cells=0.08), tmp_path / "a")
+    records = wsd_records(noise=0.004, cells=0.08, widths=[32, 64, 128, 256, 512, 1024])
+    records = [r | {"n_expert": 8 * (r["n_embd"] > 500)} for r in records]
+    folder = write(records, tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
@@ -376,13 +243,13 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     assert [*law] == (names + "warmup_tokens fingerprint").split() and law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
-    names = {"valleys.png", "law.png"}
-    assert {path.name for path in folder.glob("*.png")} == names
+    assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "law.png"}
 
 
 def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
-    records = [r | {"weight_decay": 0.0} for r in wsd_records(b=-0.3)]
-    records += [r | {"weight_decay": 0.1} for r in wsd_records(b=-0.5)]
+    some = dict(widths=[64], seeds=1)
+    records = [r | {"weight_decay": 0.0} for r in wsd_records(b=-0.3, **some)]
+    records += [r | {"weight_decay": 0.1} for r in wsd_records(b=-0.5, **some)]
     folder = write(records, tmp_path / "a")
     assert "weight_decay" in refused([folder], capsys)
     for value, b in (("0", -0.3), ("0.1", -0.5)):
@@ -391,37 +258,16 @@ def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
     assert "--only weight_decay=7" in refused([folder, "--only", "weight_decay=7"], capsys)
 
 
-def test_six_widths_with_experts_are_fitted_and_drawn(figures, tmp_path, capsys):  # noqa: F811
-    records = wsd_records(widths=[32, 64, 128, 256, 512, 1024], seeds=1)
-    records = [r | {"n_expert": 8 * (r["n_embd"] > 500)} for r in records]
-    assert fit.main([str(write(records, tmp_path / "a"))]) == 0 and Path("a/law.json").exists()
-
-
 def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_path, capsys):
-    records, rng = wsd_records(seeds=1, widths=[32, 64]), np.random.default_rng(0)
+    records = wsd_records(seeds=1, widths=[32, 64])
     no_longest = [r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])]
     narrow = [r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002]  # width 64: at the edge
     for name, some in (("a", no_longest), ("b", narrow)):
         assert fit.main([str(write(some, tmp_path / name))]) == 0
         assert Path(name, "law.json").exists()
-    folder = write([r for r in records if rng.random() < 0.3], tmp_path / "c")
+    folder = write(records[::4], tmp_path / "c")
     assert "usable" in refused([folder], capsys)
     assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
-
-
-def test_power_report(figures, tmp_path, capsys):  # noqa: F811
-    folder = write(power_records(), tmp_path / "a")
-    assert fit.main([str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "mean -0.500, standard deviation 0.000" in out and "mean 32.000" in out
-    assert {path.name for path in folder.glob("*.png")} == {"power.png"}
-
-
-def test_transfer_report(figures, tmp_path, capsys):  # noqa: F811
-    assert fit.main([str(write(transfer_records(), tmp_path / "a"))]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert {f"muP {n} 0.0156, 0.0156" for n in (32, 64, 128)} <= {*lines}
-    assert {"standard 64 0.0078, 0.0078", "standard 128 0.0039, 0.0039"} <= {*lines}
 
 
 @pytest.mark.parametrize("T, batch, says", [("10e12", "1024", "0.0011"), ("2e9", "128", "0.011")])
@@ -468,11 +314,10 @@ def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsy
     assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
 
 
-def test_decays_of_equal_tokens_or_equal_share_are_one_setting(tmp_path):
-    records = wsd_records(seeds=1)
-    for decay in (lambda T: 8000, lambda T: T // 5, lambda T: 0):
-        fixed = [r | {"decay_tokens": decay(r["total_tokens"])} for r in records]
-        assert fit.read_records([write(fixed, tmp_path / str(decay(10**5)) / "a")])
+@pytest.mark.parametrize("decay", [lambda T: 8000, lambda T: T // 5, lambda T: 0])
+def test_decays_of_equal_tokens_or_equal_share_are_one_setting(decay, tmp_path):
+    records = [r | {"decay_tokens": decay(r["total_tokens"])} for r in wsd_records(seeds=1)]
+    assert fit.read_records([write(records, tmp_path / "a")])
 
 
 PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
@@ -490,10 +335,8 @@ PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
 )  # fmt: skip
 def test_a_wrong_command_is_refused_in_one_line(argv, says, tmp_path, capsys):
     Path("dense.csv").write_text("lr,batch,tokens,loss\n0.1,1,2,3\n")
-    Path("empty").mkdir()
+    write([], Path("empty"))
     Path("torn").mkdir()
-    Path("empty/records.jsonl").write_text("")
-    Path("empty/metrics.jsonl").write_text("")
     Path("torn/record.json").write_text('{"lr": 0.1')
     before = sorted(tmp_path.rglob("*"))
     assert says in refused(argv, capsys)

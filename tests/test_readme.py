@@ -44,16 +44,18 @@ def fits(folders: tuple) -> fit.Fits:
     return fit.both_laws(records(*folders))
 
 
-def law(folders: tuple):
-    return fits(folders).straight
+@cache
+def paper_reading(folders: tuple) -> tuple:
+    return fit.paper_reading(fits(folders).found)
 
 
+@cache
 def law_row(label: str) -> list[np.ndarray]:
     warmup, _, window = label.partition(", ")  # as in "2,000, 5"
     folders = LONG if warmup == "32,000" else SHORT
-    b_paper = fit.paper_reading(fits(folders).found)[0]
     if not window:
-        return [law(folders).b, law(folders).q, b_paper]
+        law = fits(folders).straight
+        return [law.b, law.q, paper_reading(folders)[0]]
     points = [m for m in fit.parabolas(records(*folders), int(window)) if not m.why_not]
     parabolas = fit.fit_law(points, *fit.redraw(points))
     return [parabolas.b, parabolas.q]
@@ -70,7 +72,7 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
 
 
 def a_ratio(width: int) -> np.ndarray:
-    a = fit.a_of(law(SHORT), fits(SHORT).points)
+    a = fit.a_of(fits(SHORT).straight, fits(SHORT).points)
     return a[f"width {width}"] / a["width 32"]
 
 
@@ -101,10 +103,7 @@ def paper_lr(beta: float, T: float) -> float:
 
 @cache
 def scan(name: str) -> list:
-    """Minima over log2 of a, or over b, of the runs of Power that vary it."""
-    fixed = ("power_b", -0.51) if name == "a" else ("power_a", 16)
-    of = (lambda r: math.log2(r["power_a"])) if name == "a" else (lambda r: r["power_b"])
-    return fit.parabolas([r for r in records("power-laptop") if fixed in r.items()], of=of)
+    return fit.scans(records("power-laptop"))[0][name]
 
 
 def best_b(keep=lambda m: True) -> np.ndarray:
@@ -168,13 +167,14 @@ NUMBERS = {
     "moe.params": lambda: values("laptop-moe", "n_params")[0] / values("laptop", "n_params")[0],
     "float32": lambda: values("dtype")[:3], "bfloat16": lambda: values("dtype")[3:],
     "beta": lambda: 8 * 128 / 4096, "quadruple.paper": lambda: 4**-0.51,
-    "quadruple.ours": lambda: 4 ** round(law(SHORT).b[0], 2),
+    "quadruple.ours": lambda: 4 ** round(fits(SHORT).straight.b[0], 2),
     "valleys.T": lambda: best_lr(1_280_000, 2) / best_lr(80_000, 2),
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
     "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
     "transfer.mup": lambda: max(transfer(False)) / min(transfer(False)),
     "transfer.standard": lambda: transfer(True)[-1] / transfer(True)[0],
-    "law.b": lambda: law(SHORT).b, "law.q": lambda: law(SHORT).q, "long.b": lambda: law(LONG).b,
+    "law.b": lambda: law_row("2,000")[0], "law.q": lambda: law_row("2,000")[1],
+    "long.b": lambda: law_row("32,000")[0],
     "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],
     "long.runs": lambda: [len(fits(LONG).points), len(records(*LONG))],
     "small.b": lambda: slope_of(SHORT, "b", batch_size=[1, 2]),
@@ -187,12 +187,11 @@ NUMBERS = {
     "long.both": lambda: fit.interaction(*fits(LONG)[1:4]),
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
-    "s": lambda: fit.paper_reading(fits(SHORT).found)[1][0],
-    "long.s": lambda: fit.paper_reading(fits(LONG).found)[1][0],
+    "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
-    "b.128-32": lambda: np.subtract(
-        *(slope_of(SHORT, "b", shape=[f"width {n}"]) for n in (128, 32))),
+    "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
+                         - slope_of(SHORT, "b", shape=["width 32"])),
     "unit.sequences": lambda: paper_lr(1024, 1e13),
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
@@ -209,9 +208,8 @@ NUMBERS = {
     "moe": lambda: [cost(line, moe=True).mean() for line in (FITTED, "WSD", "cosine", PAPER)],
     "short": lambda: [cost(line, folders=COMPARE_SHORT).mean() for line in (PAPER, "WSD")],
     "power.b": lambda: [best_b().mean(), best_b().std(ddof=1)],
-    "power.b.8": lambda: [
-        best_b(lambda m: (m.T, m.batch_size) == (T, 8)).mean() for T in (80_000, 1_280_000)
-    ],
+    "power.b.8": lambda: [best_b(lambda m: (m.T, m.batch_size) == (T, 8)).mean()
+                          for T in (80_000, 1_280_000)],
     "power.a.cost": lambda: np.mean([cost_beside(scan("a"), step) for step in (-1, 1)]),
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip

@@ -180,14 +180,13 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
     """
     compared = [r for r in records if r["seed"] < TUNING]
     kinds = {kind_of(r) for r in records}
-    choices = {k: tuned(records, k) for k in KNOBS if k != "fitted" or k in kinds}
-    chosen = {kind: value for kind, (value, _) in choices.items()}
+    choices = {kind: tuned(records, kind) for kind in KNOBS if kind in kinds}
     batch = next(r["batch_size"] for r in records if r["seed"] >= TUNING)
-    lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in chosen}
+    lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in kinds}
     for line, by_cell in lines.items():
         kind, p, averaged = LINES[line]
         for r in compared:
-            value = chosen[kind] * (r["batch_size"] / batch) ** p
+            value = choices[kind][0] * (r["batch_size"] / batch) ** p
             same_kind = (kind_of(r), bool(r.get("average"))) == (kind, averaged)
             if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.01):
                 loss = loss_of(r, "average_val_loss" if averaged else "val_loss")

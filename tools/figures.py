@@ -17,8 +17,6 @@ from tools.records import read_metrics
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
           "other": "#7a3b8f", "baseline": "black"}  # fmt: skip
-PALETTE = list(COLORS.values())
-MARKERS = "os^Dv<>pPX"
 short = "{:.2g}".format
 
 # -- Parts of a figure -----------------------------------------------------------------------------
@@ -96,9 +94,8 @@ def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> 
         x = sorted(points)
         means = [np.mean(points[at]) for at in x]
         ax.plot(x, means, **look)
-        if max(map(len, points.values())) > 1:
-            for at in x:
-                ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
+        for at in x:
+            ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
         if label == above:
             middle, top = (x[0] + x[-1]) / 2, max(map(max, points.values()))
             ax.annotate(label, (middle, top), (0, 5), textcoords="offset points",
@@ -139,9 +136,7 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
         for ax in (top, bottom):
-            ax.set_ylabel("learning rate")
-            ax.set_xlim(0, T / 1e9 * 1.02)
-            ax.set_ylim(0, 0.0212)
+            ax.set(ylabel="learning rate", xlim=(0, T / 1e9 * 1.02), ylim=(0, 0.0212))
             ax.legend(loc="upper right")
 
 
@@ -179,7 +174,7 @@ def draw_curve(out: Path, record: dict) -> None:
 def draw_experts(ax, lines: list[dict]) -> None:
     parts = [("max_load", "max load / mean", 0), ("aux_loss", "auxiliary loss", 0.4),
              ("router_entropy", "entropy", 0.75)]  # fmt: skip
-    for (name, label, x), color in zip(parts, PALETTE):
+    for (name, label, x), color in zip(parts, COLORS.values()):
         ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
         ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
     ax.set_ylim(bottom=0)
@@ -200,9 +195,8 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
             groups, color_of_group = panel["groups"], shades(panel["groups"])
             heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
-            ax.set_title(panel["title"])
-            ax.set_ylabel("loss above the best (nats)")
-            ax.set_xlabel(panel["xlabel"])
+            ylabel = "loss above the best (nats)"
+            ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=ylabel)
             x |= {at for some in groups.values() for m in some for at, _ in m.points}
             if panel["log"]:
                 log_ticks(ax.xaxis, x, short)
@@ -259,8 +253,7 @@ def draw_law(path: Path, panels: list[dict], unit: str) -> None:
                 ends[label] = x[-1], y[-1], color
             label_ends(ax, ends)
             log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
-            ax.set_title(panel["title"])
-            ax.set_ylabel("best learning rate")
+            ax.set(title=panel["title"], ylabel="best learning rate")
         log_ticks(axes[-1].xaxis, [p[0] for p in every], "{:.0f}".format)
         axes[-1].set_xlabel(f"batch size ({unit}), {panels[0]['shape']}")
 
@@ -277,8 +270,6 @@ def look_of(line: str) -> dict:
         style = "-."
     if "(paper)" in line or "one Power" in line:
         width = 2.4
-    elif line == "baseline":
-        width = 0.8
     return dict(color=color_of(line), linestyle=style, linewidth=width)
 
 
@@ -292,6 +283,5 @@ def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
             ax.set_ymargin(0.12)
             draw_lines(ax, lines, [look_of(line) for line in lines], panel.get("above"))
             log_ticks(ax.xaxis, x, size)
-            ax.set_title(panel["title"])
-            ax.set_ylabel("loss above the baseline (nats)")
+            ax.set(title=panel["title"], ylabel="loss above the baseline (nats)")
         axes[-1].set_xlabel(xlabel)
