@@ -451,7 +451,7 @@ def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
 def report_records(records: list[dict], out: Path) -> None:
     """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
-    if schedules == {"cosine", "power", "wsd"}:
+    if schedules >= {"cosine", "power", "wsd"}:
         report.comparison(records, out)
     elif schedules == {"power"}:
         report.power(*scans(records), out)
@@ -469,7 +469,7 @@ def run(args) -> None:
         return report_prediction(args)
     if args.table:
         records = read_table(args.table, args.columns, args.seq_len)
-        return report_wsd([complete(row) for row in records], args.out or Path("."))
+        return report_wsd([complete(row) for row in records], args.out or args.table.parent)
     if not args.folders:
         raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
     records = read_records(args.folders, args.only)
@@ -485,7 +485,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = program_parser("fit.py", __doc__)
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
-    add("--out", type=Path, help="folder for law.json and figures (default: the first folder)")
+    add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
     add("--against", metavar="FIELD=V,...", help="runs to compare with those of --only")
     add("--table", type=Path, help="a CSV file of runs from elsewhere")
