@@ -68,7 +68,7 @@ def nearest(points: list[tuple], n: int) -> list[tuple]:
 def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float, str]:
     """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or "").
 
-    A parabola (degree 2) is biased, because our valleys are steeper on the right. A cubic is not.
+    A parabola (degree 2) is biased, because our valleys are steeper on one side.
     """
     lowest = min(points, key=lambda p: p[1])[0]
     if lowest in (min(points)[0], max(points)[0]):
