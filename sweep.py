@@ -36,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from tools.compare import LINES, TUNING
+from tools.compare import LINES, TUNING, Cell, Line, fields_of
 from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
@@ -183,8 +183,10 @@ def config(**fields) -> TrainConfig:
     """The config of a run, without those fields that its schedule does not read."""
     unread = set().union(*READS.values()) - READS[fields["schedule"]]
     share = fields.pop("decay_share", None)
-    if share is not None:
-        fields["decay_tokens"] = round(share * fields["total_tokens"])
+    if share is not None:  # at most all tokens after the warmup
+        warm = config(**fields | dict(decay_tokens=0)).warmup_tokens
+        total = fields["total_tokens"]
+        fields["decay_tokens"] = min(round(share * total), total - warm)
     return make_config(**{name: value for name, value in fields.items() if name not in unread})
 
 
@@ -222,70 +224,41 @@ def power_series(grid: dict, row: dict) -> Callable:
 
 
 def compare_series(grid: dict) -> list[Callable]:
-    """The trials that tune cosine, WSD and Power; and for every row, the lines and the baseline.
-
-    The baseline is WSD with the best learning rate of every cell, searched with seed 0.
-    """
-    trials = trials_of(grid)
-    series = [lambda loss: sum(trials.values(), [])]
-    for row in rows_of(grid):
-        series.append(functools.partial(lines, grid, row, trials))
-        if row["seed"] == 0:
-            series.append(searched := wsd_series(grid, row))
-        else:
-            series.append(functools.partial(repeated, searched, row["seed"]))
-    return series
+    """For every seed the trials that tune all lines; for every row the lines, when tuned."""
+    series = []
+    for seed in sorted({row["seed"] for row in rows_of(grid)}):
+        trials = [trials_of(grid, line, seed) for line in LINES.values()]
+        runs = [cfg for tried in trials for some in tried.values() for cfg in some]
+        series.append(lambda loss, runs=runs: runs)
+    return series + [functools.partial(lines, grid, row) for row in rows_of(grid)]
 
 
-def trials_of(grid: dict) -> dict[tuple[str, int], list[TrainConfig]]:
-    """(kind, j) -> runs in the cell that tunes all kinds, with equally many j for every kind."""
-    shape, batch_size, T = grid["tune"]
-    rows = [row_of(grid, shape, batch_size, seed) for seed in range(TUNING, TUNING + 3)]
-    tried = [(kind, j) for kind, some in grid["trials"].items() for j in some]
-    return {(kind, j): [run_of_kind(grid, kind, row, j, T) for row in rows] for kind, j in tried}
+def run_of(grid: dict, line: Line, lr: float, row: dict, T: int) -> TrainConfig:
+    """The run of a line in a row, if it was tuned to learning rate lr."""
+    _, batch_size, (first, _) = grid["tune"]
+    seq_len = config(**row, schedule="constant", total_tokens=T).seq_len
+    fields = fields_of(line, lr, row["batch_size"], T, Cell(batch_size, seq_len, first))
+    return config(**row | fields, total_tokens=T)
 
 
-def run_of_kind(grid: dict, kind: str, row: dict, j: int, T: int, averaged=False) -> TrainConfig:
-    """A run with number j of the learning rate, or of a. "fitted" is Power with a measured b."""
-    schedule = "power" if kind == "fitted" else kind
-    own = dict(schedule=schedule, total_tokens=T, lr=rate(j), power_a=rate(j, first=1.0))
-    if kind == "fitted":
-        own["power_b"] = grid["our_b"]
-    if averaged:  # the average replaces the decay
-        own |= dict(decay_tokens=0, decay_share=None)
-    return config(**row | own | dict(average=averaged))
+def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig]]:
+    """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
+    shape, batch_size, lengths = grid["tune"]
+    rows = [row_of(grid, shape, batch_size, TUNING + 2 * seed + i) for i in (0, 1)]
+    return {lr: [run_of(grid, line, lr, row, T) for row in rows for T in lengths]
+            for lr in map(rate, grid["trials"])}  # fmt: skip
 
 
-def tuned(grid: dict, trials: dict, loss: Callable) -> dict[str, int]:
-    """Kind -> the j with the lowest mean loss, or nothing while a trial is missing."""
-    losses = {trial: [loss(cfg) for cfg in runs] for trial, runs in trials.items()}
-    if any(None in some for some in losses.values()):
-        return {}
-    best = lambda kind: min(grid["trials"][kind], key=lambda j: sum(losses[kind, j]))
-    return {kind: best(kind) for kind in grid["trials"]}
-
-
-def lines(grid: dict, row: dict, trials: dict, loss: Callable) -> list[TrainConfig]:
-    """The runs of all LINES, which multiply the tuned value by a power of the batch size."""
-    runs, best = [], tuned(grid, trials, loss)
-    for kind, p, averaged in LINES.values():
-        if kind in best:
-            j = best[kind] + round(2 * p * math.log2(row["batch_size"] / grid["tune"][1]))
-            runs += [run_of_kind(grid, kind, row, j, T, averaged) for T in grid["budgets"]]
+def lines(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
+    """The runs of all lines in a row, each at the learning rate with the lowest mean loss."""
+    runs = []
+    for line in LINES.values():
+        tried = trials_of(grid, line, row["seed"])
+        losses = {lr: [loss(cfg) for cfg in some] for lr, some in tried.items()}
+        if not any(None in some for some in losses.values()):
+            best = min(losses, key=lambda lr: sum(losses[lr]))
+            runs += [run_of(grid, line, best, row, T) for T in grid["budgets"]]
     return runs
-
-
-def repeated(searched: Callable, seed: int, loss: Callable) -> list[TrainConfig]:
-    """The best learning rates of a finished search, with another seed, each up to its longest T."""
-    losses = {cfg: loss(cfg) for cfg in searched(loss)}
-    if None in losses.values():
-        return []
-    longest = {}  # learning rate -> the longest T at which it is the best
-    for T in sorted({cfg.total_tokens for cfg in losses}):
-        best = min((cfg for cfg in losses if cfg.total_tokens == T), key=losses.get)
-        longest[best.lr] = T
-    again = [cfg for cfg in losses if cfg.total_tokens <= longest.get(cfg.lr, 0)]
-    return [dataclasses.replace(cfg, seed=seed, data_seed=seed) for cfg in again]
 
 
 # -- Training what is missing ----------------------------------------------------------------------

@@ -221,12 +221,25 @@ def test_diverged_runs_do_not_move_the_law():
 # -- the comparison --------------------------------------------------------------------------------
 
 
-def test_above_leaves_out_seed_0_unless_it_is_alone():
-    cell = ("width 64", 100, 2)
-    lines = {"baseline": {cell: {0: 1.0, 1: 2.0, 2: 3.0}}, "WSD": {cell: {0: 5.0, 1: 2.5, 2: 3.25}}}
-    assert {s: d.tolist() for s, d in compare.above(lines, "WSD").items()} == {1: [0.5], 2: [0.25]}
-    alone = {line: {cell: {0: by_cell[cell][0]}} for line, by_cell in lines.items()}
-    assert {s: d.tolist() for s, d in compare.above(alone, "WSD").items()} == {0: [4.0]}
+def test_a_draw_of_a_difference_takes_seeds_and_columns_again():
+    """If a gap is the sum of a part of its column and a part of its seed, the variances add up."""
+    column, seed = {2: 0.1, 4: 0.5, 8: -0.3}, [0.2, 0.0, -0.7, 0.1]
+    cells = [("width 64", T, B) for B in column for T in (100, 200)]
+    zero = {cell: dict.fromkeys(range(4), 0.0) for cell in cells}
+    line = {cell: {s: column[cell[2]] + seed[s] for s in range(4)} for cell in cells}
+    draws = compare.differences(line, zero, cells)
+    assert draws[0] == pytest.approx(np.mean([*column.values()]) + np.mean(seed))
+    assert draws[1:].mean() == pytest.approx(draws[0], abs=0.01)
+    expected = np.var([*column.values()]) / 3 + np.var(seed) / 4
+    assert draws[1:].var() == pytest.approx(expected, rel=0.05)
+
+
+def test_the_search_for_a_seed_is_decided_by_the_others():
+    losses = {0: [5, 4, 3, 2, 3, 4, 1], 1: [7, 6, 3, 5, 6, 7, 8], 2: [7, 6, 6, 3, 5, 6, 9]}
+    rows = [dict(shape="x", total_tokens=9, batch_size=1, seed=s, lr=i, val_loss=y, diverged=False)
+            | compare.WSD for s, some in losses.items() for i, y in enumerate(some)]  # fmt: skip
+    rows.append(rows[0] | dict(seed=3))  # one learning rate is no search
+    assert compare.searched(rows) == {("x", 9, 1): {0: 2, 1: 5, 2: 6}}
 
 
 # -- commands --------------------------------------------------------------------------------------

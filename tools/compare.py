@@ -1,33 +1,82 @@
 """Which records belong together, and the comparison of schedules.
 
-A *cell* is (shape, T, batch size). A *line* is one schedule with one rule for its learning rate,
-tuned once in a small cell. The *baseline* is WSD with a learning rate searched in the same cell.
-Losses are in nats per token.
+A *cell* is (shape, T, batch size). A *line* is a schedule with a rule for its learning rate. Every
+seed is an experiment of its own: it tunes all lines in two small cells, with separate runs, and
+tests them in larger cells. Losses are in nats per token.
 """
 
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tools import records as files
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
-TUNING = 100  # seeds 100 and up only tune the schedules
-PAPER_B = -0.51
-KNOBS = {"power": "power_a", "fitted": "power_a", "wsd": "lr", "cosine": "lr"}  # tuned fields
-# Line -> (kind, p, averaged). Its value is the tuned one times (batch size / tuned batch size)^p.
-# The formula of Power already contains the batch size, and p = -0.5 takes half of that back.
+DRAWS = 10_000
+
+# -- The lines -------------------------------------------------------------------------------------
+
+TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
+
+
+class Line(NamedTuple):
+    """Its learning rate grows as batch^q T^b from the cell of the tuning, under Power as n^b."""
+
+    fields: dict  # of a TrainConfig; decay_share is the decay as a share of T
+    b: float = 0.0
+    q: float = 0.0
+
+
+WSD = dict(schedule="wsd", decay_shape="exp", min_lr_ratio=0.1, average=False)
+POWER, COSINE = WSD | dict(schedule="power"), WSD | dict(schedule="cosine")
+TO_0 = COSINE | dict(min_lr_ratio=0.0)
+LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to the end
+AVERAGED = dict(average=True, decay_tokens=0, decay_share=None)  # the average replaces the decay
+SQRT, FITTED, PAPER = dict(q=0.5), dict(b=-0.3, q=0.5), dict(b=-0.51, q=1.0)  # FITTED: our law
 LINES = {
-    "Power (paper)": ("power", 0, False), "Power (paper), averaged": ("power", 0, True),
-    "Power (paper), learning rate ∝ √batch": ("power", -0.5, False),
-    "Power (fitted)": ("fitted", -0.5, False), "Power (fitted), averaged": ("fitted", -0.5, True),
-    "WSD": ("wsd", 0, False), "WSD, learning rate ∝ √batch": ("wsd", 0.5, False),
-    "WSD, learning rate ∝ batch": ("wsd", 1, False),
-    "cosine": ("cosine", 0, False), "cosine, learning rate ∝ √batch": ("cosine", 0.5, False),
-    "cosine, learning rate ∝ batch": ("cosine", 1, False),
+    "Power (fitted), averaged": Line(POWER | AVERAGED, **FITTED),
+    "WSD ∝ √batch, averaged": Line(WSD | AVERAGED, **SQRT),
+    "Power (paper)": Line(POWER, **PAPER), "Power (fitted)": Line(POWER, **FITTED),
+    "WSD": Line(WSD), "WSD ∝ √batch": Line(WSD, **SQRT), "WSD (fitted)": Line(WSD, **FITTED),
+    "cosine": Line(COSINE), "cosine ∝ √batch": Line(COSINE, **SQRT),
+    "cosine to 0 ∝ √batch": Line(TO_0, **SQRT), "cosine to 0 (fitted)": Line(TO_0, **FITTED),
+    "linear to 0 ∝ √batch": Line(LINEAR, **SQRT), "linear to 0 (fitted)": Line(LINEAR, **FITTED),
 }  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """Where the lines are tuned: their learning rates are those of this batch size and T."""
+
+    batch_size: int
+    seq_len: int
+    T: int
+
+
+def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: Cell) -> dict:
+    """Fields of a line's run with this batch size and T, if it was tuned to learning rate lr.
+
+    Under Power, lr is the learning rate after tuned.T tokens.
+    """
+    larger = batch_size / tuned.batch_size
+    if line.fields["schedule"] == "power":
+        beta = batch_size * tuned.seq_len / PAPER_SEQ_LEN
+        a = lr * larger**line.q / (beta * tuned.T**line.b)
+        return line.fields | dict(power_a=float(f"{a:.4g}"), power_b=line.b)
+    lr *= larger**line.q * (T / tuned.T) ** line.b
+    return line.fields | dict(lr=float(f"{lr:.4g}"))
+
+
+def needs_T(line: Line) -> str:
+    """When must you know the run length?"""
+    if line.fields["average"]:
+        return "never"
+    schedule, whole = line.fields["schedule"], "decay_share" in line.fields
+    planned = schedule == "cosine" or whole or (schedule == "wsd" and line.b)
+    return "from the start" if planned else "when it decays"
+
 
 # -- Which records may be fitted or compared together ----------------------------------------------
 
@@ -104,25 +153,29 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
     found = [r | {"shape": shape_of(r)} for r in found]
     check_same_settings(found)
     names = "shape schedule batch_size total_tokens seed lr power_a power_b average".split()
+    names += ["decay_shape", "min_lr_ratio"]
     return list({tuple(r.get(name, False) for name in names): r for r in found}.values())
 
 
 def check_same_settings(records: list[dict]) -> None:
     """Raise ValueError if records differ in a setting that no experiment varies.
 
-    Decays of one schedule must take the same number of tokens or the same share of the run.
+    Decays of one kind must take the same number of tokens, the same share of the run, or all of it
+    after the same number of tokens.
     """
     first_of: dict = {}
     decays: dict = {}
+    compared = len({r["schedule"] for r in records}) > 1
+    varied = VARIED + ["decay_shape", "min_lr_ratio"] * compared
     for r in records:
         first = first_of.setdefault(r["shape"], r)
-        different = files.differs(r, first, VARIED)
-        different += files.differs(r, records[0], VARIED + OF_A_SHAPE)
+        different = files.differs(r, first, varied)
+        different += files.differs(r, records[0], varied + OF_A_SHAPE)
         if different:
             raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
-        decay = r.get("decay_tokens", 0)
-        share = round(decay / r["total_tokens"], 3)
-        decays.setdefault((r["schedule"], r.get("average")), []).append((decay, share))
+        decay, kind = r.get("decay_tokens", 0), (r["schedule"], r.get("average"), r.get("decay_shape"))
+        share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
+        decays.setdefault(kind, []).append((decay, share, start))
     for some in decays.values():
         if all(len(set(values)) > 1 for values in zip(*some)):
             raise ValueError("runs with different decay_tokens; fit them separately (--only)")
@@ -137,79 +190,90 @@ def cell_of(record: dict) -> tuple[str, int, int]:
     return record["shape"], record["total_tokens"], record["batch_size"]
 
 
-# -- Lines and their baseline ----------------------------------------------------------------------
+# -- The comparison --------------------------------------------------------------------------------
 
 
-def kind_of(record: dict) -> str:
-    """The schedule; "fitted" for Power with an exponent b that was measured at this scale."""
-    fitted = record["schedule"] == "power" and record["power_b"] != PAPER_B
-    return "fitted" if fitted else record["schedule"]
+def loss_among(runs: list[dict], fields: dict) -> float | None:
+    """The loss of the run with these fields; None if it is missing."""
+    name = "average_val_loss" if fields["average"] else "val_loss"
+    own = [item for item in fields.items() if item[0] != "decay_share"]
+    found = [loss_of(r, name) for r in runs if all(r[field] == value for field, value in own)]
+    return found[0] if found else None
 
 
-def tuned(records: list[dict], kind: str) -> tuple[float, str]:
-    """The value with the lowest mean loss in the trials of a kind, and a sentence about it."""
-    trials: dict = {}
-    for r in records:
-        if r["seed"] >= TUNING and kind_of(r) == kind:
-            trials.setdefault(r[KNOBS[kind]], []).append(loss_of(r))
-    if not trials:
-        raise ValueError(f"no runs tuned {kind} (seeds {TUNING} and up); run the sweep's trials")
-    best = min(trials, key=lambda value: np.mean(trials[value]))
-    edge = ", at the edge of its trials" if best in (min(trials), max(trials)) else ""
-    return best, f"{kind}: {KNOBS[kind]} {best:g}, best of {len(trials)}{edge}"
-
-
-def baseline(records: list[dict]) -> dict:
-    """{cell: {seed: loss}} of WSD at the best learning rate that seed 0 found by search."""
-    searched: dict = {}
-    for r in records:
-        if r["schedule"] == "wsd" and not r.get("average"):
-            searched.setdefault(cell_of(r), []).append(r)
-    found = {}
-    for cell, runs in searched.items():
-        if tried := [r for r in runs if r["seed"] == 0]:
-            best = min(tried, key=loss_of)["lr"]
-            found[cell] = {r["seed"]: loss_of(r) for r in runs if r["lr"] == best}
-    return found
-
-
-def comparison(records: list[dict]) -> tuple[dict, list[str]]:
-    """Return {line: {cell: {seed: loss}}} with the line "baseline", and the tuned values in words.
+def comparison(records: list[dict]) -> tuple[dict, dict]:
+    """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
     Only cells that have all their runs. Raises ValueError if there is none.
     """
-    compared = [r for r in records if r["seed"] < TUNING]
-    kinds = {kind_of(r) for r in records}
-    choices = {kind: tuned(records, kind) for kind in KNOBS if kind in kinds}
-    batch = next(r["batch_size"] for r in records if r["seed"] >= TUNING)
-    lines: dict = {line: {} for line, (kind, *_) in LINES.items() if kind in kinds}
-    for line, by_cell in lines.items():
-        kind, p, averaged = LINES[line]
-        for r in compared:
-            value = choices[kind][0] * (r["batch_size"] / batch) ** p
-            same_kind = (kind_of(r), bool(r.get("average"))) == (kind, averaged)
-            if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.01):
-                loss = loss_of(r, "average_val_loss" if averaged else "val_loss")
-                by_cell.setdefault(cell_of(r), {})[r["seed"]] = loss
-    lines["baseline"] = baseline(compared)
-    seeds = {r["seed"] for r in compared}
-    is_whole = lambda cell: all(by.get(cell, {}).keys() == seeds for by in lines.values())
-    whole = [cell for cell in lines["Power (paper)"] if is_whole(cell)]
-    whole.sort(key=lambda cell: (len(cell[0]), cell))  # narrow to wide, MoE last
+    runs: dict = {}  # (cell, seed) -> its runs
+    for r in records:
+        runs.setdefault((cell_of(r), r["seed"]), []).append(r)
+    tuning = {cell for cell, seed in runs if seed >= TUNING}
+    if not tuning:
+        raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
+    shape, T, batch_size = min(tuning, key=lambda cell: cell[1])  # the shortest
+    where = Cell(batch_size, records[0]["seq_len"], T)
+    rates = {r["lr"] for (cell, seed), some in runs.items() for r in some
+             if cell == (shape, T, batch_size) and seed >= TUNING and WSD.items() <= r.items()}
+
+    def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
+        fields = fields_of(LINES[name], lr, cell[2], cell[1], where)
+        return loss_among(runs.get((cell, seed), []), fields)
+
+    def tuned(name: str, seed: int) -> float:
+        cells = [(cell, TUNING + 2 * seed + i) for cell in tuning for i in (0, 1)]
+        tried = {lr: [loss(name, lr, *cell) for cell in cells] for lr in sorted(rates)}
+        if any(None in losses for losses in tried.values()):
+            raise ValueError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
+        return min(tried, key=lambda lr: sum(tried[lr]))
+
+    seeds = sorted({seed for _, seed in runs if seed < TUNING})
+    best = {name: {seed: tuned(name, seed) for seed in seeds} for name in LINES}
+    cells = {cell for cell, seed in runs if seed < TUNING}
+    lines = {name: {cell: {seed: loss(name, best[name][seed], cell, seed) for seed in seeds}
+                    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell))}
+             for name in LINES}  # fmt: skip
+    whole = [cell for cell in lines["WSD"]
+             if all(None not in by_cell[cell].values() for by_cell in lines.values())]  # fmt: skip
     if not whole:
         raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
-    by_line = {line: {cell: by_cell[cell] for cell in whole} for line, by_cell in lines.items()}
-    return by_line, [said for _, said in choices.values()]
+    return {name: {cell: lines[name][cell] for cell in whole} for name in lines}, best
 
 
-def above(lines: dict, line: str, cells: list | None = None) -> dict[int, np.ndarray]:
-    """Return seed -> loss minus the baseline with the same seed, [cells].
+def searched(records: list[dict]) -> dict:
+    """{cell: {seed: loss}} of WSD at the learning rate that is best for the *other* seeds.
 
-    Seed 0 only counts if it is alone, because its noise chose the learning rates of the baseline.
-    So its baseline is too low.
+    In cells where at least two seeds tried seven learning rates or more.
     """
-    base = lines["baseline"]
-    cells = list(base) if cells is None else cells
-    seeds = sorted(base[cells[0]])
-    minus = lambda cell, seed: lines[line][cell][seed] - base[cell][seed]
-    return {seed: np.array([minus(c, seed) for c in cells]) for seed in seeds[1:] or seeds}
+    tried: dict = {}
+    for r in records:
+        if r["seed"] < TUNING and WSD.items() <= r.items():
+            seeds = tried.setdefault(cell_of(r), {})
+            seeds.setdefault(r["seed"], {})[r["lr"]] = loss_of(r)
+    found: dict = {}
+    for cell, seeds in tried.items():
+        seeds = {seed: losses for seed, losses in seeds.items() if len(losses) >= 7}
+        for seed in seeds if len(seeds) > 1 else ():
+            others = [losses for other, losses in seeds.items() if other != seed]
+            rates = set.intersection(*map(set, seeds.values()))
+            best = min(sorted(rates), key=lambda lr: sum(losses[lr] for losses in others))
+            found.setdefault(cell, {})[seed] = seeds[seed][best]
+    return found
+
+
+def differences(one: dict, other: dict, cells: list) -> np.ndarray:
+    """Mean loss of one line minus another's, followed by its draws.
+
+    A draw takes the seeds again, with replacement, and the columns (shape and batch size), because
+    all runs of a seed share its tuning, and all T of a column share trunks.
+    """
+    seeds = sorted(one[cells[0]].keys() & other[cells[0]].keys())
+    gap = np.array([[one[cell][seed] - other[cell][seed] for seed in seeds] for cell in cells])
+    column_of = [(shape, batch_size) for shape, _, batch_size in cells]
+    columns, rng = sorted(set(column_of)), np.random.default_rng(0)
+    times = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    of_cell = times(len(columns))[:, [columns.index(column) for column in column_of]]
+    of_seed = times(len(seeds))
+    total = np.einsum("dc,ds,cs->d", of_cell, of_seed, gap)
+    return np.append(gap.mean(), total / (of_cell.sum(axis=1) * of_seed.sum(axis=1)))

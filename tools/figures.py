@@ -260,28 +260,42 @@ def draw_law(path: Path, panels: list[dict], unit: str) -> None:
 
 # -- The comparison --------------------------------------------------------------------------------
 
-
-def look_of(line: str) -> dict:
-    """Color, style and width of a line, from its name."""
-    style, width = "-", 1.3
-    if "√batch" in line or "early" in line:
-        style = "--"
-    elif "fitted" in line:
-        style = "-."
-    if "(paper)" in line or "one Power" in line:
-        width = 2.4
-    return dict(color=color_of(line), linestyle=style, linewidth=width)
+WHEN = {"never": COLORS["average"], "when it decays": COLORS["power"], "from the start": "#555555"}
 
 
-def draw_above(path: Path, panels: list[dict], xlabel: str) -> None:
-    """Loss above the baseline against T. A panel has title, lines, and above as in draw_lines."""
-    with figure(path, 3.4 * len(panels), len(panels), sharex=True) as axes:
+def draw_differences(path: Path, panels: list[dict], level: float) -> None:
+    """A row for every line: its mean difference with interval, from the best line at the top.
+
+    A panel has title and rows {line: (mean, low, high, when it needs T)}.
+    """
+    heights = [len(panel["rows"]) for panel in panels]
+    height = 0.27 * sum(heights) + 0.8 * len(panels)
+    with figure(path, height, len(panels), sharex=True, height_ratios=heights) as axes:
         for ax, panel in zip(axes, panels):
-            lines = panel["lines"]
-            x = sorted({at for points in lines.values() for at in points})
-            ax.plot(x, [0] * len(x), **look_of("baseline"))
-            ax.set_ymargin(0.12)
-            draw_lines(ax, lines, [look_of(line) for line in lines], panel.get("above"))
-            log_ticks(ax.xaxis, x, size)
-            ax.set(title=panel["title"], ylabel="loss above the baseline (nats)")
-        axes[-1].set_xlabel(xlabel)
+            ax.axvspan(-level, level, color="#dddddd", linewidth=0)
+            ax.axvline(0, color="black", linewidth=0.6)
+            for y, (mean, low, high, when) in enumerate(panel["rows"].values()):
+                ax.hlines(y, low, high, color=WHEN[when])
+                ax.plot(mean, y, "o", color=WHEN[when], markersize=4)
+            ax.set_yticks(range(len(panel["rows"])), list(panel["rows"]))
+            for label, (*_, when) in zip(ax.get_yticklabels(), panel["rows"].values()):
+                label.set_color(WHEN[when])
+            ax.invert_yaxis()
+            ax.set(title=panel["title"], ylabel=" ")
+        axes[-1].set_xlabel("difference (nats)")
+        needs = [when for *_, when in panels[0]["rows"].values()]
+        for when, color in WHEN.items():
+            if when in needs:
+                axes[0].plot([], [], "o", color=color, markersize=4, label=f"needs T {when}")
+        axes[0].legend(loc="upper right")
+
+
+def draw_above(path: Path, panel: dict, xlabel: str) -> None:
+    """Loss above a baseline against T. A panel has title, lines, and above as in draw_lines."""
+    looks = [dict(linestyle="--" if "early" in line else "-", color=color_of(line),
+                  linewidth=2.4 if "one Power" in line else 1.3) for line in panel["lines"]]
+    with figure(path, 3.4) as (ax,):
+        ax.set_ymargin(0.12)
+        draw_lines(ax, panel["lines"], looks, panel["above"])
+        log_ticks(ax.xaxis, {x for points in panel["lines"].values() for x in points}, size)
+        ax.set(title=panel["title"], ylabel="loss above the planned cosine", xlabel=xlabel)

@@ -58,10 +58,8 @@ MOE = widths(64, preset="laptop-moe", n_ffn=80)
 # Factors of a and steps of b, around the preset. The paper scans a in [3, 5], b in [-0.6, -0.4].
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
-# A comparison tunes in the cell `tune` (shape, batch size, T), with these `trials` in steps of
-# sqrt(2) from a learning rate of 1e-4, or from a = 1. `our_b` is the b of results/wsd-laptop-long.
-TRIALS = dict(cosine=range(6, 19), wsd=range(6, 19), power=range(2, 15), fitted=range(-4, 9))
-OURS = dict(trials=TRIALS, our_b=-0.3)
+# A comparison tunes in the cells `tune` (shape, batch size, two T), with the learning rates whose
+# numbers are `trials`, in steps of sqrt(2) from 1e-4.
 
 GRIDS = {
     "wsd": {
@@ -88,17 +86,17 @@ GRIDS = {
                       [4 * 10**9], guess=5e-4),
     },
     "compare": {
-        "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 5),
-                      tune=(*widths(32), 2, 40_000), **OURS),
-        "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 3, doublings(80_000, 5),
-                       tune=(*widths(32), 2, 80_000), **OURS),
+        "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 4),
+                      tune=(*widths(32), 2, [20_000, 80_000]), trials=range(8, 17)),
+        "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
+                       tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(gpu(400_000), wide(256, 512) + wide(256, preset="laptop-moe", n_ffn=320),
-                    [8, 32], 3, doublings(10**6, 5), tune=(*wide(128), 8, 10**6), **OURS),
+                    [8, 32], 5, doublings(10**6, 5),
+                    tune=(*wide(128), 8, [10**6, 4 * 10**6]), trials=range(8, 17)),
         # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
         "paper": grid(BF16 | dict(decay_tokens=None), presets("121M", "1B", "1B-moe"), [128, 512],
-                      3, doublings(16 * 10**9, 5), guess=2e-4,
-                      tune=(*presets("36M-power"), 128, 4 * 10**9),
-                      trials=dict(cosine=range(4, 17), wsd=range(4, 17), power=range(-2, 11))),
+                      3, doublings(16 * 10**9, 5), trials=range(4, 15),
+                      tune=(*presets("36M-power"), 128, [4 * 10**9, 16 * 10**9])),
     },
 }  # fmt: skip
 # batch size 1 at width 128 would take as long as all of width 32

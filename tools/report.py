@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tools import compare, figures
-from tools.compare import above, loss_of
+from tools.compare import loss_of
 from tools.figures import size
 
 
@@ -214,98 +214,99 @@ def power_panel(name: str, found: list, center: dict) -> dict:
 
 # -- The comparison --------------------------------------------------------------------------------
 
+LEVEL = 0.005  # nats; two lines are level if the interval of their difference lies inside
+
+
+def verdict(draws: np.ndarray) -> str:
+    low, high = interval(draws)
+    if -LEVEL < low and high < LEVEL:
+        return "level"
+    return "better" if high < 0 else "worse" if low > 0 else "undecided"
+
 
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figures."""
-    lines, said = compare.comparison(records)
-    first = next(r for r in records if r["seed"] >= compare.TUNING)
-    batch, cells = first["batch_size"], list(lines["baseline"])
-    print(f"tuned at {first['shape']}, T = {size(first['total_tokens'])}, batch size {batch}:")
-    print(*said, sep="\n")
+    lines, best = compare.comparison(records)
+    print("tuned learning rates of the seeds")
+    for name, rates in best.items():
+        print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
     print("\nvalidation loss in nats, mean ± standard deviation over seeds")
+    floor = compare.searched(records)
+    if floor.keys() >= lines["WSD"].keys():
+        lines["WSD, searched in every cell"] = floor
+    cells = list(lines["WSD"])
     for shape, B in dict.fromkeys((shape, B) for shape, _, B in cells):
-        table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)], batch)
-    print("\nloss above the baseline (without seed 0, which chose the baseline's learning rate)")
+        table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)])
+    panels = []
     for kind in ("dense", "MoE"):
         some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
         if some:
-            table_above(lines, some, kind)
-    draw_compare(out / "compare.png", lines, batch)
-    draw_anytime(out / "anytime.png", lines, records, batch)
+            panels.append(table_of_differences(lines, some, kind))
+    figures.draw_differences(out / "compare.png", panels, LEVEL)
+    draw_anytime(out / "anytime.png", lines, best, records)
     print(f"\n{out}: compare.png, anytime.png")
 
 
-def table_of_losses(lines: dict, cells: list, tuned_batch: int) -> None:
+def table_of_losses(lines: dict, cells: list) -> None:
     (shape, _, B), budgets = cells[0], [size(T) for _, T, _ in cells]
     print(f"\n| {shape}, batch size {B}: T = | {' | '.join(budgets)} |")
     print("|---" * (1 + len(budgets)) + "|")
-    for line, by_cell in lines.items():
+    for name, by_cell in lines.items():
         seeds = [list(by_cell[cell].values()) for cell in cells]
         texts = [f"{np.mean(losses):.3f} ± {deviation(losses):.3f}" for losses in seeds]
-        if B != tuned_batch or "∝" not in line:
-            print(f"| {line} | {' | '.join(texts)} |")
+        print(f"| {name} | {' | '.join(texts)} |")
 
 
-def table_above(lines: dict, cells: list, kind: str) -> None:
-    print(f"\n| {kind}, {len(cells)} cells | mean (by seed) | worst cell |\n|---|---|---|")
-    for line in lines:
-        by_seed = above(lines, line, cells).values()
-        cost = np.mean(list(by_seed), axis=0)
-        each = ", ".join(f"{d.mean():+.3f}" for d in by_seed)
-        shape, T, B = cells[int(cost.argmax())]
-        worst = f"{cost.max():+.3f} ({shape}, T = {size(T)}, batch size {B})"
-        print(f"| {line} | {cost.mean():+.4f} ({each}) | {worst} |")
+def mean_loss(by_cell: dict, cells: list) -> float:
+    return np.mean([np.mean(list(by_cell[cell].values())) for cell in cells])
 
 
-def points_above(lines: dict, line: str, cells: list) -> dict:
-    """{log2 T: loss above the baseline by seed}, means over the cells with this T."""
-    points = {}
-    for T in sorted({T for _, T, _ in cells}):
-        there = [cell for cell in cells if cell[1] == T]
-        points[math.log2(T)] = [d.mean() for d in above(lines, line, there).values()]
-    return points
+def best_planned(lines: dict, cells: list) -> str:
+    """The line with the lowest loss among those that need T from the start."""
+    planned = [n for n, line in compare.LINES.items() if compare.needs_T(line) == "from the start"]
+    return min(planned, key=lambda name: mean_loss(lines[name], cells))
 
 
-def draw_compare(path: Path, lines: dict, tuned_batch: int) -> None:
-    """All schedules above the baseline, at the tuned batch size and at others."""
-    cells = list(lines["baseline"])
-    panels = []
-    for B in sorted({B for *_, B in cells}, key=lambda B: abs(math.log(B / tuned_batch))):
-        some = [cell for cell in cells if cell[2] == B]
-        names = ["WSD", "cosine", "Power (paper)", "Power (fitted)"]
-        if B != tuned_batch:
-            names += [f"{line}, learning rate ∝ √batch" for line in ("WSD", "cosine")]
-        shown = {name.replace(", learning rate", ""): points_above(lines, name, some)
-                 for name in names if name in lines}  # fmt: skip
-        mean = lambda name: np.mean(list(above(lines, name, some).values()))
-        where = f"{B / tuned_batch:g}× the" if B != tuned_batch else "At the"
-        said = f"Power {mean('Power (paper)'):+z.3f}, WSD {mean('WSD'):+z.3f}"
-        panels.append(dict(title=f"{where} tuned batch size: {said}", lines=shown))
-    figures.draw_above(path, panels, "run length T (tokens); mean over shapes, dots: seeds")
+def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
+    """Print all lines minus the best planned one, and return them as a panel of compare.png."""
+    other = best_planned(lines, cells)
+    print(f"\n| {kind}, {len(cells)} cells | needs T | minus {other} | worst cell | |")
+    print("|---|---|---|---|---|")
+    rows = {}
+    for name in sorted(lines, key=lambda name: mean_loss(lines[name], cells)):
+        draws = compare.differences(lines[name], lines[other], cells)
+        gap = lambda cell: compare.differences(lines[name], lines[other], [cell])[0]
+        line = compare.LINES.get(name)
+        when = compare.needs_T(line) if line else "from the start"
+        if name != other:
+            worst = max(map(gap, cells))
+            print(f"| {name} | {when} | {show(draws)} | {worst:+.3f} | {verdict(draws)} |")
+        rows[name] = (draws[0], *interval(draws), when)
+    return dict(title=f"{kind}: loss minus {other}", rows=rows)
 
 
-def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
-    """If you stop here, how good are one Power run, planned cosines, and the longest one cut?"""
-    shapes = [shape for shape, *_ in lines["baseline"]]
+def draw_anytime(path: Path, lines: dict, best: dict, records: list[dict]) -> None:
+    """If you stop here, how good are one Power run, and the longest cosine, cut short?"""
+    planned, run = "cosine ∝ √batch", "Power (fitted)"
+    shapes = [shape for shape, *_ in lines[run]]
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
-    cells = [cell for cell in lines["baseline"] if (cell[0], cell[2]) == (shape, B)]
-    seeds = above(lines, "cosine")
-    longest = [r for r in records if r["schedule"] == "cosine" and r["seed"] in seeds]
-    longest = [r for r in longest if compare.cell_of(r) == cells[-1]]
+    batch_size = min(B for *_, B in lines[run])
+    cells = [cell for cell in lines[run] if (cell[0], cell[2]) == (shape, batch_size)]
+    longest = [r for r in records if r["schedule"] == "cosine" and r["min_lr_ratio"] > 0]
+    longest = {r["seed"]: r for r in longest if compare.cell_of(r) == cells[-1]
+               and math.isclose(r["lr"], best[planned][r["seed"]], rel_tol=0.01)}  # fmt: skip
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
-    if not all(look in r for r in longest for look in name.values()):
+    if not all(look in r for r in longest.values() for look in name.values()):
         return  # some are still in training
-    cut = {}
-    for cell in cells:
-        base = lines["baseline"][cell]
-        cut[math.log2(cell[1])] = [loss_of(r, name[cell[1]]) - base[r["seed"]] for r in longest]
-    run, planned = (points_above(lines, line, cells) for line in ("Power (paper)", "cosine"))
-    mean = lambda points: np.mean([np.mean(y) for y in points.values()])
-    apart = mean(run) - mean(planned)
-    verb = "ties with" if abs(apart) < 0.005 else "beats" if apart < 0 else "loses to"
-    stopped = "the longest cosine, stopped early"
-    shown = {"one Power run": run, "planned cosines": planned, stopped: cut,
-             "baseline": {math.log2(T): [0.0] for _, T, _ in cells}}  # fmt: skip
-    panel = dict(title=f"One Power run {verb} {len(cells)} planned cosines", lines=shown)
-    panel["above"] = stopped
-    figures.draw_above(path, [panel], f"tokens when the run stops ({shape}, batch size {B})")
+    cut = {cell: {seed: loss_of(r, name[cell[1]]) for seed, r in longest.items()} for cell in cells}
+    above = lambda by_cell: {
+        math.log2(cell[1]): [by_cell[cell][s] - lines[planned][cell][s] for s in longest]
+        for cell in cells
+    }
+    verb = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
+    draws = compare.differences(lines[run], lines[planned], cells)
+    panel = dict(title=f"One Power run {verb[verdict(draws)]} {len(cells)} planned cosines")
+    panel["lines"] = {"one Power run": above(lines[run]), "planned cosines": above(lines[planned]),
+                      "the longest cosine, stopped early": above(cut)}  # fmt: skip
+    panel["above"] = "the longest cosine, stopped early"
+    figures.draw_above(path, panel, f"tokens when the run stops ({shape}, batch size {batch_size})")
