@@ -43,12 +43,11 @@ def branch_point(path: Path) -> Path:
 
 def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
     """The config fields, and the checkpoint to resume or the path of the parent to branch from."""
-    out = Path(typed.get("out", ""))
-    if not (actions.resume and (saved := runs.read_config(out))):
+    saved = runs.read_config(Path(typed["out"])) if actions.resume else None
+    if not saved:
         return typed, None, actions.branch
-    fields, start = resumed_fields(saved, typed), resume_point(out)
-    # without a checkpoint, it stopped before its first, and starts from its parent again
-    return fields, start, None if start else fields.get("parent")
+    fields, start = resumed_fields(saved, typed), resume_point(Path(typed["out"]))
+    return fields, start, None if start else saved.get("parent")  # it had no checkpoint yet
 
 
 def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
