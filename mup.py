@@ -91,9 +91,7 @@ def init_weights(model: nn.Module, table: dict[str, Rule]) -> None:
 
 
 def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) -> list[dict]:
-    """One optimizer group per role, with the `lr_scale` that the training loop applies:
-
-        for group in optimizer.param_groups: group["lr"] = lr * group["lr_scale"]
+    """One optimizer group per role. Every step multiplies the learning rate by its `lr_scale`.
 
     AdamW multiplies the weight decay by the learning rate of the group, so hidden matrices decay
     by lr / m_width * weight_decay.

@@ -64,10 +64,7 @@ def read_records(path: Path) -> list[dict]:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl in order of tokens, without torn lines.
-
-    If a resumed run repeats a line, the last one counts.
-    """
+    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last counts."""
     found = {}
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):

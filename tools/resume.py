@@ -8,10 +8,7 @@ from tools.records import RUNTIME_FLAGS
 
 
 def resumed_fields(saved: dict, typed: dict) -> dict:
-    """The saved config of the run in --out, with the typed fields that may change.
-
-    Raises ValueError for a flag that would make it a different run.
-    """
+    """The saved config with the typed fields that may change. Raises ValueError for others."""
     for name, value in typed.items():
         if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
             raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
