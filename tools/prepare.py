@@ -169,7 +169,11 @@ def start_worker(*args) -> None:
     global settings
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end = lambda: (multiprocessing.parent_process().join(), os._exit(1))
+
+    def end():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
     threading.Thread(target=end, daemon=True).start()
 
 
