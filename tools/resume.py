@@ -7,15 +7,6 @@ from tools.devices import rank_and_world
 from tools.records import RUNTIME_FLAGS
 
 
-def resumed_fields(saved: dict, typed: dict) -> dict:
-    """The saved config with the typed fields that may change. Raises ValueError for others."""
-    for name, value in typed.items():
-        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
-            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
-                             "leave the flag out, or use --branch for a new run")  # fmt: skip
-    return saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
-
-
 def resume_point(out: Path) -> dict | None:
     """Read the newest whole checkpoint of a run, if it has any; rename damaged newer files."""
     paths, rank = runs.checkpoints(out), rank_and_world()[0]
@@ -39,12 +30,20 @@ def branch_point(path: Path) -> Path:
 
 
 def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
-    """The config fields, and the checkpoint to resume or the path of the parent to branch from."""
+    """The config fields, and the checkpoint to resume or the path of the parent to branch from.
+
+    A resumed run keeps its config. Raises ValueError for a flag that would make it a different run.
+    """
     saved = runs.read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
         return typed, None, actions.branch
-    fields, start = resumed_fields(saved, typed), resume_point(Path(typed["out"]))
-    return fields, start, None if start else saved.get("parent")  # it had no checkpoint yet
+    for name, value in typed.items():
+        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
+            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
+                             "leave the flag out, or use --branch for a new run")  # fmt: skip
+    fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+    start = resume_point(Path(typed["out"]))
+    return fields, start, None if start else saved.get("parent")  # if it has no checkpoint yet
 
 
 def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
