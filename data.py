@@ -150,7 +150,7 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     network is a bijection below a power of four. We repeat it while the result is not below n.
     """
     epoch, x = np.divmod(np.asarray(g, dtype=np.uint64), n)
-    half = (max(n - 1, 1).bit_length() + 1) // 2
+    half = ((n - 1).bit_length() + 1) // 2
     low_bits = 2**half - 1
     key = mix(mix(np.full_like(x, seed)) + epoch + 1)
     keys = mix(key + np.arange(4, dtype=np.uint64)[:, None])  # of four rounds, [4, B]

@@ -1,7 +1,7 @@
 """The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/wsd-quick --only batch_size=4,8 --against warmup_tokens=16000
+    python fit.py runs/wsd-both --only warmup_tokens=2000 --against warmup_tokens=16000
     python fit.py --table runs.csv --columns lr=LR,batch_size=BS,total_tokens=D,val_loss=LOSS
     python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
@@ -407,7 +407,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
     out.mkdir(parents=True, exist_ok=True)
     report.draw_valleys(out / "valleys.png", fits.found)
-    report.draw_law(out / "law.png", fits, content, records[0]["seq_len"])
+    report.draw_law(out / "law.png", fits, content, best_three(fits.points))
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"\n{out}: law.json, valleys.png, law.png")
 
@@ -424,17 +424,29 @@ def parts(fits: Fits, name: str) -> dict:
     return found
 
 
-def report_change(records: list[dict], others: list[dict]) -> None:
-    """Print how the best learning rates and the law differ in the cells that both sets have."""
+def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
+    """Print how the best learning rates and the law differ between one value of a field and others.
+
+    sets: {value: records}. Only cells that all of them have count.
+    """
     cell = lambda m: (m.shape, m.T, m.batch_size)
-    one, two = ({cell(m): m for m in minima(some) if not m.why_not} for some in (records, others))
-    common = sorted(one.keys() & two.keys())
+    found = [{cell(m): m for m in minima(some) if not m.why_not} for some in sets.values()]
+    common = sorted(set.intersection(*map(set, found)))
     if not common:
         raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
-    one, two = [one[c] for c in common], [two[c] for c in common]
-    draws = redraw(one, seed=0), redraw(two, seed=1)  # the columns of both are separate
-    report.change(one, two, *draws)
-    report.difference(fit_law(one, *draws[0]), fit_law(two, *draws[1]))
+    drawn = {}
+    for seed, (value, by_cell) in enumerate(zip(sets, found)):  # they have no columns in common
+        points = [by_cell[c] for c in common]
+        drawn[value] = points, *redraw(points, seed)
+    (first, one), *others = drawn.items()
+    for value, other in others:
+        print(f"\n{field}: {first} -> {value}")
+        report.change(one[0], other[0], one[1:], other[1:])
+        report.difference(fit_law(*one), fit_law(*other))
+    out.mkdir(parents=True, exist_ok=True)
+    records = next(iter(sets.values()))
+    report.draw_change(out / "against.png", field, drawn, records[0]["seq_len"])
+    print(f"\n{out}: against.png")
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
@@ -472,13 +484,17 @@ def run(args) -> None:
         return report_wsd([complete(row) for row in records], args.out or args.table.parent)
     if not args.folders:
         raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
-    records = read_records(args.folders, args.only)
-    if args.against:
-        changed = args.against.partition("=")[0]
-        same = [choice for choice in args.only if choice.partition("=")[0] != changed]
-        return report_change(records, read_records(args.folders, [*same, args.against]))
     out = args.out or args.folders[0]
-    report_records(records, out)
+    if not args.against:
+        return report_records(read_records(args.folders, args.only), out)
+    field, _, values = args.against.partition("=")
+    same = [choice for choice in args.only if choice.partition("=")[0] != field]
+    first = [choice.partition("=")[2] for choice in args.only if choice not in same]
+    sets = {value: read_records(args.folders, [*same, f"{field}={value}"])
+            for value in [*first, *values.split(",")]}  # fmt: skip
+    if len(sets) < 2:
+        raise ValueError(f"--against {args.against}: compare it with --only {field}=...")
+    report_change(field, sets, out)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -487,7 +503,7 @@ def main(argv: list[str] | None = None) -> int:
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
-    add("--against", metavar="FIELD=V,...", help="runs to compare with those of --only")
+    add("--against", metavar="FIELD=V,...", help="compare with runs of another value")
     add("--table", type=Path, help="a CSV file of runs from elsewhere")
     add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")

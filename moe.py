@@ -10,8 +10,6 @@ version of the same layer.
     python moe.py        check the fast version against it
 """
 
-import tools.threads  # noqa: F401, before torch starts its threads
-
 import sys
 from typing import NamedTuple
 
@@ -79,10 +77,10 @@ class MoE(nn.Module):
         weight = Permute.apply(weight.view(-1, 1), order, back)
         rows = multiply(rows, weight, ends, self.experts_in.to(dtype), self.experts_out.to(dtype))
         y = Permute.apply(rows, back, order).unflatten(0, (-1, self.k)).sum(1)  # [N, C]
-        return y.view(shape).type_as(x), routing(scores, ends, in_training=torch.is_grad_enabled())
+        return y.view(shape).type_as(x), routing(scores, ends)
 
 
-def routing(scores: Tensor, ends: Tensor, in_training: bool = False) -> Routing:
+def routing(scores: Tensor, ends: Tensor) -> Routing:
     """Auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), with statistics.
 
     The formula is IBM's. The share f of the pairs is a count without gradient, P is the mean
@@ -93,7 +91,7 @@ def routing(scores: Tensor, ends: Tensor, in_training: bool = False) -> Routing:
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
     load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)
-    if in_training:
+    if torch.is_grad_enabled():  # in training
         load = total(load)
     load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()

@@ -91,20 +91,17 @@ def init_weights(model: nn.Module, table: dict[str, Rule]) -> None:
 
 
 def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) -> list[dict]:
-    """One optimizer group per role, with the `lr_scale` that the training loop applies:
-
-        for group in optimizer.param_groups: group["lr"] = lr * group["lr_scale"]
+    """One optimizer group per role. Every step multiplies the learning rate by its `lr_scale`.
 
     AdamW multiplies the weight decay by the learning rate of the group, so hidden matrices decay
     by lr / m_width * weight_decay.
     """
-    members: dict[str, list] = {r: [] for r in table}
+    groups = {}
+    for r, (_, lr_scale, decay) in table.items():
+        groups[r] = dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
     for name, p in model.named_parameters():
-        members[role(name)].append(p)
-    return [
-        dict(role=r, params=members[r], lr_scale=lr_scale, weight_decay=weight_decay * decay)
-        for r, (_, lr_scale, decay) in table.items() if members[r]
-    ]  # fmt: skip
+        groups[role(name)]["params"].append(p)
+    return [group for group in groups.values() if group["params"]]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -120,10 +117,10 @@ def check_config(width: int, mup: bool, **changed):
     """The model of the check at one width, with 2 layers, heads of 16 and base width 32."""
     from model import GPTConfig
 
-    # base_width = width makes m_width 1
-    standard = {} if mup else dict(base_width=width, attention_multiplier=16**-0.5)
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=64)
-    return GPTConfig(**dict(base_width=32) | shape | standard | changed)
+    # base_width = width makes m_width 1
+    base = dict(base_width=32) if mup else dict(base_width=width, attention_multiplier=16**-0.5)
+    return GPTConfig(**shape | base | changed)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option
 from tools.config import parse_ramp, program_parser, ramp
-from tools.devices import mixed_precision, rank_and_world, to_device
+from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
 
@@ -327,10 +327,8 @@ def restore(saved: dict, state: State) -> None:
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
-        ours = [group | {"params": None} for group in state.optimizer.param_groups]
-        state.optimizer.load_state_dict(saved["optimizer"])
-        for group, settings in zip(state.optimizer.param_groups, ours):
-            group |= settings | {"params": group["params"]}  # a branch may change weight decay
+        groups = state.optimizer.state_dict()["param_groups"]  # a branch may change weight decay
+        state.optimizer.load_state_dict(saved["optimizer"] | {"param_groups": groups})
 
 
 # -- From the command line to a run -----------------------------------------------------------
@@ -359,11 +357,6 @@ def make_config(**typed) -> TrainConfig:
     if fields.get("batch_ramp"):
         fields["batch_size"] = typed.get("batch_size")  # None: the first of the ramp
     return TrainConfig(**fields)
-
-
-def resolve_device(cfg: TrainConfig) -> TrainConfig:
-    """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
-    return dataclasses.replace(cfg, **devices.resolved(cfg))
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
@@ -399,11 +392,14 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """The config, and the checkpoint to start from or None. Raises ValueError or OSError."""
     for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
         typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
-    shape = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
-    fields, start, parent = resume.choose(typed, actions, open_parent, shape)
+    fields, start, path = resume.choose(typed, actions)
+    if path:
+        parent = open_parent(Path(path))
+        shape = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
+        fields = resume.branched_fields(parent, fields, shape)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, "schedule", cfg.schedule, READS)
-    if parent:
+    if path:
         start = resume.branch(parent, cfg, planned=cfg.schedule in PLANNED)
     return cfg, start
 

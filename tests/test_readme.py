@@ -203,7 +203,6 @@ NUMBERS = {
     "power.cosine": lambda: difference(PAPER, COSINE),
     "fitted.cosine": lambda: difference(FITTED, COSINE),
     "average.cosine": lambda: difference(AVERAGED, COSINE),
-    "average.worst": lambda: max(np.mean([*g.values()]) for g in gaps(AVERAGED, COSINE).values()),
     "moe.power.wsd": lambda: difference(PAPER, "WSD", moe=True),
     "moe": lambda: [cost(line, moe=True).mean() for line in (FITTED, "WSD", "cosine", PAPER)],
     "short": lambda: [cost(line, folders=COMPARE_SHORT).mean() for line in (PAPER, "WSD")],

@@ -56,25 +56,20 @@ def fill_in(cfg, **values) -> None:
             object.__setattr__(cfg, name, value)
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message: str) -> typing.NoReturn:
-        self.exit(fail(self.prog, message))
-
-
-def program_parser(prog: str, description: str) -> Parser:
-    """The parser of a program. The module docstring is the help.
+def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser whose errors are one line. The docstring of the program is the help.
 
     It also makes printing safe, so that a terminal without UTF-8 shows ? instead of failing.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
             stream.reconfigure(errors="replace")
-    return Parser(
+    parser = argparse.ArgumentParser(
         prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.error = lambda message: parser.exit(fail(prog, message))
+    return parser
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:

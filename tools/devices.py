@@ -1,6 +1,7 @@
 """Choose device and precision, check the memory, and connect the processes of torchrun."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -31,31 +32,29 @@ def pick_device(name: str = "auto") -> str:
     return name
 
 
-def pick_dtype(device: str, width: int, n_expert: int) -> str:
+def pick_dtype(cfg, device: str) -> str:
     """The dtype of matrix products for "auto": bfloat16 if it is faster on this device."""
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     fast = device == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16")
     # 1.4x on a CPU at width 128, 1.2x at 64, nothing below or for small experts
-    return "bfloat16" if fast and width >= 64 and not n_expert else "float32"
+    return "bfloat16" if fast and cfg.n_embd >= 64 and not cfg.n_expert else "float32"
 
 
-def resolved(cfg) -> dict:
-    """Fields of a config that depend on this machine. Raises ValueError if it cannot train cfg."""
+def resolve_device(cfg):
+    """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     _, world = rank_and_world()
-    for size in (stage.batch_size for _, stage in ramp(cfg)):
+    for size in [stage.batch_size for _, stage in ramp(cfg)]:
         if size % world:
             raise ValueError(f"--batch_size {size}: must be a multiple of {world} processes")
     check_memory(cfg, device)
+    dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
-    return {
-        "device": device,
-        "dtype": pick_dtype(device, cfg.n_embd, cfg.n_expert) if cfg.dtype == "auto" else cfg.dtype,
-        "compile": worth_compiling if cfg.compile is None else cfg.compile,
-    }
+    compile = worth_compiling if cfg.compile is None else cfg.compile
+    return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
 
 
 def check_memory(cfg, device: str) -> None:

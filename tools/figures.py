@@ -234,28 +234,28 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_law(path: Path, panels: list[dict], unit: str) -> None:
+def draw_law(path: Path, panel: dict, xlabel: str) -> None:
     """Best learning rate against batch size, as in Figure 3 of the paper, with the fitted law.
 
-    A panel has title, shape, points {label: [(log2 batch, log2 lr, low, high)]} and, of the law,
-    curves {label: [(log2 batch, log2 lr)]}.
+    A panel has title, points {label: [(log2 batch, log2 lr, low, high)]} and, of the law, curves
+    {label: [(log2 batch, log2 lr)]}. It has rings [(log2 batch, log2 lr)] around some points.
     """
-    every = [p for panel in panels for points in panel["points"].values() for p in points]
-    with figure(path, 3.75 * len(panels), len(panels), sharex=True, sharey=True) as axes:
-        for ax, panel in zip(axes, panels):
-            ends, color_of_label = {}, shades(panel["points"])
-            for label, points in panel["points"].items():
-                color, (x, y, low, high) = color_of_label[label], np.array(sorted(points)).T
-                ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(x, y, "o", color=color, markersize=4)
-                x, y = np.array(sorted(panel["curves"].get(label, zip(x, y)))).T
-                ax.plot(x, y, color=color)
-                ends[label] = x[-1], y[-1], color
-            label_ends(ax, ends)
-            log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
-            ax.set(title=panel["title"], ylabel="best learning rate")
-        log_ticks(axes[-1].xaxis, [p[0] for p in every], "{:.0f}".format)
-        axes[-1].set_xlabel(f"batch size ({unit}), {panels[0]['shape']}")
+    every = [p for points in panel["points"].values() for p in points]
+    ends, color_of_label = {}, shades(panel["points"])
+    with figure(path, 3.75) as (ax,):
+        for label, points in panel["points"].items():
+            color, (x, y, low, high) = color_of_label[label], np.array(sorted(points)).T
+            ax.vlines(x, low, high, color=color, linewidth=0.8)
+            ax.plot(x, y, "o", color=color, markersize=4)
+            x, y = np.array(sorted(panel["curves"].get(label, zip(x, y)))).T
+            ax.plot(x, y, color=color)
+            ends[label] = x[-1], y[-1], color
+        for x, y in panel["rings"]:
+            ax.plot(x, y, "ko", markersize=9, markerfacecolor="none")
+        label_ends(ax, ends)
+        log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
+        log_ticks(ax.xaxis, [p[0] for p in every], "{:.0f}".format)
+        ax.set(title=panel["title"], xlabel=xlabel, ylabel="best learning rate")
 
 
 # -- The comparison --------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ from os.path import basename
 
 
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}.
-
-    Raises ValueError if the shares do not add up to 1, or if two folders have the same name.
-    """
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise ValueError."""
     shares = {}
     for part in text.split(","):
         folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups("1")

@@ -6,11 +6,15 @@ import json
 import sys
 from pathlib import Path
 
+# These fields only change how we compute and report a run. --resume accepts new values
+RUNTIME_FLAGS = set("""
+    device compile recompute micro_batch_size save_every keep_checkpoints
+    log_every eval_every eval_tokens out
+""".split())
 # A record holds the config of a run, its results and where it was made. Two runs with the same
 # settings have the same loss. All fields are settings, except these:
-NOT_SETTINGS = set("""
-    preset data tokenizer out device compile recompute micro_batch_size
-    log_every eval_every eval_tokens save_every keep_checkpoints
+NOT_SETTINGS = RUNTIME_FLAGS | set("""
+    preset data tokenizer
     command started parent git_commit git_dirty python torch numpy platform device_name threads
     processes seconds tokens_per_second tokens diverged n_params n_active_params
 """.split())  # `fingerprint` stands for the data
@@ -60,10 +64,7 @@ def read_records(path: Path) -> list[dict]:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl in order of tokens, without torn lines.
-
-    If a resumed run repeats a line, the last one counts.
-    """
+    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last counts."""
     found = {}
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):

@@ -114,23 +114,46 @@ def difference(one, two) -> None:
         print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
-def draw_law(path: Path, fits, law: dict, seq_len: float) -> None:
-    """The law through the minima of the shape that has most of them."""
+def draw_law(path: Path, fits, law: dict, chosen: list) -> None:
+    """The law of the shape with most minima, and rings around those that the paper would choose."""
     shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
     title = f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
     if "bent" in law:
         b0, q, kappa = (law["bent"][name] for name in ("b0", "q", "kappa"))
         title = f"T^{b0 - kappa * q:.2f} beta^{q:.2f} up to a critical batch size"
+    fitted = fits.bent if "bent" in law else fits.straight
     points, curves = {}, {}
     for i, m in enumerate(fits.points):
         if m.shape == shape:
-            label, at = f"T = {size(m.T)}", math.log2(m.batch_size)
-            drawn = np.where(fits.weight[:, i] > 0, fits.x[:, i], np.nan)
-            points.setdefault(label, []).append((at, m.x, *interval(drawn)))
-            fitted = fits.bent if "bent" in law else fits.straight
-            curves.setdefault(label, []).append((at, fitted.fitted[0, i]))
-    panel = dict(title=title, shape=shape, points=points, curves=curves)
-    figures.draw_law(path, [panel], f"sequences of {seq_len:g} tokens")
+            label = f"T = {size(m.T)}"
+            points.setdefault(label, []).append(point(m, fits.x[:, i], fits.weight[:, i]))
+            curves.setdefault(label, []).append((math.log2(m.batch_size), fitted.fitted[0, i]))
+    rings = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
+    panel = dict(title=title, points=points, curves=curves, rings=rings)
+    xlabel = f"batch size (sequences of {law['seq_len']:g} tokens), {shape}"
+    figures.draw_law(path, panel, xlabel)
+
+
+def point(m, x: np.ndarray, weight: np.ndarray) -> tuple:
+    """(log2 batch size, log2 of the best learning rate, its 95% interval) for a figure."""
+    return math.log2(m.batch_size), m.x, *interval(np.where(weight > 0, x, np.nan))
+
+
+def draw_change(path: Path, field: str, sets: dict[str, tuple], seq_len: float) -> None:
+    """Best learning rates at the longest T, a line for every value {value: (minima, x, weight)}."""
+    first = next(iter(sets.values()))[0]
+    shape, _ = Counter(m.shape for m in first).most_common(1)[0]
+    T = max(m.T for m in first if m.shape == shape)
+    points = {}
+    for value, (found, x, weight) in sets.items():
+        here = [i for i, m in enumerate(found) if (m.shape, m.T) == (shape, T)]
+        points[value] = [point(found[i], x[:, i], weight[:, i]) for i in here]
+    x = np.array([[p[1] for p in sorted(some)] for some in points.values()])  # [values, batches]
+    most = 2 ** np.ptp(x, axis=0).max()
+    title = f"{field}: up to {most:.2g}× the best learning rate"
+    panel = dict(title=title, points=points, curves={}, rings=[])
+    xlabel = f"batch size (sequences of {seq_len:g} tokens), {shape}, T = {size(T)}"
+    figures.draw_law(path, panel, xlabel)
 
 
 def draw_valleys(path: Path, found: list) -> None:

@@ -4,24 +4,7 @@ from pathlib import Path
 
 from tools import runs
 from tools.devices import rank_and_world
-
-# --resume accepts new values of these flags, which only change how we compute and report a run
-RUNTIME_FLAGS = set("""
-    device compile recompute micro_batch_size save_every keep_checkpoints
-    log_every eval_every eval_tokens out
-""".split())
-
-
-def resumed_fields(saved: dict, typed: dict) -> dict:
-    """The saved config of the run in --out, with the typed fields that may change.
-
-    Raises ValueError for a flag that would make it a different run.
-    """
-    for name, value in typed.items():
-        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
-            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
-                             "leave the flag out, or use --branch for a new run")  # fmt: skip
-    return saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+from tools.records import RUNTIME_FLAGS
 
 
 def resume_point(out: Path) -> dict | None:
@@ -46,34 +29,34 @@ def branch_point(path: Path) -> Path:
     return (runs.before_decay(paths, config) or paths)[-1]
 
 
-def choose(typed: dict, actions, open_parent, shape: set) -> tuple[dict, dict | None, dict | None]:
-    """Return the config fields, and the checkpoint to resume or to branch from.
+def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
+    """The config fields, and the checkpoint to resume or the path of the parent to branch from.
 
-    open_parent maps a path to a checkpoint. shape: fields that determine the weights, which a
-    branch inherits. Raises ValueError or OSError.
+    A resumed run keeps its config. Raises ValueError for a flag that would make it a different run.
     """
-    out, fields, parent = Path(typed.get("out", "")), typed, actions.branch
-    if actions.resume and (saved := runs.read_config(out)):
-        fields = resumed_fields(saved, typed)
-        if start := resume_point(out):
-            return fields, start, None
-        parent = fields.get("parent")  # stopped before its first checkpoint
-    if parent is None:
-        return fields, None, None
-    parent = open_parent(Path(parent))
-    for name in shape & set(fields):
-        old = parent["config"].get(name, fields[name])
-        if fields[name] != old and (name != "seq_len" or parent["tokens"]):
-            raise ValueError(f"--{name} {fields[name]}: the checkpoint has {old}, "
-                             "and a branch keeps the shape of its parent")  # fmt: skip
-    return branched_fields(parent, fields), None, parent
+    saved = runs.read_config(Path(typed["out"])) if actions.resume else None
+    if not saved:
+        return typed, None, actions.branch
+    for name, value in typed.items():
+        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
+            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
+                             "leave the flag out, or use --branch for a new run")  # fmt: skip
+    fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+    start = resume_point(Path(typed["out"]))
+    return fields, start, None if start else saved.get("parent")  # if it has no checkpoint yet
 
 
-def branched_fields(parent: dict, typed: dict) -> dict:
+def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
     """The config of the parent checkpoint, changed by the typed fields.
 
-    --decay_tokens without --total_tokens starts the decay right here.
+    --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
+    the weights. Raises ValueError if one of them changes.
     """
+    for name in shape & set(typed):
+        old = parent["config"].get(name, typed[name])
+        if typed[name] != old and (name != "seq_len" or parent["tokens"]):
+            raise ValueError(f"--{name} {typed[name]}: the checkpoint has {old}, "
+                             "and a branch keeps the shape of its parent")  # fmt: skip
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
             raise ValueError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")

@@ -124,10 +124,7 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
 
 
 def lock(folder: Path):
-    """Return a file that keeps other processes out of the folder until you close it.
-
-    Raises BlockingIOError if another process has the lock.
-    """
+    """Lock a folder until the returned file is closed. Raises BlockingIOError if it is locked."""
     file = open(folder / ".lock", "w")
     try:
         import fcntl  # Windows has no flock, and no lock here
@@ -141,10 +138,7 @@ def lock(folder: Path):
 
 
 def make_folder(out: str | None, name: str, resume: bool):
-    """Make the folder `out`, or the next free runs/NAME-NUMBER; return it and its lock.
-
-    Raises OSError if it cannot be made, or if something is in the way.
-    """
+    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises OSError."""
     if out is None:
         for number in itertools.count(1):
             folder = Path("runs", f"{name}-{number}")

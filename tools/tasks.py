@@ -252,8 +252,7 @@ def read_questions(name: str, folder: str | None, examples: bool, limit=None) ->
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{path}, line {number}: not an item of {name}"
-            raise ValueError(f"{reason} ({error!r})") from None
+            raise ValueError(f"{path}, line {number}: not an item of {name} ({error!r})") from None
         questions.append(question)
     if not questions:
         raise ValueError(f"{path}: is empty")
