@@ -188,7 +188,7 @@ def comparison(records: list[dict]) -> tuple[dict, list[str]]:
         for r in compared:
             value = choices[kind][0] * (r["batch_size"] / batch) ** p
             same_kind = (kind_of(r), bool(r.get("average"))) == (kind, averaged)
-            if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.01):
+            if same_kind and math.isclose(r[KNOBS[kind]], value, rel_tol=0.16):
                 loss = loss_of(r, "average_val_loss" if averaged else "val_loss")
                 by_cell.setdefault(cell_of(r), {})[r["seed"]] = loss
     lines["baseline"] = baseline(compared)

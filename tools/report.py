@@ -312,6 +312,8 @@ def draw_anytime(path: Path, lines: dict, records: list[dict], B: int) -> None:
     shapes = [shape for shape, *_ in lines["baseline"]]
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
     cells = [cell for cell in lines["baseline"] if (cell[0], cell[2]) == (shape, B)]
+    if not cells:
+        return
     seeds = above(lines, "cosine")
     longest = [r for r in records if r["schedule"] == "cosine" and r["seed"] in seeds]
     longest = [r for r in longest if compare.cell_of(r) == cells[-1]]
