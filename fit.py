@@ -1,7 +1,7 @@
 """The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/wsd-both --only warmup_tokens=2000 --against warmup_tokens=16000
+    python fit.py runs/bend --against warmup_tokens=5000,80000,320000    what a setting changes
     python fit.py --table runs.csv --columns lr=LR,batch_size=BS,total_tokens=D,val_loss=LOSS
     python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
@@ -427,7 +427,7 @@ def parts(fits: Fits, name: str) -> dict:
 
 
 def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
-    """Print how the best learning rates and the law differ between one value of a field and others.
+    """Print how the best learning rates and the law change from the first value to the others.
 
     sets: {value: records}. Only cells that all of them have count.
     """
@@ -490,12 +490,10 @@ def run(args) -> None:
     if not args.against:
         return report_records(read_records(args.folders, args.only), out)
     field, _, values = args.against.partition("=")
-    same = [choice for choice in args.only if choice.partition("=")[0] != field]
-    first = [choice.partition("=")[2] for choice in args.only if choice not in same]
-    sets = {value: read_records(args.folders, [*same, f"{field}={value}"])
-            for value in [*first, *values.split(",")]}  # fmt: skip
-    if len(sets) < 2:
-        raise ValueError(f"--against {args.against}: compare it with --only {field}=...")
+    choices = {value: [*args.only, f"{field}={value}"] for value in values.split(",")}
+    if len(choices) < 2:
+        raise ValueError(f"--against {args.against}: needs two values, as in seed=0,1")
+    sets = {value: read_records(args.folders, choice) for value, choice in choices.items()}
     report_change(field, sets, out)
 
 
@@ -505,7 +503,7 @@ def main(argv: list[str] | None = None) -> int:
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
-    add("--against", metavar="FIELD=V,...", help="compare with runs of another value")
+    add("--against", metavar="FIELD=V,V,...", help="compare runs with these values")
     add("--table", type=Path, help="a CSV file of runs from elsewhere")
     add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
