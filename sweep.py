@@ -231,10 +231,8 @@ def compare_series(grid: dict) -> list[Callable]:
     series = [lambda loss: sum(trials.values(), [])]
     for row in rows_of(grid):
         series.append(functools.partial(lines, grid, row, trials))
-        if row["seed"] == 0:
-            series.append(searched := wsd_series(grid, row))
-        else:
-            series.append(functools.partial(repeated, searched, row["seed"]))
+        first = wsd_series(grid, row | dict(seed=0, data_seed=0))
+        series.append(functools.partial(repeated, first, row["seed"]) if row["seed"] else first)
     return series
 
 

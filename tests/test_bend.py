@@ -10,6 +10,7 @@ import pytest
 
 import fit
 import sweep
+from test_figures import figures  # noqa: F401
 from test_fit import record, refused, write, wsd_records
 from tools import compare
 
@@ -163,7 +164,7 @@ def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
     assert not Path("law.json").exists()
 
 
-def test_what_changes_with_a_longer_warmup(tmp_path, monkeypatch, capsys):
+def test_what_changes_with_a_longer_warmup(figures, monkeypatch, capsys):  # noqa: F811
     """At a long warmup, batch sizes 4 and 8 have half the best learning rate, and 0.1 more loss."""
     monkeypatch.setattr(fit, "DRAWS", 50)
     records = wsd_records(noise=0.002, widths=[32])
