@@ -54,6 +54,8 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
+    if cfg.batch_size % world:
+        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
     micro = math.gcd(cfg.micro_batch_size or cfg.batch_size, cfg.batch_size // world)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False

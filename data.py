@@ -8,7 +8,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
-    python data.py --source 'web/*.jsonl.gz' --out data/web    a line (or .parquet row) is one
+    python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line or row
 """
 
 import hashlib
@@ -111,15 +111,15 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     """
     shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, m) in enumerate(stages) if m == shares)  # earlier: read by parents
+    now = max(i for i, (_, m) in enumerate(stages) if m == shares)  # parents read the earlier
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
     first, later = next(iter(sources.values())), [m for _, m in stages[now:]]
-    content = [(s.meta["fingerprint"], *(m.get(n, 0.0) for m in later)) for n, s in sources.items()]
     meta = dict(first.meta)
-    if len(sources) > 1:
-        meta["fingerprint"] = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    if len(sources) > 1:  # the sources, and all their shares from now on
+        key = [(s.meta["fingerprint"], *(m.get(n, 0.0) for m in later)) for n, s in sources.items()]
+        meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     shares = tuple(later[0].get(name, 0.0) for name in sources)
     return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
 
@@ -136,7 +136,7 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
     return load_tokenizer(config["tokenizer"])
 
 
-def mix(x: np.ndarray) -> np.ndarray:
+def scramble(x: np.ndarray) -> np.ndarray:
     """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -152,13 +152,13 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     epoch, x = np.divmod(np.asarray(g, dtype=np.uint64), n)
     half = ((n - 1).bit_length() + 1) // 2
     low_bits = 2**half - 1
-    key = mix(mix(np.full_like(x, seed)) + epoch + 1)
-    keys = mix(key + np.arange(4, dtype=np.uint64)[:, None])  # of four rounds, [4, B]
+    key = scramble(scramble(np.full_like(x, seed)) + epoch + 1)
+    keys = scramble(key + np.arange(4, dtype=np.uint64)[:, None])  # of four rounds, [4, B]
 
     def permute(x, keys):
         left, right = x >> half, x & low_bits
         for key in keys:
-            left, right = right, left ^ (mix(right + key) & low_bits)
+            left, right = right, left ^ (scramble(right + key) & low_bits)
         return left << half | right
 
     x = permute(x, keys)
@@ -180,9 +180,9 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     names, counts = np.full(len(g), last), {}  # the last source has everything left over
     for i, (part, name) in enumerate(rarer):
         turn = rest * part // total
-        first, end = -(-turn * total // part), -(-(turn + 1) * total // part)  # rounded up
-        key = mix(mix(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
-        place = first + (mix(key) % (end - first).astype(np.uint64)).astype(np.int64)
+        first, end = (-(-t * total // part) for t in (turn, turn + 1))  # rounded up
+        key = scramble(scramble(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
+        place = first + (scramble(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)
         names = np.where((names == last) & (place == rest), name, names)
         total, rest = total - part, rest - counts[name]

@@ -70,6 +70,16 @@ def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
                              f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
 
 
+def check_tokenizer(path: Path, corpus: data.Corpus) -> None:
+    """Raise ValueError if the model at this path has a different tokenizer."""
+    try:
+        trained = data.tokenizer_of(path)
+    except (ValueError, OSError):  # if its corpus is gone, we trust the new one
+        return
+    if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
+        raise ValueError(f"--data {corpus.path}: its tokenizer is not that of {path}")
+
+
 # -- How likely is a text? ------------------------------------------------------------------------
 
 
@@ -284,12 +294,7 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
-    try:
-        trained = data.tokenizer_of(args.model)
-    except (ValueError, OSError):  # if that corpus is gone, we trust --data
-        trained = corpus.tokenizer
-    if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
-        raise ValueError(f"--data {args.data}: its tokenizer is not that of {args.model}")
+    check_tokenizer(args.model, corpus)
     for source in corpus.sources.values():
         check_corpus(model.cfg, source)
         with mixed_precision(args):

@@ -1,7 +1,7 @@
 """The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/wsd-both --only warmup_tokens=2000 --against warmup_tokens=16000
+    python fit.py runs/bend --against warmup_tokens=5000,80000,320000    what a setting changes
     python fit.py --table runs.csv --columns lr=LR,batch_size=BS,total_tokens=D,val_loss=LOSS
     python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
@@ -61,6 +61,8 @@ class Minimum(NamedTuple):
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
     """The n points nearest the lowest, in order of x."""
+    if not points:
+        return []
     lowest = min(points, key=lambda p: p[1])[0]
     return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
@@ -106,14 +108,14 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
     of, cells = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
-        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] * by_seed
+        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, by_seed and r["seed"]
         cells.setdefault(cell, {}).setdefault(r["seed"], {})[of(r)] = loss_of(r)
     found = []
     for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):
-        if points := mean_valley(cells[cell]):
-            lowest = min(loss for _, loss in points)
-            at = vertex(points, degree, window)
-            found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
+        points = mean_valley(cells[cell])
+        lowest = min((loss for _, loss in points), default=math.inf)
+        at = vertex(points, degree, window) if points else (math.nan, "without common rates")
+        found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
     return found
 
 
@@ -134,13 +136,13 @@ def usable(found: list[Minimum]) -> list[Minimum]:
 # -- From minima to a law --------------------------------------------------------------------------
 
 
-def redraw(found: list[Minimum], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Draw columns again -> x of all minima and their weights, both [1 + draws, n].
 
     The first row is the measurement itself. The weight of a minimum counts its seeds.
     """
     columns = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
-    rng, share = np.random.default_rng(seed), np.full(len(columns), 1 / len(columns))
+    rng, share = np.random.default_rng(rng_seed), np.full(len(columns), 1 / len(columns))
     times = rng.multinomial(len(columns), share, size=DRAWS)
     times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, columns]
     x = np.tile([m.x for m in found], (len(times), 1))
@@ -157,7 +159,7 @@ def redraw(found: list[Minimum], seed: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 class Law(NamedTuple):
-    """log2 lr = log2 a(shape) + b log2 T + q h, with h = log2 beta, or that of `flattened`.
+    """log2 lr = log2 a(shape) + b log2 T + q h, where h is log2 beta, or `flattened`.
 
     Every field has the estimate, followed by all draws.
     """
@@ -210,14 +212,14 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
     levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
     coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    none = [math.nan], [math.nan], [math.nan], beta[:, None]
+    straight = [math.nan], [math.nan], [math.nan], beta[:, None]
     for at, w in zip(x, weight):
-        log_c, kappa, r, h = coarse if bent else none
+        log_c, kappa, r, h = coarse if bent else straight
         b, q, log_a, best = least_squares(at, w, T, h, same_shape)
         if bent:
-            levels = log_c[best] + kappa[best] * T.mean() + np.arange(-0.5, 0.51, 0.1)
-            kappas = kappa[best] + np.arange(-0.2, 0.21, 0.02)
-            log_c, kappa, r, h = bends(T, beta, levels, kappas, r[best])
+            fine_levels = log_c[best] + kappa[best] * T.mean() + np.arange(-0.5, 0.51, 0.1)
+            fine_kappas = kappa[best] + np.arange(-0.2, 0.21, 0.02)
+            log_c, kappa, r, h = bends(T, beta, fine_levels, fine_kappas, r[best])
             b, q, log_a, best = least_squares(at, w, T, h, same_shape)
         fitted = log_a + b * T + q * h[:, best]
         laws.append((b, q, log_c[best], kappa[best], r[best], log_a, fitted))
@@ -425,7 +427,7 @@ def parts(fits: Fits, name: str) -> dict:
 
 
 def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
-    """Print how the best learning rates and the law differ between one value of a field and others.
+    """Print how the best learning rates and the law change from the first value to the others.
 
     sets: {value: records}. Only cells that all of them have count.
     """
@@ -488,12 +490,10 @@ def run(args) -> None:
     if not args.against:
         return report_records(read_records(args.folders, args.only), out)
     field, _, values = args.against.partition("=")
-    same = [choice for choice in args.only if choice.partition("=")[0] != field]
-    first = [choice.partition("=")[2] for choice in args.only if choice not in same]
-    sets = {value: read_records(args.folders, [*same, f"{field}={value}"])
-            for value in [*first, *values.split(",")]}  # fmt: skip
-    if len(sets) < 2:
-        raise ValueError(f"--against {args.against}: compare it with --only {field}=...")
+    choices = {value: [*args.only, f"{field}={value}"] for value in values.split(",")}
+    if len(choices) < 2:
+        raise ValueError(f"--against {args.against}: needs two values, as in seed=0,1")
+    sets = {value: read_records(args.folders, choice) for value, choice in choices.items()}
     report_change(field, sets, out)
 
 
@@ -503,7 +503,7 @@ def main(argv: list[str] | None = None) -> int:
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
-    add("--against", metavar="FIELD=V,...", help="compare with runs of another value")
+    add("--against", metavar="FIELD=V,V,...", help="compare runs with these values")
     add("--table", type=Path, help="a CSV file of runs from elsewhere")
     add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")

@@ -56,8 +56,8 @@ def rules(cfg) -> dict[str, Rule]:
     }  # fmt: skip
     # The paper gives no rule for the router. IBM's code first used the row "embedding" and later
     # "hidden". In theory it is a readout, because its few outputs do not grow with the width. As
-    # "hidden", its share of the gradient starts equal at all widths, but after a few steps it grows
-    # with the width (slope +0.4 instead of +0.1).
+    # "hidden", its share of the gradient after a few steps grows with the width m as m^0.4, and as
+    # "readout" as m^0.1.
     if cfg.router_rule != "readout":
         table["router"] = table[cfg.router_rule]
     return table

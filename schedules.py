@@ -17,9 +17,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import figures
-from tools.config import program_parser
-
 Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
 
 
@@ -41,7 +38,8 @@ def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
 def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
     """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the run."""
     done = lambda n: min(max((n - warmup_tokens) / (total_tokens - warmup_tokens), 0.0), 1.0)
-    return lambda n: lr * (min_lr_ratio + (1 - min_lr_ratio) * DECAY_SHAPES["cosine"](done(n)))
+    half_cosine = lambda x: 0.5 * (1 + math.cos(math.pi * x))  # from 1 to 0
+    return lambda n: lr * (min_lr_ratio + (1 - min_lr_ratio) * half_cosine(done(n)))
 
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
@@ -66,7 +64,8 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     if decay_tokens == 0:
         return schedule
     start = total_tokens - decay_tokens
-    last, f = schedule(start), DECAY_SHAPES[shape]  # `exp` is negative past the end, so min
+    last, f = schedule(start), DECAY_SHAPES[shape]
+    # min, because past the end `exp` would be negative
     return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
 
 
@@ -122,8 +121,10 @@ def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    program_parser("schedules.py", __doc__).parse_args(argv)
+    from tools import figures
+    from tools.config import program_parser
 
+    program_parser("schedules.py", __doc__).parse_args(argv)
     T, batch = 32e9, 128  # from the grid in Table 2
     curves = paper_curves(T, batch)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))

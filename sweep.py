@@ -12,7 +12,7 @@ Ctrl-C stops a sweep and the same command resumes it. Fit its records with pytho
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
 Each branch is, bit for bit, the run that train.py would make, for about half the tokens in all. A
-cosine shares no trunk with a longer one. Read `train_trunk`, then `search`, the rule that chooses
+cosine needs a separate run for every T. Read `train_trunk`, then `search`, the rule that chooses
 the learning rates. The grids are in tools/grids.py.
 """
 
@@ -78,12 +78,13 @@ def train_trunk(
     state, looks, curve = train.build(runs[-1]), {}, []
     made = origin(runs[-1].device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(runs[0])}.pt"
+    saved = {"tokens": math.inf}
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
-        too_far = saved["tokens"] > runs[0].total_tokens - runs[0].decay_tokens
-        if not too_far and saved["fingerprint"] == corpus.meta["fingerprint"]:
-            train.restore(saved, state)
-            looks, curve = saved["looks"], saved["curve"]
+    in_time = saved["tokens"] <= runs[0].total_tokens - runs[0].decay_tokens
+    if in_time and saved["fingerprint"] == corpus.meta["fingerprint"]:
+        train.restore(saved, state)
+        looks, curve = saved["looks"], saved["curve"]
 
     for cfg in runs:
         began, start = time.perf_counter(), state.tokens
@@ -94,15 +95,15 @@ def train_trunk(
         advance(cfg, state, corpus, cfg.total_tokens - cfg.decay_tokens, curve, must_stop)
         saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
         write_checkpoint(checkpoint, saved)
-        branch = curve.copy()
-        advance(cfg, state, corpus, cfg.total_tokens, branch, must_stop)  # the branch decays
+        branch_curve = curve.copy()
+        advance(cfg, state, corpus, cfg.total_tokens, branch_curve, must_stop)  # the branch decays
         if must_stop():
             return
         _, record = train.evaluate(cfg, state, corpus)
         seconds = time.perf_counter() - began  # without the time of the shorter runs
         speed = round((state.tokens - start) / seconds)
         record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
-        yield record, branch[:: max(1, math.ceil(len(branch) / POINTS))]
+        yield record, branch_curve[:: max(1, math.ceil(len(branch_curve) / POINTS))]
         train.restore(read_checkpoint(checkpoint), state)  # back to where the branch left
 
 
@@ -313,10 +314,10 @@ def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_sto
     records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
     with records, curves, bar:
         for record, curve in deal(workers, next_jobs, must_stop):
-            curve = {name: [p[i] for p in curve] for i, name in enumerate(("tokens", "loss", "lr"))}
+            curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
             records.write(json.dumps(record) + "\n")
-            known |= losses_of([record])
+            known.update(losses_of([record]))
             bar.total = bar.n + 1 + len(left(series, grid, known))
             bar.update()
 

@@ -4,7 +4,7 @@
     python train.py --schedule wsd --total_tokens 8e6    any field of TrainConfig is a flag
     torchrun --nproc_per_node 8 train.py --preset 1B --data data/mine    on eight GPUs
     python train.py --out runs/a --resume                continue a stopped run
-    python train.py --branch runs/a --decay_tokens 3e5   cool down a copy of a run from here
+    python train.py --branch runs/a --decay_tokens 3e5   decay a copy of an unfinished run
     python train.py --average --decay_tokens 0           average the weights instead of a decay
     python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    from released weights
 
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 import mup
-from eval import check_corpus, sample, validation_loss
+from eval import check_corpus, check_tokenizer, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
@@ -133,7 +133,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
-    n_micro = len(mine) // math.gcd(len(mine), cfg.micro_batch_size or len(mine))
+    n_micro = len(mine) // math.gcd(len(mine), cfg.micro_batch_size or len(mine))  # equal parts
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
@@ -153,7 +153,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     return batch_loss, grad_norm, routing
 
 
-AVERAGE_POWER = 16  # n^16 sums to n^17, so 1 - 0.9^17 = five sixths are from the last tenth
+AVERAGE_POWER = 16  # n^16 sums to about n^17, so the last tenth has 1 - 0.9^17, five sixths
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
@@ -177,7 +177,7 @@ class State:
     optimizer: torch.optim.Optimizer
     average: GPT | None  # the averaged weights, with --average
     tokens: int = 0  # seen so far
-    before: int = 0  # the last step
+    before: int = 0  # tokens seen before the last step
 
 
 def build(cfg: TrainConfig) -> State:
@@ -193,7 +193,7 @@ def build(cfg: TrainConfig) -> State:
         torch._dynamo.config.recompile_limit = 64
         if cfg.device != "cpu":
             model.loss = torch.compile(model.loss, dynamic=False)
-        # Equal blocks compile once, and DDP sends gradients during the backward pass
+        # Block by block, so that one program serves all, and DDP sends gradients in between
         for part in [model] if cfg.device == "cpu" else model.blocks:
             part.compile(dynamic=False)
     return State(model, optimizer, average)
@@ -327,8 +327,10 @@ def restore(saved: dict, state: State) -> None:
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
-        groups = state.optimizer.state_dict()["param_groups"]  # a branch may change weight decay
-        state.optimizer.load_state_dict(saved["optimizer"] | {"param_groups": groups})
+        ours = [dict(group, params=None) for group in state.optimizer.param_groups]
+        state.optimizer.load_state_dict(saved["optimizer"])
+        for group, settings in zip(state.optimizer.param_groups, ours):
+            group |= settings | {"params": group["params"]}  # a branch may change weight decay
 
 
 # -- From the command line to a run -----------------------------------------------------------
@@ -415,6 +417,8 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         check_corpus(cfg, source)
+    if start:
+        check_tokenizer(Path(start["path"]), corpus)
     fingerprint = corpus.meta["fingerprint"]
     if start and start["fingerprint"] not in (None, fingerprint):
         raise ValueError(f"--data {corpus.path}: fingerprint {fingerprint}, but the checkpoint was "

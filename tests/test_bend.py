@@ -10,6 +10,7 @@ import pytest
 
 import fit
 import sweep
+from test_figures import figures  # noqa: F401
 from test_fit import record, refused, write, wsd_records
 from tools import compare
 
@@ -163,7 +164,7 @@ def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
     assert not Path("law.json").exists()
 
 
-def test_what_changes_with_a_longer_warmup(tmp_path, monkeypatch, capsys):
+def test_what_changes_with_a_longer_warmup(figures, monkeypatch, capsys):  # noqa: F811
     """At a long warmup, batch sizes 4 and 8 have half the best learning rate, and 0.1 more loss."""
     monkeypatch.setattr(fit, "DRAWS", 50)
     records = wsd_records(noise=0.002, widths=[32])
@@ -172,12 +173,13 @@ def test_what_changes_with_a_longer_warmup(tmp_path, monkeypatch, capsys):
         more = dict(lr=r["lr"] / (1 + half), val_loss=r["val_loss"] + 0.1 * half)
         records.append(r | more | dict(warmup_tokens=50_000))
     write(records, Path("a"))
-    only = ["a", "--only", "warmup_tokens=2500", "--only", "batch_size=2,4,8"]
-    assert fit.main([*only, "--against", "warmup_tokens=50000"]) == 0
+    only = ["a", "--only", "batch_size=2,4,8", "--against"]
+    assert fit.main([*only, "warmup_tokens=2500,50000"]) == 0
     lines = {line[:26].strip(): line[26:].split() for line in capsys.readouterr().out.splitlines()}
     for name, cells, moved, deeper in (("batch size 2", 5, 0, 0), ("batch size 8", 5, -1, 0.1),
                                        ("all", 15, -2 / 3, 0.2 / 3)):  # fmt: skip
         words = lines[name]
         assert int(words[0]) == cells and float(words[1]) == pytest.approx(moved, abs=0.02)
         assert float(words[-1]) == pytest.approx(deeper, abs=1e-4)
-    assert "warmup_tokens=7" in refused(["a", *only[1:], "--against", "warmup_tokens=7"], capsys)
+    assert "warmup_tokens=7" in refused([*only, "warmup_tokens=2500,7"], capsys)
+    assert "two values" in refused([*only, "warmup_tokens=2500"], capsys)

@@ -206,6 +206,16 @@ def test_unusable_minima_are_left_out(points, why):
     assert reason == why and math.isfinite(x)
 
 
+def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
+    rates = {0: (0.01, 0.02, 0.04), 1: (0.003, 0.005, 0.007)}
+    rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=2.0, seed=seed)
+            for seed, some in rates.items() for lr in some for T in (1e5, 2e5) for B in (1, 2)]
+    found = fit.minima([compare.complete(row) for row in rows])
+    assert [m.why_not for m in found] == ["without common rates"] * 4
+    with pytest.raises(ValueError, match="4 without common rates"):
+        fit.law(rows)
+
+
 def test_diverged_runs_do_not_move_the_law():
     records = wsd_records()
     for r in records:  # width 128 with batch size 8 diverges right above its best learning rate

@@ -1,5 +1,6 @@
 """A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
 
+import base64
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ import schedules
 import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
-from tools import runs
+from tools import resume, runs
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
@@ -173,6 +175,21 @@ def test_decay_tokens_alone_cools_down_from_here(corpus_path, tmp_path):
     assert same(weights(tmp_path / "separate"), weights(tmp_path / "cooled"))
 
 
+def test_a_branch_may_average_and_not_decay(corpus_path, tmp_path):
+    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
+    assert train.main(["--branch=run", "--average", "--decay_tokens=0", "--out=b"]) == 0
+    assert read(tmp_path / "b" / "record.json")["tokens"] == 40 * 256
+
+
+def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch):
+    """Rank 0 saved the name of its GPU."""
+    config = read(stopped_run(corpus_path) / "config.json")
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"device": "cuda:0"}))
+    monkeypatch.setattr(resume, "rank_and_world", lambda: (3, 8))
+    fields, _, _ = resume.choose({"out": "run"}, SimpleNamespace(resume=True, branch=None))
+    assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
+
+
 def test_a_branch_can_be_resumed(corpus_path, documents, tmp_path):
     """The branch changes its data. Resumed, it continues to count the sequences of both sources."""
     data.prepare(documents[:150], "bytes", tmp_path / "new")
@@ -244,9 +261,13 @@ def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def two_runs(corpus_path, tmp_path_factory) -> Path:
-    """A folder with a stopped run and a cosine."""
+def two_runs(corpus_path, documents, tmp_path_factory) -> Path:
+    """A folder with a stopped run, a cosine, and a corpus with a different tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
+    tokens = [bytes([i]) for i in range(254)] + [b"de"]
+    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)]
+    (folder / "words.tiktoken").write_bytes(b"".join(lines))
+    data.prepare(documents, str(folder / "words.tiktoken"), folder / "words")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
@@ -267,6 +288,7 @@ def two_runs(corpus_path, tmp_path_factory) -> Path:
     (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
     (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
     ([*BRANCH, "--out=cosine"], ("--out cosine", "--resume")),
+    ([*BRANCH, "--data=words"], ("--data", "words", "tokenizer")),
 ], ids=lambda argv: " ".join(argv)[:40])  # fmt: skip
 def test_what_does_not_fit_is_refused(argv, says, two_runs, capsys, monkeypatch):
     monkeypatch.chdir(two_runs)

@@ -149,6 +149,8 @@ def test_dry_run_counts(capsys):
     parts = bench.memory(on_gpu, 1_208_083_968)
     assert f"{sum(parts.values()) / 2**30:.3g} GiB per GPU in bfloat16, compiled\n" in out
     assert parts["AdamW"] == 8 * 1_208_083_968
+    with pytest.raises(ValueError, match="multiple of 3"):
+        bench.dry_run(cfg, world=3)
 
 
 def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):

@@ -122,6 +122,18 @@ def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     assert record["val_loss"] == expected["val_loss"]
 
 
+def test_a_trunk_of_another_optimizer_is_not_half_restored(corpus_path, corpus):
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
+    list(sweep.train_trunk(runs[:1], corpus, Path("a")))
+    (path,) = Path("a").iterdir()
+    saved = torch.load(path, weights_only=True)
+    one, two, *_ = saved["optimizer"]["param_groups"]
+    two["params"].append(one["params"].pop())
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match="group"):
+        list(sweep.train_trunk(runs[1:], corpus, Path("a")))
+
+
 def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
     together = [record for record, _ in sweep.train_trunk(runs, corpus, Path("trunks"))]
@@ -199,6 +211,9 @@ def test_a_grid_from_the_command_line(tiny):
     assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
     assert values("n_layer") == {1, 2} and values("beta2") == {0.9}
     assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)  # none is left out
+    paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
+    grid, series, known = sweep.prepare(*sweep.parse(paper))
+    assert {cfg.n_embd for cfg in sweep.left(series, grid, known)} == {128, 256}
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +330,8 @@ WRONG = [
     ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),
     ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
     ("compare --average", "--average"), ("wsd --sweep weight_decy=1", "weight_decy"),
-    ("wsd --widths 33", "33"), ("wsd --scale paper --widths 64", "--widths"),
+    ("wsd --widths 33", "33"), ("wsd --widths 40", "heads of 16"),
+    ("wsd --scale paper --widths 64", "--widths"),
     ("wsd --sweep branch=x", "branch"), ("wsd --batches 2 --batch_ramp 4@0", "starts with 4"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
 ]  # fmt: skip

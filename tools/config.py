@@ -50,7 +50,7 @@ def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> 
 
 def fill_in(cfg, **values) -> None:
     """Replace every None among these fields, in the __post_init__ of a frozen config."""
-    # dataclasses.replace would keep them, so make_config builds a config of another width
+    # dataclasses.replace keeps these values, so for a different width call make_config
     for name, value in values.items():
         if getattr(cfg, name) is None:
             object.__setattr__(cfg, name, value)

@@ -42,6 +42,8 @@ def granite_name(name: str) -> str:
     *where, part = name.removesuffix(".weight").split(".")
     if part == "head":
         return "lm_head.weight"
+    if part not in NAMES:
+        raise ValueError(f"{name}: Granite has no such weight, so this model has no such form")
     layer = f"layers.{where[1]}." if where else ""
     return f"model.{layer}{NAMES[part]}.weight"
 

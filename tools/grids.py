@@ -133,8 +133,10 @@ def changed(grid: dict, args, typed: dict) -> dict:
 
 
 def resized(shape: dict, n: int) -> dict:
-    sizes = {"n_embd", "n_head", "n_ffn"} & shape.keys()
-    return {name: shape[name] * n // shape["n_embd"] for name in sizes}
+    sizes = {name: shape[name] for name in ("n_embd", "n_head", "n_ffn") if shape.get(name)}
+    if n * sizes["n_head"] % sizes["n_embd"]:
+        raise ValueError(f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit")
+    return {name: size * n // shape["n_embd"] for name, size in sizes.items()}
 
 
 UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "keep_checkpoints"}

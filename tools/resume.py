@@ -41,6 +41,8 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
         if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
             raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
                              "leave the flag out, or use --branch for a new run")  # fmt: skip
+    if rank_and_world()[1] > 1:
+        saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
     fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
     start = resume_point(Path(typed["out"]))
     return fields, start, None if start else saved.get("parent")  # if it has no checkpoint yet
@@ -67,7 +69,7 @@ def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
     if {"batch_size", "batch_ramp"} & set(typed):  # both are replaced
         fields |= dict(batch_ramp=None, batch_size=None)
-    if "decay_tokens" in typed:
+    if typed.get("decay_tokens"):
         fields["total_tokens"] = parent["tokens"] + typed["decay_tokens"]
     return fields | typed
 
