@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 import data
 import train
-from test_train import read, same, sgd, weights
+from test_train import MOE, read, same, sgd, weights
 from tools import runs
 
 ROOT = Path(train.__file__).parent
@@ -25,7 +25,6 @@ TINY = dict(  # at higher learning rates, rounding grows in the course of the ru
     log_every=256, device="cpu", total_tokens=STEPS * 256, eval_every=10**6, save_every=10**6,
     lr_max=0.01,
 )  # fmt: skip
-MOE = dict(preset="laptop-moe", n_ffn=40)
 
 
 def argv_of(fields: dict) -> list[str]:

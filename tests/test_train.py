@@ -22,7 +22,7 @@ SMALL = dict(
     total_tokens=40 * 256, warmup_tokens=4 * 256, device="cpu", log_every=256,
     eval_every=10 * 256, init_std=0.02, m_emb=1.0,
 )  # fmt: skip
-T = SMALL["total_tokens"]
+MOE = dict(preset="laptop-moe", n_ffn=40)
 
 
 def flags(corpus_path, **changed) -> list[str]:
@@ -73,7 +73,7 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     assert all(record[name] == value for name, value in config.items())
     expected = dict(
         decay_tokens=1024 if schedule in ("power", "wsd") else 0, device="cpu", dtype="float32",
-        compile=False, tokens=T, diverged=False, parent=None,
+        compile=False, tokens=40 * 256, diverged=False, parent=None,
     )  # fmt: skip
     assert {name: record[name] for name in expected} == expected
     n_params = sum(w.numel() for w in weights(run).values())
