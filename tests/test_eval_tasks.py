@@ -20,6 +20,7 @@ import data
 import eval as evaluation
 import train
 from model import GPT, GPTConfig, load_model
+from test_mistakes import one_line
 from tools import tasks
 from tools.tasks import TASKS
 
@@ -294,9 +295,8 @@ def test_a_corpus_with_another_tokenizer_is_refused(corpus_path, exported, docum
     data.prepare(documents, tokenizer, Path("other"))
     assert train.main(flags(corpus_path, vocab_size=608, out="run")) == 0
     argv = ["--device", "cpu", "--data", "other", "--model"]
-    assert evaluation.main([*argv, "run"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--data other: its tokenizer is not that of run" in error
+    error = one_line(evaluation.main, [*argv, "run"], capsys)
+    assert "--data other: its tokenizer is not that of run" in error
     assert evaluation.main([*argv, str(exported)]) == 0
 
 
@@ -333,9 +333,9 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
     if content is not None:
         Path(f"{flags.split()[1]}.jsonl").write_text(content)
     before = sorted(tmp_path.iterdir())
-    assert evaluation.main([*argv, "--out", "scores.json", *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
+    argv += ["--out", "scores.json", *flags.split()]
+    assert says in one_line(evaluation.main, argv, capsys)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -356,3 +356,48 @@ def test_downloads_are_the_harness_datasets(name, monkeypatch):
         examples = theirs.get("fewshot_split") or theirs.get("training_split")
         # the examples for MBPP are in the harness's code: task_id 2 to 4
         assert split == ("prompt[1:]" if name == "mbpp" else examples)
+
+
+# -- Model-written code: saved, run only on request, and stopped in time ---------------------------
+
+GOOD = [
+    "from __future__ import annotations\nassert 1 + 1 == 2",
+    "print('out' * 10**5)\nopen('file', 'w').write('x')",
+    "import os, sys\nassert 'SECRET' not in os.environ and sys.stdin.read() == ''",
+    "import os\nassert os.listdir() == ['program.py'] and __name__ == '__main__'",
+]
+BAD = ["assert 1 == 2", "def f(:", "\ud800 = 1\0", "raise SystemExit(0)", "x = bytearray(2**31)"]
+
+
+@pytest.mark.parametrize("program", GOOD + BAD)
+def test_only_programs_that_get_to_their_end_pass(program, monkeypatch):
+    monkeypatch.setenv("SECRET", "1")
+    assert tasks.passes(program, seconds=600) == (program in GOOD)
+
+
+def test_a_program_that_never_ends_is_stopped():
+    assert not tasks.passes("while True: pass", seconds=1)
+
+
+def test_code_is_saved_and_runs_only_on_request(monkeypatch, capsys):
+    config = GPTConfig(n_layer=1, n_embd=16, n_head=1, seq_len=1200, vocab_size=256)
+    harness.export(GPT(config), Path("run"), data.load_tokenizer("bytes"))
+    files = {name: harness.items()[name][:3] for name in ("humaneval", "mbpp")}
+    harness.write(Path("items"), files)
+    texts = {"humaneval": ["    return 0\n", "    return 5\n", ""],
+             "mbpp": ["def g(x): return 0", "def g(x): return 5", ""]}  # fmt: skip
+    ran, passes = [], tasks.passes
+    monkeypatch.setattr(tasks, "passes", lambda code: ran.append(code) or passes(code, seconds=600))
+    monkeypatch.setattr(evaluation, "answer", lambda name, *_: texts[name])
+    argv = "--model run --tasks humaneval,mbpp --data items --out scores.json --device cpu".split()
+    for allowed in (False, True):
+        assert evaluation.main([*argv, *["--allow_code_execution"] * allowed]) == 0
+        out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
+        for name, docs in files.items():
+            lines = Path(name, "samples.jsonl").read_text().splitlines()
+            pairs = zip(docs, texts[name])
+            expected = [{"task_id": doc["task_id"], "completion": text} for doc, text in pairs]
+            assert [json.loads(line) for line in lines] == expected
+            assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
+            assert scores[name]["n"] == 3 and f"{name}/samples.jsonl" in out
+        assert len(ran) == 6 * allowed and ("not run" in out) != allowed
