@@ -3,15 +3,11 @@
 Also the items themselves, in the fields of the public data sets, the nasty ones among them.
 """
 
-import dataclasses
 import json
 import logging
 import os
 import random
 from pathlib import Path
-
-import data
-from tools import granite
 
 for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
     os.environ[name] = "1"
@@ -99,12 +95,6 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
     for name, docs in files.items():
         lines = "".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in docs)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    return folder
-
-
-def export(model, folder: Path, tokenizer) -> Path:
-    shape, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
-    granite.write_folder(folder, shape, model.state_dict(), tokenizer.eot_token, files)
     return folder
 
 

@@ -18,6 +18,7 @@ from test_train import flags
 
 import data
 import eval as evaluation
+import model as model_file
 import train
 from model import GPT, GPTConfig, load_model
 from test_mistakes import one_line
@@ -38,21 +39,18 @@ def exported(tmp_path_factory) -> Path:
     docs = itertools.chain(*harness.items().values())
     texts = [json.dumps(doc, ensure_ascii=False) for doc in docs]
     train_tokenizer(folder / "tokenizer.json", texts, size=600)
-    tokenizer = data.load_tokenizer(str(folder / "tokenizer.json"))
-    torch.manual_seed(1)
-    shape = dict(n_layer=2, n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, base_width=32)
-    model, some = GPT(GPTConfig(seq_len=MAX_LEN, **shape)), lambda: harness.text(rng)
-    number = lambda: rng.choice(["1,200", "$7", "5."])
+    some, number = lambda: harness.text(rng), lambda: rng.choice(["1,200", "$7", "5."])
     question = lambda: f"Question: {some()}\nAnswer: {some()} #### {number()}\n\n"
     problem = lambda: f"Problem: {some()}\nAnswer: so $x=\\frac12$ and $5$\n\n"
-    ids = tokenizer.encode_ordinary("".join(question() + problem() for _ in range(60)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        rows = torch.tensor([ids[s : s + 65] for s in rng.sample(range(len(ids) - 65), 8)])
-        model(rows[:, :-1], rows[:, 1:])[0].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return harness.export(model.eval(), folder / "granite", tokenizer)
+    pages = [question() + problem() for _ in range(60)]
+    data.prepare(pages, str(folder / "tokenizer.json"), folder / "corpus", val_fraction=0.2)
+    shape = dict(n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, seq_len=MAX_LEN)
+    learning = dict(schedule="constant", lr=0.01, batch_size=2, total_tokens=2 * MAX_LEN * 60)
+    argv = flags(folder / "corpus", out=folder / "run", **shape, **learning)
+    assert train.main(argv) == 0
+    granite = str(folder / "granite")
+    assert model_file.main(["--export", str(folder / "run"), "--to", granite]) == 0
+    return folder / "granite"
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +110,7 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
                 assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in pairs]
                 assert answer == pytest.approx([one[0][0] for one in said], abs=1e-4)
     result = tasks.measure(name, questions, answers)
+    print('RES', name, shots, {k: round(v,3) for k,v in result.items() if isinstance(v,float) and 'stderr' not in k}, len({str(a) for a in answers}), [a for a in answers[:2]] if TASKS[name].stops else '')
     compare_metrics(name, result, [metrics[name, group] for group in groups(name)])
 
 
@@ -379,17 +378,14 @@ def test_a_program_that_never_ends_is_stopped():
     assert not tasks.passes("while True: pass", seconds=1)
 
 
-def test_code_is_saved_and_runs_only_on_request(monkeypatch, capsys):
-    config = GPTConfig(n_layer=1, n_embd=16, n_head=1, seq_len=1200, vocab_size=256)
-    harness.export(GPT(config), Path("run"), data.load_tokenizer("bytes"))
+def test_code_is_saved_and_runs_only_on_request(argv, monkeypatch, capsys):
     files = {name: harness.items()[name][:3] for name in ("humaneval", "mbpp")}
-    harness.write(Path("items"), files)
+    argv += ["--tasks", "humaneval,mbpp", "--limit", "3", "--out", "scores.json"]
     texts = {"humaneval": ["    return 0\n", "    return 5\n", ""],
              "mbpp": ["def g(x): return 0", "def g(x): return 5", ""]}  # fmt: skip
     ran, passes = [], tasks.passes
     monkeypatch.setattr(tasks, "passes", lambda code: ran.append(code) or passes(code, seconds=600))
     monkeypatch.setattr(evaluation, "answer", lambda name, *_: texts[name])
-    argv = "--model run --tasks humaneval,mbpp --data items --out scores.json --device cpu".split()
     for allowed in (False, True):
         assert evaluation.main([*argv, *["--allow_code_execution"] * allowed]) == 0
         out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
