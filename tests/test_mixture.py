@@ -1,6 +1,5 @@
 """Several corpora in one run: exact shares, one order, and nothing that moves it."""
 
-import base64
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import data
 import eval as evaluation
 import model as model_file
 import train
-from test_mistakes import one_line
 from test_resume import stop
 from test_train import flags as small, metrics, read, same, weights
 
@@ -156,23 +154,3 @@ def test_a_branch_onto_new_data_continues_the_old_source(sources):
         n = data.n_sequences(data.open_corpus(Path(sources[name])).train, 32)
         read = record("b")[f"epochs_{name}"] * n
         assert read == pytest.approx(before + share * (640 - 288), abs=2)
-
-
-@pytest.mark.parametrize("argv, says", [
-    ("--data web:0.8,code:0.1", "add up to 1"), ("--data web:1.5,code:-0.5", "add up to 1"),
-    ("--data web:0.5,other/web:0.5", "the name web"),
-    ("--data web:0.5,nowhere:0.5", "nowhere"), ("--data web:0.5,words:0.5", "words"),
-    ("--data web --decay_data web:0.5", "--decay_data"),
-    ("--data web --decay_data other/web", "one of this name"),
-])  # fmt: skip
-def test_errors_are_one_line(argv, says, sources, tmp_path, capsys):
-    for name, path in sources.items():
-        (tmp_path / name).symlink_to(path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "web").symlink_to(sources["code"])
-    lines = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
-    (tmp_path / "words.tiktoken").write_bytes(b"".join(lines))
-    data.prepare(["some text"] * 99, "words.tiktoken", tmp_path / "words")
-    small = [flag for flag in flags("", vocab_size=257) if not flag.startswith("--data")]
-    assert says in one_line(train.main, [*small, *argv.split()], capsys)
-    assert not (tmp_path / "runs").exists()

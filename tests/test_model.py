@@ -78,17 +78,3 @@ def test_chunks_after_a_cache_equal_the_whole():
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
     with pytest.raises(ValueError, match="17 tokens"):
         model.hidden(idx[:, :1], cache)
-
-
-WRONG = [
-    (dict(n_head=5), "--n_head 5"), (dict(n_kv_head=3), "--n_kv_head 3"),
-    (dict(n_expert_active=2), "--n_expert_active 2"),
-    (dict(n_expert=4), "--n_expert 4"), (MOE | dict(n_ffn=20), "--n_ffn 20"),
-    (MOE | dict(n_embd=36, n_head=2), "--n_embd 36"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("shape, message", WRONG)
-def test_impossible_shapes_are_refused(shape, message):
-    with pytest.raises(ValueError, match=message):
-        GPTConfig(**TINY | shape)
