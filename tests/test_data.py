@@ -63,15 +63,6 @@ def test_the_order_of_committed_runs_has_not_changed():
     assert places.tolist() == [919, 595, 744, 386, 944]
 
 
-def test_sequences_are_cut_next_to_each_other(tmp_path):
-    np.arange(101, dtype=np.uint16).tofile(tmp_path / "ids")
-    tokens = np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r")
-    assert data.n_sequences(tokens, 10) == 10  # the last target is token 100
-    x, y = data.read_sequences(tokens, np.array([0, 9]), 10)
-    assert x.tolist() == [list(range(10)), list(range(90, 100))] and x.dtype == np.int64
-    assert y.tolist() == [list(range(1, 11)), list(range(91, 101))]
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypatch):
     """Not on the order in which a disk lists files, on line ends, or on the build."""

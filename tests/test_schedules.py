@@ -1,7 +1,6 @@
 """The schedules: the paper's numbers, units and limits. test_family.py has their curves."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,8 +79,3 @@ def test_phases_that_do_not_fit_are_refused_with_their_numbers():
         make_schedule(config(schedule="cosine", total_tokens=1000, warmup_tokens=1000))
     for kind in ("cosine", "constant"):
         make_schedule(config(schedule=kind, **too_long))  # they have no decay
-
-
-def test_main_prints_the_curves_and_draws_them(capsys):
-    assert schedules.main([]) == 0 and Path("assets/schedules.png").exists()
-    assert "32.00B  0.000258  0.000000  0.000000" in capsys.readouterr().out
