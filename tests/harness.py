@@ -9,6 +9,8 @@ import os
 import random
 from pathlib import Path
 
+from tools.tasks import TASKS
+
 for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
     os.environ[name] = "1"
 
@@ -19,7 +21,7 @@ FILES = {  # the harness's definitions of tasks, if not NAME/NAME
     "boolq": "super_glue/boolq/default", "winogrande": "winogrande/default",
     "mmlu": "mmlu/default/mmlu_{}", "math": "hendrycks_math/hendrycks_math_{}",
 }  # fmt: skip
-WRITTEN = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
+WRITTEN = {name: task.max_new_tokens for name, task in TASKS.items() if task.stops}
 SHORT, MAX_LEN = 24, 320  # in these tests
 
 

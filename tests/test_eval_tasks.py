@@ -73,8 +73,6 @@ def theirs(exported):
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch):
     """As in `harness`, which checks the real lengths."""
-    written = {name: task.max_new_tokens for name, task in TASKS.items() if task.stops}
-    assert written == harness.WRITTEN
     for name in harness.WRITTEN:
         monkeypatch.setitem(TASKS, name, TASKS[name]._replace(max_new_tokens=harness.SHORT))
 

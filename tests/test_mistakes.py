@@ -74,7 +74,6 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--n_expert 4 --n_expert_active 2 --n_head 2 --n_embd 36", "--n_embd 36"),
     (train, "--device cuda:99", "--device cuda:99"),
     (train, "--n_embd 65536", "--n_embd 65536"),
-    (train, "--data nowhere", "nowhere"),
     (train, "--data corpus --tokenizer bytes", "--data"),
     (train, "--data corpus --seq_len 1e6 --batch_size 1 --n_layer 1", "--seq_len 1000000"),
     (train, "--data corpus --vocab_size 100", "--vocab_size 256"),
