@@ -161,26 +161,21 @@ def write_in(layout: str, texts: list[str], folder: Path) -> None:
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{i}.parquet")
 
 
-@pytest.mark.parametrize("layout", "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split())
-def test_every_format_gives_the_same_tokens(layout, documents, word_tokenizer, tmp_path):
-    if layout == "parquet":
+LAYOUTS = "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split()
+SOURCES = [("source", layout) for layout in LAYOUTS]
+SOURCES += [("sour*/**/*.jsonl", "jsonl"), ("hf:./source", "jsonl")]  # a folder stands for the hub
+
+
+@pytest.mark.parametrize("source, layout", SOURCES)
+def test_every_source_gives_the_same_tokens(source, layout, documents, word_tokenizer, tmp_path):
+    if layout == "parquet" or "hf:" in source:
         pytest.importorskip("datasets")
     texts = [text + "\r\n<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)]
     write_in(layout, texts, tmp_path / "source")
-    assert data.main(["--source", "source", "--out", "c", "--tokenizer", word_tokenizer]) == 0
+    if "*" in source:
+        (tmp_path / "source" / "other").write_text("no row of data")
+    assert data.main(["--source", source, "--out", "c", "--tokenizer", word_tokenizer]) == 0
     check(tmp_path / "c", plainly(texts, word_tokenizer))
-
-
-def test_a_hub_dataset_and_a_pattern(documents, tmp_path):
-    """A local folder stands for the hub."""
-    write_in("jsonl", documents, tmp_path / "source")
-    (tmp_path / "source" / "other").write_text("no row of data")
-    assert data.main(["--source", "sour*/**/*.jsonl", "--out", "pattern"]) == 0
-    check(tmp_path / "pattern", plainly(documents))
-    pytest.importorskip("datasets")
-    (tmp_path / "source" / "other").unlink()
-    assert data.main(["--source", "hf:./source", "--out", "hub"]) == 0
-    check(tmp_path / "hub", plainly(documents))
 
 
 MESS = [

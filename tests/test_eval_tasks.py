@@ -108,7 +108,6 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
                 assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in pairs]
                 assert answer == pytest.approx([one[0][0] for one in said], abs=1e-4)
     result = tasks.measure(name, questions, answers)
-    print('RES', name, shots, {k: round(v,3) for k,v in result.items() if isinstance(v,float) and 'stderr' not in k}, len({str(a) for a in answers}), [a for a in answers[:2]] if TASKS[name].stops else '')
     compare_metrics(name, result, [metrics[name, group] for group in groups(name)])
 
 
@@ -285,16 +284,6 @@ def test_the_loss_of_a_bfloat16_run_is_the_loss_in_its_record(corpus_path, monke
     losses = [result["val_loss"] for result in found]
     assert losses[:2] == pytest.approx([loss, loss], rel=1e-6)
     assert losses[2] != pytest.approx(loss, rel=1e-5)
-
-
-def test_a_corpus_with_another_tokenizer_is_refused(corpus_path, exported, documents, capsys):
-    tokenizer = str(exported / "tokenizer.json")
-    data.prepare(documents, tokenizer, Path("other"))
-    assert train.main(flags(corpus_path, vocab_size=608, out="run")) == 0
-    argv = ["--device", "cpu", "--data", "other", "--model"]
-    error = one_line(evaluation.main, [*argv, "run"], capsys)
-    assert "--data other: its tokenizer is not that of run" in error
-    assert evaluation.main([*argv, str(exported)]) == 0
 
 
 def test_two_processes_share_the_items(argv, tmp_path):

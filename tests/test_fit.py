@@ -26,9 +26,7 @@ def record(width, batch, T, seed, loss, lr=0.01, a=16.0, b=-0.51, **more) -> dic
     ) | more  # fmt: skip
 
 
-def wsd_records(
-    a=40.0, b=-0.40, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTHS
-) -> list[dict]:
+def wsd_records(a=40, b=-0.4, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTHS) -> list[dict]:
     """Records as sweep.py leaves them, with valleys around lr = a beta^q T^b.
 
     noise: of a loss (nats), half of it common to the branches of a trunk. cells: how far a cell's
@@ -184,14 +182,11 @@ def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
     assert (x, why_not) == (pytest.approx(-curve[1] / 2 / curve[0]), "") and x < 0.29
 
 
-@pytest.mark.parametrize(
-    "points, why",
-    [
-        (VALLEY[:4], EDGE), (VALLEY[6:], EDGE), (VALLEY[:1], EDGE), (VALLEY[4:8], FEWER),
-        (VALLEY[3:8], ""), (diverging(1.0), ""), (diverging(1.0, 1.5, 2.0), FEWER),
-        (HILL, "no valley"), (diverging(*[x for x, _ in VALLEY]), EDGE),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("points, why", [
+    (VALLEY[:4], EDGE), (VALLEY[6:], EDGE), (VALLEY[:1], EDGE), (VALLEY[4:8], FEWER),
+    (VALLEY[3:8], ""), (diverging(1.0), ""), (diverging(1.0, 1.5, 2.0), FEWER),
+    (HILL, "no valley"), (diverging(*[x for x, _ in VALLEY]), EDGE),
+])  # fmt: skip
 def test_unusable_minima_are_left_out(points, why):
     x, reason = fit.vertex(points)
     assert reason == why and math.isfinite(x)
@@ -288,19 +283,16 @@ def test_records_of_single_runs_are_read_once(tmp_path):
 APART = ["fingerprint", "warmup_tokens", "dtype", "weight_decay", "optimizer"]
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        *[(lambda r, name=n: {name: str(r["seed"])}, f"different {n};") for n in APART],
-        (lambda r: {"decay_tokens": r["total_tokens"] // (9 + r["seed"])}, "decay_tokens"),
-        (lambda r: {"n_ffn": 80 + r["seed"]}, "different n_ffn"),
-        (lambda r: {"schedule": "power" if r["seed"] else "wsd"}, "different schedules"),
-        (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "two run lengths"),
-        (lambda r: {"batch_size": 4}, "two batch sizes"), (lambda r: {"lr": None}, "lr None"),
-        (lambda r: {"val_loss": r["lr"]}, "60 at an edge"),
-        (lambda r: {"diverged": True, "val_loss": None}, "60 at an edge"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, says", [
+    *[(lambda r, name=n: {name: str(r["seed"])}, f"different {n};") for n in APART],
+    (lambda r: {"decay_tokens": r["total_tokens"] // (9 + r["seed"])}, "decay_tokens"),
+    (lambda r: {"n_ffn": 80 + r["seed"]}, "different n_ffn"),
+    (lambda r: {"schedule": "power" if r["seed"] else "wsd"}, "different schedules"),
+    (lambda r: {"total_tokens": 10**5, "decay_tokens": 10**4}, "two run lengths"),
+    (lambda r: {"batch_size": 4}, "two batch sizes"), (lambda r: {"lr": None}, "lr None"),
+    (lambda r: {"val_loss": r["lr"]}, "60 at an edge"),
+    (lambda r: {"diverged": True, "val_loss": None}, "60 at an edge"),
+])  # fmt: skip
 def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsys):
     folder = write([r | change(r) for r in wsd_records()], tmp_path / "a")
     assert says in refused([folder], capsys)
@@ -311,22 +303,3 @@ def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsy
 def test_decays_of_equal_tokens_or_equal_share_are_one_setting(decay, tmp_path):
     records = [r | {"decay_tokens": decay(r["total_tokens"])} for r in wsd_records(seeds=1)]
     assert fit.read_records([write(records, tmp_path / "a")])
-
-
-PREDICT = ["--predict", "--total_tokens", "1e9", "--batch_size"]
-
-
-@pytest.mark.parametrize(
-    "argv, says",
-    [
-        ([], "name the folder"), (["nowhere"], "nowhere"), (["--predict"], "--total_tokens"),
-        ([*PREDICT, "nan"], "--batch_size nan"), ([*PREDICT, "8", "--law", "no.json"], "no.json"),
-        ([*PREDICT, "8", "--law", __file__], "--law"), (["--against"], "--against"),
-        (["--curvse", "x"], "--curvse"), (["empty"], "no records"),
-    ],
-)  # fmt: skip
-def test_a_wrong_command_is_refused_in_one_line(argv, says, tmp_path, capsys):
-    write([], Path("empty"))
-    before = sorted(tmp_path.rglob("*"))
-    assert says in refused(argv, capsys)
-    assert sorted(tmp_path.rglob("*")) == before

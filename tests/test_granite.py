@@ -100,7 +100,7 @@ def runs(corpus_path, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_runs_open_in_transformers_and_come_back(kind, runs, tmp_path):
+def test_runs_open_in_transformers_and_come_back(kind, runs, corpus_path, tmp_path):
     out = tmp_path / "out"
     assert model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 0
     assert list(tmp_path.iterdir()) == [out]  # nothing is left beside it
@@ -109,6 +109,7 @@ def test_runs_open_in_transformers_and_come_back(kind, runs, tmp_path):
     same = lambda a, b: torch.equal(a, b) and a.dtype == b.dtype
     assert all(map(same, ours.state_dict().values(), back.state_dict().values()))
     assert torch.equal(ours(torch.arange(90)[None]), back(torch.arange(90)[None]))
+    assert evaluation.main([f"--model={out}", f"--data={corpus_path}", "--device=cpu"]) == 0
     assert model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 2  # it exists
 
 

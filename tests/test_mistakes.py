@@ -8,6 +8,7 @@ import torch
 import bench
 import data
 import eval as evaluation
+import fit
 import schedules
 import train
 from test_train import flags
@@ -97,6 +98,15 @@ def folder(corpus_path, tmp_path_factory):
     (bench, "--lr 0", "--lr 0"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),
+    (fit, "", "name the folder"),
+    (fit, "nowhere", "nowhere"),
+    (fit, "tiny", "tiny: no records"),
+    (fit, "--curvse x", "--curvse"),
+    (fit, "--against", "--against"),
+    (fit, "--predict", "--total_tokens"),
+    (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
+    (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),
+    (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
     (data, "--val_fraction x", "--val_fraction"),
     (data, "--out file/corpus --source file", "file"),
     (evaluation, "", "--model"),
@@ -106,6 +116,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data nowhere", "nowhere"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
+    (evaluation, "--model run --data words", "words: its tokenizer is not that of run"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
     (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),
 ])  # fmt: skip
