@@ -31,16 +31,12 @@ def argv_of(fields: dict) -> list[str]:
     return [f"--{k}={v}" if v is not True else f"--{k}" for k, v in fields.items()]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def launch(world: int, fields: dict, script=ROOT / "train.py") -> list:
     """What torchrun does, without its table of errors: -> the processes."""
-    where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    where["MASTER_PORT"] = str(free_port())
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # any free port
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
+    where |= {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
             [sys.executable, str(script), *argv_of(fields)],
@@ -147,12 +143,12 @@ def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
     assert same(weights(stopped), weights(planned))
 
 
-def save_gradients(rank: int, world: int, port: int, corpus_path: Path, out: Path) -> None:
+def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
     """Those of an MoE's first step, with the auxiliary loss at full weight."""
     torch.set_num_threads(1)
     replicate = lambda model: model
     if world > 1:
-        where = f"tcp://127.0.0.1:{port}"
+        where = f"file://{out}/meeting"
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
         replicate = torch.nn.parallel.DistributedDataParallel
     corpus = data.open_corpus(corpus_path)
@@ -163,8 +159,8 @@ def save_gradients(rank: int, world: int, port: int, corpus_path: Path, out: Pat
 
 
 def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path):
-    save_gradients(0, 1, 0, corpus_path, tmp_path)
-    mp.spawn(save_gradients, (2, free_port(), corpus_path, tmp_path), nprocs=2)
+    save_gradients(0, 1, corpus_path, tmp_path)
+    mp.spawn(save_gradients, (2, corpus_path, tmp_path), nprocs=2)
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for process in two:
         assert torch.allclose(process["load"], one["load"])

@@ -204,9 +204,6 @@ def test_diverged_runs_do_not_move_the_law():
     assert fit.both_laws(records).straight.b[0] == pytest.approx(-0.4, abs=1e-3)
 
 
-# -- the comparison --------------------------------------------------------------------------------
-
-
 def test_above_leaves_out_seed_0_unless_it_is_alone():
     cell = ("width 64", 100, 2)
     lines = {"baseline": {cell: {0: 1.0, 1: 2.0, 2: 3.0}}, "WSD": {cell: {0: 5.0, 1: 2.5, 2: 3.25}}}
