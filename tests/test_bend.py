@@ -59,12 +59,11 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
     return found
 
 
-FEW, MANY = (40, 100, [32], 0.8, 1), (200, 200, [32, 64, 128], 0.9, 0.98)
+FEW = 40, 100, [32], 0.8, 1
+MANY = pytest.param(200, 200, [32, 64, 128], 0.9, 0.98, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    "worlds, draws, widths, least, most", [FEW, pytest.param(*MANY, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("worlds, draws, widths, least, most", [FEW, MANY])
 def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, monkeypatch):
     monkeypatch.setattr(fit, "DRAWS", draws)
     off, hit = [], []

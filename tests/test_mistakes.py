@@ -95,7 +95,6 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
     (train, "--profile trace.json", "--profile: use python bench.py"),
-    (bench, "--lr 0", "--lr 0"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),
     (fit, "", "name the folder"),
