@@ -23,7 +23,7 @@ def one_line(main, argv, capsys) -> str:
     error = capsys.readouterr().err
     assert status == 2, (argv, status, error)
     assert len(error.splitlines()) == 1 and "Traceback" not in error, (argv, error)
-    assert error.startswith(f"{main.__module__}.py: "), error
+    assert error.startswith(f"{main.__module__}.py"), error
     return error
 
 
