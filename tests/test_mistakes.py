@@ -94,6 +94,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--branch nowhere", "nowhere"),
     (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
+    (train, "--branch run --data words", "words: its tokenizer is not that of"),
     (train, "--profile trace.json", "--profile: use python bench.py"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),

@@ -1,6 +1,5 @@
 """A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
 
-import base64
 import json
 import os
 import pickle
@@ -236,13 +235,9 @@ def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def two_runs(corpus_path, documents, tmp_path_factory) -> Path:
-    """A folder with a stopped run, a cosine, and a corpus with a different tokenizer."""
+def two_runs(corpus_path, tmp_path_factory) -> Path:
+    """A folder with a stopped run and a cosine."""
     folder = tmp_path_factory.mktemp("runs")
-    tokens = [bytes([i]) for i in range(254)] + [b"de"]
-    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)]
-    (folder / "words.tiktoken").write_bytes(b"".join(lines))
-    data.prepare(documents, str(folder / "words.tiktoken"), folder / "words")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
@@ -263,7 +258,6 @@ def two_runs(corpus_path, documents, tmp_path_factory) -> Path:
     (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
     (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
     ([*BRANCH, "--out=cosine"], ("--out cosine", "--resume")),
-    ([*BRANCH, "--data=words"], ("--data", "words", "tokenizer")),
 ], ids=lambda argv: " ".join(argv)[:40])  # fmt: skip
 def test_what_does_not_fit_is_refused(argv, says, two_runs, capsys, monkeypatch):
     monkeypatch.chdir(two_runs)
