@@ -3,15 +3,13 @@
 Also the items themselves, in the fields of the public data sets, the nasty ones among them.
 """
 
-import dataclasses
 import json
 import logging
 import os
 import random
 from pathlib import Path
 
-import data
-from tools import granite
+from tools.tasks import TASKS
 
 for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
     os.environ[name] = "1"
@@ -23,7 +21,7 @@ FILES = {  # the harness's definitions of tasks, if not NAME/NAME
     "boolq": "super_glue/boolq/default", "winogrande": "winogrande/default",
     "mmlu": "mmlu/default/mmlu_{}", "math": "hendrycks_math/hendrycks_math_{}",
 }  # fmt: skip
-WRITTEN = {"gsm8k": 256, "math": 256, "humaneval": 1024, "mbpp": 256}  # tokens a model may write
+WRITTEN = {name: task.max_new_tokens for name, task in TASKS.items() if task.stops}
 SHORT, MAX_LEN = 24, 320  # in these tests
 
 
@@ -99,12 +97,6 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
     for name, docs in files.items():
         lines = "".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in docs)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    return folder
-
-
-def export(model, folder: Path, tokenizer) -> Path:
-    shape, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
-    granite.write_folder(folder, shape, model.state_dict(), tokenizer.eot_token, files)
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 import fit
 import sweep
 from test_figures import figures  # noqa: F401
-from test_fit import record, refused, write, wsd_records
+from test_fit import few_draws, record, refused, write, wsd_records  # noqa: F401
 from tools import compare
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
@@ -60,12 +60,11 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
     return found
 
 
-FEW, MANY = (40, 100, [32], 0.8, 1), (200, 200, [32, 64, 128], 0.9, 0.98)
+FEW = 40, 100, [32], 0.8, 1
+MANY = pytest.param(200, 200, [32, 64, 128], 0.9, 0.98, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    "worlds, draws, widths, least, most", [FEW, pytest.param(*MANY, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("worlds, draws, widths, least, most", [FEW, MANY])
 def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, monkeypatch):
     monkeypatch.setattr(fit, "DRAWS", draws)
     off, hit = [], []
@@ -100,8 +99,7 @@ def bent_rows(noise: float, law: dict = TRUE) -> list[dict]:
     return rows
 
 
-def test_a_clean_bent_law_is_recovered_and_used_by_predict(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(fit, "DRAWS", 20)
+def test_a_clean_bent_law_is_recovered_and_used_by_predict(tmp_path, capsys):
     law = fit.law(bent_rows(0))
     bent = law["bent"]
     assert bent["r"] == 4 and bent["q"] == pytest.approx(0.8, abs=0.02)
@@ -115,15 +113,13 @@ def test_a_clean_bent_law_is_recovered_and_used_by_predict(monkeypatch, tmp_path
     assert float(capsys.readouterr().out) == pytest.approx(row["lr"], rel=0.06)
 
 
-def test_noise_without_a_bend_gives_no_bent_law(monkeypatch):
-    monkeypatch.setattr(fit, "DRAWS", 50)
+def test_noise_without_a_bend_gives_no_bent_law():
     worlds = [world(seed, [32], batches=[1, 4, 8, 32, 128]) for seed in range(3)]
     assert not any("bent" in fit.law(rows) for rows in worlds)
     assert "bent" in fit.law(bent_rows(0.003, law=TRUE | {"c": 1e-4}))
 
 
-def test_held_out_error_is_that_of_a_dumb_loop(monkeypatch):
-    monkeypatch.setattr(fit, "DRAWS", 2)
+def test_held_out_error_is_that_of_a_dumb_loop():
     points = fit.usable(fit.minima([compare.complete(row) for row in bent_rows(0.004)]))
     x, weight = fit.redraw(points)
     errors = fit.held_out(points, x, weight, bent=False)
@@ -146,8 +142,7 @@ def write_table(rows: list[dict], path: Path) -> list[str]:
     return ["--table", str(path), "--columns", columns, "--seq_len", "128"]
 
 
-def test_a_table_gives_the_law_of_its_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fit, "DRAWS", 20)
+def test_a_table_gives_the_law_of_its_rows(tmp_path, capsys):
     argv = write_table(bent_rows(0), tmp_path / "runs.csv")
     assert fit.main(argv) == 0 and "left out: none" in capsys.readouterr().out
     assert json.loads(Path("law.json").read_text()) == json.loads(json.dumps(fit.law(bent_rows(0))))
@@ -161,12 +156,12 @@ def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "runs.csv").write_text(text.replace("2.12,", "two,", 1))
     assert "runs.csv, line 2" in refused(argv, capsys)
     assert "none.csv" in refused(["--table", "none.csv", *argv[2:]], capsys)
+    assert fit.main([argv[1]]) == 2 and "runs.csv: no records" in capsys.readouterr().err
     assert not Path("law.json").exists()
 
 
-def test_what_changes_with_a_longer_warmup(figures, monkeypatch, capsys):  # noqa: F811
+def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811
     """At a long warmup, batch sizes 4 and 8 have half the best learning rate, and 0.1 more loss."""
-    monkeypatch.setattr(fit, "DRAWS", 50)
     records = wsd_records(noise=0.002, widths=[32])
     for r in records[:]:
         half = r["batch_size"] >= 4

@@ -63,15 +63,6 @@ def test_the_order_of_committed_runs_has_not_changed():
     assert places.tolist() == [919, 595, 744, 386, 944]
 
 
-def test_sequences_are_cut_next_to_each_other(tmp_path):
-    np.arange(101, dtype=np.uint16).tofile(tmp_path / "ids")
-    tokens = np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r")
-    assert data.n_sequences(tokens, 10) == 10  # the last target is token 100
-    x, y = data.read_sequences(tokens, np.array([0, 9]), 10)
-    assert x.tolist() == [list(range(10)), list(range(90, 100))] and x.dtype == np.int64
-    assert y.tolist() == [list(range(1, 11)), list(range(91, 101))]
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypatch):
     """Not on the order in which a disk lists files, on line ends, or on the build."""
@@ -170,26 +161,21 @@ def write_in(layout: str, texts: list[str], folder: Path) -> None:
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{i}.parquet")
 
 
-@pytest.mark.parametrize("layout", "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split())
-def test_every_format_gives_the_same_tokens(layout, documents, word_tokenizer, tmp_path):
-    if layout == "parquet":
+LAYOUTS = "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split()
+SOURCES = [("source", layout) for layout in LAYOUTS]
+SOURCES += [("sour*/**/*.jsonl", "jsonl"), ("hf:./source", "jsonl")]  # a folder stands for the hub
+
+
+@pytest.mark.parametrize("source, layout", SOURCES)
+def test_every_source_gives_the_same_tokens(source, layout, documents, word_tokenizer, tmp_path):
+    if layout == "parquet" or "hf:" in source:
         pytest.importorskip("datasets")
     texts = [text + "\r\n<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)]
     write_in(layout, texts, tmp_path / "source")
-    assert data.main(["--source", "source", "--out", "c", "--tokenizer", word_tokenizer]) == 0
+    if "*" in source:
+        (tmp_path / "source" / "other").write_text("no row of data")
+    assert data.main(["--source", source, "--out", "c", "--tokenizer", word_tokenizer]) == 0
     check(tmp_path / "c", plainly(texts, word_tokenizer))
-
-
-def test_a_hub_dataset_and_a_pattern(documents, tmp_path):
-    """A local folder stands for the hub."""
-    write_in("jsonl", documents, tmp_path / "source")
-    (tmp_path / "source" / "other").write_text("no row of data")
-    assert data.main(["--source", "sour*/**/*.jsonl", "--out", "pattern"]) == 0
-    check(tmp_path / "pattern", plainly(documents))
-    pytest.importorskip("datasets")
-    (tmp_path / "source" / "other").unlink()
-    assert data.main(["--source", "hf:./source", "--out", "hub"]) == 0
-    check(tmp_path / "hub", plainly(documents))
 
 
 MESS = [

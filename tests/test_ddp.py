@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 import data
 import train
-from test_train import read, same, sgd, weights
+from test_train import MOE, metrics, one_step, read, same, weights
 from tools import runs
 
 ROOT = Path(train.__file__).parent
@@ -25,23 +25,18 @@ TINY = dict(  # at higher learning rates, rounding grows in the course of the ru
     log_every=256, device="cpu", total_tokens=STEPS * 256, eval_every=10**6, save_every=10**6,
     lr_max=0.01,
 )  # fmt: skip
-MOE = dict(preset="laptop-moe", n_ffn=40)
 
 
 def argv_of(fields: dict) -> list[str]:
     return [f"--{k}={v}" if v is not True else f"--{k}" for k, v in fields.items()]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def launch(world: int, fields: dict, script=ROOT / "train.py") -> list:
     """What torchrun does, without its table of errors: -> the processes."""
-    where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    where["MASTER_PORT"] = str(free_port())
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # any free port
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
+    where |= {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(
             [sys.executable, str(script), *argv_of(fields)],
@@ -64,8 +59,7 @@ def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
 
 
 def losses(out: Path) -> list[float]:
-    lines = runs.read_metrics(out)
-    return [line[key] for key in ("loss", "val_loss") for line in lines if key in line]
+    return [line[key] for key in ("loss", "val_loss") for line in metrics(out, key)]
 
 
 @pytest.fixture(scope="module")
@@ -149,29 +143,24 @@ def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
     assert same(weights(stopped), weights(planned))
 
 
-def one_step(rank: int, world: int, port: int, corpus_path: Path, out: Path) -> None:
-    """The gradients of an MoE's first step in float64, with the auxiliary loss at full weight."""
+def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
+    """Those of an MoE's first step, with the auxiliary loss at full weight."""
     torch.set_num_threads(1)
+    replicate = lambda model: model
     if world > 1:
-        where = f"tcp://127.0.0.1:{port}"
+        where = f"file://{out}/meeting"
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
-    fields = TINY | MOE | dict(router_aux_weight=1.0, grad_clip=0.0)
-    cfg = train.resolve_device(train.make_config(**fields))
-    model = train.build(cfg).model.double()
-    optimizer = sgd(model)
-    optimizer.zero_grad = lambda: None  # keep the gradients
-    replica = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+        replicate = torch.nn.parallel.DistributedDataParallel
     corpus = data.open_corpus(corpus_path)
-    _, _, routing = train.optimizer_step(cfg, replica, optimizer, corpus, 0, lr=1.0)
-    gradients = {name: p.grad for name, p in model.named_parameters()}
+    gradients, (*_, routing) = one_step(corpus, replicate, **MOE, router_aux_weight=1.0)
     torch.save({"gradients": gradients, "load": routing.load}, out / f"{world}-{rank}.pt")
     if world > 1:
         os._exit(0)  # as train.py ends
 
 
 def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path):
-    one_step(0, 1, 0, corpus_path, tmp_path)
-    mp.spawn(one_step, (2, free_port(), corpus_path, tmp_path), nprocs=2)
+    save_gradients(0, 1, corpus_path, tmp_path)
+    mp.spawn(save_gradients, (2, corpus_path, tmp_path), nprocs=2)
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for process in two:
         assert torch.allclose(process["load"], one["load"])

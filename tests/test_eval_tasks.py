@@ -18,8 +18,10 @@ from test_train import flags
 
 import data
 import eval as evaluation
+import model as model_file
 import train
 from model import GPT, GPTConfig, load_model
+from test_mistakes import one_line
 from tools import tasks
 from tools.tasks import TASKS
 
@@ -37,21 +39,18 @@ def exported(tmp_path_factory) -> Path:
     docs = itertools.chain(*harness.items().values())
     texts = [json.dumps(doc, ensure_ascii=False) for doc in docs]
     train_tokenizer(folder / "tokenizer.json", texts, size=600)
-    tokenizer = data.load_tokenizer(str(folder / "tokenizer.json"))
-    torch.manual_seed(1)
-    shape = dict(n_layer=2, n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, base_width=32)
-    model, some = GPT(GPTConfig(seq_len=MAX_LEN, **shape)), lambda: harness.text(rng)
-    number = lambda: rng.choice(["1,200", "$7", "5."])
+    some, number = lambda: harness.text(rng), lambda: rng.choice(["1,200", "$7", "5."])
     question = lambda: f"Question: {some()}\nAnswer: {some()} #### {number()}\n\n"
     problem = lambda: f"Problem: {some()}\nAnswer: so $x=\\frac12$ and $5$\n\n"
-    ids = tokenizer.encode_ordinary("".join(question() + problem() for _ in range(60)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        rows = torch.tensor([ids[s : s + 65] for s in rng.sample(range(len(ids) - 65), 8)])
-        model(rows[:, :-1], rows[:, 1:])[0].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return harness.export(model.eval(), folder / "granite", tokenizer)
+    pages = [question() + problem() for _ in range(60)]
+    data.prepare(pages, str(folder / "tokenizer.json"), folder / "corpus", val_fraction=0.2)
+    shape = dict(n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, seq_len=MAX_LEN)
+    learning = dict(schedule="constant", lr=0.01, batch_size=2, total_tokens=2 * MAX_LEN * 60)
+    argv = flags(folder / "corpus", out=folder / "run", **shape, **learning)
+    assert train.main(argv) == 0
+    granite = str(folder / "granite")
+    assert model_file.main(["--export", str(folder / "run"), "--to", granite]) == 0
+    return folder / "granite"
 
 
 @pytest.fixture(scope="session")
@@ -74,8 +73,6 @@ def theirs(exported):
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch):
     """As in `harness`, which checks the real lengths."""
-    written = {name: task.max_new_tokens for name, task in TASKS.items() if task.stops}
-    assert written == harness.WRITTEN
     for name in harness.WRITTEN:
         monkeypatch.setitem(TASKS, name, TASKS[name]._replace(max_new_tokens=harness.SHORT))
 
@@ -289,17 +286,6 @@ def test_the_loss_of_a_bfloat16_run_is_the_loss_in_its_record(corpus_path, monke
     assert losses[2] != pytest.approx(loss, rel=1e-5)
 
 
-def test_a_corpus_with_another_tokenizer_is_refused(corpus_path, exported, documents, capsys):
-    tokenizer = str(exported / "tokenizer.json")
-    data.prepare(documents, tokenizer, Path("other"))
-    assert train.main(flags(corpus_path, vocab_size=608, out="run")) == 0
-    argv = ["--device", "cpu", "--data", "other", "--model"]
-    assert evaluation.main([*argv, "run"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--data other: its tokenizer is not that of run" in error
-    assert evaluation.main([*argv, str(exported)]) == 0
-
-
 def test_two_processes_share_the_items(argv, tmp_path):
     argv += ["--tasks", "arc_easy,mmlu,wikitext", "--num_fewshot", "1", "--out"]
     assert evaluation.main([*argv, "one.json"]) == 0
@@ -333,9 +319,9 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
     if content is not None:
         Path(f"{flags.split()[1]}.jsonl").write_text(content)
     before = sorted(tmp_path.iterdir())
-    assert evaluation.main([*argv, "--out", "scores.json", *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1 and sorted(tmp_path.iterdir()) == before
+    argv += ["--out", "scores.json", *flags.split()]
+    assert says in one_line(evaluation.main, argv, capsys)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -356,3 +342,45 @@ def test_downloads_are_the_harness_datasets(name, monkeypatch):
         examples = theirs.get("fewshot_split") or theirs.get("training_split")
         # the examples for MBPP are in the harness's code: task_id 2 to 4
         assert split == ("prompt[1:]" if name == "mbpp" else examples)
+
+
+# -- Model-written code: saved, run only on request, and stopped in time ---------------------------
+
+GOOD = [
+    "from __future__ import annotations\nassert 1 + 1 == 2",
+    "print('out' * 10**5)\nopen('file', 'w').write('x')",
+    "import os, sys\nassert 'SECRET' not in os.environ and sys.stdin.read() == ''",
+    "import os\nassert os.listdir() == ['program.py'] and __name__ == '__main__'",
+]
+BAD = ["assert 1 == 2", "def f(:", "\ud800 = 1\0", "raise SystemExit(0)", "x = bytearray(2**31)"]
+
+
+@pytest.mark.parametrize("program", GOOD + BAD)
+def test_only_programs_that_get_to_their_end_pass(program, monkeypatch):
+    monkeypatch.setenv("SECRET", "1")
+    assert tasks.passes(program, seconds=600) == (program in GOOD)
+
+
+def test_a_program_that_never_ends_is_stopped():
+    assert not tasks.passes("while True: pass", seconds=1)
+
+
+def test_code_is_saved_and_runs_only_on_request(argv, monkeypatch, capsys):
+    files = {name: harness.items()[name][:3] for name in ("humaneval", "mbpp")}
+    argv += ["--tasks", "humaneval,mbpp", "--limit", "3", "--out", "scores.json"]
+    texts = {"humaneval": ["    return 0\n", "    return 5\n", ""],
+             "mbpp": ["def g(x): return 0", "def g(x): return 5", ""]}  # fmt: skip
+    ran, passes = [], tasks.passes
+    monkeypatch.setattr(tasks, "passes", lambda code: ran.append(code) or passes(code, seconds=600))
+    monkeypatch.setattr(evaluation, "answer", lambda name, *_: texts[name])
+    for allowed in (False, True):
+        assert evaluation.main([*argv, *["--allow_code_execution"] * allowed]) == 0
+        out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
+        for name, docs in files.items():
+            lines = Path(name, "samples.jsonl").read_text().splitlines()
+            pairs = zip(docs, texts[name])
+            expected = [{"task_id": doc["task_id"], "completion": text} for doc, text in pairs]
+            assert [json.loads(line) for line in lines] == expected
+            assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
+            assert scores[name]["n"] == 3 and f"{name}/samples.jsonl" in out
+        assert len(ran) == 6 * allowed and ("not run" in out) != allowed

@@ -1,6 +1,7 @@
 """Every figure can be read: nothing overlaps, nothing is cut off, no text is tiny or faint."""
 
 import json
+from pathlib import Path
 
 import matplotlib.colors
 import numpy as np
@@ -67,8 +68,9 @@ def figures(monkeypatch):
         check_layout(fig)
 
 
-def test_schedules(figures, tmp_path):
-    schedules.main([])
+def test_schedules_are_printed_and_drawn(figures, capsys):
+    assert schedules.main([]) == 0 and Path("assets/schedules.png").exists()
+    assert "32.00B  0.000258  0.000000  0.000000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("schedule", [*schedules.SCHEDULES, "a fork's own"])

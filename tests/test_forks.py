@@ -25,9 +25,12 @@ def fork(patch: str) -> Path:
     return copy
 
 
-def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
+def run(folder: Path, *arguments) -> str:
+    """Run a program of the fork. -> what it prints."""
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_free_batch_exponent_scales_the_learning_rate():
@@ -36,16 +39,14 @@ import schedules, train
 for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
     cfg = train.make_config(batch_size=batch_size, power_q=q, warmup_tokens=0, lr_max=1e9)
     print(schedules.make_schedule(cfg)(100_000))"""
-    result = run(fork("free_q"), "-c", code)
-    assert result.returncode == 0, result.stderr
-    narrow, wide, linear = map(float, result.stdout.split())
+    narrow, wide, linear = map(float, run(fork("free_q"), "-c", code).split())
     assert (wide / narrow, linear / wide) == pytest.approx((16**0.5, 4**0.5))
 
 
 def test_qk_norm_survives_a_high_learning_rate(corpus_path):
     argv = flags(corpus_path, schedule="wsd", lr=0.64, out="a")
     folder = fork("qk_norm")
-    assert run(folder, "train.py", *argv, "--attention_multiplier=0.25").returncode == 0
+    run(folder, "train.py", *argv, "--attention_multiplier=0.25")
     assert train.main(argv) == 0
     normed, plain = (read(out / "a/record.json") for out in (folder, Path()))
     assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16  # two gains in each of two blocks
@@ -59,8 +60,7 @@ def test_notebooks_become_documents_of_a_corpus():
     for i in range(30):
         notebook = json.dumps({"cells": [*cells, {"source": f"print({i})"}]})
         (folder / f"notes/{i}.ipynb").write_text(notebook)
-    result = run(folder, "data.py", "--source=notes", "--val_fraction=0.2", "--out=corpus")
-    assert result.returncode == 0, result.stderr
+    run(folder, "data.py", "--source=notes", "--val_fraction=0.2", "--out=corpus")
     splits = [np.fromfile(folder / f"corpus/{split}.bin", np.uint16) for split in ("train", "val")]
     documents = np.concatenate(splits).astype(np.uint8).tobytes().split(b"\xff")[:-1]
     expected = [f"# A\ntext\n\nx = 1\n\nprint({i})".encode() for i in range(30)]
@@ -86,7 +86,7 @@ for k in range(50):
     x = sum(share * z for share, z in zip(shares, zs)) / sum(shares)
     y = 0.1 * z + 0.9 * x
     print(abs(weight.item() - y) + abs(optimizer.state[weight]["x"].item() - x))"""
-    assert max(map(float, run(fork("schedule_free"), "-c", code).stdout.split())) < 1e-12
+    assert max(map(float, run(fork("schedule_free"), "-c", code).split())) < 1e-12
 
 
 def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
@@ -95,7 +95,7 @@ def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
     half = [*flags(corpus_path, **small, out="b", total_tokens=5120), "--average"]
     branch = ["--branch=b", "--total_tokens=10240", "--out=c"]
     code = f"import train\nfor argv in {whole}, {half}, {branch}: assert train.main(argv) == 0"
-    assert run(folder, "-c", code).returncode == 0
+    run(folder, "-c", code)
     a, c = (read(folder / out / "record.json") for out in "ac")
     assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
     saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)

@@ -1,11 +1,14 @@
 """Wrong input anywhere: one clear line, exit status 2, and nothing left behind."""
 
+import base64
+
 import pytest
 import torch
 
 import bench
 import data
 import eval as evaluation
+import fit
 import schedules
 import train
 from test_train import flags
@@ -20,18 +23,24 @@ def one_line(main, argv, capsys) -> str:
     error = capsys.readouterr().err
     assert status == 2, (argv, status, error)
     assert len(error.splitlines()) == 1 and "Traceback" not in error, (argv, error)
+    assert error.startswith(f"{main.__module__}.py"), error
     return error
 
 
 @pytest.fixture(scope="module")
 def folder(corpus_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "corpus").symlink_to(corpus_path)
+    (folder / "other").mkdir()
+    for name in ("corpus", "other/corpus"):
+        (folder / name).symlink_to(corpus_path)
     (folder / "file").write_text("in the way")
     quick = dict(total_tokens=512, warmup_tokens=0, out=folder / "run", vocab_size=300)
     assert train.main(flags(corpus_path, **quick)) == 0
     torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
     data.prepare(["too short for a sequence"], "bytes", folder / "tiny", 0.2)
+    ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
+    (folder / "words.tiktoken").write_bytes(b"".join(ranks))
+    data.prepare([f"some text {i}" for i in range(500)], str(folder / "words.tiktoken"), folder / "words")
     return folder
 
 
@@ -58,12 +67,24 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--batch_ramp 4@0,6@1e6 --micro_batch_size 4", "4: must divide batch size 6"),
     (bench, "--batch_ramp 4@0,8@1e6", "--batch_ramp"),
     (train, "--warmup_tokens 1e9", "1,000,000,000"),
+    (train, "--n_head 5", "--n_head 5"),
+    (train, "--n_kv_head 3", "--n_kv_head 3"),
+    (train, "--n_expert_active 2", "--n_expert_active 2"),
+    (train, "--n_expert 4", "--n_expert 4"),
+    (train, "--n_expert 4 --n_expert_active 2 --n_ffn 20", "--n_ffn 20"),
+    (train, "--n_expert 4 --n_expert_active 2 --n_head 2 --n_embd 36", "--n_embd 36"),
     (train, "--device cuda:99", "--device cuda:99"),
     (train, "--n_embd 65536", "--n_embd 65536"),
-    (train, "--data nowhere", "nowhere"),
     (train, "--data corpus --tokenizer bytes", "--data"),
     (train, "--data corpus --seq_len 1e6 --batch_size 1 --n_layer 1", "--seq_len 1000000"),
     (train, "--data corpus --vocab_size 100", "--vocab_size 256"),
+    (train, "--data corpus:0.8,tiny:0.1", "add up to 1"),
+    (train, "--data corpus:1.5,tiny:-0.5", "add up to 1"),
+    (train, "--data corpus:0.5,other/corpus:0.5", "the name corpus"),
+    (train, "--data corpus:0.5,nowhere:0.5", "nowhere"),
+    (train, "--data corpus:0.5,words:0.5", "words: its tokenizer is not that of"),
+    (train, "--data corpus --decay_data corpus:0.5", "--decay_data"),
+    (train, "--data corpus --decay_data other/corpus", "one of this name"),
     (train, "--data corpus --out file", "--out file"),
     (train, "--data corpus --out file/run", "--out file/run"),
     (train, "--data corpus --out .", "--out ."),
@@ -73,10 +94,19 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--branch nowhere", "nowhere"),
     (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
+    (train, "--branch run --data words", "words: its tokenizer is not that of"),
     (train, "--profile trace.json", "--profile: use python bench.py"),
-    (bench, "--lr 0", "--lr 0"),
     (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
     (schedules, "--ot x", "--ot"),
+    (fit, "", "name the folder"),
+    (fit, "nowhere", "nowhere"),
+    (fit, "tiny", "tiny: no records"),
+    (fit, "--curvse x", "--curvse"),
+    (fit, "--against", "--against"),
+    (fit, "--predict", "--total_tokens"),
+    (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
+    (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),
+    (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
     (data, "--val_fraction x", "--val_fraction"),
     (data, "--out file/corpus --source file", "file"),
     (evaluation, "", "--model"),
@@ -86,6 +116,7 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data nowhere", "nowhere"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
+    (evaluation, "--model run --data words", "words: its tokenizer is not that of run"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
     (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),
 ])  # fmt: skip

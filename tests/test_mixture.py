@@ -1,6 +1,6 @@
 """Several corpora in one run: exact shares, one order, and nothing that moves it."""
 
-import base64
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,7 @@ import data
 import eval as evaluation
 import model as model_file
 import train
-from test_mistakes import one_line
-from test_resume import stop
+from test_resume import assert_same, everything, stop
 from test_train import flags as small, metrics, read, same, weights
 
 SHARES = [
@@ -149,30 +148,20 @@ def test_a_branch_with_a_decay_mixture_is_the_separate_run(sources):
 
 
 def test_a_branch_onto_new_data_continues_the_old_source(sources):
+    """Also if it stops and resumes, with a checkpoint or without."""
     assert train.main(flags(sources["web"], out="a", decay_tokens=1024)) == 0
     new = mixture(sources, web=0.25, code=0.75)  # the branch starts after 288 sequences
-    assert train.main(["--branch", "a", "--data", new, "--total_tokens=20480", "--out", "b"]) == 0
+    argv = ["--branch=a", "--data", new, "--total_tokens=20480"]
+    assert train.main([*argv, "--out=whole"]) == 0
     for name, share, before in (("web", 0.25, 288), ("code", 0.75, 0)):
         n = data.n_sequences(data.open_corpus(Path(sources[name])).train, 32)
-        read = record("b")[f"epochs_{name}"] * n
+        read = record("whole")[f"epochs_{name}"] * n
         assert read == pytest.approx(before + share * (640 - 288), abs=2)
-
-
-@pytest.mark.parametrize("argv, says", [
-    ("--data web:0.8,code:0.1", "add up to 1"), ("--data web:1.5,code:-0.5", "add up to 1"),
-    ("--data web:0.5,other/web:0.5", "the name web"),
-    ("--data web:0.5,nowhere:0.5", "nowhere"), ("--data web:0.5,words:0.5", "words"),
-    ("--data web --decay_data web:0.5", "--decay_data"),
-    ("--data web --decay_data other/web", "one of this name"),
-])  # fmt: skip
-def test_errors_are_one_line(argv, says, sources, tmp_path, capsys):
-    for name, path in sources.items():
-        (tmp_path / name).symlink_to(path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "web").symlink_to(sources["code"])
-    lines = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
-    (tmp_path / "words.tiktoken").write_bytes(b"".join(lines))
-    data.prepare(["some text"] * 99, "words.tiktoken", tmp_path / "words")
-    small = [flag for flag in flags("", vocab_size=257) if not flag.startswith("--data")]
-    assert says in one_line(train.main, [*small, *argv.split()], capsys)
-    assert not (tmp_path / "runs").exists()
+    argv += ["--out=parts", "--resume"]
+    stop(argv, 7)
+    assert train.main(argv) == 0
+    assert_same(everything(Path("parts")), everything(Path("whole")))
+    shutil.rmtree("parts/ckpt")  # killed before its first: again from the parent
+    Path("parts/record.json").unlink()
+    assert train.main(["--out=parts", "--resume"]) == 0
+    assert_same(everything(Path("parts")), everything(Path("whole")))

@@ -1,17 +1,17 @@
 """The MoE layer against a deliberately dumb loop, and the MoE model against transformers."""
 
-import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from test_model import TINY
+from test_train import MOE, flags, metrics, one_step, same, weights
 
 import moe
-import mup
 import train
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 
 def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64, seed=0) -> moe.MoE:
@@ -135,34 +135,21 @@ def test_auxiliary_loss_is_its_formula():
     assert torch.autograd.grad(routing.aux_loss, layer.experts_in, allow_unused=True) == (None,)
 
 
-SMALL = dict(
-    preset="laptop-moe", n_layer=2, n_embd=32, n_ffn=40, n_head=2, seq_len=32, base_width=32,
-    batch_size=16, total_tokens=60 * 512, warmup_tokens=0, device="cpu", log_every=512,
-    init_std=0.02, m_emb=1.0,
-)  # fmt: skip
-
-
 def test_the_auxiliary_loss_is_trained_on_and_not_reported(corpus):
-    losses, routers = [], []
-    for weight in (0, 1):
-        cfg = train.resolve_device(train.make_config(**SMALL, router_aux_weight=weight))
-        torch.manual_seed(0)
-        model = GPT(cfg)
-        sgd = torch.optim.SGD(mup.param_groups(model, mup.rules(cfg), 0.0))
-        router = model.blocks[0].mlp.router.weight
-        before = router.detach().clone()
-        losses.append(train.optimizer_step(cfg, model, sgd, corpus, 0, 1.0)[0].item())
-        routers.append((router - before).norm().item())
-    assert losses[0] == losses[1] == pytest.approx(math.log(256), rel=0.02)
-    assert routers[1] > 2 * routers[0]
+    without, (loss, *_) = one_step(corpus, **MOE, router_aux_weight=0.0)
+    gradients, (same_loss, *_) = one_step(corpus, **MOE, router_aux_weight=1.0)
+    assert loss == same_loss and loss.item() == pytest.approx(math.log(256), rel=0.02)
+    router = "blocks.0.mlp.router.weight"
+    assert gradients[router].norm() > 2 * without[router].norm()
 
 
-def test_a_run_logs_its_routing(corpus_path, tmp_path):
-    flags = SMALL | {"data": corpus_path, "out": "a"}
-    assert train.main([f"--{name}={value}" for name, value in flags.items()]) == 0
-    lines = map(json.loads, (tmp_path / "a" / "metrics.jsonl").read_text().splitlines())
-    lines = [line for line in lines if "loss" in line]
-    assert len(lines) == 60 and lines[-1]["loss"] < lines[0]["loss"] - 1
+def test_a_run_logs_its_routing_and_repeats_bit_for_bit(corpus_path):
+    one, other = Path("one"), Path("other")
+    for out in (one, other):
+        assert train.main(flags(corpus_path, out=out, **MOE)) == 0
+    assert same(weights(one), weights(other))
+    lines = metrics(one)
+    assert len(lines) == 40 and lines[-1]["loss"] < lines[0]["loss"] - 1
     for line in lines:  # top 2 of 8: the load is at most 4 times the mean
         assert len(line["max_load"]) == 2 and all(1 <= load <= 4 for load in line["max_load"])
         assert line["aux_loss"] > 0.95 and 0 < line["router_entropy"] <= math.log(8) + 1e-6

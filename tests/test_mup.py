@@ -1,11 +1,14 @@
-"""muP: every parameter has its rule, and each rule is needed."""
+"""muP: every parameter has its rule, each rule is needed, and the best learning rate transfers."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+import data
 import mup
+import train
 from model import GPT, GPTConfig
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
@@ -112,3 +115,60 @@ def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
     monkeypatch.setattr(mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2)  # slope 1
     assert mup.main([]) == 1
     assert capsys.readouterr().out.count("FAIL") == 2
+
+
+# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too ------
+
+RATES = [2.0**-e for e in (6, 5, 4, 3)]
+
+
+@pytest.fixture(scope="module")
+def short(documents, tmp_path_factory) -> data.Corpus:
+    """A corpus of 16 sequences, two batches."""
+    folder = tmp_path_factory.mktemp("data") / "short"
+    data.prepare(["".join(documents)[:600]], "bytes", folder, val_fraction=0.1)
+    return data.open_corpus(folder)
+
+
+def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts) -> float:
+    """Loss of the last two steps of learning the corpus by heart, mean over two seeds.
+
+    A model of any width gets far in 40 steps, but only at a good learning rate.
+    """
+    changed = dict(vocab_size=256, init_std=0.1, m_emb=10.0) | experts
+    shape = vars(mup.check_config(width, use_mup, **changed))
+    how = dict(
+        schedule="wsd", lr=lr, batch_size=8, total_tokens=40 * 256, warmup_tokens=0, device="cpu",
+        decay_tokens=40 * 256, decay_shape="linear", weight_decay=0.0, dtype="float32",
+    )  # fmt: skip
+    losses = []
+    for seed in (0, 1):
+        cfg = train.make_config(**shape, **how, seed=seed, data_seed=seed)
+        steps = train.training_steps(cfg, train.build(cfg), corpus, cfg.total_tokens)
+        losses += [loss.item() for _, loss, *_ in steps][-2:]
+    return sum(losses) / len(losses)
+
+
+def best_log2_lr(losses: list[float]) -> float:
+    """Vertex of the parabola through the lowest point and its neighbors, in log2."""
+    i = int(np.argmin(losses))
+    assert 0 < i < len(losses) - 1, f"the best learning rate is at the edge of the grid: {losses}"
+    c, b, _ = np.polyfit([-1, 0, 1], losses[i - 1 : i + 2], 2)
+    return float(math.log2(RATES[i]) - b / (2 * c))
+
+
+@pytest.mark.parametrize("widths, n_expert", [((32, 256), 0), ((32, 128), 4)])
+def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert, short):
+    experts = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width) if n_expert else {}
+    narrow, wide = ([final_loss(short, width, lr, **experts(width)) for lr in RATES]
+                    for width in widths)  # fmt: skip
+    assert abs(best_log2_lr(narrow) - best_log2_lr(wide)) < 1
+    assert wide[int(np.argmin(narrow))] <= 1.01 * min(wide)
+    assert min(wide) <= min(narrow)  # and wider is not worse
+
+
+def test_under_standard_parametrization_it_does_not_transfer(short):
+    narrow = [final_loss(short, 32, lr, use_mup=False) for lr in RATES]
+    best = RATES[int(np.argmin(narrow))]
+    wide = {lr: final_loss(short, 256, lr, use_mup=False) for lr in (RATES[0], best)}
+    assert wide[best] > 2 * wide[RATES[0]]

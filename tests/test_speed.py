@@ -71,34 +71,12 @@ def test_recomputing_keeps_less_and_changes_nothing():
     assert bench.memory(cfg, 0)["blocks"] > 1.5 * bench.memory(again, 0)["blocks"]
 
 
-@pytest.mark.parametrize("shape", [{}, dict(n_kv_head=2, n_embd=32)])
-def test_a_block_is_one_graph_for_all_batches(shape):
-    """fullgraph raises at a break; the learning rate must not reach the compiler."""
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    cfg = train.make_config(**SMALL | shape, dtype="bfloat16")
-    state = train.build(cfg)
-    for block in state.model.blocks:
-        block.compile(fullgraph=True, backend=counter)
-    state.model.loss = torch.compile(state.model.loss, fullgraph=True, backend=counter)
-    for step in range(4):
-        for group in state.optimizer.param_groups:
-            group["lr"] = 0.01 / (step + 1) * group["lr_scale"]
-        x = torch.randint(256, (4, 64))
-        with devices.mixed_precision(cfg):
-            loss, _ = state.model(x, x)
-        loss.backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-    assert counter.frame_count == 2  # blocks, which are alike, and the loss
-
-
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])  # the model; block, loss
-def test_every_shape_has_a_static_program_and_validation_none(device, parts, corpus, monkeypatch):
+def test_every_shape_is_one_static_program_per_part(device, parts, mixed, corpus, monkeypatch):
     """A process of a sweep trains many shapes. A program for any shape would be slower, and
-    torch runs a ninth shape without compiling unless we raise its limit."""
+    torch runs a ninth shape without compiling unless we raise its limit. No program has a break,
+    and validation needs none."""
     programs = []
 
     def count(graph, inputs, **_):
@@ -111,10 +89,11 @@ def test_every_shape_has_a_static_program_and_validation_none(device, parts, cor
     monkeypatch.setattr(train, "new_model", lambda cfg, device: GPT(cfg))  # on the CPU
     tiny = SMALL | dict(n_embd=32, seq_len=16, device=device, compile=True, dtype="float32")
     for i in range(1, 11):
-        cfg = train.make_config(**tiny | dict(batch_size=i))
+        cfg = train.make_config(**tiny | dict(batch_size=i, n_kv_head=2 + i % 2 * 2))
         state = train.build(cfg)
         for _ in range(2):
-            loss, _ = state.model(*torch.zeros(2, i, 16, dtype=torch.long))
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                loss, _ = state.model(*torch.zeros(2, i, 16, dtype=torch.long))
             loss.backward()
         train.validation_losses(cfg, state, corpus, 16 * 7)
         assert programs == [True] * parts * i

@@ -90,6 +90,7 @@ def test_and_back(kind, texts, tmp_path):
     for text in random_strings(500):
         ids = ours.encode_ordinary(text)
         assert ids == theirs.encode(text, add_special_tokens=False) == again.encode_ordinary(text)
+        assert theirs.decode(ids) == text
     assert theirs.eos_token_id == again.eot_token == ours.eot_token
 
 
