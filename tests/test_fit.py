@@ -214,7 +214,6 @@ def test_diverged_runs_do_not_move_the_law():
     assert fit.both_laws(records).straight.b[0] == pytest.approx(-0.4, abs=1e-3)
 
 
-<<<<<<< HEAD
 # -- the comparison --------------------------------------------------------------------------------
 
 
@@ -237,14 +236,6 @@ def test_the_search_for_a_seed_is_decided_by_the_others():
             | compare.WSD for s, some in losses.items() for i, y in enumerate(some)]  # fmt: skip
     rows.append(rows[0] | dict(seed=3))  # one learning rate is no search
     assert compare.searched(rows) == {("x", 9, 1): {0: 2, 1: 5, 2: 6}}
-=======
-def test_above_leaves_out_seed_0_unless_it_is_alone():
-    cell = ("width 64", 100, 2)
-    lines = {"baseline": {cell: {0: 1.0, 1: 2.0, 2: 3.0}}, "WSD": {cell: {0: 5.0, 1: 2.5, 2: 3.25}}}
-    assert {s: d.tolist() for s, d in compare.above(lines, "WSD").items()} == {1: [0.5], 2: [0.25]}
-    alone = {line: {cell: {0: by_cell[cell][0]}} for line, by_cell in lines.items()}
-    assert {s: d.tolist() for s, d in compare.above(alone, "WSD").items()} == {0: [4.0]}
->>>>>>> main
 
 
 # -- commands --------------------------------------------------------------------------------------
