@@ -71,6 +71,26 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     return fit.slope(x[:, i], weight[:, i], u, groups)
 
 
+@cache
+def bend(*choices: str) -> tuple[list[fit.Minimum], fit.Law]:
+    """All minima and the straight law of those runs of results/bend-laptop."""
+    found = fit.minima(fit.read_records([ROOT / "results/bend-laptop"], choices))
+    points = fit.usable(found)
+    return found, fit.fit_law(points, *fit.redraw(points))
+
+
+def bend_row(label: str) -> list[np.ndarray]:
+    batches, warmup = label.split(", ")  # as in "16 to 128, 5,000"
+    if warmup == "2,000":
+        return law_row(warmup)[:2]
+    warmup = "warmup_tokens=" + warmup.replace(",", "")
+    if batches == "three best":
+        return [fit.paper_reading(bend(warmup, "n_embd=32")[0])[0]]
+    large = ["batch_size=16,32,64,128"] * batches.startswith("16")
+    law = bend(warmup, *large)[1]
+    return [law.b, law.q]
+
+
 def a_ratio(width: int) -> np.ndarray:
     a = fit.a_of(fits(SHORT).straight, fits(SHORT).points)
     return a[f"width {width}"] / a["width 32"]
@@ -188,6 +208,7 @@ NUMBERS = {
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
+    "bend.s": lambda: fit.paper_reading(bend("warmup_tokens=80000", "n_embd=32")[0])[1],
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
@@ -213,7 +234,7 @@ NUMBERS = {
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip
 TABLES = {  # name -> (first column -> the numbers of that row)
-    "law": law_row, "two-stage": stages, "compare.dense": cost_row,
+    "law": law_row, "bend": bend_row, "two-stage": stages, "compare.dense": cost_row,
     "compare": lambda line: cost_row(line, warmups=[COMPARE]),
     "compare.moe": lambda line: cost_row(line, moe=True),
 }  # fmt: skip
