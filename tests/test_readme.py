@@ -24,7 +24,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
 COMPARE, COMPARE_SHORT = ("compare-laptop", *LONG), ("compare-short", *SHORT)
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
-COSINE = "cosine, learning rate ∝ √batch"
+COSINE, W80K = "cosine, learning rate ∝ √batch", "warmup_tokens=80000"
 
 
 @cache
@@ -72,11 +72,8 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
 
 
 @cache
-def bend(*choices: str) -> tuple[list[fit.Minimum], fit.Law]:
-    """All minima and the straight law of those runs of results/bend-laptop."""
-    found = fit.minima(fit.read_records([ROOT / "results/bend-laptop"], choices))
-    points = fit.usable(found)
-    return found, fit.fit_law(points, *fit.redraw(points))
+def bend(*choices: str) -> fit.Fits:
+    return fit.both_laws(fit.read_records([ROOT / "results/bend-laptop"], choices))
 
 
 def bend_row(label: str) -> list[np.ndarray]:
@@ -85,9 +82,9 @@ def bend_row(label: str) -> list[np.ndarray]:
         return law_row(warmup)[:2]
     warmup = "warmup_tokens=" + warmup.replace(",", "")
     if batches == "three best":
-        return [fit.paper_reading(bend(warmup, "n_embd=32")[0])[0]]
+        return [fit.paper_reading(bend(warmup, "n_embd=32").found)[0]]
     large = ["batch_size=16,32,64,128"] * batches.startswith("16")
-    law = bend(warmup, *large)[1]
+    law = bend(warmup, *large).straight
     return [law.b, law.q]
 
 
@@ -208,7 +205,9 @@ NUMBERS = {
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
-    "bend.s": lambda: fit.paper_reading(bend("warmup_tokens=80000", "n_embd=32")[0])[1],
+    "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
+    "bend.below": lambda: bend(W80K).bent.b - bend(W80K).bent.kappa * bend(W80K).bent.q,
+    "bend.q": lambda: bend(W80K).bent.q,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
