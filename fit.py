@@ -114,7 +114,7 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
     for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):
         points = mean_valley(cells[cell])
         lowest = min((loss for _, loss in points), default=math.inf)
-        at = vertex(points, degree, window) if points else (math.nan, "without common rates")
+        at = vertex(points, degree, window) if points else (math.nan, "no common learning rate")
         found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
     return found
 

@@ -197,8 +197,8 @@ def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
     rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=2.0, seed=seed)
             for seed, some in rates.items() for lr in some for T in (1e5, 2e5) for B in (1, 2)]
     found = fit.minima([compare.complete(row) for row in rows])
-    assert [m.why_not for m in found] == ["without common rates"] * 4
-    with pytest.raises(ValueError, match="4 without common rates"):
+    assert [m.why_not for m in found] == ["no common learning rate"] * 4
+    with pytest.raises(ValueError, match="4 no common"):
         fit.law(rows)
 
 

@@ -40,7 +40,8 @@ def folder(corpus_path, tmp_path_factory):
     data.prepare(["too short for a sequence"], "bytes", folder / "tiny", 0.2)
     ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
     (folder / "words.tiktoken").write_bytes(b"".join(ranks))
-    data.prepare([f"some text {i}" for i in range(500)], str(folder / "words.tiktoken"), folder / "words")
+    texts = [f"some text {i}" for i in range(500)]
+    data.prepare(texts, str(folder / "words.tiktoken"), folder / "words")
     return folder
 
 

@@ -24,7 +24,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
 COMPARE, COMPARE_SHORT = ("compare-laptop", *LONG), ("compare-short", *SHORT)
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
-COSINE = "cosine, learning rate ∝ √batch"
+COSINE, W80K = "cosine, learning rate ∝ √batch", "warmup_tokens=80000"
 
 
 @cache
@@ -69,6 +69,23 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     u = np.log2([m.T if name == "b" else m.beta for m in some])
     groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in some]
     return fit.slope(x[:, i], weight[:, i], u, groups)
+
+
+@cache
+def bend(*choices: str) -> fit.Fits:
+    return fit.both_laws(fit.read_records([ROOT / "results/bend-laptop"], choices))
+
+
+def bend_row(label: str) -> list[np.ndarray]:
+    batches, warmup = label.split(", ")  # as in "16 to 128, 5,000"
+    if warmup == "2,000":
+        return law_row(warmup)[:2]
+    warmup = "warmup_tokens=" + warmup.replace(",", "")
+    if batches == "three best":
+        return [fit.paper_reading(bend(warmup, "n_embd=32").found)[0]]
+    large = ["batch_size=16,32,64,128"] * batches.startswith("16")
+    law = bend(warmup, *large).straight
+    return [law.b, law.q]
 
 
 def a_ratio(width: int) -> np.ndarray:
@@ -188,6 +205,9 @@ NUMBERS = {
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
+    "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
+    "bend.below": lambda: bend(W80K).bent.b - bend(W80K).bent.kappa * bend(W80K).bent.q,
+    "bend.q": lambda: bend(W80K).bent.q,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
@@ -213,7 +233,7 @@ NUMBERS = {
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip
 TABLES = {  # name -> (first column -> the numbers of that row)
-    "law": law_row, "two-stage": stages, "compare.dense": cost_row,
+    "law": law_row, "bend": bend_row, "two-stage": stages, "compare.dense": cost_row,
     "compare": lambda line: cost_row(line, warmups=[COMPARE]),
     "compare.moe": lambda line: cost_row(line, moe=True),
 }  # fmt: skip

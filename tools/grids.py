@@ -63,7 +63,7 @@ FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
 
 GRIDS = {
     "wsd": {
-        "quick": grid(laptop(2_000), widths(32, 64), [2, 4, 8], 1, doublings(40_000, 4)),
+        "quick": grid(laptop(2_000), widths(32), [2, 4, 8], 1, doublings(80_000, 4)),
         "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
         "gpu": grid(gpu(25_000), wide(128, 256, 512), [8, 16, 32, 64], 1, doublings(10**6, 5)),
         # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
