@@ -264,7 +264,7 @@ def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
     for value, b in (("0", -0.3), ("0.1", -0.5)):
         assert fit.main([str(folder), "--only", f"weight_decay={value}", "--out", value]) == 0
         assert json.loads(Path(value, "law.json").read_text())["b"] == pytest.approx(b)
-    assert "--only weight_decay=7" in refused([folder, "--only", "weight_decay=7"], capsys)
+    assert "weight_decay=7: no such" in refused([folder, "--only", "weight_decay=7"], capsys)
 
 
 def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_path, capsys):

@@ -8,6 +8,7 @@ bootstrap draws for a number and its interval. Pages may round.
 import json
 import math
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -270,6 +271,11 @@ def test_numbers_are_those_of_the_records(page):
             if label != "the paper":
                 found += [f"{label}: {error}" for error in wrong(numbers, TABLES[name](label))]
     assert "\n".join(found) == ""
+
+
+def test_the_table_of_growing_batches_is_that_of_its_records(capsys):
+    runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["main"]()
+    assert capsys.readouterr().out in PAGES["bend.md"]
 
 
 def test_every_number_has_its_place():

@@ -129,7 +129,7 @@ def only(records: list[dict], choice: str) -> list[dict]:
             values.append(word)
     chosen = [r for r in records if r.get(name) in values]
     if not chosen:
-        raise ValueError(f"--only {choice}: no such records; is it FIELD=VALUE?")
+        raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
     return chosen
 
 

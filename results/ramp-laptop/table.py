@@ -1,0 +1,58 @@
+"""Print the table of a growing batch size in docs/bend.md, from the runs of run.sh.
+
+    python results/ramp-laptop/table.py [FOLDER]
+
+Three seeds of every run. Differences have 95% intervals of Student's t.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent))
+from tools.config import parse_ramp  # noqa: E402
+from tools.records import read_records  # noqa: E402
+
+T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
+
+
+def steps(record: dict) -> int:
+    """Optimizer steps of a run; a step that would end after total_tokens is not made."""
+    ramp = parse_ramp(record["batch_ramp"] or f"{record['batch_size']}@0")
+    tokens = count = 0
+    while True:
+        batch_size = [size for start, size in ramp.items() if start <= tokens][-1]
+        tokens += batch_size * record["seq_len"]
+        if tokens > record["total_tokens"]:
+            return count
+        count += 1
+
+
+def minus(runs: dict, others: dict) -> str:
+    """The mean difference in loss, with its interval. Both: seed -> record."""
+    gaps = [runs[seed]["val_loss"] - others[seed]["val_loss"] for seed in sorted(runs)]
+    if not any(gaps):
+        return ""
+    mean, error = statistics.mean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
+    return f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]"
+
+
+def main(folder: Path = HERE) -> None:
+    runs: dict = {}  # T -> name of the schedule -> the records of its seeds
+    for r in read_records(folder):
+        if r["seed"] < 100:  # the others tuned
+            name = {"power": "Power", "wsd": "WSD"}[r["schedule"]] + ", ramp" * bool(r["batch_ramp"])
+            runs.setdefault(r["total_tokens"], {}).setdefault(name, {})[r["seed"]] = r
+    print("| T | schedule | loss | minus Power | minus WSD | steps | seconds |")
+    print("|---" * 7 + "|")
+    for T, by_name in sorted(runs.items()):
+        for name, seeds in sorted(by_name.items()):
+            loss = statistics.mean(r["val_loss"] for r in seeds.values())
+            gaps = f"{minus(seeds, by_name['Power'])} | {minus(seeds, by_name['WSD'])}"
+            seconds = statistics.median(r["seconds"] for r in seeds.values())
+            print(f"| {T:,} | {name} | {loss:.3f} | {gaps} | {steps(seeds[0]):,} | {seconds:.0f} |")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
