@@ -115,7 +115,7 @@ def difference(one, two) -> None:
 
 
 def draw_law(path: Path, fits, law: dict, chosen: list) -> None:
-    """The law of the shape with most minima, and rings around those that the paper would choose."""
+    """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
     title = f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
     if "bent" in law:
@@ -128,8 +128,8 @@ def draw_law(path: Path, fits, law: dict, chosen: list) -> None:
             label = f"T = {size(m.T)}"
             points.setdefault(label, []).append(point(m, fits.x[:, i], fits.weight[:, i]))
             curves.setdefault(label, []).append((math.log2(m.batch_size), fitted.fitted[0, i]))
-    rings = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
-    panel = dict(title=title, points=points, curves=curves, rings=rings)
+    filled = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
+    panel = dict(title=title, points=points, curves=curves, chosen=filled)
     xlabel = f"batch size (sequences of {law['seq_len']:g} tokens), {shape}"
     figures.draw_law(path, panel, xlabel)
 
@@ -151,7 +151,7 @@ def draw_change(path: Path, field: str, sets: dict[str, tuple], seq_len: float) 
     x = np.array([[p[1] for p in sorted(some)] for some in points.values()])  # [values, batches]
     most = 2 ** np.ptp(x, axis=0).max()
     title = f"{field}: up to {most:.2g}× the best learning rate"
-    panel = dict(title=title, points=points, curves={}, rings=[])
+    panel = dict(title=title, points=points, curves={})
     xlabel = f"batch size (sequences of {seq_len:g} tokens), {shape}, T = {size(T)}"
     figures.draw_law(path, panel, xlabel)
 
