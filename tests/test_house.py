@@ -62,8 +62,8 @@ def test_every_story_file_runs_and_says_how(name):
     assert f"python {name}.py" in ast.get_docstring(tree)
 
 
-# The aim is 2,700, 2,500 and 5,000. Story and tools are at today's sizes, which may only fall.
-LIMITS = [(STORY, 3041), (TOOLS, 3069), (TESTS, 5000)]
+# The aim is 2,700, 2,500 and 5,000. These are today's sizes, which may only fall.
+LIMITS = [(STORY, 3041), (TOOLS, 3066), (TESTS, 4997)]
 
 
 @pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests"])
