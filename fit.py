@@ -13,7 +13,7 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 2. The straight law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape. The bent law flattens above a critical batch size beta_c = c T^kappa:
    log lr = log a + b0 log T - (q/r) log(1 + (beta_c / beta)^r), with r = 1, 2, 4 or 8.
-3. The paper's reading has q = 1. It takes the three best batch sizes of every shape and T.
+3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes the best.
 4. Intervals hold 95% of 2,000 draws. A draw takes whole columns again, with replacement. A
    *column* is a shape, a batch size and a seed, because its runs share trunks.
 
@@ -79,22 +79,17 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
     if len(near) < degree + 2:
         return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
-    curve = np.polyfit(x - lowest, y, degree)
-    slope, curvature = np.polyder(curve), np.polyder(curve, 2)
-    flat = [at.real for at in np.roots(slope) if abs(at.imag) < 1e-9]
-    bottoms = [at for at in flat if np.polyval(curvature, at) > 0]
-    bottoms = [at for at in bottoms if x[0] <= lowest + at <= x[-1]]
-    if not bottoms:
-        return lowest, "no valley"
-    return lowest + min(bottoms, key=lambda at: np.polyval(curve, at)), ""
+    curve = np.poly1d(np.polyfit(x - lowest, y, degree))
+    flat = [at.real for at in curve.deriv().roots if abs(at.imag) < 1e-9]
+    bottoms = [at for at in flat if curve.deriv(2)(at) > 0 and x[0] <= lowest + at <= x[-1]]
+    return (lowest + min(bottoms, key=curve), "") if bottoms else (lowest, "no valley")
 
 
-def mean_valley(seeds: dict, times=None) -> list[tuple]:
+def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
     """Points (x, mean loss over the seeds) at the learning rates that all seeds have.
 
-    times: how often every seed counts (default: once).
+    times: how often every seed counts.
     """
-    times = [1] * len(seeds) if times is None else times
     drawn = [(n, losses) for n, losses in zip(times, seeds.values()) if n]
     mean = lambda x: sum(n * losses[x] for n, losses in drawn) / sum(times)
     return [(x, mean(x)) for x in sorted(set.intersection(*map(set, seeds.values())))]
@@ -112,7 +107,7 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
         cells.setdefault(cell, {}).setdefault(r["seed"], {})[of(r)] = loss_of(r)
     found = []
     for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):
-        points = mean_valley(cells[cell])
+        points = mean_valley(cells[cell], [1] * len(cells[cell]))
         lowest = min((loss for _, loss in points), default=math.inf)
         at = vertex(points, degree, window) if points else (math.nan, "no common learning rate")
         found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
@@ -257,13 +252,21 @@ def slope(x, weight, u, groups: list) -> np.ndarray:
     return above / np.where(below > 1e-9, below, np.nan)
 
 
-def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
-    """b with q = 1 in the three best batch sizes of every shape and T, s, and a.
+def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
+    """Minima of the n batch sizes with the lowest loss, for every shape and T."""
+    cells: dict = {}
+    for m in usable(found):
+        cells.setdefault((m.shape, m.T), []).append(m)
+    return [m for cell in cells.values() for m in sorted(cell, key=lambda m: m.loss)[:n]]
 
-    s is the slope of log beta on log T in these cells. Where lr = a beta^q T^b is exact, the
-    paper's b is b + (q - 1) s.
+
+def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
+    """b with q = 1 in the three best batch sizes, s, and a.
+
+    s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the paper's b is
+    b + (q - 1) s.
     """
-    points = best_three(usable(found))
+    points = best_batches(found, 3)
     x, weight = redraw(points)
     T, beta = np.log2([(m.T, m.beta) for m in points]).T
     one = [0] * len(points)
@@ -271,12 +274,10 @@ def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
     return b, s, 2 ** np.average(x[0] - beta - b[0] * T, weights=weight[0])
 
 
-def best_three(points: list[Minimum]) -> list[Minimum]:
-    """Minima of the three batch sizes with the lowest loss, per shape and T."""
-    cells: dict = {}
-    for m in points:
-        cells.setdefault((m.shape, m.T), []).append(m)
-    return [m for cell in cells.values() for m in sorted(cell, key=lambda m: m.loss)[:3]]
+def step_law_reading(found: list[Minimum]) -> np.ndarray:
+    """Exponent of T at the best batch size. Where the law is exact, it is b + q s."""
+    points = best_batches(found, 1)
+    return slope(*redraw(points), np.log2([m.T for m in points]), [m.shape for m in points])
 
 
 def interaction(found: list[Minimum], x, weight) -> np.ndarray:
@@ -402,14 +403,15 @@ def report_wsd(records: list[dict], out: Path) -> None:
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
-    report.straight(readings, paper_reading(fits.found), a_of(fits.straight, fits.points))
+    others = paper_reading(fits.found), step_law_reading(fits.found)
+    report.straight(readings, *others, a_of(fits.straight, fits.points))
     by_batch, by_T = (parts(fits, name) for name in ("batch_size", "T"))
     report.parts(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
     if fits.bent:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
     out.mkdir(parents=True, exist_ok=True)
     report.draw_valleys(out / "valleys.png", fits.found)
-    report.draw_law(out / "law.png", fits, content, best_three(fits.points))
+    report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"\n{out}: law.json, valleys.png, law.png")
 
@@ -440,14 +442,14 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
     for seed, (value, by_cell) in enumerate(zip(sets, found)):  # they have no columns in common
         points = [by_cell[c] for c in common]
         drawn[value] = points, *redraw(points, seed)
+    laws = {value: fit_law(*some) for value, some in drawn.items()}
     (first, one), *others = drawn.items()
     for value, other in others:
         print(f"\n{field}: {first} -> {value}")
         report.change(one[0], other[0], one[1:], other[1:])
-        report.difference(fit_law(*one), fit_law(*other))
+        report.difference(laws[first], laws[value])
     out.mkdir(parents=True, exist_ok=True)
-    records = next(iter(sets.values()))
-    report.draw_change(out / "against.png", field, drawn, records[0]["seq_len"])
+    report.draw_change(out / "against.png", field, drawn, [law.b[0] for law in laws.values()])
     print(f"\n{out}: against.png")
 
 

@@ -135,8 +135,6 @@ def tokens_of(runs: list[TrainConfig]) -> int:
 
 
 # -- Which learning rates to try -------------------------------------------------------------------
-# A rule is a pure function of the losses so far. It returns all runs that it wants by now, so a
-# stopped sweep, or one that is divided among machines, makes the same runs.
 
 
 @functools.cache
@@ -174,9 +172,9 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 
 
 # -- The experiments -------------------------------------------------------------------------------
-# Every series (one shape, batch size and seed) has a rule. It gets a function loss(config), which
-# is None if that run is not done yet, and returns the configs of all runs that it wants by now. It
-# returns none while it waits for runs of other series.
+# Every series (one shape, batch size and seed) has a rule, a pure function of the losses so far. It
+# gets loss(config), None if that run is not done yet, and returns all runs that it wants by now, or
+# none while it waits for other series. So a stopped or divided sweep makes the same runs.
 
 
 @functools.cache

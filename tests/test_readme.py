@@ -26,6 +26,9 @@ SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32
 COMPARE, COMPARE_SHORT = ("compare-laptop", *LONG), ("compare-short", *SHORT)
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 COSINE, W80K = "cosine, learning rate ∝ √batch", "warmup_tokens=80000"
+LARGE = "batch_size=16,32,64,128"
+WARMUP = "bend-laptop", "warmup_tokens=5000", "warmup_tokens=320000", LARGE
+MEMORY = "memory-laptop", "weight_decay=0", "weight_decay=0.3"
 
 
 @cache
@@ -73,8 +76,13 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
 
 
 @cache
-def bend(*choices: str) -> fit.Fits:
-    return fit.both_laws(fit.read_records([ROOT / "results/bend-laptop"], choices))
+def bend(*choices: str, folder="bend-laptop") -> fit.Fits:
+    return fit.both_laws(fit.read_records([ROOT / "results" / folder], choices))
+
+
+def memory_row(weight_decay: str) -> list[np.ndarray]:
+    law = bend("weight_decay=" + weight_decay, folder="memory-laptop").straight
+    return [law.b, law.q]
 
 
 def bend_row(label: str) -> list[np.ndarray]:
@@ -84,9 +92,27 @@ def bend_row(label: str) -> list[np.ndarray]:
     warmup = "warmup_tokens=" + warmup.replace(",", "")
     if batches == "three best":
         return [fit.paper_reading(bend(warmup, "n_embd=32").found)[0]]
-    large = ["batch_size=16,32,64,128"] * batches.startswith("16")
+    large = [LARGE] * batches.startswith("16")
     law = bend(warmup, *large).straight
     return [law.b, law.q]
+
+
+def question_row(label: str) -> list[np.ndarray]:
+    fits = bend(W80K, "n_embd=32")
+    if "three best" in label:
+        return [fit.paper_reading(fits.found)[0]]
+    return [fits.straight.b if "fixed" in label else fit.step_law_reading(fits.found)]
+
+
+def change_of(name: str, folder: str, one: str, two: str, *choices: str) -> np.ndarray:
+    """Change of b or q from one choice to the other, in the same cells. See fit.report_change."""
+    path, laws = ROOT / "results" / folder, []
+    found = [fit.usable(fit.minima(fit.read_records([path], (*choices, c)))) for c in (one, two)]
+    one, two = ({(m.shape, m.T, m.batch_size): m for m in some} for some in found)
+    for i, some in enumerate((one, two)):
+        points = [some[cell] for cell in sorted(one.keys() & two.keys())]
+        laws.append(getattr(fit.fit_law(points, *fit.redraw(points, i)), name))
+    return laws[1] - laws[0]
 
 
 def a_ratio(width: int) -> np.ndarray:
@@ -178,7 +204,6 @@ def stages(source: str) -> list[float]:
     return [one.mean(), two.mean(), *(two - one)]
 
 
-# The tables of numbers
 NUMBERS = {
     "laptop.power": lambda: values("laptop")[0], "laptop.wsd": lambda: values("laptop")[1],
     "laptop.cosine": lambda: values("laptop")[2], "laptop.moe": lambda: values("laptop-moe")[0],
@@ -207,8 +232,10 @@ NUMBERS = {
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
-    "bend.below": lambda: bend(W80K).bent.b - bend(W80K).bent.kappa * bend(W80K).bent.q,
-    "bend.q": lambda: bend(W80K).bent.q,
+    "bend.all": lambda: bend(W80K).straight.q,
+    "warmup.b": lambda: change_of("b", *WARMUP), "warmup.q": lambda: change_of("q", *WARMUP),
+    "memory.b": lambda: change_of("b", *MEMORY), "memory.q": lambda: change_of("q", *MEMORY),
+    "memory.0": lambda: memory_row("0")[0], "memory.0.3": lambda: memory_row("0.3")[0],
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
@@ -234,7 +261,9 @@ NUMBERS = {
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip
 TABLES = {  # name -> (first column -> the numbers of that row)
-    "law": law_row, "bend": bend_row, "two-stage": stages, "compare.dense": cost_row,
+    "law": law_row, "bend": bend_row, "questions": question_row, "two-stage": stages,
+    "memory": memory_row,
+    "compare.dense": cost_row,
     "compare": lambda line: cost_row(line, warmups=[COMPARE]),
     "compare.moe": lambda line: cost_row(line, moe=True),
 }  # fmt: skip
@@ -273,14 +302,10 @@ def test_numbers_are_those_of_the_records(page):
     assert "\n".join(found) == ""
 
 
-def test_the_table_of_growing_batches_is_that_of_its_records(capsys):
-    runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["main"]()
-    assert capsys.readouterr().out in PAGES["bend.md"]
-
-
 def test_every_number_has_its_place():
     marks = re.findall(r"<!--([nt]):(.+?)-->", "".join(PAGES.values()))
     assert set(marks) == {("n", name) for name in NUMBERS} | {("t", name) for name in TABLES}
+    assert runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]() in PAGES["bend.md"]
 
 
 def test_records_of_the_default_run_have_the_presets_settings():

@@ -43,12 +43,12 @@ def size(tokens: float) -> str:
     return f"{tokens:.3g}"
 
 
-def shades(values) -> dict:
+def shades(values: dict) -> dict:
     """{value: a color}, all dark enough to read as text on white."""
-    import matplotlib
+    from matplotlib.colors import LinearSegmentedColormap
 
-    values = list(dict.fromkeys(values))
-    return dict(zip(values, matplotlib.colormaps["plasma"](np.linspace(0, 0.49, len(values)))))
+    colors = LinearSegmentedColormap.from_list("", ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"])
+    return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
 
 
 def color_of(name: str) -> str:
@@ -161,11 +161,10 @@ def draw_curve(out: Path, record: dict) -> None:
             losses.plot(*averages, color=COLORS["average"], label=label, **dots)
         losses.legend(loc="upper right")
         end = "diverged" if record["diverged"] else f"validation loss {record['val_loss']:.3f} nats"
-        losses.set_title(f"{record['preset']}, {record['schedule']}: {end}")
-        losses.set_ylabel("loss (nats per token)")
+        title = f"{record['preset']}, {record['schedule']}: {end}"
+        losses.set(title=title, ylabel="loss (nats per token)")
         rates.plot(*column(lines, "lr"), color=color, linewidth=2)
-        rates.set_ylabel("learning rate")
-        rates.set_ylim(bottom=0)
+        rates.set(ylabel="learning rate", ylim=(0, None))
         if moe:
             draw_experts(axes[2], lines)
         axes[-1].set_xlabel("tokens seen (millions)")
@@ -177,8 +176,7 @@ def draw_experts(ax, lines: list[dict]) -> None:
     for (name, label, x), color in zip(parts, COLORS.values()):
         ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
         ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("experts")
+    ax.set(ylabel="experts", ylim=(0, None))
 
 
 # -- Minima and the law ----------------------------------------------------------------------------
@@ -235,26 +233,26 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
 
 
 def draw_law(path: Path, panel: dict, xlabel: str) -> None:
-    """Best learning rate against batch size, as in Figure 3 of the paper, with the fitted law.
+    """Best learning rate against batch size (or T), as in Figure 3 of the paper, with the law.
 
     A panel has title, points {label: [(log2 batch, log2 lr, low, high)]} and, of the law, curves
-    {label: [(log2 batch, log2 lr)]}. It has rings [(log2 batch, log2 lr)] around some points.
+    {label: [(log2 batch, log2 lr)]}. If it has chosen points, the others are hollow.
     """
     every = [p for points in panel["points"].values() for p in points]
     ends, color_of_label = {}, shades(panel["points"])
     with figure(path, 3.75) as (ax,):
         for label, points in panel["points"].items():
-            color, (x, y, low, high) = color_of_label[label], np.array(sorted(points)).T
-            ax.vlines(x, low, high, color=color, linewidth=0.8)
-            ax.plot(x, y, "o", color=color, markersize=4)
-            x, y = np.array(sorted(panel["curves"].get(label, zip(x, y)))).T
+            color = color_of_label[label]
+            for x, y, low, high in points:
+                filled = color if (x, y) in panel.get("chosen", [(x, y)]) else "white"
+                ax.vlines(x, low, high, color=color, linewidth=0.8)
+                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=filled)
+            x, y, *_ = np.array(sorted(panel["curves"].get(label, points))).T
             ax.plot(x, y, color=color)
             ends[label] = x[-1], y[-1], color
-        for x, y in panel["rings"]:
-            ax.plot(x, y, "ko", markersize=9, markerfacecolor="none")
         label_ends(ax, ends)
         log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
-        log_ticks(ax.xaxis, [p[0] for p in every], "{:.0f}".format)
+        log_ticks(ax.xaxis, [p[0] for p in every], size)
         ax.set(title=panel["title"], xlabel=xlabel, ylabel="best learning rate")
 
 

@@ -35,8 +35,7 @@ def reasons(found: list) -> str:
 
 
 def mean_x(found: list) -> float:
-    x = [m.x for m in found if not m.why_not]
-    return float(np.mean(x)) if x else math.nan
+    return float(np.mean([m.x for m in found if not m.why_not] or [math.nan]))
 
 
 def deviation(values: list) -> float:
@@ -63,16 +62,16 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 # -- The law of WSD --------------------------------------------------------------------------------
 
 
-def straight(readings: dict, paper: tuple, a_of: dict) -> None:
+def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> None:
     """Print the straight law as several readings of the same runs give it."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
-    b_paper, s, _ = paper
-    law = next(iter(readings.values()))
+    (b_paper, s, _), law = paper, next(iter(readings.values()))
     same = law.b[0] + (law.q[0] - 1) * s[0]
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
+    print(f"{'Step Law, best batch':<29} b {show(step_law)}")
     for shape, a in a_of.items():
         print(f"{shape}: a {a[0]:.3g}, {show(a / next(iter(a_of.values())), 2)} times the first")
 
@@ -89,7 +88,7 @@ def bent(law, lengths: list, gain: np.ndarray) -> None:
     beta_c = compare.PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * T)
     low, high = map(size, interval(beta_c))
     print(f"\nbent law: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
-    print(f"far below the bend T^{show(law.b - law.kappa * law.q)}, critical batch at "
+    print(f"far below the bend T^{show(law.b - law.kappa * law.q)}, bend at "
           f"T = {size(2**T)}: {size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
     print(f"squared error of held-out cells, straight minus bent: {show(gain, 4)}")
 
@@ -114,46 +113,46 @@ def difference(one, two) -> None:
         print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
-def draw_law(path: Path, fits, law: dict, chosen: list) -> None:
-    """The law of the shape with most minima, and rings around those that the paper would choose."""
+def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
+    """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
-    title = f"Best learning rate: T^{law['b']:.2f} beta^{law['q']:.2f}"
-    if "bent" in law:
-        b0, q, kappa = (law["bent"][name] for name in ("b0", "q", "kappa"))
-        title = f"T^{b0 - kappa * q:.2f} beta^{q:.2f} up to a critical batch size"
-    fitted = fits.bent if "bent" in law else fits.straight
+    law, where = (fits.bent, " below the bend") if "bent" in content else (fits.straight, "")
+    b = law.b[0] - np.nan_to_num(law.kappa[0] * law.q[0])
     points, curves = {}, {}
     for i, m in enumerate(fits.points):
         if m.shape == shape:
             label = f"T = {size(m.T)}"
-            points.setdefault(label, []).append(point(m, fits.x[:, i], fits.weight[:, i]))
-            curves.setdefault(label, []).append((math.log2(m.batch_size), fitted.fitted[0, i]))
-    rings = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
-    panel = dict(title=title, points=points, curves=curves, rings=rings)
-    xlabel = f"batch size (sequences of {law['seq_len']:g} tokens), {shape}"
+            draws = fits.x[:, i], fits.weight[:, i]
+            points.setdefault(label, []).append(point(m.batch_size, *draws))
+            curves.setdefault(label, []).append((math.log2(m.batch_size), law.fitted[0, i]))
+    filled = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
+    title = f"T^{b:.2f} beta^{law.q[0]:.2f}{where}"
+    panel = dict(title=title, points=points, curves=curves, chosen=filled)
+    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_law(path, panel, xlabel)
 
 
-def point(m, x: np.ndarray, weight: np.ndarray) -> tuple:
-    """(log2 batch size, log2 of the best learning rate, its 95% interval) for a figure."""
-    return math.log2(m.batch_size), m.x, *interval(np.where(weight > 0, x, np.nan))
+def point(at: float, x: np.ndarray, weight: np.ndarray) -> tuple:
+    """(log2 at, log2 of the best learning rate, its 95% interval) for a figure."""
+    return math.log2(at), x[0], *interval(np.where(weight > 0, x, np.nan))
 
 
-def draw_change(path: Path, field: str, sets: dict[str, tuple], seq_len: float) -> None:
-    """Best learning rates at the longest T, a line for every value {value: (minima, x, weight)}."""
+def draw_change(path: Path, field: str, sets: dict[str, tuple], b: list[float]) -> None:
+    """Best learning rates against T at the middle batch size of the shape with most minima.
+
+    A line for every value {value: (minima, x, weight)} of a field, with the b of its law.
+    """
     first = next(iter(sets.values()))[0]
     shape, _ = Counter(m.shape for m in first).most_common(1)[0]
-    T = max(m.T for m in first if m.shape == shape)
+    batches = sorted({m.batch_size for m in first if m.shape == shape})
+    cell = shape, batches[len(batches) // 2]
     points = {}
     for value, (found, x, weight) in sets.items():
-        here = [i for i, m in enumerate(found) if (m.shape, m.T) == (shape, T)]
-        points[value] = [point(found[i], x[:, i], weight[:, i]) for i in here]
-    x = np.array([[p[1] for p in sorted(some)] for some in points.values()])  # [values, batches]
-    most = 2 ** np.ptp(x, axis=0).max()
-    title = f"{field}: up to {most:.2g}× the best learning rate"
-    panel = dict(title=title, points=points, curves={}, rings=[])
-    xlabel = f"batch size (sequences of {seq_len:g} tokens), {shape}, T = {size(T)}"
-    figures.draw_law(path, panel, xlabel)
+        here = [i for i, m in enumerate(found) if (m.shape, m.batch_size) == cell]
+        points[value] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
+    title = f"{field} {' to '.join([*sets][:: len(sets) - 1])}: b {b[0]:.2f} to {b[-1]:.2f}"
+    panel = dict(title=title, points=points, curves={})
+    figures.draw_law(path, panel, f"run length T (tokens), {shape}, batch size {cell[1]:g}")
 
 
 def draw_valleys(path: Path, found: list) -> None:

@@ -38,21 +38,23 @@ def minus(runs: dict, others: dict) -> str:
     return f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]"
 
 
-def main(folder: Path = HERE) -> None:
+def table(folder: Path = HERE) -> str:
     runs: dict = {}  # T -> name of the schedule -> the records of its seeds
     for r in read_records(folder):
         if r["seed"] < 100:  # the others tuned
-            name = {"power": "Power", "wsd": "WSD"}[r["schedule"]] + ", ramp" * bool(r["batch_ramp"])
+            name = dict(power="Power", wsd="WSD")[r["schedule"]] + ", ramp" * bool(r["batch_ramp"])
             runs.setdefault(r["total_tokens"], {}).setdefault(name, {})[r["seed"]] = r
-    print("| T | schedule | loss | minus Power | minus WSD | steps | seconds |")
-    print("|---" * 7 + "|")
+    head = "| T | schedule | loss | minus Power | minus WSD | steps | seconds |"
+    lines = [head, "|---" * 7 + "|"]
     for T, by_name in sorted(runs.items()):
         for name, seeds in sorted(by_name.items()):
             loss = statistics.mean(r["val_loss"] for r in seeds.values())
             gaps = f"{minus(seeds, by_name['Power'])} | {minus(seeds, by_name['WSD'])}"
             seconds = statistics.median(r["seconds"] for r in seeds.values())
-            print(f"| {T:,} | {name} | {loss:.3f} | {gaps} | {steps(seeds[0]):,} | {seconds:.0f} |")
+            row = f"{T:,} | {name} | {loss:.3f} | {gaps} | {steps(seeds[0]):,} | {seconds:.0f}"
+            lines.append(f"| {row} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    print(table(*map(Path, sys.argv[1:])))
