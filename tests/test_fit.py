@@ -159,8 +159,7 @@ def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity(
     grow = [m for m in found if 0 <= math.log2(m.T / 1e5) - math.log2(m.batch_size) < 3]
     b, s, _ = fit.paper_reading(grow)
     assert s[0] > 0.3 and b[0] == pytest.approx(-0.4 + (0.6 - 1) * s[0], abs=1e-6)
-    T, beta = np.log2([(m.T, m.beta) for m in fit.best_batches(grow, 1)]).T
-    rise = np.polyfit(T, beta, 1)[0]
+    rise = np.polyfit(*np.log2([(m.T, m.beta) for m in fit.best_batches(grow, 1)]).T, 1)[0]
     assert rise > 0.3 and fit.step_law_reading(grow)[0] == pytest.approx(-0.4 + 0.6 * rise)
 
 

@@ -27,8 +27,6 @@ COMPARE, COMPARE_SHORT = ("compare-laptop", *LONG), ("compare-short", *SHORT)
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 COSINE, W80K = "cosine, learning rate ∝ √batch", "warmup_tokens=80000"
 LARGE = "batch_size=16,32,64,128"
-WARMUP = "bend-laptop", "warmup_tokens=5000", "warmup_tokens=320000", LARGE
-MEMORY = "memory-laptop", "weight_decay=0", "weight_decay=0.3"
 
 
 @cache
@@ -42,15 +40,16 @@ def values(folder: str, name: str = "val_loss") -> list[float]:
     return [json.loads(line)[name] for line in lines]
 
 
-# The law
 @cache
-def fits(folders: tuple) -> fit.Fits:
-    return fit.both_laws(records(*folders))
+def fits(folders: tuple, *choices: str) -> fit.Fits:
+    return fit.both_laws(fit.read_records([ROOT / "results" / f for f in folders], choices))
 
 
-@cache
-def paper_reading(folders: tuple) -> tuple:
-    return fit.paper_reading(fits(folders).found)
+paper_reading = lambda folders: fit.paper_reading(fits(folders).found)
+paper_lr = lambda beta, T: 4.6 * beta * T**-0.51  # equations 5 and 6
+bend = lambda *choices: fits(("bend-laptop",), *choices)
+memory = lambda weight_decay: fits(("memory-laptop",), "weight_decay=" + weight_decay)
+warmups = lambda: (bend(LARGE, "warmup_tokens=5000"), bend(LARGE, "warmup_tokens=320000"))
 
 
 @cache
@@ -75,44 +74,17 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     return fit.slope(x[:, i], weight[:, i], u, groups)
 
 
-@cache
-def bend(*choices: str, folder="bend-laptop") -> fit.Fits:
-    return fit.both_laws(fit.read_records([ROOT / "results" / folder], choices))
-
-
-def memory_row(weight_decay: str) -> list[np.ndarray]:
-    law = bend("weight_decay=" + weight_decay, folder="memory-laptop").straight
-    return [law.b, law.q]
-
-
-def bend_row(label: str) -> list[np.ndarray]:
-    batches, warmup = label.split(", ")  # as in "16 to 128, 5,000"
-    if warmup == "2,000":
-        return law_row(warmup)[:2]
-    warmup = "warmup_tokens=" + warmup.replace(",", "")
-    if batches == "three best":
-        return [fit.paper_reading(bend(warmup, "n_embd=32").found)[0]]
-    large = [LARGE] * batches.startswith("16")
-    law = bend(warmup, *large).straight
-    return [law.b, law.q]
-
-
 def question_row(label: str) -> list[np.ndarray]:
-    fits = bend(W80K, "n_embd=32")
-    if "three best" in label:
-        return [fit.paper_reading(fits.found)[0]]
-    return [fits.straight.b if "fixed" in label else fit.step_law_reading(fits.found)]
+    at_32 = bend(W80K, "n_embd=32")
+    if "three" in label:
+        return [fit.paper_reading(at_32.found)[0]]
+    return [at_32.straight.b if "fixed" in label else fit.step_law_reading(at_32.found)]
 
 
-def change_of(name: str, folder: str, one: str, two: str, *choices: str) -> np.ndarray:
-    """Change of b or q from one choice to the other, in the same cells. See fit.report_change."""
-    path, laws = ROOT / "results" / folder, []
-    found = [fit.usable(fit.minima(fit.read_records([path], (*choices, c)))) for c in (one, two)]
-    one, two = ({(m.shape, m.T, m.batch_size): m for m in some} for some in found)
-    for i, some in enumerate((one, two)):
-        points = [some[cell] for cell in sorted(one.keys() & two.keys())]
-        laws.append(getattr(fit.fit_law(points, *fit.redraw(points, i)), name))
-    return laws[1] - laws[0]
+def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
+    """Change of b or q between two sweeps with the same cells, as fit.report_change computes it."""
+    laws = [fit.fit_law(f.points, *fit.redraw(f.points, i)) for i, f in enumerate(sweeps)]
+    return getattr(laws[1], name) - getattr(laws[0], name)
 
 
 def a_ratio(width: int) -> np.ndarray:
@@ -141,10 +113,6 @@ def transfer(standard: bool) -> list[float]:
     return [2**m.x for m in fit.parabolas(some) if not m.why_not]
 
 
-def paper_lr(beta: float, T: float) -> float:
-    return 4.6 * beta * T**-0.51  # equations 5 and 6
-
-
 @cache
 def scan(name: str) -> list:
     return fit.scans(records("power-laptop"))[0][name]
@@ -154,7 +122,6 @@ def best_b(keep=lambda m: True) -> np.ndarray:
     return np.array([m.x for m in scan("b") if not m.why_not and keep(m)])
 
 
-# The comparison
 @cache
 def lines(folders: tuple = COMPARE) -> dict:
     """{line: {(shape, T, batch size): {seed: loss}}}"""
@@ -233,9 +200,10 @@ NUMBERS = {
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
     "bend.all": lambda: bend(W80K).straight.q,
-    "warmup.b": lambda: change_of("b", *WARMUP), "warmup.q": lambda: change_of("q", *WARMUP),
-    "memory.b": lambda: change_of("b", *MEMORY), "memory.q": lambda: change_of("q", *MEMORY),
-    "memory.0": lambda: memory_row("0")[0], "memory.0.3": lambda: memory_row("0.3")[0],
+    "warmup.b": lambda: change_of("b", *warmups()), "warmup.q": lambda: change_of("q", *warmups()),
+    "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
+    "memory.q": lambda: change_of("q", memory("0"), memory("0.3")),
+    "memory.0": lambda: memory("0").straight.b, "memory.0.3": lambda: memory("0.3").straight.b,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
@@ -260,10 +228,11 @@ NUMBERS = {
     "power.a.cost": lambda: np.mean([cost_beside(scan("a"), step) for step in (-1, 1)]),
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip
+b_and_q = lambda fits: [fits.straight.b, fits.straight.q]
 TABLES = {  # name -> (first column -> the numbers of that row)
-    "law": law_row, "bend": bend_row, "questions": question_row, "two-stage": stages,
-    "memory": memory_row,
-    "compare.dense": cost_row,
+    "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
+    "law": law_row, "questions": question_row, "two-stage": stages,
+    "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "compare.dense": cost_row,
     "compare": lambda line: cost_row(line, warmups=[COMPARE]),
     "compare.moe": lambda line: cost_row(line, moe=True),
 }  # fmt: skip
