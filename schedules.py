@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
         print(f"{n / 1e9:7.2f}B" + "".join(f"{schedule(n):10.6f}" for schedule in curves.values()))
-    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, best_lr, T, batch)
+    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, batch)
     print("\nfigure: assets/schedules.png")
     return 0
 

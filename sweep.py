@@ -36,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from tools.compare import LINES, TUNING, Cell, Line, fields_of
+from tools.compare import LINES, TUNING, Line, fields_of
 from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
@@ -236,7 +236,7 @@ def run_of(grid: dict, line: Line, lr: float, row: dict, T: int) -> TrainConfig:
     """The run of a line in a row, if it was tuned to learning rate lr."""
     _, batch_size, (first, _) = grid["tune"]
     seq_len = config(**row, schedule="constant", total_tokens=T).seq_len
-    fields = fields_of(line, lr, row["batch_size"], T, Cell(batch_size, seq_len, first))
+    fields = fields_of(line, lr, row["batch_size"], T, (batch_size, seq_len, first))
     return config(**row | fields, total_tokens=T)
 
 

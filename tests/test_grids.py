@@ -158,7 +158,7 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(capsys):
     records = made_up("compare", "quick", lambda cfg: compare_loss(cfg, "quick"))
     last = [r for r in records if (r["schedule"], r["total_tokens"]) == ("cosine", 160_000)]
     folder = write([r for r in records if r not in last], Path("a"))
-    assert fit.main([str(folder)]) == 0 and "160k" not in capsys.readouterr().out
+    assert fit.main([str(folder)]) == 0 and "| dense, 12 cells |" in capsys.readouterr().out
     assert [path.name for path in folder.glob("*.png")] == ["compare.png"]
     some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
     assert "still running" in refused([write(some, Path("b"))], capsys)

@@ -47,35 +47,25 @@ LINES = {
 }  # fmt: skip
 
 
-class Cell(NamedTuple):
-    """Where the lines are tuned: their learning rates are those of this batch size and T."""
-
-    batch_size: int
-    seq_len: int
-    T: int
-
-
-def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: Cell) -> dict:
+def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> dict:
     """Fields of a line's run with this batch size and T, if it was tuned to learning rate lr.
 
-    Under Power, lr is the learning rate after tuned.T tokens.
+    tuned: batch size, seq_len and T of that tuning. Under Power, lr is the learning rate at that T.
     """
-    larger = batch_size / tuned.batch_size
+    tuned_batch_size, seq_len, tuned_T = tuned
+    lr *= (batch_size / tuned_batch_size) ** line.q
     if line.fields["schedule"] == "power":
-        beta = batch_size * tuned.seq_len / PAPER_SEQ_LEN
-        a = lr * larger**line.q / (beta * tuned.T**line.b)
+        a = lr / (batch_size * seq_len / PAPER_SEQ_LEN * tuned_T**line.b)
         return line.fields | dict(power_a=float(f"{a:.4g}"), power_b=line.b)
-    lr *= larger**line.q * (T / tuned.T) ** line.b
+    lr *= (T / tuned_T) ** line.b
     return line.fields | dict(lr=float(f"{lr:.4g}"))
 
 
 def needs_T(line: Line) -> str:
     """When must you know the run length?"""
-    if line.fields["average"]:
-        return "never"
-    schedule, whole = line.fields["schedule"], "decay_share" in line.fields
-    planned = schedule == "cosine" or whole or (schedule == "wsd" and line.b)
-    return "from the start" if planned else "when it decays"
+    schedule, average = line.fields["schedule"], line.fields["average"]
+    planned = schedule == "cosine" or "decay_share" in line.fields or (schedule == "wsd" and line.b)
+    return "never" if average else "from the start" if planned else "when it decays"
 
 
 # -- Which records may be fitted or compared together ----------------------------------------------
@@ -84,6 +74,7 @@ VARIED = (  # settings that an experiment may vary
     "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
     "decay_tokens shape standard"
 ).split()
+KIND = "schedule", "average", "decay_shape"  # of a decay
 OF_A_SHAPE = (  # settings that only differ between shapes
     "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
     "attention_multiplier"
@@ -173,7 +164,7 @@ def check_same_settings(records: list[dict]) -> None:
         different += files.differs(r, records[0], varied + OF_A_SHAPE)
         if different:
             raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
-        decay, kind = r.get("decay_tokens", 0), (r["schedule"], r.get("average"), r.get("decay_shape"))
+        decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))
         share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
         decays.setdefault(kind, []).append((decay, share, start))
     for some in decays.values():
@@ -193,12 +184,11 @@ def cell_of(record: dict) -> tuple[str, int, int]:
 # -- The comparison --------------------------------------------------------------------------------
 
 
-def loss_among(runs: list[dict], fields: dict) -> float | None:
-    """The loss of the run with these fields; None if it is missing."""
-    name = "average_val_loss" if fields["average"] else "val_loss"
-    own = [item for item in fields.items() if item[0] != "decay_share"]
-    found = [loss_of(r, name) for r in runs if all(r[field] == value for field, value in own)]
-    return found[0] if found else None
+def run_of(fields: dict) -> tuple:
+    """What tells a run from the others of its cell and seed, in a record or in fields_of a line."""
+    knobs = ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
+    names = "schedule", "decay_shape", "min_lr_ratio", "average", *knobs
+    return tuple(fields[name] for name in names)
 
 
 def comparison(records: list[dict]) -> tuple[dict, dict]:
@@ -206,39 +196,37 @@ def comparison(records: list[dict]) -> tuple[dict, dict]:
 
     Only cells that have all their runs. Raises ValueError if there is none.
     """
-    runs: dict = {}  # (cell, seed) -> its runs
+    losses = {}
     for r in records:
-        runs.setdefault((cell_of(r), r["seed"]), []).append(r)
-    tuning = {cell for cell, seed in runs if seed >= TUNING}
+        name = "average_val_loss" if r["average"] else "val_loss"
+        losses[cell_of(r), r["seed"], run_of(r)] = loss_of(r, name)
+    tuning = {cell for cell, seed, _ in losses if seed >= TUNING}
     if not tuning:
         raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
-    shape, T, batch_size = min(tuning, key=lambda cell: cell[1])  # the shortest
-    where = Cell(batch_size, records[0]["seq_len"], T)
-    rates = {r["lr"] for (cell, seed), some in runs.items() for r in some
-             if cell == (shape, T, batch_size) and seed >= TUNING and WSD.items() <= r.items()}
+    first = min(tuning, key=lambda cell: cell[1])  # the shortest
+    where = first[2], records[0]["seq_len"], first[1]
+    rates = {r["lr"] for r in records if cell_of(r) == first and WSD.items() <= r.items()}
 
     def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
         fields = fields_of(LINES[name], lr, cell[2], cell[1], where)
-        return loss_among(runs.get((cell, seed), []), fields)
+        return losses.get((cell, seed, run_of(fields)))
 
     def tuned(name: str, seed: int) -> float:
         cells = [(cell, TUNING + 2 * seed + i) for cell in tuning for i in (0, 1)]
         tried = {lr: [loss(name, lr, *cell) for cell in cells] for lr in sorted(rates)}
-        if any(None in losses for losses in tried.values()):
+        if any(None in some for some in tried.values()):
             raise ValueError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
         return min(tried, key=lambda lr: sum(tried[lr]))
 
-    seeds = sorted({seed for _, seed in runs if seed < TUNING})
+    seeds = sorted({seed for _, seed, _ in losses if seed < TUNING})
     best = {name: {seed: tuned(name, seed) for seed in seeds} for name in LINES}
-    cells = {cell for cell, seed in runs if seed < TUNING}
-    lines = {name: {cell: {seed: loss(name, best[name][seed], cell, seed) for seed in seeds}
-                    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell))}
-             for name in LINES}  # fmt: skip
-    whole = [cell for cell in lines["WSD"]
-             if all(None not in by_cell[cell].values() for by_cell in lines.values())]  # fmt: skip
+    at = lambda name, cell: {seed: loss(name, best[name][seed], cell, seed) for seed in seeds}
+    cells = {cell for cell, seed, _ in losses if seed < TUNING}
+    whole = [cell for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell))
+             if all(None not in at(name, cell).values() for name in LINES)]  # fmt: skip
     if not whole:
         raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
-    return {name: {cell: lines[name][cell] for cell in whole} for name in lines}, best
+    return {name: {cell: at(name, cell) for cell in whole} for name in LINES}, best
 
 
 def searched(records: list[dict]) -> dict:

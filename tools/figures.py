@@ -1,8 +1,7 @@
 """Every figure, drawn from plain arrays. No other file imports matplotlib.
 
-A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. `lines` is
-{label: {x: [y of all seeds]}}. Log axes hold log2 values, and `log_ticks` labels them.
-`found` is a list of minima as fit.minima returns them, `panels` a list of dicts.
+A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. Log axes hold log2
+values, and `log_ticks` labels them. `found` is a list of minima as fit.minima returns them.
 """
 
 import contextlib
@@ -87,28 +86,10 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
         ax.annotate(label, (x, y), **where, color=color, arrowprops=pointer)
 
 
-def draw_lines(ax, lines: dict, looks: list[dict], above: str | None = None) -> None:
-    """Points of all seeds, a line through their means, its label at its end (or above it)."""
-    ends = {}
-    for (label, points), look in zip(lines.items(), looks):
-        x = sorted(points)
-        means = [np.mean(points[at]) for at in x]
-        ax.plot(x, means, **look)
-        for at in x:
-            ax.scatter([at] * len(points[at]), points[at], s=8, color=[look["color"]])
-        if label == above:
-            middle, top = (x[0] + x[-1]) / 2, max(map(max, points.values()))
-            ax.annotate(label, (middle, top), (0, 5), textcoords="offset points",
-                        ha="center", color=look["color"])
-        else:
-            ends[label] = x[-1], means[-1], look["color"]
-    label_ends(ax, ends)
-
-
 # -- Schedules and runs ----------------------------------------------------------------------------
 
 
-def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> None:
+def draw_schedules(path: Path, paper_curves, T: float, batch: int) -> None:
     """Figure 1 of the paper, and below it two schedules at several run lengths and batch sizes."""
     looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
 
@@ -128,10 +109,6 @@ def draw_schedules(path: Path, paper_curves, best_lr, T: float, batch: int) -> N
             draw(bottom, name, T / 4, batch)
         draw(bottom, "power", T, batch // 2, linewidth=0.8, label=batches)
         draw(bottom, "power", T, batch * 2, linewidth=0.8)
-        crossing = (4.6 / 4) ** (1 / -0.51)  # share of T at which 4 n^-0.51 falls to 4.6 T^-0.51
-        text = f"below WSD's best learning\nrate after {crossing:.0%} of the run"
-        x, pointer = crossing * T / 1e9, dict(arrowstyle="-", linewidth=0.8)
-        top.annotate(text, (x, best_lr(T, batch)), (x, 0.0065), ha="center", arrowprops=pointer)
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
@@ -232,11 +209,12 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_law(path: Path, panel: dict, xlabel: str) -> None:
-    """Best learning rate against batch size (or T), as in Figure 3 of the paper, with the law.
+def draw_points(path: Path, panel: dict) -> None:
+    """Points with intervals and lines through them, as in Figure 3 of the paper.
 
-    A panel has title, points {label: [(log2 batch, log2 lr, low, high)]} and, of the law, curves
-    {label: [(log2 batch, log2 lr)]}. If it has chosen points, the others are hollow.
+    A panel has title, xlabel, ylabel, log_y, and points {label: [(log2 x, y, low, high)]}, with y
+    in log2 too if log_y. It may have curves {label: [(log2 x, y)]}, drawn in place of the lines,
+    and chosen points; then the others are hollow.
     """
     every = [p for points in panel["points"].values() for p in points]
     ends, color_of_label = {}, shades(panel["points"])
@@ -247,13 +225,14 @@ def draw_law(path: Path, panel: dict, xlabel: str) -> None:
                 filled = color if (x, y) in panel.get("chosen", [(x, y)]) else "white"
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
                 ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=filled)
-            x, y, *_ = np.array(sorted(panel["curves"].get(label, points))).T
+            x, y, *_ = np.array(sorted(panel.get("curves", panel["points"])[label])).T
             ax.plot(x, y, color=color)
             ends[label] = x[-1], y[-1], color
         label_ends(ax, ends)
-        log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
+        if panel["log_y"]:
+            log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
         log_ticks(ax.xaxis, [p[0] for p in every], size)
-        ax.set(title=panel["title"], xlabel=xlabel, ylabel="best learning rate")
+        ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
 
 
 # -- The comparison --------------------------------------------------------------------------------
@@ -276,24 +255,9 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
                 ax.hlines(y, low, high, color=WHEN[when])
                 ax.plot(mean, y, "o", color=WHEN[when], markersize=4)
             ax.set_yticks(range(len(panel["rows"])), list(panel["rows"]))
-            for label, (*_, when) in zip(ax.get_yticklabels(), panel["rows"].values()):
-                label.set_color(WHEN[when])
             ax.invert_yaxis()
             ax.set(title=panel["title"], ylabel=" ")
         axes[-1].set_xlabel("difference (nats)")
-        needs = [when for *_, when in panels[0]["rows"].values()]
         for when, color in WHEN.items():
-            if when in needs:
-                axes[0].plot([], [], "o", color=color, markersize=4, label=f"needs T {when}")
+            axes[0].plot([], [], "o", color=color, markersize=4, label=f"needs T {when}")
         axes[0].legend(loc="upper right")
-
-
-def draw_above(path: Path, panel: dict, xlabel: str) -> None:
-    """Loss above a baseline against T. A panel has title, lines, and above as in draw_lines."""
-    looks = [dict(linestyle="--" if "early" in line else "-", color=color_of(line),
-                  linewidth=2.4 if "one Power" in line else 1.3) for line in panel["lines"]]
-    with figure(path, 3.4) as (ax,):
-        ax.set_ymargin(0.12)
-        draw_lines(ax, panel["lines"], looks, panel["above"])
-        log_ticks(ax.xaxis, {x for points in panel["lines"].values() for x in points}, size)
-        ax.set(title=panel["title"], ylabel="loss above the planned cosine", xlabel=xlabel)

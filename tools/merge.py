@@ -6,30 +6,26 @@ A decay multiplies the updates between two checkpoints by a factor w. If it did 
 gradients, it would end at an average of the checkpoints (WSM, Tian et al., arXiv 2507.17634).
 """
 
-import math
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 from tools import runs
 from tools.config import fail, program_parser
 
-SHAPES = {  # of schedules.py
-    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),
-    "linear": lambda x: 1 - x,
-    "1-sqrt": lambda x: 1 - math.sqrt(x),
-    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
-}
 
+def shares(tokens: list[int], shape: Callable) -> list[float]:
+    """Shares of checkpoints at these token positions, for a decay from the first to the last.
 
-def shares(tokens: list[int], shape: str) -> list[float]:
-    """Shares of checkpoints at these token positions, for a decay from the first to the last."""
+    shape: one of schedules.DECAY_SHAPES.
+    """
     x = [(n - tokens[0]) / (tokens[-1] - tokens[0]) for n in tokens]
-    w = [SHAPES[shape]((a + b) / 2) for a, b in pairwise(x)]  # at the middle, as in training
+    w = [shape((a + b) / 2) for a, b in pairwise(x)]  # at the middle, as in training
     return [before - after for before, after in pairwise([1.0, *w, 0.0])]  # they sum to 1
 
 
-def merge(run: Path, shape: str, last: float) -> dict:
+def merge(run: Path, shape: Callable, last: float) -> dict:
     """The newest checkpoint before the run's decay, merged over this last share of its tokens."""
     config = runs.read_config(run)
     paths = runs.before_decay(runs.checkpoints(run), config) if config else []
@@ -44,13 +40,16 @@ def merge(run: Path, shape: str, last: float) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from schedules import DECAY_SHAPES
+
     parser = program_parser("merge.py", __doc__)
     parser.add_argument("run", type=Path, help="folder of a run, finished or not")
-    parser.add_argument("--shape", default="exp", choices=SHAPES, help="of the decay (exp)")
+    parser.add_argument("--shape", default="exp", choices=DECAY_SHAPES, help="of the decay (exp)")
     parser.add_argument("--last", type=float, default=0.1, help="share of the tokens (0.1)")
     args = parser.parse_args(argv)
     try:
-        runs.write_checkpoint(args.run / "merged.pt", merge(args.run, args.shape, args.last))
+        merged = merge(args.run, DECAY_SHAPES[args.shape], args.last)
+        runs.write_checkpoint(args.run / "merged.pt", merged)
     except (ValueError, OSError) as error:
         return fail("merge.py", error)
     return 0

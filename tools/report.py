@@ -38,10 +38,6 @@ def mean_x(found: list) -> float:
     return float(np.mean([m.x for m in found if not m.why_not] or [math.nan]))
 
 
-def deviation(values: list) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-
-
 def moved(groups: dict) -> float:
     """The best learning rate of the last group as a multiple of the first group's."""
     first, last = list(groups.values())[0], list(groups.values())[-1]
@@ -113,6 +109,9 @@ def difference(one, two) -> None:
         print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
+BEST = dict(ylabel="best learning rate", log_y=True)
+
+
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
@@ -127,13 +126,13 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
             curves.setdefault(label, []).append((math.log2(m.batch_size), law.fitted[0, i]))
     filled = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
     title = f"T^{b:.2f} beta^{law.q[0]:.2f}{where}"
-    panel = dict(title=title, points=points, curves=curves, chosen=filled)
-    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_law(path, panel, xlabel)
+    panel = dict(title=title, points=points, curves=curves, chosen=filled) | BEST
+    panel["xlabel"] = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
+    figures.draw_points(path, panel)
 
 
-def point(at: float, x: np.ndarray, weight: np.ndarray) -> tuple:
-    """(log2 at, log2 of the best learning rate, its 95% interval) for a figure."""
+def point(at: float, x: np.ndarray, weight=1) -> tuple:
+    """(log2 at, the estimate in x, its 95% interval) for a figure."""
     return math.log2(at), x[0], *interval(np.where(weight > 0, x, np.nan))
 
 
@@ -151,8 +150,8 @@ def draw_change(path: Path, field: str, sets: dict[str, tuple], b: list[float]) 
         here = [i for i, m in enumerate(found) if (m.shape, m.batch_size) == cell]
         points[value] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
     title = f"{field} {' to '.join([*sets][:: len(sets) - 1])}: b {b[0]:.2f} to {b[-1]:.2f}"
-    panel = dict(title=title, points=points, curves={})
-    figures.draw_law(path, panel, f"run length T (tokens), {shape}, batch size {cell[1]:g}")
+    xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
+    figures.draw_points(path, dict(title=title, xlabel=xlabel, points=points) | BEST)
 
 
 def draw_valleys(path: Path, found: list) -> None:
@@ -217,7 +216,7 @@ def table_of_best(name: str, found: list) -> None:
         at = lambda B: [value(m) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
         print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
     x = [value(m) for m in good]
-    print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {deviation(x):.3f}\n")
+    print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
 
 
 def power_panel(name: str, found: list, center: dict) -> dict:
@@ -252,83 +251,62 @@ def comparison(records: list[dict], out: Path) -> None:
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
-    print("\nvalidation loss in nats, mean ± standard deviation over seeds")
     floor = compare.searched(records)
-    if floor.keys() >= lines["WSD"].keys():
+    cells, panels = list(lines["WSD"]), []
+    if floor.keys() >= set(cells):
         lines["WSD, searched in every cell"] = floor
-    cells = list(lines["WSD"])
-    for shape, B in dict.fromkeys((shape, B) for shape, _, B in cells):
-        table_of_losses(lines, [cell for cell in cells if (cell[0], cell[2]) == (shape, B)])
-    panels = []
     for kind in ("dense", "MoE"):
         some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
         if some:
             panels.append(table_of_differences(lines, some, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
-    draw_anytime(out / "anytime.png", lines, best, records)
+    draw_anytime(out / "anytime.png", lines, records)
     print(f"\n{out}: compare.png, anytime.png")
-
-
-def table_of_losses(lines: dict, cells: list) -> None:
-    (shape, _, B), budgets = cells[0], [size(T) for _, T, _ in cells]
-    print(f"\n| {shape}, batch size {B}: T = | {' | '.join(budgets)} |")
-    print("|---" * (1 + len(budgets)) + "|")
-    for name, by_cell in lines.items():
-        seeds = [list(by_cell[cell].values()) for cell in cells]
-        texts = [f"{np.mean(losses):.3f} ± {deviation(losses):.3f}" for losses in seeds]
-        print(f"| {name} | {' | '.join(texts)} |")
-
-
-def mean_loss(by_cell: dict, cells: list) -> float:
-    return np.mean([np.mean(list(by_cell[cell].values())) for cell in cells])
-
-
-def best_planned(lines: dict, cells: list) -> str:
-    """The line with the lowest loss among those that need T from the start."""
-    planned = [n for n, line in compare.LINES.items() if compare.needs_T(line) == "from the start"]
-    return min(planned, key=lambda name: mean_loss(lines[name], cells))
 
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned one, and return them as a panel of compare.png."""
-    other = best_planned(lines, cells)
-    print(f"\n| {kind}, {len(cells)} cells | needs T | minus {other} | worst cell | |")
-    print("|---|---|---|---|---|")
+    loss = {name: np.mean([[*by_cell[cell].values()] for cell in cells])
+            for name, by_cell in lines.items()}  # fmt: skip
+    when = {name: "from the start" for name in lines}
+    when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
+    other = min((name for name in compare.LINES if when[name] == "from the start"), key=loss.get)
+    against = f"minus {other}, {loss[other]:.3f}"
+    print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} | worst cell | |")
+    print("|---" * 6 + "|")
     rows = {}
-    for name in sorted(lines, key=lambda name: mean_loss(lines[name], cells)):
-        draws = compare.differences(lines[name], lines[other], cells)
-        gap = lambda cell: compare.differences(lines[name], lines[other], [cell])[0]
-        line = compare.LINES.get(name)
-        when = compare.needs_T(line) if line else "from the start"
+    for name in sorted(loss, key=loss.get):
+        gap = lambda some: compare.differences(lines[name], lines[other], some)
+        draws, worst = gap(cells), max(gap([cell])[0] for cell in cells)
+        row = f"| {name} | {when[name]} | {loss[name]:.3f} | {show(draws)} | {worst:+.3f} |"
         if name != other:
-            worst = max(map(gap, cells))
-            print(f"| {name} | {when} | {show(draws)} | {worst:+.3f} | {verdict(draws)} |")
-        rows[name] = (draws[0], *interval(draws), when)
+            print(f"{row} {verdict(draws)} |")
+        rows[name] = (draws[0], *interval(draws), when[name])
     return dict(title=f"{kind}: loss minus {other}", rows=rows)
 
 
-def draw_anytime(path: Path, lines: dict, best: dict, records: list[dict]) -> None:
+def draw_anytime(path: Path, lines: dict, records: list[dict]) -> None:
     """If you stop here, how good are one Power run, and the longest cosine, cut short?"""
     planned, run = "cosine ∝ √batch", "Power (fitted)"
     shapes = [shape for shape, *_ in lines[run]]
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
     batch_size = min(B for *_, B in lines[run])
     cells = [cell for cell in lines[run] if (cell[0], cell[2]) == (shape, batch_size)]
-    longest = [r for r in records if r["schedule"] == "cosine" and r["min_lr_ratio"] > 0]
-    longest = {r["seed"]: r for r in longest if compare.cell_of(r) == cells[-1]
-               and math.isclose(r["lr"], best[planned][r["seed"]], rel_tol=0.01)}  # fmt: skip
+    longest = {r["seed"]: r for r in records if compare.cell_of(r) == cells[-1]
+               and r["schedule"] == "cosine" and r["min_lr_ratio"] > 0}  # fmt: skip
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
     if not all(look in r for r in longest.values() for look in name.values()):
         return  # some are still in training
     cut = {cell: {seed: loss_of(r, name[cell[1]]) for seed, r in longest.items()} for cell in cells}
-    above = lambda by_cell: {
-        math.log2(cell[1]): [by_cell[cell][s] - lines[planned][cell][s] for s in longest]
-        for cell in cells
-    }
-    verb = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
-    draws = compare.differences(lines[run], lines[planned], cells)
-    panel = dict(title=f"One Power run {verb[verdict(draws)]} {len(cells)} planned cosines")
-    panel["lines"] = {"one Power run": above(lines[run]), "planned cosines": above(lines[planned]),
-                      "the longest cosine, stopped early": above(cut)}  # fmt: skip
-    panel["above"] = "the longest cosine, stopped early"
-    figures.draw_above(path, panel, f"tokens when the run stops ({shape}, batch size {batch_size})")
+    named = {"one Power run": lines[run], "planned cosines": lines[planned]}
+    named["one cosine, cut short"] = cut
+    above = lambda line, some: compare.differences(line, lines[planned], some)
+    verbs = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
+    verb = verbs[verdict(above(lines[run], cells))]
+    figures.draw_points(path, dict(
+        title=f"One Power run {verb} {len(cells)} planned cosines",
+        xlabel=f"tokens when the run stops ({shape}, batch size {batch_size})",
+        ylabel="loss above the planned cosine (nats)", log_y=False,
+        points={label: [point(cell[1], above(line, [cell])) for cell in cells]
+                for label, line in named.items()},
+    ))  # fmt: skip

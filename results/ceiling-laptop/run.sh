@@ -15,7 +15,7 @@ from tools import compare
 _, best = compare.comparison(compare.read_records([Path(sys.argv[1])]))
 for seed in (0, 1, 2):
     for batch_size in (2, 8):
-        lr, where = best["Power (fitted)"][seed], compare.Cell(2, 128, 80_000)
+        lr, where = best["Power (fitted)"][seed], (2, 128, 80_000)
         fields = compare.fields_of(compare.LINES["Power (fitted)"], lr, batch_size, 80_000, where)
         print(seed, batch_size, fields["power_a"])
 P
