@@ -251,10 +251,8 @@ def comparison(records: list[dict], out: Path) -> None:
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
-    floor = compare.searched(records)
     cells, panels = list(lines["WSD"]), []
-    if floor.keys() >= set(cells):
-        lines["WSD, searched in every cell"] = floor
+    lines["WSD, searched in every cell"] = compare.searched(records)
     for kind in ("dense", "MoE"):
         some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
         if some:
@@ -267,7 +265,7 @@ def comparison(records: list[dict], out: Path) -> None:
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned one, and return them as a panel of compare.png."""
     loss = {name: np.mean([[*by_cell[cell].values()] for cell in cells])
-            for name, by_cell in lines.items()}  # fmt: skip
+            for name, by_cell in lines.items() if by_cell.keys() >= set(cells)}  # fmt: skip
     when = {name: "from the start" for name in lines}
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
     other = min((name for name in compare.LINES if when[name] == "from the start"), key=loss.get)
