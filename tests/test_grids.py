@@ -141,7 +141,8 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     lines, best = compare.comparison(records)
     cells = {compare.cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
-    tune, rates = (batch_size, *lengths, records[0]["seq_len"]), list(map(sweep.rate, grid["trials"]))
+    tune = batch_size, *lengths, records[0]["seq_len"]
+    rates = list(map(sweep.rate, grid["trials"]))
     for name, line in compare.LINES.items():
         assert lines[name].keys() == cells
         for cell in cells:

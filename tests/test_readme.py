@@ -23,9 +23,7 @@ ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
-COMPARE, COMPARE_SHORT = ("compare-laptop", *LONG), ("compare-short", *SHORT)
-PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
-COSINE, W80K = "cosine, learning rate ∝ √batch", "warmup_tokens=80000"
+W80K = "warmup_tokens=80000"
 LARGE = "batch_size=16,32,64,128"
 
 
@@ -123,46 +121,14 @@ def best_b(keep=lambda m: True) -> np.ndarray:
 
 
 @cache
-def lines(folders: tuple = COMPARE) -> dict:
+def lines() -> dict:
     """{line: {(shape, T, batch size): {seed: loss}}}"""
-    return compare.comparison(records(*folders))[0]
-
-
-def gaps(line: str, other: str = "baseline", moe: bool = False, folders=COMPARE) -> dict:
-    """(shape, T, batch size) -> {seed: loss of one line minus the loss of the other}."""
-    first, second = lines(folders)[line], lines(folders)[other]
-    minus = lambda cell: {seed: first[cell][seed] - second[cell][seed] for seed in first[cell]}
-    return {cell: minus(cell) for cell in first if ("experts" in cell[0]) == moe}
-
-
-def cost(line: str, moe: bool = False, folders=COMPARE) -> np.ndarray:
-    """Loss minus the baseline's, [cells, seeds 1 and 2]. Seed 0 chose the baseline."""
-    by_cell = gaps(line, moe=moe, folders=folders)
-    return np.array([[gap[1], gap[2]] for gap in by_cell.values()])
-
-
-def cost_row(line: str, moe: bool = False, warmups=(COMPARE, COMPARE_SHORT)) -> list[float]:
-    by_cell = [cost(line, moe, folders).mean(axis=1) for folders in warmups]
-    return [x for some in by_cell for x in (some.mean(), some.max())]
+    return compare.comparison(records("compare-laptop"))[0]
 
 
 def difference(one: str, other: str, moe: bool = False) -> np.ndarray:
-    """Mean difference and its bootstrap draws. Cells of one series share a trunk: draw series."""
-    series: dict = {}
-    for (shape, _, batch_size), by_seed in gaps(one, other, moe).items():
-        for seed, gap in by_seed.items():
-            series.setdefault((shape, batch_size, seed), []).append(gap)
-    means = np.array([np.mean(some) for some in series.values()])
-    draws = np.random.default_rng(0).integers(len(means), size=(10_000, len(means)))
-    return np.concatenate([[means.mean()], means[draws].mean(axis=1)])
-
-
-def stopped_cosine(T: int) -> float:
-    """The longest cosine, evaluated at T before its end, above the baseline."""
-    name, shape = f"val_loss_at_{T}", dict(n_embd=128, n_expert=0, batch_size=2)
-    runs = [r for r in records(*COMPARE) if name in r and shape.items() <= r.items()]
-    baseline = lines()["baseline"]["width 128", T, 2]
-    return np.mean([r[name] - baseline[r["seed"]] for r in runs if r["seed"] in (1, 2)])
+    cells = [cell for cell in lines()[one] if ("experts" in cell[0]) == moe]
+    return compare.differences(lines()[one], lines()[other], cells)
 
 
 def stages(source: str) -> list[float]:

@@ -87,7 +87,7 @@ GRIDS = {
     },
     "compare": {
         "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 4),
-                      tune=(*widths(32), 2, [20_000, 80_000]), trials=range(8, 17)),
+                      tune=(*widths(32), 2, [20_000, 40_000]), trials=range(8, 17)),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(gpu(400_000), wide(256, 512) + wide(256, preset="laptop-moe", n_ffn=320),

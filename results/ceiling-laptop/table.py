@@ -29,7 +29,7 @@ def minus(one: dict, other: dict) -> str:
     return f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]" if any(gaps) else ""
 
 
-def main(folder: Path = HERE) -> None:
+def table(folder: Path = HERE) -> str:
     decayed: dict = {}  # (warmup, lr_max) -> {(batch size, T, seed): loss}
     averaged, held = {}, {}
     for r in read_records(folder):
@@ -45,18 +45,20 @@ def main(folder: Path = HERE) -> None:
         merged.setdefault(found["shape"], {})[cell] = found["val_loss"]
 
     ceilings = sorted({lr_max for _, lr_max in decayed})
-    print("| warmup | " + " | ".join(f"`lr_max` {x:g}" for x in ceilings) + " |")
-    print("|---" * (1 + len(ceilings)) + "|")
+    lines = ["| warmup | " + " | ".join(f"`lr_max` {x:g}" for x in ceilings) + " |"]
+    lines.append("|---" * (1 + len(ceilings)) + "|")
     usual = decayed[32_000, 0.02]
     for warmup in sorted({warmup for warmup, _ in decayed}):
         gaps = [minus(decayed[warmup, x], usual) or "0" for x in ceilings]
-        print(f"| {warmup:,} | {' | '.join(gaps)} |")
-    print("\n| the last tenth | loss | minus the decay |\n|---|---|---|")
-    rows = {"decay": usual, "running average": averaged, "as it is": held}
+        lines.append(f"| {warmup:,} | {' | '.join(gaps)} |")
+    lines += ["", "| in the last tenth | loss | minus the decay |", "|---|---|---|"]
+    rows = {"decay": usual, "running average": averaged, "neither": held}
     rows |= {f"merged as {shape}": losses for shape, losses in merged.items()}
     for name, losses in rows.items():
-        print(f"| {name} | {statistics.mean(losses.values()):.3f} | {minus(losses, usual)} |")
+        loss = statistics.mean(losses.values())
+        lines.append(f"| {name} | {loss:.3f} | {minus(losses, usual)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    print(table(*map(Path, sys.argv[1:])))
