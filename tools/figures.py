@@ -90,30 +90,27 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
 
 
 def draw_schedules(path: Path, paper_curves, T: float, batch: int) -> None:
-    """Figure 1 of the paper, and below it two schedules at several run lengths and batch sizes."""
+    """Figure 1 of the paper, and below it two schedules at three run lengths."""
     looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
 
-    def draw(ax, name: str, total: float, batch: int, **more) -> None:
+    def draw(ax, name: str, total: float, label: str | None = None) -> None:
         schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
-        look = looks[name] | dict(color=COLORS[name]) | more
+        look = dict(color=COLORS[name], label=label) | looks[name]
         ax.plot(n / 1e9, [schedule(x) for x in n], **look)
 
     lengths = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
-    batches = f"Power: batch size {batch // 2} and {batch * 2}"
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
         for name, label in (("power", "Power"), ("wsd", "WSD"), ("cosine", "cosine")):
-            draw(top, name, T, batch, label=label)
+            draw(top, name, T, label)
         for name, label in (("power", f"Power: {lengths}"), ("cosine", f"cosine: {lengths}")):
-            draw(bottom, name, T, batch, label=label)
-            draw(bottom, name, T / 2, batch)
-            draw(bottom, name, T / 4, batch)
-        draw(bottom, "power", T, batch // 2, linewidth=0.8, label=batches)
-        draw(bottom, "power", T, batch * 2, linewidth=0.8)
+            draw(bottom, name, T, label)
+            draw(bottom, name, T / 2)
+            draw(bottom, name, T / 4)
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
         for ax in (top, bottom):
-            ax.set(ylabel="learning rate", xlim=(0, T / 1e9 * 1.02), ylim=(0, 0.0212))
+            ax.set(ylabel="learning rate", xlim=(0, T / 1e9 * 1.02), ylim=(0, None))
             ax.legend(loc="upper right")
 
 
@@ -170,7 +167,7 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
             groups, color_of_group = panel["groups"], shades(panel["groups"])
             heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
-            ylabel = "loss above the best (nats)"
+            ylabel = "loss above the lowest (nats)"
             ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=ylabel)
             x |= {at for some in groups.values() for m in some for at, _ in m.points}
             if panel["log"]:

@@ -125,7 +125,7 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
             points.setdefault(label, []).append(point(m.batch_size, *draws))
             curves.setdefault(label, []).append((math.log2(m.batch_size), law.fitted[0, i]))
     filled = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
-    title = f"T^{b:.2f} beta^{law.q[0]:.2f}{where}"
+    title = f"Best learning rate: T^{b:.2f} beta^{law.q[0]:.2f}{where}"
     panel = dict(title=title, points=points, curves=curves, chosen=filled) | BEST
     panel["xlabel"] = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_points(path, panel)
@@ -148,8 +148,9 @@ def draw_change(path: Path, field: str, sets: dict[str, tuple], b: list[float]) 
     points = {}
     for value, (found, x, weight) in sets.items():
         here = [i for i, m in enumerate(found) if (m.shape, m.batch_size) == cell]
-        points[value] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
-    title = f"{field} {' to '.join([*sets][:: len(sets) - 1])}: b {b[0]:.2f} to {b[-1]:.2f}"
+        name = f"{field.replace('_', ' ')} {value}"
+        points[name] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
+    title = f"The law's exponent of T goes from {b[0]:.2f} to {b[-1]:.2f}"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, dict(title=title, xlabel=xlabel, points=points) | BEST)
 
@@ -160,7 +161,7 @@ def draw_valleys(path: Path, found: list) -> None:
     T = max(m.T for m in some)
     longest = [m for m in some if m.T == T]
     batch = min(longest, key=lambda m: m.loss).batch_size
-    by_T = group([m for m in some if m.batch_size == batch], lambda m: size(m.T))
+    by_T = group([m for m in some if m.batch_size == batch], lambda m: f"T = {size(m.T)}")
     by_batch = group(longest, lambda m: f"batch size {m.batch_size:g}")
     tokens = T / next(iter(by_T.values()))[0].T
     batches = longest[-1].batch_size / longest[0].batch_size
@@ -187,8 +188,8 @@ def transfer(found: list, out: Path) -> None:
         for width, minima in zip(widths, groups.values()):
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
             print(f"{name:<10}{width:>6}  {best}")
-        title += f": width {widths[0]} to {widths[-1]}, {moved(groups):.2f}× the learning rate"
-        xlabel = "learning rate (triangle: minimum of a seed)"
+        title += f": width {widths[0]} to {widths[-1]}, {moved(groups):.2f}× the best"
+        xlabel = "learning rate (triangle: the minimum)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels, sharex=True)
     print(f"\n{out}: transfer.png")
