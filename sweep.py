@@ -36,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from tools.compare import LINES, TUNING, Line, fields_of
+from tools.compare import LINES, TUNING, Line, fields_of, loss_of
 from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
@@ -235,9 +235,9 @@ def compare_series(grid: dict) -> list[Callable]:
 def run_of(grid: dict, line: Line, lr: float, row: dict, T: int) -> TrainConfig:
     """The run of a line in a row, if it was tuned to learning rate lr."""
     _, batch_size, (first, _) = grid["tune"]
-    seq_len = config(**row, schedule="constant", total_tokens=T).seq_len
+    seq_len = config(**row | dict(schedule="constant", total_tokens=T)).seq_len
     fields = fields_of(line, lr, row["batch_size"], T, (batch_size, seq_len, first))
-    return config(**row | fields, total_tokens=T)
+    return config(**row | fields | dict(total_tokens=T))
 
 
 def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig]]:
@@ -287,8 +287,7 @@ def config_of(record: dict) -> TrainConfig:
 
 
 def losses_of(records: list[dict]) -> dict[frozenset, float]:
-    loss = lambda record: math.inf if record["diverged"] else record["val_loss"]
-    return {identity_of(config_of(record)): loss(record) for record in records}
+    return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
 def jobs(series: list[Callable], known: dict, budgets: list[int]) -> dict[str, tuple]:

@@ -46,7 +46,8 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
     while missing := sweep.missing(series, known):
         for cfg in missing:
             found = {"val_loss": loss(cfg), "diverged": False, "fingerprint": "0", "tokens": 1}
-            found |= {"average_val_loss": found["val_loss"] - 0.01} if cfg.average else {}
+            if cfg.average:  # without it, another learning rate would be the best
+                found |= {"average_val_loss": found["val_loss"] - 0.01, "val_loss": 2 + cfg.lr}
             if cfg.total_tokens == grid["budgets"][-1]:
                 found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
             records.append(vars(cfg) | found)
@@ -138,7 +139,8 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     assert fit.main(["compare"]) == 0
     grid = sweep.GRIDS["compare"][scale]
     seeds = range(grid["rows"][0][2])
-    lines, best = compare.comparison(records)
+    other = next(r for r in records if r["seed"] >= 100 and r["schedule"] == "wsd")
+    lines, best = compare.comparison([*records, other | dict(seed=0, lr=1e-6)])  # of a search
     cells = {compare.cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
     tune = batch_size, *lengths, records[0]["seq_len"]

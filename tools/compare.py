@@ -172,8 +172,13 @@ def check_same_settings(records: list[dict]) -> None:
             raise ValueError("runs with different decay_tokens; fit them separately (--only)")
 
 
-def loss_of(record: dict, name: str = "val_loss") -> float:
-    """A loss of a record, infinite if the run diverged."""
+def loss_of(record: dict, name: str | None = None) -> float:
+    """A loss of a record, infinite if the run diverged.
+
+    By default val_loss, or that of the averaged weights if the average replaces the decay.
+    """
+    replaced = record.get("average") and not record["decay_tokens"]
+    name = name or ("average_val_loss" if replaced else "val_loss")
     return math.inf if record["diverged"] else record[name]
 
 
@@ -196,16 +201,14 @@ def comparison(records: list[dict]) -> tuple[dict, dict]:
 
     Only cells that have all their runs. Raises ValueError if there is none.
     """
-    losses = {}
-    for r in records:
-        name = "average_val_loss" if r["average"] else "val_loss"
-        losses[cell_of(r), r["seed"], run_of(r)] = loss_of(r, name)
+    losses = {(cell_of(r), r["seed"], run_of(r)): loss_of(r) for r in records}
     tuning = {cell for cell, seed, _ in losses if seed >= TUNING}
     if not tuning:
         raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
     first = min(tuning, key=lambda cell: cell[1])  # the shortest
     where = first[2], records[0]["seq_len"], first[1]
-    rates = {r["lr"] for r in records if cell_of(r) == first and WSD.items() <= r.items()}
+    trials = [r for r in records if r["seed"] >= TUNING and cell_of(r) == first]
+    rates = {r["lr"] for r in trials if WSD.items() <= r.items()}
 
     def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
         fields = fields_of(LINES[name], lr, cell[2], cell[1], where)
@@ -256,7 +259,7 @@ def differences(one: dict, other: dict, cells: list) -> np.ndarray:
     A draw takes the seeds again, with replacement, and the columns (shape and batch size), because
     all runs of a seed share its tuning, and all T of a column share trunks.
     """
-    seeds = sorted(one[cells[0]].keys() & other[cells[0]].keys())
+    seeds = sorted(set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells)))
     gap = np.array([[one[cell][seed] - other[cell][seed] for seed in seeds] for cell in cells])
     column_of = [(shape, batch_size) for shape, _, batch_size in cells]
     columns, rng = sorted(set(column_of)), np.random.default_rng(0)

@@ -265,7 +265,7 @@ def comparison(records: list[dict], out: Path) -> None:
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned one, and return them as a panel of compare.png."""
-    loss = {name: np.mean([[*by_cell[cell].values()] for cell in cells])
+    loss = {name: np.mean([np.mean([*by_cell[cell].values()]) for cell in cells])
             for name, by_cell in lines.items() if by_cell.keys() >= set(cells)}  # fmt: skip
     when = {name: "from the start" for name in lines}
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
