@@ -138,9 +138,9 @@ def tokens_of(runs: list[TrainConfig]) -> int:
 
 
 @functools.cache
-def rate(j: int, first: float = 1e-4) -> float:
+def rate(j: int) -> float:
     """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
-    return float(f"{first * 2 ** (j / 2):.4g}")
+    return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
 
 def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
@@ -196,40 +196,20 @@ def guess(grid: dict, cfg: TrainConfig) -> int:
     return 2 * round(math.log2(lr / rate(0)))
 
 
-def wsd_series(grid: dict, row: dict) -> Callable:
+def wsd_runs(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
-
-    @functools.cache
-    def run(j: int, T: int) -> TrainConfig:
-        return config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
-
+    run = lambda j, T: config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
     middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
-
-    def wanted(loss: Callable) -> list[TrainConfig]:
-        found = search(lambda j, T: loss(run(j, T)), middle)
-        return [run(j, T) for j, T in sorted(found)]
-
-    return wanted
+    return [run(j, T) for j, T in sorted(search(lambda j, T: loss(run(j, T)), middle))]
 
 
-def power_series(grid: dict, row: dict) -> Callable:
+def power_runs(grid: dict, row: dict, _loss: Callable) -> list[TrainConfig]:
     """Power with several a at the central b, and with several b at the central a."""
     run = lambda T, **scanned: config(**row | dict(schedule="power", total_tokens=T) | scanned)
     center = run(grid["budgets"][-1])
     scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
     scan += [{"power_b": round(center.power_b + step, 4)} for step in grid["b"]]
-    runs = [run(T, **scanned) for scanned in scan for T in grid["budgets"]]
-    return lambda loss: runs
-
-
-def compare_series(grid: dict) -> list[Callable]:
-    """For every seed the trials that tune all lines; for every row the lines, when tuned."""
-    series = []
-    for seed in sorted({row["seed"] for row in rows_of(grid)}):
-        trials = [trials_of(grid, line, seed) for line in LINES.values()]
-        runs = [cfg for tried in trials for some in tried.values() for cfg in some]
-        series.append(lambda loss, runs=runs: runs)
-    return series + [functools.partial(lines, grid, row) for row in rows_of(grid)]
+    return [run(T, **scanned) for scanned in scan for T in grid["budgets"]]
 
 
 def run_of(grid: dict, line: Line, lr: float, row: dict, T: int) -> TrainConfig:
@@ -248,8 +228,14 @@ def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig
             for lr in map(rate, grid["trials"])}  # fmt: skip
 
 
-def lines(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
-    """The runs of all lines in a row, each at the learning rate with the lowest mean loss."""
+def all_trials(grid: dict, seed: int, _loss: Callable) -> list[TrainConfig]:
+    """The runs that tune all lines for a seed."""
+    tried = [trials_of(grid, line, seed) for line in LINES.values()]
+    return [cfg for runs in tried for some in runs.values() for cfg in some]
+
+
+def compare_runs(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
+    """All lines, each at the learning rate with the lowest mean loss of its trials."""
     runs = []
     for line in LINES.values():
         tried = trials_of(grid, line, row["seed"])
@@ -258,6 +244,16 @@ def lines(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
             best = min(losses, key=lambda lr: sum(losses[lr]))
             runs += [run_of(grid, line, best, row, T) for T in grid["budgets"]]
     return runs
+
+
+def series_of(experiment: str, grid: dict) -> list[Callable]:
+    """The rules of all series. Each maps loss to the runs that it wants by now."""
+    rule = {"power": power_runs, "compare": compare_runs}.get(experiment, wsd_runs)
+    series = [functools.partial(rule, grid, row) for row in rows_of(grid)]
+    if experiment == "compare":  # the rows wait for the trials of their seed
+        seeds = sorted({row["seed"] for row in rows_of(grid)})
+        series = [functools.partial(all_trials, grid, seed) for seed in seeds] + series
+    return series
 
 
 # -- Training what is missing ----------------------------------------------------------------------
@@ -335,13 +331,6 @@ def prepare_worker(device: str, cfg: TrainConfig, trunks: Path) -> Callable:
 
 
 # -- The command line ------------------------------------------------------------------------------
-
-
-def series_of(experiment: str, grid: dict) -> list[Callable]:
-    if experiment == "compare":
-        return compare_series(grid)
-    make = power_series if experiment == "power" else wsd_series
-    return [make(grid, row) for row in rows_of(grid)]
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:

@@ -15,7 +15,7 @@ from tools.records import read_metrics
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
-          "other": "#7a3b8f", "baseline": "black"}  # fmt: skip
+          "other": "#7a3b8f"}  # fmt: skip
 short = "{:.2g}".format
 
 # -- Parts of a figure -----------------------------------------------------------------------------
@@ -48,11 +48,6 @@ def shades(values: dict) -> dict:
 
     colors = LinearSegmentedColormap.from_list("", ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"])
     return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
-
-
-def color_of(name: str) -> str:
-    """The color of the schedule that a name contains."""
-    return next((COLORS[part] for part in COLORS if part in name.lower()), COLORS["other"])
 
 
 def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> None:
@@ -123,7 +118,7 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
-    color = color_of(record["schedule"])
+    color = COLORS.get(record["schedule"], COLORS["other"])
     layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
     with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
         losses, rates = axes[:2]

@@ -36,7 +36,7 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
 
 # The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
 # warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
-# of a few steps that hurts it for long. Other sweeps take 5% (quick) or 2.5% (laptop, gpu).
+# of a few steps that hurts it for long. Searches for the learning rate of WSD take 2.5%.
 
 
 def laptop(warmup_tokens: int) -> dict:

@@ -1,6 +1,6 @@
 """Tables and figures of fit.py, with titles that state what was found.
 
-`found` is a list of minima as fit.minima returns them (shape, T, batch_size, seed, loss, x, ...).
+`found` is a list of minima as fit.minima returns them (shape, T, batch_size, loss, x, ...).
 """
 
 import math
@@ -259,8 +259,8 @@ def comparison(records: list[dict], out: Path) -> None:
         if some:
             panels.append(table_of_differences(lines, some, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
-    draw_anytime(out / "anytime.png", lines, records)
-    print(f"\n{out}: compare.png, anytime.png")
+    drawn = draw_anytime(out / "anytime.png", lines, records)
+    print(f"\n{out}: compare.png" + ", anytime.png" * drawn)
 
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
@@ -284,8 +284,11 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     return dict(title=f"{kind}: loss minus {other}", rows=rows)
 
 
-def draw_anytime(path: Path, lines: dict, records: list[dict]) -> None:
-    """If you stop here, how good are one Power run, and the longest cosine, cut short?"""
+def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
+    """If you stop here, how good are one Power run, and the longest cosine, cut short?
+
+    Draws nothing and returns False while some of these runs are still in training.
+    """
     planned, run = "cosine ∝ √batch", "Power (fitted)"
     shapes = [shape for shape, *_ in lines[run]]
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
@@ -295,7 +298,7 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> None:
                and r["schedule"] == "cosine" and r["min_lr_ratio"] > 0}  # fmt: skip
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
     if not all(look in r for r in longest.values() for look in name.values()):
-        return  # some are still in training
+        return False
     cut = {cell: {seed: loss_of(r, name[cell[1]]) for seed, r in longest.items()} for cell in cells}
     named = {"one Power run": lines[run], "planned cosines": lines[planned]}
     named["one cosine, cut short"] = cut
@@ -309,3 +312,4 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> None:
         points={label: [point(cell[1], above(line, [cell])) for cell in cells]
                 for label, line in named.items()},
     ))  # fmt: skip
+    return True
