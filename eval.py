@@ -149,12 +149,10 @@ def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=
 # -- What does a model write? ---------------------------------------------------------------------
 
 
-def decoder(model: GPT, tokenizer):
+def decoder(tokenizer):
     """Return a function from ids to text. Special tokens and unused rows have no text."""
-    text = [b""] * model.cfg.vocab_size
-    for i in np.flatnonzero(data.bytes_per_token(tokenizer)):
-        text[i] = tokenizer.decode_single_token_bytes(i)
-    return lambda ids: b"".join(text[i] for i in ids).decode(errors="replace")
+    has_text = set(np.flatnonzero(data.bytes_per_token(tokenizer)).tolist())
+    return lambda ids: tokenizer.decode([i for i in ids if i in has_text])
 
 
 def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50) -> str:
@@ -164,7 +162,7 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
     new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
-    return prompt + decoder(model, tokenizer)(new)
+    return prompt + decoder(tokenizer)(new)
 
 
 @torch.no_grad()
@@ -192,7 +190,7 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
 
 def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_tokens=8192) -> list:
     """Answer the prompts, up to a stop of the task. Overlong prompts keep their end."""
-    decode, most = decoder(model, tokenizer), task.max_new_tokens
+    decode, most = decoder(tokenizer), task.max_new_tokens
 
     def finished(new: list[int]) -> bool:
         text = decode(new)

@@ -47,7 +47,6 @@ class GPTConfig:
     m_res: float = option(1.0, "multiplies every residual branch", above=0)
     init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
     router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
-    depth_init: bool = option(False, "divide initial output matrices by sqrt(2 n_layer)")
     attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
     logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)
 
@@ -180,8 +179,7 @@ class GPT(nn.Module):
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
         self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
         self.recompute = False  # True keeps only the inputs of blocks for the backward pass
-        if not self.embed.weight.is_meta:
-            mup.init_weights(self, mup.rules(cfg))
+        mup.init_weights(self, mup.rules(cfg))
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
         """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every block."""
@@ -253,19 +251,6 @@ def empty_model(cfg: GPTConfig) -> GPT:
     """Shapes only, on the meta device, which takes no memory and no random numbers."""
     with torch.device("meta"):
         return GPT(cfg)
-
-
-def new_model(cfg: GPTConfig, device: str = "cpu") -> GPT:
-    """The same bits as GPT(cfg).to(device), with one tensor at a time in the host's memory."""
-    model = empty_model(cfg).to_empty(device=device)
-    model.rope = rope_table(cfg).to(device)
-    # Draw the numbers that GPT(cfg) draws first and overwrites, so that the next are the same
-    torch.empty(model.embed.weight.shape).normal_()
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            torch.empty(module.weight.shape).uniform_()
-    mup.init_weights(model, mup.rules(cfg))
-    return model
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:

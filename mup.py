@@ -44,13 +44,11 @@ def rules(cfg) -> dict[str, Rule]:
     """
     m, std = cfg.m_width, cfg.init_std
     hidden_std = std / math.sqrt(m)
-    # An option from IBM's code, not in Table 1, makes branches smaller in deeper models.
-    output_std = hidden_std / math.sqrt(2 * cfg.n_layer) if cfg.depth_init else hidden_std
     table = {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
-        "output":    Rule(output_std, 1.0 / m,  1.0),
+        "output":    Rule(hidden_std, 1.0 / m,  1.0),  # some models shrink it with depth
         "router":    Rule(std / m,    1.0 / m,  1.0),  # of router_rule "readout"
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
@@ -84,10 +82,11 @@ def role(name: str) -> str:
 
 @torch.no_grad()
 def init_weights(model: nn.Module, table: dict[str, Rule]) -> None:
-    """Draw every parameter by its rule, on the CPU, so that every device gets the same weights."""
+    """Draw every parameter by its rule, except for gains, which are 1 already."""
     for name, p in model.named_parameters():
         std = table[role(name)].init_std
-        p.copy_(torch.ones(p.shape) if std is None else torch.empty(p.shape).normal_(0.0, std))
+        if std is not None:
+            p.normal_(0.0, std)
 
 
 def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) -> list[dict]:

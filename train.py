@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import mup
 from eval import check_corpus, check_tokenizer, sample, validation_loss
-from model import GPT, PRESETS, GPTConfig, is_granite, load_model, new_model
+from model import GPT, PRESETS, GPTConfig, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, option
@@ -181,9 +181,9 @@ class State:
 
 
 def build(cfg: TrainConfig) -> State:
-    """The model with its initial weights, the same on every device, and its optimizer."""
+    """The model with its initial weights, and its optimizer."""
     torch.manual_seed(cfg.seed)
-    model = new_model(cfg, cfg.device)
+    model = GPT(cfg).to(cfg.device)  # drawn on the CPU, so every device gets the same weights
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
     adam = dict(betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
     optimizer = torch.optim.AdamW(groups, **adam)

@@ -98,9 +98,9 @@ def attempt(work, **about):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
-def fast_model(cfg, device):
-    """In place of new_model, which draws on the CPU to be exact."""
-    with torch.device(device):
+def fast_model(cfg):
+    """In place of a model with weights drawn on the CPU."""
+    with torch.device(cfg.device):
         return model.GPT(cfg)
 
 def configure(**fields):
@@ -272,7 +272,7 @@ def one_of_two(backend):
     devices.leave(0)
 
 if __name__ == "__main__":
-    train.new_model = fast_model if STEP in (*TRIES, "profile") else train.new_model
+    train.GPT = fast_model if STEP in (*TRIES, "profile") else train.GPT
     if STEP in TRIES:
         speed(STEP)
     elif STEP in ("nccl", "gloo"):

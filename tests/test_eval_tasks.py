@@ -181,7 +181,7 @@ def test_a_score_depends_only_on_its_request(experts):
 def test_answers_are_those_of_the_slow_loop(batch_tokens, exported, model):
     """Prompts of different lengths in one batch, and answers that end at different times."""
     tokenizer, task = data.tokenizer_of(exported), TASKS["gsm8k"]._replace(stops=("5", "\n"))
-    decode, room, max_len = evaluation.decoder(model, tokenizer), harness.SHORT, 60
+    decode, room, max_len = evaluation.decoder(tokenizer), harness.SHORT, 60
     rng, expected, steps = random.Random(0), [], set()
     prompts = ["", "so long that its start is forgotten " * 9, *(harness.text(rng) for _ in "123")]
     prompts += ["Question: a", "Problem: b\nAnswer: so"]

@@ -86,7 +86,7 @@ def test_every_shape_is_one_static_program_per_part(device, parts, mixed, corpus
     torch.compiler.reset()
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", count)
     torch._dynamo.config.recompile_limit = 8  # its default
-    monkeypatch.setattr(train, "new_model", lambda cfg, device: GPT(cfg))  # on the CPU
+    monkeypatch.setattr(GPT, "to", lambda self, *_: self)  # stay on the CPU
     tiny = SMALL | dict(n_embd=32, seq_len=16, device=device, compile=True, dtype="float32")
     for i in range(1, 11):
         cfg = train.make_config(**tiny | dict(batch_size=i, n_kv_head=2 + i % 2 * 2))

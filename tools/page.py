@@ -7,7 +7,6 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -15,32 +14,27 @@ FOLDER = ROOT / "results/wsd-laptop"
 
 
 def measured(folder: Path) -> tuple[list[dict], list, dict]:
-    """Records, usable minima and law of a sweep. Only this function knows fit.py."""
+    """Records, minima and law of a sweep. Only this function knows fit.py."""
     import fit
 
     records = fit.read_records([folder])
     law = json.loads((folder / "law.json").read_text(encoding="utf-8"))
-    return records, fit.usable(fit.minima(records)), law
+    return records, fit.minima(records), law
 
 
-def valleys(records: list[dict]) -> Iterator[dict]:
-    """The cells, with losses [seeds, lr] at the learning rates where no seed lacks one."""
-    cells: dict = {}
-    for r in records:
-        seeds = cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), {})
-        rates = seeds.setdefault(r["seed"], {})
-        if not r["diverged"]:
-            rates[r["lr"]] = round(r["val_loss"], 7)
-    for (shape, T, batch), seeds in sorted(cells.items(), key=lambda c: (len(c[0][0]), c[0])):
-        common = sorted(set.intersection(*map(set, seeds.values())))
-        losses = [[seeds[seed][lr] for lr in common] for seed in sorted(seeds)]
-        yield dict(shape=shape, T=T, batch=batch, lr=common, losses=losses)
+def valley(m) -> dict:
+    """A cell, with losses [seeds, lr] at the learning rates where no seed lacks one."""
+    common = [x for x, loss in m.points if math.isfinite(loss)]
+    losses = [[round(m.seeds[seed][x], 7) for x in common] for seed in sorted(m.seeds)]
+    rates = [float(f"{2**x:.4g}") for x in common]  # a sweep rounds its learning rates like this
+    return dict(shape=m.shape, T=m.T, batch=m.batch_size, lr=rates, losses=losses)
 
 
 def content(folder: Path) -> dict:
     """The data of the page, rounded, so that every machine writes the same bytes."""
-    records, minima, law = measured(folder)
-    cells = [cell for cell in valleys(records) if len(cell["lr"]) > 1]
+    records, found, law = measured(folder)
+    cells = [cell for cell in map(valley, found) if len(cell["lr"]) > 1]
+    points = [m for m in found if not m.why_not]
     bent, lengths = law.get("bent"), {cell["T"] for cell in cells}
     middle = round(math.prod(lengths) ** (1 / len(lengths)))
     if bent:
@@ -48,7 +42,7 @@ def content(folder: Path) -> dict:
         bent = dict(b=bent["b0"], beta_c=bent["c"] * middle ** bent["kappa"]) | same
     return {
         "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
-        "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in minima],
+        "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in points],
         "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
         "bent": bent, "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
         "seeds": max(len(cell["losses"]) for cell in cells),
