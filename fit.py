@@ -20,6 +20,7 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
 
+import functools
 import json
 import math
 import sys
@@ -31,7 +32,7 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
-from tools.compare import complete, loss_of, read_records, shape_of
+from tools.compare import complete, loss_of, only, read_records, shape_of
 from tools.config import fail, program_parser
 from tools.records import read_table
 from tools.report import interval, reasons
@@ -473,7 +474,7 @@ def report_records(records: list[dict], out: Path) -> None:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
         raise ValueError(f"runs with different schedules {sorted(schedules)}; fit them separately")
-    elif any(r["standard"] for r in records):
+    elif any(r.get("standard") for r in records):
         report.transfer(parabolas(records), out)
     else:
         report_wsd(records, out)
@@ -484,19 +485,20 @@ def run(args) -> None:
     if args.predict:
         return report_prediction(args)
     if args.table:
-        records = read_table(args.table, args.columns, args.seq_len)
-        return report_wsd([complete(row) for row in records], args.out or args.table.parent)
-    if not args.folders:
+        rows = [complete(row) for row in read_table(args.table, args.columns, args.seq_len)]
+        read = lambda choices: functools.reduce(only, choices, rows)
+    elif args.folders:
+        read = lambda choices: read_records(args.folders, choices)
+    else:
         raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
-    out = args.out or args.folders[0]
+    out = args.out or (args.table.parent if args.table else args.folders[0])
     if not args.against:
-        return report_records(read_records(args.folders, args.only), out)
+        return report_records(read(args.only), out)
     field, _, values = args.against.partition("=")
     choices = {value: [*args.only, f"{field}={value}"] for value in values.split(",")}
     if len(choices) < 2:
         raise ValueError(f"--against {args.against}: needs two values, as in seed=0,1")
-    sets = {value: read_records(args.folders, choice) for value, choice in choices.items()}
-    report_change(field, sets, out)
+    report_change(field, {value: read(choice) for value, choice in choices.items()}, out)
 
 
 def main(argv: list[str] | None = None) -> int:

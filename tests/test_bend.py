@@ -145,7 +145,11 @@ def write_table(rows: list[dict], path: Path) -> list[str]:
 def test_a_table_gives_the_law_of_its_rows(tmp_path, capsys):
     argv = write_table(bent_rows(0), tmp_path / "runs.csv")
     assert fit.main(argv) == 0 and "left out: none" in capsys.readouterr().out
-    assert json.loads(Path("law.json").read_text()) == json.loads(json.dumps(fit.law(bent_rows(0))))
+    law = lambda rows: json.loads(json.dumps(fit.law(rows)))
+    assert json.loads(Path("law.json").read_text()) == law(bent_rows(0))
+    assert fit.main([*argv, "--only", "batch_size=2,4,8"]) == 0
+    some = [r for r in bent_rows(0) if r["batch_size"] in (2, 4, 8)]
+    assert json.loads(Path("law.json").read_text()) == law(some)
 
 
 def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
