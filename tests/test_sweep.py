@@ -334,6 +334,7 @@ WRONG = [
     ("wsd --scale paper --widths 64", "--widths"),
     ("wsd --sweep branch=x", "branch"), ("wsd --batches 2 --batch_ramp 4@0", "starts with 4"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
+    ("compare --schedule power", "--schedule"), ("compare --total_tokens 1e6", "--total_tokens"),
 ]  # fmt: skip
 
 
