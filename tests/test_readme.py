@@ -179,15 +179,7 @@ NUMBERS = {
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
     "doublings": lambda: math.log2(1e13 / 1e6) * (0.51 - 0.32),
     "crossing": lambda: 100 * (4 / 4.6) ** (1 / 0.51),  # 4 n^b = 4.6 T^b
-    "anytime.cut": lambda: max(map(stopped_cosine, (80_000, 160_000, 320_000, 640_000))),
-    "seeds": lambda: list(cost(PAPER).mean(axis=0)),
-    "power.wsd": lambda: difference(PAPER, "WSD"),
-    "power.cosine": lambda: difference(PAPER, COSINE),
-    "fitted.cosine": lambda: difference(FITTED, COSINE),
-    "average.cosine": lambda: difference(AVERAGED, COSINE),
-    "moe.power.wsd": lambda: difference(PAPER, "WSD", moe=True),
-    "moe": lambda: [cost(line, moe=True).mean() for line in (FITTED, "WSD", "cosine", PAPER)],
-    "short": lambda: [cost(line, folders=COMPARE_SHORT).mean() for line in (PAPER, "WSD")],
+    "power.linear": lambda: difference("Power (fitted)", "linear to 0 ∝ √batch"),
     "power.b": lambda: [best_b().mean(), best_b().std(ddof=1)],
     "power.b.8": lambda: [best_b(lambda m: (m.T, m.batch_size) == (T, 8)).mean()
                           for T in (80_000, 1_280_000)],
@@ -198,9 +190,7 @@ b_and_q = lambda fits: [fits.straight.b, fits.straight.q]
 TABLES = {  # name -> (first column -> the numbers of that row)
     "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
     "law": law_row, "questions": question_row, "two-stage": stages,
-    "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "compare.dense": cost_row,
-    "compare": lambda line: cost_row(line, warmups=[COMPARE]),
-    "compare.moe": lambda line: cost_row(line, moe=True),
+    "memory": lambda weight_decay: b_and_q(memory(weight_decay)),
 }  # fmt: skip
 
 
@@ -241,6 +231,18 @@ def test_every_number_has_its_place():
     marks = re.findall(r"<!--([nt]):(.+?)-->", "".join(PAGES.values()))
     assert set(marks) == {("n", name) for name in NUMBERS} | {("t", name) for name in TABLES}
     assert runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]() in PAGES["bend.md"]
+
+
+def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
+    folders = [str(ROOT / "results" / name) for name in ("compare-laptop", "search-laptop")]
+    assert fit.main([*folders, f"--out={tmp_path}"]) == 0
+    row = r"^\| .+ \| (?:better|worse|level|undecided) \|$"
+    printed = re.findall(row, capsys.readouterr().out, re.M)
+    assert re.findall(row, PAGES["comparison.md"], re.M) == printed
+    shown = re.findall(row, PAGES["README.md"], re.M)
+    assert len(shown) > 5 and set(shown) <= set(printed)
+    ceiling = runpy.run_path(str(ROOT / "results/ceiling-laptop/table.py"))["table"]()
+    assert all(part in PAGES["comparison.md"] for part in ceiling.split("\n\n"))
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
