@@ -165,6 +165,7 @@ NUMBERS = {
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
+    "coarse": lambda: fit.step_law_reading(memory("0.1").found),
     "bend.all": lambda: bend(W80K).straight.q, "bend.b": lambda: bend(W80K).straight.b,
     "warmup.b": lambda: change_of("b", *warmups()), "warmup.q": lambda: change_of("q", *warmups()),
     "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
