@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
+PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
+PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 W80K = "warmup_tokens=80000"
 LARGE = "batch_size=16,32,64,128"
 
@@ -126,9 +128,18 @@ def lines() -> dict:
     return compare.comparison(records("compare-laptop"))[0]
 
 
-def difference(one: str, other: str, moe: bool = False) -> np.ndarray:
-    cells = [cell for cell in lines()[one] if ("experts" in cell[0]) == moe]
+def difference(one: str, other: str, moe: bool = False, T: int | None = None) -> np.ndarray:
+    cells = [c for c in lines()[one] if ("experts" in c[0]) == moe and T in (None, c[1])]
     return compare.differences(lines()[one], lines()[other], cells)
+
+
+def stopped(T: int | None = None) -> np.ndarray:
+    """Power (fitted), or the longest cosine stopped at T, minus planned cosines (anytime.png)."""
+    cells = [c for c in lines()[COSINE] if c[::2] == ("width 128", 2) and T in (None, c[1])]
+    cut = {r["seed"]: r[f"val_loss_at_{T}"] for r in records("compare-laptop")
+           if r["n_embd"] == 128 and r["batch_size"] == 2 and f"val_loss_at_{T}" in r
+           and r["min_lr_ratio"] > 0}  # fmt: skip
+    return compare.differences({cells[0]: cut} if T else lines()[FITTED], lines()[COSINE], cells)
 
 
 def stages(source: str) -> list[float]:
@@ -180,7 +191,14 @@ NUMBERS = {
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
     "doublings": lambda: math.log2(1e13 / 1e6) * (0.51 - 0.32),
     "crossing": lambda: 100 * (4 / 4.6) ** (1 / 0.51),  # 4 n^b = 4.6 T^b
-    "power.linear": lambda: difference("Power (fitted)", "linear to 0 ∝ √batch"),
+    "anytime": stopped, "anytime.cut": lambda: max(stopped(80_000 * 2**i)[0] for i in range(4)),
+    "wsd": lambda: difference("WSD", PLANNED), "power": lambda: difference(FITTED, PLANNED),
+    "power.linear": lambda: difference(FITTED, "linear to 0 ∝ √batch", T=1_280_000),
+    "paper": lambda: [difference(PAPER, line) for line in (WSD, COSINE)],
+    "paper.late": lambda: difference(PAPER, COSINE, T=1_280_000),
+    "moe": lambda: [difference(line, PLANNED, True) for line in (FITTED, AVERAGED, PAPER)],
+    "moe.paper": lambda: [difference(PAPER, line, moe=True) for line in (WSD, COSINE)],
+    "moe.wsd": lambda: difference(FITTED, WSD, moe=True),
     "power.b": lambda: [best_b().mean(), best_b().std(ddof=1)],
     "power.b.8": lambda: [best_b(lambda m: (m.T, m.batch_size) == (T, 8)).mean()
                           for T in (80_000, 1_280_000)],
@@ -237,7 +255,7 @@ def test_every_number_has_its_place():
 def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
     folders = [str(ROOT / "results" / name) for name in ("compare-laptop", "search-laptop")]
     assert fit.main([*folders, f"--out={tmp_path}"]) == 0
-    row = r"^\| .+ \| (?:better|worse|level|undecided) \|$"
+    row = r"^\| .+ (?:better|worse|level|undecided) \|$"
     printed = re.findall(row, capsys.readouterr().out, re.M)
     assert re.findall(row, PAGES["comparison.md"], re.M) == printed
     shown = re.findall(row, PAGES["README.md"], re.M)

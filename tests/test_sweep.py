@@ -122,18 +122,6 @@ def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     assert record["val_loss"] == expected["val_loss"]
 
 
-def test_a_trunk_of_another_optimizer_is_not_half_restored(corpus_path, corpus):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
-    list(sweep.train_trunk(runs[:1], corpus, Path("a")))
-    (path,) = Path("a").iterdir()
-    saved = torch.load(path, weights_only=True)
-    one, two, *_ = saved["optimizer"]["param_groups"]
-    two["params"].append(one["params"].pop())
-    torch.save(saved, path)
-    with pytest.raises(ValueError, match="group"):
-        list(sweep.train_trunk(runs[1:], corpus, Path("a")))
-
-
 def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
     together = [record for record, _ in sweep.train_trunk(runs, corpus, Path("trunks"))]

@@ -270,17 +270,16 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     when = {name: "from the start" for name in lines}
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
     other = min((name for name in compare.LINES if when[name] == "from the start"), key=loss.get)
-    against = f"minus {other}, {loss[other]:.3f}"
-    print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} | worst cell | |")
-    print("|---" * 6 + "|")
-    rows = {}
+    longest = max(T for _, T, _ in cells)
+    sets = cells, [cell for cell in cells if cell[1] == longest]
+    against = f"minus {other}, {loss[other]:.3f} | at T = {size(longest)}"
+    print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n" + "|---" * 5 + "|")
+    text, rows = lambda draws: f"{show(draws)} {verdict(draws)}", {}
     for name in sorted(loss, key=loss.get):
-        gap = lambda some: compare.differences(lines[name], lines[other], some)
-        draws, worst = gap(cells), max(gap([cell])[0] for cell in cells)
-        row = f"| {name} | {when[name]} | {loss[name]:.3f} | {show(draws)} | {worst:+.3f} |"
-        if name != other:
-            print(f"{row} {verdict(draws)} |")
+        draws, late = (compare.differences(lines[name], lines[other], some) for some in sets)
         rows[name] = (draws[0], *interval(draws), when[name])
+        if name != other:
+            print(f"| {name} | {when[name]} | {loss[name]:.3f} | {text(draws)} | {text(late)} |")
     return dict(title=f"{kind}: loss minus {other}", rows=rows)
 
 
