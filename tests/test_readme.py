@@ -125,7 +125,7 @@ def best_b(keep=lambda m: True) -> np.ndarray:
 @cache
 def lines() -> dict:
     """{line: {(shape, T, batch size): {seed: loss}}}"""
-    return compare.comparison(records("compare-laptop"))[0]
+    return compare.comparison(records("compare-laptop", "search-laptop"))[0]
 
 
 def difference(one: str, other: str, moe: bool = False, T: int | None = None) -> np.ndarray:
