@@ -251,5 +251,5 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
             ax.set(title=panel["title"], ylabel=" ")
         axes[-1].set_xlabel("difference (nats)")
         for when, color in WHEN.items():
-            axes[0].plot([], [], "o", color=color, markersize=4, label=f"needs T {when}")
-        axes[0].legend(loc="upper right")
+            axes[0].plot([], [], color=color, label=f"needs T {when}")
+        axes[0].legend(loc="upper right", handlelength=0)  # the words have the colors
