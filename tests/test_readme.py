@@ -260,6 +260,8 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
     assert re.findall(row, PAGES["comparison.md"], re.M) == printed
     shown = re.findall(row, PAGES["README.md"], re.M)
     assert len(shown) > 5 and set(shown) <= set(printed)
+    ceiling = runpy.run_path(str(ROOT / "results/ceiling-laptop/table.py"))["table"]()
+    assert all(part in PAGES["comparison.md"] for part in ceiling.split("\n\n"))
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
