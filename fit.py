@@ -313,7 +313,7 @@ def both_laws(rows: list[dict]) -> Fits:
         raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
     if len({m.T for m in points}) >= 4 and len({m.beta for m in points}) >= 5:
         bent = fit_law(points, x, weight, bent=True)
-        errors = [held_out(points, x, weight, either) for either in (False, True)]
+        errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]
         both = np.isfinite(errors).all(axis=0)
         gain = weight[:, both] @ (errors[0] - errors[1])[both] / weight[:, both].sum(axis=1)
     return Fits(found, points, x, weight, straight, bent, gain)
