@@ -40,7 +40,7 @@ class Corpus:
     train: np.memmap | None = None  # token ids on disk, [train_tokens]
     val: np.memmap | None = None
     sources: dict[str, "Corpus"] | None = None  # by name, the last part of the path
-    shares: tuple[float, ...] = (1.0,)  # of the sources, also in the validation loss
+    shares: tuple[float, ...] = (1.0,)  # of the sources in the validation loss
     stages: list | None = None  # [(first sequence, {name: share}), ...]
 
     def __post_init__(self):
@@ -179,8 +179,8 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     total, rest = sum(parts.values()), np.array(g, dtype=np.int64)
     names, counts = np.full(len(g), last), {}  # the last source has everything left over
     for i, (part, name) in enumerate(rarer):
-        turn = rest * part // total
-        first, end = (-(-t * total // part) for t in (turn, turn + 1))  # rounded up
+        turn = rest * part // total  # its sequences before this stretch
+        first, end = (-(-t * total // part) for t in (turn, turn + 1))  # stretch
         key = scramble(scramble(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
         place = first + (scramble(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)

@@ -25,7 +25,7 @@ import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.config import fail, program_parser, whole_number
-from tools.devices import join, leave, mixed_precision, pick_device, rank_and_world, share, total
+from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
 from tools.runs import write_json
 
 # -- Validation loss ------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
     model.train(was_training)
-    nats, n_bytes = total(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
+    nats, n_bytes = all_sum(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
     return {"val_loss": nats / (used * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
 

@@ -8,7 +8,7 @@
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the seeds. Its
-   minimum is that of a cubic in log lr through the 7 learning rates nearest the lowest loss. We
+   minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest the lowest loss. We
    leave a cell out, and count it, if this is impossible.
 2. The straight law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape. The bent law flattens above a critical batch size beta_c = c T^kappa:
@@ -104,10 +104,10 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
     of, cells = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
-        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, by_seed and r["seed"]
+        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] if by_seed else 0
         cells.setdefault(cell, {}).setdefault(r["seed"], {})[of(r)] = loss_of(r)
     found = []
-    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):
+    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):  # width 64 before 128
         points = mean_valley(cells[cell], [1] * len(cells[cell]))
         lowest = min((loss for _, loss in points), default=math.inf)
         at = vertex(points, degree, window) if points else (math.nan, "no common learning rate")
@@ -208,7 +208,7 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
     levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
     coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    straight = [math.nan], [math.nan], [math.nan], beta[:, None]
+    straight = [math.nan], [math.nan], [math.nan], beta[:, None]  # log_c, kappa, r, h: no bend
     for at, w in zip(x, weight):
         log_c, kappa, r, h = coarse if bent else straight
         b, q, log_a, best = least_squares(at, w, T, h, same_shape)
@@ -327,8 +327,8 @@ def a_of(law: Law, points: list[Minimum]) -> dict[str, np.ndarray]:
 def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
-    A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size and
-    seq_len. Optional: shape and seed, else all rows have the same. Raises ValueError.
+    A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size.
+    Optional: seq_len (else 4096), shape and seed (else all have the same). Raises ValueError.
     """
     rows = [complete(row) for row in rows]
     return as_json(both_laws(rows), rows[0])
@@ -440,14 +440,14 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
     if not common:
         raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
     drawn = {}
-    for seed, (value, by_cell) in enumerate(zip(sets, found)):  # they have no columns in common
+    for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # no columns in common
         points = [by_cell[c] for c in common]
-        drawn[value] = points, *redraw(points, seed)
+        drawn[value] = points, *redraw(points, rng_seed)
     laws = {value: fit_law(*some) for value, some in drawn.items()}
-    (first, one), *others = drawn.items()
-    for value, other in others:
+    (first, (points, *draws)), *others = drawn.items()
+    for value, (other_points, *other_draws) in others:
         print(f"\n{field}: {first} -> {value}")
-        report.change(one[0], other[0], one[1:], other[1:])
+        report.change(points, other_points, draws, other_draws)
         report.difference(laws[first], laws[value])
     out.mkdir(parents=True, exist_ok=True)
     report.draw_change(out / "against.png", field, drawn, [law.b[0] for law in laws.values()])

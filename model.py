@@ -76,7 +76,7 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-# Shapes: B sequences of T tokens (in other files, T is a run length), C = n_embd,
+# Shapes: B sequences of T tokens (in laws and schedules, T is a run length), C = n_embd,
 # H heads of queries, G of keys and values, D = d_head
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.config import program_parser
-from tools.devices import matmul_dtype, pick_device, total
+from tools.devices import all_sum, matmul_dtype, pick_device
 
 # Shapes: N tokens, C = n_embd, E experts of hidden width M, k of them per token, so N*k pairs
 
@@ -92,7 +92,7 @@ def routing(scores: Tensor, ends: Tensor) -> Routing:
     p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
     load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)
     if torch.is_grad_enabled():  # in training
-        load = total(load)
+        load = all_sum(load)
     load = load / load.sum()
     aux_loss = scores.shape[1] * (p.mean(0) * load).sum() + 0.1 * log_z.square().mean()
     return Routing(aux_loss, load, torch.special.entr(p.detach()).sum(-1).mean())

@@ -78,11 +78,10 @@ def train_trunk(
     state, looks, curve = train.build(runs[-1]), {}, []
     made = origin(runs[-1].device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(runs[0])}.pt"
-    saved = {"tokens": math.inf}
+    saved, first_decay = None, runs[0].total_tokens - runs[0].decay_tokens
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
-    in_time = saved["tokens"] <= runs[0].total_tokens - runs[0].decay_tokens
-    if in_time and saved["fingerprint"] == corpus.meta["fingerprint"]:
+    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= first_decay:
         train.restore(saved, state)
         looks, curve = saved["looks"], saved["curve"]
 
@@ -152,7 +151,7 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
        them is better, return to step 2.
 
     The search ends when the best learning rate has three worse neighbors on each side. A diverged
-    run counts as worse than any other. A trunk passes the shorter T, so we run these, too.
+    run counts as worse than any other. A trunk passes every shorter T, so we run these, too.
     loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by now.
     """
     wanted, more = set(), {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
@@ -288,13 +287,13 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
 
 def jobs(series: list[Callable], known: dict, budgets: list[int]) -> dict[str, tuple]:
     """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
-    jobs, todo = {}, by_trunk(missing(series, known))
+    ready, todo = {}, by_trunk(missing(series, known))
     work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
     for trunk in sorted(todo, key=work, reverse=True):
         last = todo[trunk][-1]
         look = last.schedule in PLANNED and last.total_tokens == budgets[-1]
-        jobs[trunk] = todo[trunk], budgets[:-1] if look else []
-    return jobs
+        ready[trunk] = todo[trunk], budgets[:-1] if look else []
+    return ready
 
 
 def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_stop) -> None:

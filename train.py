@@ -6,7 +6,6 @@
     python train.py --out runs/a --resume                continue a stopped run
     python train.py --branch runs/a --decay_tokens 3e5   decay a copy of an unfinished run
     python train.py --average --decay_tokens 0           average the weights instead of a decay
-    python train.py --branch DIR --schedule wsd --lr 1e-4 --data data/mine    from released weights
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
@@ -133,7 +132,8 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
-    n_micro = len(mine) // math.gcd(len(mine), cfg.micro_batch_size or len(mine))  # equal parts
+    most = cfg.micro_batch_size or len(mine)
+    n_micro = len(mine) // math.gcd(len(mine), most)  # equal parts of at most `most` sequences
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
@@ -153,7 +153,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     return batch_loss, grad_norm, routing
 
 
-AVERAGE_POWER = 16  # n^16 sums to about n^17, so the last tenth has 1 - 0.9^17, five sixths
+AVERAGE_POWER = 16  # n^16 sums to about n^17 / 17, so the last tenth has 1 - 0.9^17, five sixths
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
@@ -191,11 +191,12 @@ def build(cfg: TrainConfig) -> State:
     model.recompute = cfg.recompute
     if cfg.compile:  # one program per shape, because one for all shapes of a sweep would be slower
         torch._dynamo.config.recompile_limit = 64
-        if cfg.device != "cpu":
+        if cfg.device == "cpu":
+            model.compile(dynamic=False)
+        else:  # block by block, so that one program serves all, and DDP sends gradients in between
             model.loss = torch.compile(model.loss, dynamic=False)
-        # Block by block, so that one program serves all, and DDP sends gradients in between
-        for part in [model] if cfg.device == "cpu" else model.blocks:
-            part.compile(dynamic=False)
+            for block in model.blocks:
+                block.compile(dynamic=False)
     return State(model, optimizer, average)
 
 
@@ -230,8 +231,8 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
           must_stop=lambda: False) -> dict | None:  # fmt: skip
     """Train, write the run folder, return the record; or save and return None once must_stop().
 
-    start: a checkpoint of this run or, for a branch, of its parent. out: None except on rank 0,
-    which alone writes and has a record. A loss that is not finite, or that ends above
+    start: a checkpoint of this run or, for a branch, of its parent. out: the folder on rank 0,
+    which alone writes and has a record, else None. A loss that is not finite, or that ends above
     ln(vocab_size), a uniform guess, is a result. Its record has diverged = true and no val_loss.
     """
     state = build(cfg)
@@ -328,7 +329,7 @@ def restore(saved: dict, state: State) -> None:
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
         ours = [dict(group, params=None) for group in state.optimizer.param_groups]
-        state.optimizer.load_state_dict(saved["optimizer"])
+        state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
         for group, settings in zip(state.optimizer.param_groups, ours):
             group |= settings | {"params": group["params"]}  # a branch may change weight decay
 

@@ -178,7 +178,7 @@ NUMBERS = {
     "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),
     "bend.all": lambda: bend(W80K).straight.q, "bend.b": lambda: bend(W80K).straight.b,
-    "warmup.b": lambda: change_of("b", *warmups()), "warmup.q": lambda: change_of("q", *warmups()),
+    "warmup.short": lambda: warmups()[0].straight.b, "warmup.long": lambda: warmups()[1].straight.b,
     "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
     "memory.q": lambda: change_of("q", memory("0"), memory("0.3")),
     "memory.0": lambda: memory("0").straight.b, "memory.0.3": lambda: memory("0.3").straight.b,

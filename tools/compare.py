@@ -154,8 +154,7 @@ def check_same_settings(records: list[dict]) -> None:
     Decays of one kind must take the same number of tokens, the same share of the run, or all of it
     after the same number of tokens.
     """
-    first_of: dict = {}
-    decays: dict = {}
+    first_of, decays = {}, {}
     compared = len({r["schedule"] for r in records}) > 1
     varied = VARIED + ["decay_shape", "min_lr_ratio"] * compared
     for r in records:
@@ -168,7 +167,7 @@ def check_same_settings(records: list[dict]) -> None:
         share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
         decays.setdefault(kind, []).append((decay, share, start))
     for some in decays.values():
-        if all(len(set(values)) > 1 for values in zip(*some)):
+        if all(len(set(values)) > 1 for values in zip(*some)):  # tokens, share, start all vary
             raise ValueError("runs with different decay_tokens; fit them separately (--only)")
 
 
@@ -189,7 +188,7 @@ def cell_of(record: dict) -> tuple[str, int, int]:
 # -- The comparison --------------------------------------------------------------------------------
 
 
-def run_of(fields: dict) -> tuple:
+def key_of(fields: dict) -> tuple:
     """What tells a run from the others of its cell and seed, in a record or in fields_of a line."""
     knobs = ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
     names = "schedule", "decay_shape", "min_lr_ratio", "average", *knobs
@@ -201,7 +200,7 @@ def comparison(records: list[dict]) -> tuple[dict, dict]:
 
     Only cells that have all their runs. Raises ValueError if there is none.
     """
-    losses = {(cell_of(r), r["seed"], run_of(r)): loss_of(r) for r in records}
+    losses = {(cell_of(r), r["seed"], key_of(r)): loss_of(r) for r in records}
     tuning = {cell for cell, seed, _ in losses if seed >= TUNING}
     if not tuning:
         raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
@@ -212,7 +211,7 @@ def comparison(records: list[dict]) -> tuple[dict, dict]:
 
     def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
         fields = fields_of(LINES[name], lr, cell[2], cell[1], where)
-        return losses.get((cell, seed, run_of(fields)))
+        return losses.get((cell, seed, key_of(fields)))
 
     def tuned(name: str, seed: int) -> float:
         cells = [(cell, TUNING + 2 * seed + i) for cell in tuning for i in (0, 1)]

@@ -75,7 +75,7 @@ def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
 def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
     """Add a flag for every field of a config class. The help has its value in preset `name`."""
     for f in dataclasses.fields(config):
-        kind = next(t for t in (typing.get_args(f.type) or (f.type,)) if t is not type(None))
+        kind = (typing.get_args(f.type) or (f.type,))[0]  # int of int | None
         defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
         defaults += [f"{name}: {preset[f.name]}"] if f.name in preset else []
         text = f.metadata["help"] + (f" ({', '.join(defaults)})" if defaults else "")

@@ -136,7 +136,7 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def total(x: torch.Tensor) -> torch.Tensor:
+def all_sum(x: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over all processes, in place. All of them must call this together."""
     if dist.is_initialized():
         dist.all_reduce(x)
@@ -145,7 +145,7 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 def any_process(flag: bool) -> bool:
     """Is the flag set in any process? All of them must call this together."""
-    return bool(total(torch.tensor(int(flag))))
+    return bool(all_sum(torch.tensor(int(flag))))
 
 
 def share(run, parts: list, title: str) -> list:

@@ -152,7 +152,7 @@ def draw_experts(ax, lines: list[dict]) -> None:
 
 
 def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
-    """Figure 2 of the paper, loss against learning rate, with the minima of the seeds below zero.
+    """Figure 2 of the paper, loss against learning rate, with the minima below zero.
 
     A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
@@ -170,7 +170,7 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
 
 
 def draw_valley(ax, found: list, color) -> float:
-    """Loss above the lowest of its seed. Fits use the filled points; returns their maximum."""
+    """Losses above the lowest one. Fits use the filled points; returns the highest of these."""
     near, hollow = [], dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
     for m in found:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
@@ -214,9 +214,10 @@ def draw_points(path: Path, panel: dict) -> None:
         for label, points in panel["points"].items():
             color = color_of_label[label]
             for x, y, low, high in points:
-                filled = color if (x, y) in panel.get("chosen", [(x, y)]) else "white"
+                hollow = "chosen" in panel and (x, y) not in panel["chosen"]
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=filled)
+                fill = "white" if hollow else color
+                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=fill)
             x, y, *_ = np.array(sorted(panel.get("curves", panel["points"])[label])).T
             ax.plot(x, y, color=color)
             ends[label] = x[-1], y[-1], color
@@ -235,7 +236,7 @@ WHEN = {"never": COLORS["average"], "when it decays": COLORS["power"], "from the
 def draw_differences(path: Path, panels: list[dict], level: float) -> None:
     """A row for every line: its mean difference with interval, from the best line at the top.
 
-    A panel has title and rows {line: (mean, low, high, when it needs T)}.
+    A panel has title, the other line and rows {line: (mean, low, high, when it needs T)}.
     """
     heights = [len(panel["rows"]) for panel in panels]
     height = 0.27 * sum(heights) + 0.8 * len(panels)
@@ -248,8 +249,8 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
                 ax.plot(mean, y, "o", color=WHEN[when], markersize=4)
             ax.set_yticks(range(len(panel["rows"])), list(panel["rows"]))
             ax.invert_yaxis()
-            ax.set(title=panel["title"], ylabel=" ")
-        axes[-1].set_xlabel("difference (nats)")
+            ax.set_title(panel["title"], loc="right")
+            ax.set(ylabel=" ", xlabel=f"loss minus {panel['other']} (nats)")
         for when, color in WHEN.items():
             axes[0].plot([], [], color=color, label=f"needs T {when}")
         axes[0].legend(loc="upper right", handlelength=0)  # the words have the colors

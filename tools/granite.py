@@ -89,8 +89,7 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     ours, weights = {granite_name(name): name for name in names}, {}
     files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
     if index.exists():
-        shards = read_json(index).get("weight_map") or {"": "model.safetensors"}
-        files = {path / shard for shard in shards.values()}
+        files = {path / shard for shard in read_json(index)["weight_map"].values()}
     for file in files:
         try:
             loaded = safetensors.torch.load_file(file)

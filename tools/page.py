@@ -1,13 +1,15 @@
 """Build docs/index.html, the page to drag, from tools/page.html and the records of a sweep.
 
-    python tools/page.py                     from results/wsd-laptop
-    python tools/page.py results/my-sweep    from other records, with their law.json
+    python -m tools.page                     from results/wsd-laptop
+    python -m tools.page results/my-sweep    from other records, with their law.json
 """
 
 import json
 import math
 import sys
 from pathlib import Path
+
+from tools.config import fail, program_parser
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "results/wsd-laptop"
@@ -57,8 +59,6 @@ def page(folder: Path = FOLDER) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tools.config import fail, program_parser
-
     parser = program_parser("page.py", __doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="records and law.json")
     try:
@@ -71,5 +71,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)  # in place of tools/
     sys.exit(main())

@@ -21,8 +21,7 @@ NOT_SETTINGS = RUNTIME_FLAGS | set("""
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
 # Settings that older records lack. A new config field needs its default here, or fits mix runs
-DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, past_data=None,
-                batch_ramp=None)  # fmt: skip
+DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, batch_ramp=None)
 
 
 def settings(record: dict) -> dict:

@@ -150,7 +150,8 @@ def draw_change(path: Path, field: str, sets: dict[str, tuple], b: list[float]) 
         here = [i for i, m in enumerate(found) if (m.shape, m.batch_size) == cell]
         name = f"{field.replace('_', ' ')} {value}"
         points[name] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
-    title = f"The law's exponent of T goes from {b[0]:.2f} to {b[-1]:.2f}"
+    low, *_, high = sets
+    title = f"{field.replace('_', ' ').capitalize()} {low} to {high}: T^{b[0]:.2f} to T^{b[-1]:.2f}"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, dict(title=title, xlabel=xlabel, points=points) | BEST)
 
@@ -188,7 +189,8 @@ def transfer(found: list, out: Path) -> None:
         for width, minima in zip(widths, groups.values()):
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
             print(f"{name:<10}{width:>6}  {best}")
-        title += f": width {widths[0]} to {widths[-1]}, {moved(groups):.2f}× the best"
+        wider = int(widths[-1]) / int(widths[0])
+        title += f": {wider:g}× width, {moved(groups):.2f}× the best learning rate"
         xlabel = "learning rate (triangle: the minimum)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels, sharex=True)
@@ -200,7 +202,6 @@ def power(scans: dict[str, list], center: dict, out: Path) -> None:
     for name, found in scans.items():
         if all(m.why_not for m in found):
             raise ValueError(f"no best {name}: {reasons(found)}")
-    for name, found in scans.items():
         table_of_best(name, found)
     panels = [power_panel(name, found, center) for name, found in scans.items()]
     figures.draw_valleys(out / "power.png", panels)
@@ -237,6 +238,7 @@ def power_panel(name: str, found: list, center: dict) -> dict:
 # -- The comparison --------------------------------------------------------------------------------
 
 LEVEL = 0.005  # nats; two lines are level if the interval of their difference lies inside
+VERBS = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
 
 
 def verdict(draws: np.ndarray) -> str:
@@ -271,16 +273,20 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
     other = min((name for name in compare.LINES if when[name] == "from the start"), key=loss.get)
     longest = max(T for _, T, _ in cells)
-    sets = cells, [cell for cell in cells if cell[1] == longest]
+    late_cells = [cell for cell in cells if cell[1] == longest]
+    order = sorted(loss, key=loss.get)
+    draws = {name: compare.differences(lines[name], lines[other], cells) for name in order}
+    late = {name: compare.differences(lines[name], lines[other], late_cells) for name in order}
     against = f"minus {other}, {loss[other]:.3f} | at T = {size(longest)}"
     print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n" + "|---" * 5 + "|")
-    text, rows = lambda draws: f"{show(draws)} {verdict(draws)}", {}
-    for name in sorted(loss, key=loss.get):
-        draws, late = (compare.differences(lines[name], lines[other], some) for some in sets)
-        rows[name] = (draws[0], *interval(draws), when[name])
+    text = lambda draws: f"{show(draws)} {verdict(draws)}"
+    for name in order:
         if name != other:
-            print(f"| {name} | {when[name]} | {loss[name]:.3f} | {text(draws)} | {text(late)} |")
-    return dict(title=f"{kind}: loss minus {other}", rows=rows)
+            both = f"{text(draws[name])} | {text(late[name])}"
+            print(f"| {name} | {when[name]} | {loss[name]:.3f} | {both} |")
+    verb = VERBS[verdict(draws["Power (fitted)"])]
+    rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
+    return dict(title=f"{kind}: Power (fitted) {verb} {other}", other=other, rows=rows)
 
 
 def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
@@ -302,8 +308,7 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
     named = {"one Power run": lines[run], "planned cosines": lines[planned]}
     named["one cosine, cut short"] = cut
     above = lambda line, some: compare.differences(line, lines[planned], some)
-    verbs = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
-    verb = verbs[verdict(above(lines[run], cells))]
+    verb = VERBS[verdict(above(lines[run], cells))]
     figures.draw_points(path, dict(
         title=f"One Power run {verb} {len(cells)} planned cosines",
         xlabel=f"tokens when the run stops ({shape}, batch size {batch_size})",

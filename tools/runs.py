@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tools.devices import rank_and_world, total
+from tools.devices import all_sum, rank_and_world
 from tools.records import read_metrics
 
 
@@ -226,7 +226,7 @@ class Run:
         self.stages = start.get("stages") or stages_of(config)
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = False
-        self.tokens, self.logged = start.get("tokens", 0), time.perf_counter()
+        self.logged_tokens, self.logged_at = start.get("tokens", 0), time.perf_counter()
         if out:
             resumed = {}
             self.origin = origin | {"parent": self.parent}
@@ -250,14 +250,14 @@ class Run:
 
     def log(self, tokens: int, lr: float, loss: torch.Tensor, **more) -> None:
         """Report progress. loss: mean over the sequences of this process, a tensor."""
-        loss = total(loss).item() / rank_and_world()[1]  # this waits for the device
-        speed = (tokens - self.tokens) / (time.perf_counter() - self.logged)
+        loss = all_sum(loss).item() / rank_and_world()[1]  # this waits for the device
+        speed = (tokens - self.logged_tokens) / (time.perf_counter() - self.logged_at)
         left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
         self.write(f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
                    tokens=tokens, loss=loss, lr=lr, **more,
                    tokens_per_second=round(speed), seconds=round(self.seconds(), 2))  # fmt: skip
         self.diverged = not math.isfinite(loss)
-        self.tokens, self.logged = tokens, time.perf_counter()
+        self.logged_tokens, self.logged_at = tokens, time.perf_counter()
 
     def log_validation(self, tokens: int, losses: dict, note: str = "") -> None:
         average = losses.get("average_val_loss")
