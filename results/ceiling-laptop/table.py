@@ -52,7 +52,7 @@ def table(folder: Path = HERE) -> str:
         gaps = [minus(decayed[warmup, x], usual) or "0" for x in ceilings]
         lines.append(f"| {warmup:,} | {' | '.join(gaps)} |")
     lines += ["", "| in the last tenth | loss | minus the decay |", "|---|---|---|"]
-    rows = {"decay": usual, "running average": averaged, "neither": held}
+    rows = {"decay": usual, "running average": averaged, "no decay": held}
     rows |= {f"merged as {shape}": losses for shape, losses in merged.items()}
     for name, losses in rows.items():
         loss = statistics.mean(losses.values())
