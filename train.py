@@ -392,7 +392,7 @@ def open_parent(path: Path) -> dict:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """The config, and a checkpoint of this run or its parent or None. Raises ValueError, OSError."""
+    """The config, and a checkpoint of this run, its parent or None. Raises ValueError, OSError."""
     for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
         typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
     fields, start, path = resume.choose(typed, actions)

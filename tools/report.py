@@ -267,23 +267,23 @@ def comparison(records: list[dict], out: Path) -> None:
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned one, and return them as a panel of compare.png."""
-    loss = {name: np.mean([np.mean([*by_cell[cell].values()]) for cell in cells])
-            for name, by_cell in lines.items() if by_cell.keys() >= set(cells)}  # fmt: skip
     when = {name: "from the start" for name in lines}
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
-    other = min((name for name in compare.LINES if when[name] == "from the start"), key=loss.get)
+    mean = lambda name: np.mean([[*lines[name][cell].values()] for cell in cells])
+    other = min((name for name in compare.LINES if when[name] == "from the start"), key=mean)
+    minus = lambda name, some: compare.differences(lines[name], lines[other], some)
+    draws = {name: minus(name, cells) for name in lines if lines[name].keys() >= set(cells)}
+    order = sorted(draws, key=lambda name: draws[name][0])
     longest = max(T for _, T, _ in cells)
     late_cells = [cell for cell in cells if cell[1] == longest]
-    order = sorted(loss, key=loss.get)
-    draws = {name: compare.differences(lines[name], lines[other], cells) for name in order}
-    late = {name: compare.differences(lines[name], lines[other], late_cells) for name in order}
-    against = f"minus {other}, {loss[other]:.3f} | at T = {size(longest)}"
+    against = f"minus {other}, {mean(other):.3f} | at T = {size(longest)}"
     print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n" + "|---" * 5 + "|")
     text = lambda draws: f"{show(draws)} {verdict(draws)}"
     for name in order:
         if name != other:
-            both = f"{text(draws[name])} | {text(late[name])}"
-            print(f"| {name} | {when[name]} | {loss[name]:.3f} | {both} |")
+            loss = mean(other) + draws[name][0]  # a line may have fewer seeds than the other
+            both = f"{text(draws[name])} | {text(minus(name, late_cells))}"
+            print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
     verb = VERBS[verdict(draws["Power (fitted)"])]
     rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
     return dict(title=f"{kind}: Power (fitted) {verb} {other}", other=other, rows=rows)
