@@ -109,19 +109,19 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its parents
     to its decay. Folders that only its parents read may be missing.
     """
-    shares = parse_mixture(data or "embedded")
     stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, m) in enumerate(stages) if m == shares)  # parents read the earlier
+    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data or "embedded"))
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    first, later = next(iter(sources.values())), [m for _, m in stages[now:]]
+    shares = {name: [m.get(name, 0.0) for _, m in stages[now:]] for name in sources}
+    first = next(iter(sources.values()))
     meta = dict(first.meta)
-    if len(sources) > 1:  # the sources, and all their shares from now on
-        key = [(s.meta["fingerprint"], *(m.get(n, 0.0) for m in later)) for n, s in sources.items()]
+    if len(sources) > 1:  # of all sources and their shares from now on
+        key = [(source.meta["fingerprint"], *shares[name]) for name, source in sources.items()]
         meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    shares = tuple(later[0].get(name, 0.0) for name in sources)
-    return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, shares, stages)
+    own = tuple(some[0] for some in shares.values())
+    return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, own, stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:

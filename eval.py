@@ -307,7 +307,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         join(args.device)  # if torchrun started several processes
         args.device = pick_device(args.device)
-        model = load_model(args.model, args.device, getattr(torch, args.dtype, None))
+        model = load_model(args.model, args.device, getattr(torch, args.dtype, None))  # None: auto
         if args.tasks:
             evaluate(model, args)
         elif args.prompt is not None:

@@ -205,12 +205,12 @@ def comparison(records: list[dict]) -> tuple[dict, dict]:
     if not tuning:
         raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
     first = min(tuning, key=lambda cell: cell[1])  # the shortest
-    where = first[2], records[0]["seq_len"], first[1]
+    tuned_at = first[2], records[0]["seq_len"], first[1]
     trials = [r for r in records if r["seed"] >= TUNING and cell_of(r) == first]
     rates = {r["lr"] for r in trials if WSD.items() <= r.items()}
 
     def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
-        fields = fields_of(LINES[name], lr, cell[2], cell[1], where)
+        fields = fields_of(LINES[name], lr, cell[2], cell[1], tuned_at)
         return losses.get((cell, seed, key_of(fields)))
 
     def tuned(name: str, seed: int) -> float:
