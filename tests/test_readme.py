@@ -25,7 +25,7 @@ PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
 PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
-LINEAR = "linear to 0 ∝ √batch"
+LINEAR = "linear to 0 (fitted)", "linear to 0 ∝ √batch"
 W80K = "warmup_tokens=80000"
 LARGE = "batch_size=16,32,64,128"
 
@@ -194,10 +194,10 @@ NUMBERS = {
     "crossing": lambda: 100 * (4 / 4.6) ** (1 / 0.51),  # 4 n^b = 4.6 T^b
     "anytime": stopped, "anytime.cut": lambda: max(stopped(80_000 * 2**i)[0] for i in range(4)),
     "wsd": lambda: difference("WSD", PLANNED), "power": lambda: difference(FITTED, PLANNED),
-    "power.linear": lambda: difference(FITTED, LINEAR, T=1_280_000),
-    "power.short": lambda: difference(FITTED, LINEAR, T=160_000),
+    "power.linear": lambda: [difference(FITTED, line, T=1_280_000) for line in LINEAR],
+    "power.short": lambda: difference(FITTED, LINEAR[0], T=160_000),
     "paper": lambda: [difference(PAPER, line) for line in (WSD, COSINE)],
-    "paper.late": lambda: difference(PAPER, COSINE, T=1_280_000),
+    "fitted": lambda: [difference(FITTED, line) for line in (WSD, COSINE)],
     "moe": lambda: [difference(line, PLANNED, True) for line in (FITTED, AVERAGED, PAPER)],
     "moe.paper": lambda: [difference(PAPER, line, moe=True) for line in (WSD, COSINE)],
     "moe.wsd": lambda: difference(FITTED, WSD, moe=True),

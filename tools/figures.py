@@ -252,5 +252,6 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
             ax.set_title(panel["title"], loc="right")
             ax.set(ylabel=" ", xlabel=f"loss minus {panel['other']} (nats)")
         for when, color in WHEN.items():
-            axes[0].plot([], [], color=color, label=f"needs T {when}")
-        axes[0].legend(loc="upper right", handlelength=0)  # the words have the colors
+            axes[0].plot([], [], color=color, label=when)
+        axes[0].legend(loc="upper right", handlelength=0, title="needs T")  # words have the colors
+        axes[0].locator_params(axis="x", nbins=5)
