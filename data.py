@@ -180,7 +180,7 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     names, counts = np.full(len(g), last), {}  # the last source has everything left over
     for i, (part, name) in enumerate(rarer):
         turn = rest * part // total  # its sequences before this stretch
-        first, end = (-(-t * total // part) for t in (turn, turn + 1))  # stretch
+        first, end = (-(-t * total // part) for t in (turn, turn + 1))  # its stretch, rounded up
         key = scramble(scramble(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(np.uint64)
         place = first + (scramble(key) % (end - first).astype(np.uint64)).astype(np.int64)
         counts[name] = turn + (place < rest)

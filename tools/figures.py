@@ -236,7 +236,7 @@ WHEN = {"never": COLORS["average"], "when it decays": COLORS["power"], "from the
 def draw_differences(path: Path, panels: list[dict], level: float) -> None:
     """A row for every line: its mean difference with interval, from the best line at the top.
 
-    A panel has title, the other line and rows {line: (mean, low, high, when it needs T)}.
+    A panel has title, other (its line at 0) and rows {line: (mean, low, high, when it needs T)}.
     """
     heights = [len(panel["rows"]) for panel in panels]
     height = 0.27 * sum(heights) + 0.8 * len(panels)

@@ -150,7 +150,7 @@ def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -
         some = {schedule for schedule in reads if name in reads[schedule]} or reads.keys()
         found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
         if name in UNUSED or "auto" in values or found != set(values):
-            why = "the experiment chooses this or does not use it; see --widths, --batches, --sweep"
+            why = "the experiment chooses or ignores this; leave it out, or see --widths, --sweep"
             raise ValueError(f"--{name} {values[0]}: {why}")
     if len({identity(vars(cfg)) for cfg in configs}) < len(configs):
         raise ValueError("--sweep: two values make the same run; sweep a field that changes runs")

@@ -189,8 +189,8 @@ def transfer(found: list, out: Path) -> None:
         for width, minima in zip(widths, groups.values()):
             best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
             print(f"{name:<10}{width:>6}  {best}")
-        wider = int(widths[-1]) / int(widths[0])
-        title += f": {wider:g}× width, {moved(groups):.2f}× the best learning rate"
+        first, last = (int(width.split(",")[0]) for width in (widths[0], widths[-1]))
+        title += f": {last / first:g}× width, {moved(groups):.2f}× the best learning rate"
         xlabel = "learning rate (triangle: the minimum)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels, sharex=True)

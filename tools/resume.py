@@ -45,7 +45,7 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
     fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
     start = resume_point(Path(typed["out"]))
-    return fields, start, None if start else saved.get("parent")  # without a checkpoint
+    return fields, start, None if start else saved.get("parent")  # no checkpoint yet
 
 
 def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
