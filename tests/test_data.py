@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import multiprocessing
-import os
 import signal
 import sys
 from importlib.metadata import version
@@ -257,7 +256,7 @@ def test_errors_are_one_line(argv, says, tmp_path, capfd, monkeypatch):
 
 
 END = {
-    "interrupted; run the same": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "interrupted; run the same": lambda: signal.default_int_handler(signal.SIGINT, None),
     "terminated abruptly": lambda: [worker.kill() for worker in multiprocessing.active_children()],
 }
 

@@ -85,8 +85,9 @@ GRIDS = {
                       [4 * 10**9], guess=5e-4),
     },
     "compare": {
-        "quick": grid(laptop(8_000), widths(32, 64), [2, 8], 1, doublings(20_000, 4),
-                      tune=(*widths(32), 2, [20_000, 40_000]), trials=range(8, 17)),
+        "quick": grid(laptop(8_000) | dict(final_eval_tokens=2**15), widths(32, 64), [2, 8], 1,
+                      doublings(20_000, 4), trials=range(8, 17, 2),
+                      tune=(*widths(32), 2, [20_000, 40_000])),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(gpu(400_000), widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
