@@ -340,8 +340,8 @@ def restore(saved: dict, state: State) -> None:
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
-    batch_size=8, total_tokens=4_200_000, warmup_tokens=100_000, lr=0.004, power_a=16.0,
-    log_every=50_000, eval_every=1_400_000, eval_tokens=2**16, save_every=10**6,
+    batch_size=8, total_tokens=3_200_000, warmup_tokens=100_000, lr=0.004, power_a=16.0,
+    log_every=50_000, eval_every=10**6, eval_tokens=2**16, save_every=10**6,
 )  # fmt: skip
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,

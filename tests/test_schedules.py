@@ -92,7 +92,7 @@ def test_phases_that_do_not_fit_are_refused_with_their_numbers():
 PAGE = (Path(__file__).parent.parent / "docs/schedules.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (.+?) \| (`(?:decay|warmup)\(.+) \|$", PAGE, re.M))
 COMMANDS = re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M)  # and their names
-T, W, BATCH, LR = 4_200_000, 100_000, 1024, 0.004  # the default run
+T, W, BATCH, LR = 3_200_000, 100_000, 1024, 0.004  # the default run
 A, B = 16 * 0.25, -0.51  # its a * beta, and b
 rise = lambda n: min(n / W, 1)
 stable = lambda n: min(max(n, W), 0.9 * T)  # warmup and decay hold the value at their ends
