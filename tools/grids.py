@@ -86,7 +86,7 @@ GRIDS = {
     },
     "compare": {
         "quick": grid(laptop(8_000) | dict(final_eval_tokens=2**15), widths(32, 64), [2, 8], 1,
-                      doublings(20_000, 4), trials=range(8, 17, 2),
+                      doublings(20_000, 4), trials=range(10, 19, 2),
                       tune=(*widths(32), 2, [20_000, 40_000])),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
