@@ -35,9 +35,9 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
 # of a few steps that hurts it for long. Searches for the learning rate of WSD take 2.5%.
 
 
-def laptop(warmup_tokens: int) -> dict:
-    usual = dict(preset="laptop", n_layer=2, dtype="float32", final_eval_tokens=2**16)
-    return usual | dict(warmup_tokens=warmup_tokens)
+def laptop(warmup_tokens: int, eval_tokens: int = 2**16) -> dict:
+    usual = dict(preset="laptop", n_layer=2, dtype="float32")
+    return usual | dict(warmup_tokens=warmup_tokens, final_eval_tokens=eval_tokens)
 
 
 def gpu(warmup_tokens: int) -> dict:
@@ -85,9 +85,8 @@ GRIDS = {
                       [4 * 10**9], guess=5e-4),
     },
     "compare": {
-        "quick": grid(laptop(8_000) | dict(final_eval_tokens=2**15), widths(32, 64), [2, 8], 1,
-                      doublings(20_000, 4), trials=range(10, 19, 2),
-                      tune=(*widths(32), 2, [20_000, 40_000])),
+        "quick": grid(laptop(8_000, 2**15), widths(32, 64), [2, 8], 1, doublings(20_000, 4),
+                      tune=(*widths(32), 2, [20_000, 40_000]), trials=range(10, 19, 2)),
         "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(gpu(400_000), widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
