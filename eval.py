@@ -44,11 +44,11 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     used = n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
     index = data.shuffled(np.arange(used), n, seed=0)
     lengths = data.bytes_per_token(corpus.tokenizer)
-    nats, n_bytes, per_forward = 0.0, 0, max(1, 2**13 // seq_len)
+    most = 2**11 if device.type == "cpu" else 2**13  # tokens per pass; few fit the cache of a CPU
     rank, world = rank_and_world()
-    was_training = model.training
+    nats, n_bytes, was_training = 0.0, 0, model.training
     model.eval()
-    for part in np.array_split(index, math.ceil(used / per_forward))[rank::world]:
+    for part in np.array_split(index, math.ceil(used / max(1, most // seq_len)))[rank::world]:
         inputs, targets = data.read_sequences(corpus.val, part, seq_len)  # both [B, T]
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
