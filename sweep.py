@@ -41,7 +41,7 @@ from tools.config import add_flags, fail, parse_ramp, program_parser
 from tools.devices import pick_device
 from tools import grids
 from tools.grids import GRIDS, row_of, rows_of
-from tools.records import identity, read_records, settings
+from tools.records import identity, records_in, settings
 from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
 from tools.workers import deal, start_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
@@ -337,7 +337,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     parser = program_parser("sweep.py", __doc__)
     fields = program_parser("sweep.py --sweep", "")
     add_flags(fields, TrainConfig, {}, "laptop")
-    grids.add_flags(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
+    grids.add_axes(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
@@ -358,7 +358,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable]
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, runs, READS)
     _, corpus = train.load_data(max(runs, key=lambda cfg: cfg.seq_len), typed, None)
-    records = read_records(args.out)
+    records = records_in(args.out)
     found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
     free = () if args.experiment == "power" else ("lr", "power_a")

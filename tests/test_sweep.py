@@ -20,7 +20,7 @@ from schedules import PLANNED, SCHEDULES, make_schedule
 from test_mistakes import one_line
 from test_resume import TIMELESS
 from test_train import SMALL
-from tools.records import differs, identity, read_records
+from tools.records import differs, identity, records_in
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
 COMMON = {k: v for k, v in SMALL.items() if k not in AXES} | {"dtype": "float32"}
@@ -40,7 +40,7 @@ def tiny(monkeypatch, corpus_path):
 def records(folder="out") -> dict:
     """identity -> record without times and places; fails if a run is there twice."""
     kept = lambda record: {k: v for k, v in record.items() if k not in TIMELESS}
-    found = [kept(record) for record in read_records(Path(folder))]
+    found = [kept(record) for record in records_in(Path(folder))]
     assert len(set(map(identity, found))) == len(found)
     return {identity(record): record for record in found}
 
@@ -276,7 +276,7 @@ def when_there_are(n: int, do) -> None:
     """Call do() from another thread as soon as there are n records."""
 
     def watch():
-        while len(read_records(Path("out"))) < n:
+        while len(records_in(Path("out"))) < n:
             time.sleep(0.02)
         do()
 

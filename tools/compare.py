@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools import records as files
+from tools.records import differs, records_in
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 DRAWS = 10_000
@@ -131,7 +131,7 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
     """
     found = []
     for path in paths:
-        some = files.read_records(path)
+        some = records_in(path)
         if not some:
             raise FileNotFoundError(f"{path}: no records; give the folder of a sweep")
         found += some
@@ -159,8 +159,8 @@ def check_same_settings(records: list[dict]) -> None:
     varied = VARIED + ["decay_shape", "min_lr_ratio"] * compared
     for r in records:
         first = first_of.setdefault(r["shape"], r)
-        different = files.differs(r, first, varied)
-        different += files.differs(r, records[0], varied + OF_A_SHAPE)
+        different = differs(r, first, varied)
+        different += differs(r, records[0], varied + OF_A_SHAPE)
         if different:
             raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
         decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))

@@ -41,7 +41,7 @@ def differs(record: dict, other: dict, without: tuple[str, ...] = ()) -> list[st
     return [n for n in one if n in two and n not in without and one[n] != two[n]]
 
 
-def read_records(path: Path) -> list[dict]:
+def records_in(path: Path) -> list[dict]:
     """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
 
     Older records get defaults for newer fields. We report and skip a torn line, which a process

@@ -91,14 +91,14 @@ def bent(law, lengths: list, gain: np.ndarray) -> None:
 
 def change(one: list, two: list, draws: tuple, other_draws: tuple) -> None:
     """Print by how much the minima of the same cells moved, with all draws (x, weight) of both."""
-    moved, weight = other_draws[0] - draws[0], draws[1] * other_draws[1]
+    shift, weight = other_draws[0] - draws[0], draws[1] * other_draws[1]
     print("what changes               cells  log2 of the best learning rate   lowest loss")
     groups = {"all": np.array([True] * len(one))}
     groups |= {f"batch size {B:g}": np.array([m.batch_size == B for m in one])
                for B in sorted({m.batch_size for m in one})}  # fmt: skip
     for name, i in groups.items():
         total = weight[:, i].sum(axis=1)
-        mean = (weight * moved)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
+        mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
         loss = np.mean([b.loss - a.loss for a, b, here in zip(one, two, i) if here])
         print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss:+.4f}")
 

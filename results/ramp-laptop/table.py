@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
 from tools.config import parse_ramp  # noqa: E402
-from tools.records import read_records  # noqa: E402
+from tools.records import records_in  # noqa: E402
 
 T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 
@@ -40,7 +40,7 @@ def minus(runs: dict, others: dict) -> str:
 
 def table(folder: Path = HERE) -> str:
     runs: dict = {}  # T -> name of the schedule -> the records of its seeds
-    for r in read_records(folder):
+    for r in records_in(folder):
         if r["seed"] < 100:  # the others tuned
             name = dict(power="Power", wsd="WSD")[r["schedule"]] + ", ramp" * bool(r["batch_ramp"])
             runs.setdefault(r["total_tokens"], {}).setdefault(name, {})[r["seed"]] = r
