@@ -209,21 +209,21 @@ def draw_points(path: Path, panel: dict) -> None:
     and chosen points; then the others are hollow.
     """
     every = [p for points in panel["points"].values() for p in points]
-    ends, color_of_label = {}, shades(panel["points"])
+    ends, color_of_label, unit = {}, shades(panel["points"]), math.log2(0.001)
     with figure(path, 3.75) as (ax,):
         for label, points in panel["points"].items():
             color = color_of_label[label]
             for x, y, low, high in points:
                 hollow = "chosen" in panel and (x, y) not in panel["chosen"]
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
-                fill = "white" if hollow else color
-                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=fill)
+                ax.plot(x, y, "o", color=color, markersize=5, mfc="white" if hollow else color)
             x, y, *_ = np.array(sorted(panel.get("curves", panel["points"])[label])).T
             ax.plot(x, y, color=color)
             ends[label] = x[-1], y[-1], color
         label_ends(ax, ends)
-        if panel["log_y"]:
-            log_ticks(ax.yaxis, [math.floor(2 * p[1]) / 2 for p in every], short, finest=0.5)
+        if panel["log_y"]:  # label 0.001, 0.002, 0.004, ...
+            y = [math.floor(2 * (p[1] - unit)) / 2 + unit for p in every]
+            log_ticks(ax.yaxis, y, short, finest=0.5)
         log_ticks(ax.xaxis, [p[0] for p in every], size)
         ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
 
