@@ -473,7 +473,7 @@ def report_records(records: list[dict], out: Path) -> None:
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
-        raise ValueError(f"runs with different schedules {sorted(schedules)}; fit them separately")
+        raise ValueError(f"different schedules {sorted(schedules)}; is the sweep still running?")
     elif any(r.get("standard") for r in records):
         report.transfer(parabolas(records), out)
     else:

@@ -47,7 +47,7 @@ class TrainConfig(GPTConfig):
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
     batch_size: int | None = option(help="sequences per optimizer step", above=0)
-    batch_ramp: str | None = option(None, "batch sizes from tokens on, as in 4@0,8@1e6,16@4e6")
+    batch_ramp: str | None = option(None, "batch sizes from tokens on, as in 4@0,8@1e6,16@2e6")
     micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)

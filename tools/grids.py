@@ -55,8 +55,8 @@ MOE_GPU = widths(256, head=64, preset="laptop-moe", n_ffn=320)
 # Factors of a and steps of b, around the preset. The paper scans a in [3, 5], b in [-0.6, -0.4].
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
-# A comparison tunes in the cells `tune` (shape, batch size, two T), with the learning rates whose
-# numbers are `trials`, in steps of sqrt(2) from 1e-4.
+# A comparison tunes in the cells `tune` (shape, batch size, two T), with the learning rates
+# 1e-4 * sqrt(2)^j for all j in `trials`.
 
 GRIDS = {
     "wsd": {

@@ -34,7 +34,7 @@ def merge(run: Path, shape: Callable, last: float) -> dict:
         raise ValueError(f"--last {last:g}: {run} has fewer than 2 checkpoints there; save more")
     saved = [runs.read_checkpoint(path) for path in paths]
     models, c = [x["model"] for x in saved], shares([x["tokens"] for x in saved], shape)
-    print("merged.pt =", " + ".join(f"{s:.4f} * {int(path.stem)}.pt" for s, path in zip(c, paths)))
+    print("merged.pt =", " + ".join(f"{s:.4f} * {path.name}" for s, path in zip(c, paths)))
     mean = lambda name: sum(share * model[name] for share, model in zip(c, models))
     return saved[-1] | {"model": {name: mean(name) for name in models[0]}, "average": None}
 
