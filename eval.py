@@ -44,7 +44,7 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     used = n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
     index = data.shuffled(np.arange(used), n, seed=0)
     lengths = data.bytes_per_token(corpus.tokenizer)
-    most = 2**11 if device.type == "cpu" else 2**13  # tokens per pass; few fit the cache of a CPU
+    most = 2**11 if device.type == "cpu" else 2**13  # tokens per pass, for the cache of a CPU
     rank, world = rank_and_world()
     nats, n_bytes, was_training = 0.0, 0, model.training
     model.eval()

@@ -337,7 +337,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     parser = program_parser("sweep.py", __doc__)
     fields = program_parser("sweep.py --sweep", "")
     add_flags(fields, TrainConfig, {}, "laptop")
-    grids.add_axes(parser, lambda name, text: vars(fields.parse_args([f"--{name}={text}"]))[name])
+    grids.add_own_flags(parser, lambda name, x: vars(fields.parse_args([f"--{name}={x}"]))[name])
     add_flags(parser, TrainConfig, {}, "laptop")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}

@@ -125,6 +125,7 @@ def test_least_squares_match_lstsq_on_repeated_points():
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():
     assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
+    assert fit.report.verdict(np.array([0.02, 0.02, 0.02])) == "undecided"  # it has no interval
 
 
 def test_a_draw_takes_columns_again_and_averages_their_valleys():

@@ -269,8 +269,7 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
 def test_records_of_the_default_run_have_the_presets_settings():
     cfg = train.make_config()
     for name in ("total_tokens", "n_embd", "n_layer", "power_a", "lr", "batch_size"):
-        found = values("laptop", name) + values("laptop-moe", name)
-        assert set(found) == {getattr(cfg, name)}
+        assert {*values("laptop", name), *values("laptop-moe", name)} == {getattr(cfg, name)}
 
 
 def test_quoted_code_patches_links_and_figures_exist():

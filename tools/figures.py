@@ -209,7 +209,7 @@ def draw_points(path: Path, panel: dict) -> None:
     and chosen points; then the others are hollow.
     """
     every = [p for points in panel["points"].values() for p in points]
-    ends, color_of_label, unit = {}, shades(panel["points"]), math.log2(0.001)
+    ends, color_of_label = {}, shades(panel["points"])
     with figure(path, 3.75) as (ax,):
         for label, points in panel["points"].items():
             color = color_of_label[label]
@@ -222,7 +222,7 @@ def draw_points(path: Path, panel: dict) -> None:
             ends[label] = x[-1], y[-1], color
         label_ends(ax, ends)
         if panel["log_y"]:  # label 0.001, 0.002, 0.004, ...
-            y = [math.floor(2 * (p[1] - unit)) / 2 + unit for p in every]
+            y = [math.log2(0.001) + math.floor(2 * (p[1] - math.log2(0.001))) / 2 for p in every]
             log_ticks(ax.yaxis, y, short, finest=0.5)
         log_ticks(ax.xaxis, [p[0] for p in every], size)
         ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])

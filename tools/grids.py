@@ -188,7 +188,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_axes(parser, parse_field) -> None:
+def add_own_flags(parser, parse_field) -> None:
     """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
 
     def swept(text: str) -> tuple[str, list]:

@@ -243,9 +243,9 @@ VERBS = {"level": "ties with", "better": "beats", "worse": "loses to", "undecide
 
 def verdict(draws: np.ndarray) -> str:
     low, high = interval(draws)
-    if -LEVEL < low and high < LEVEL:
+    if -LEVEL < low < high < LEVEL:  # one seed in one column has no interval, so low == high
         return "level"
-    return "better" if high < 0 else "worse" if low > 0 else "undecided"
+    return "better" if low < high < 0 else "worse" if 0 < low < high else "undecided"
 
 
 def comparison(records: list[dict], out: Path) -> None:
