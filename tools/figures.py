@@ -50,10 +50,12 @@ def shades(values: dict) -> dict:
     return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
 
 
-def log_ticks(axis, values, text: Callable[[float], str], finest: float = 1) -> None:
-    """Label an axis in log2 units at six values or fewer, in multiples of `finest`."""
+def log_ticks(axis, values, text: Callable[[float], str], unit=None, finest: float = 1) -> None:
+    """Label an axis in log2 units at six values or fewer: unit * 2^k, or from the lowest one on."""
     low, high = min(values), max(values)
     step = finest * max(1, math.ceil((high - low) / finest / 5 - 0.01))
+    zero, grid = math.log2(unit) if unit else low, min(1, step)
+    low = zero + grid * math.floor((low - zero) / grid + 0.3)
     at = np.arange(low, high + 0.01, step)
     axis.set_ticks(at, [text(2**x) for x in at])
 
@@ -162,11 +164,10 @@ def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
             groups, color_of_group = panel["groups"], shades(panel["groups"])
             heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
-            ylabel = "loss above the lowest (nats)"
-            ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=ylabel)
+            ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel="loss above lowest (nats)")
             x |= {at for some in groups.values() for m in some for at, _ in m.points}
             if panel["log"]:
-                log_ticks(ax.xaxis, x, short)
+                log_ticks(ax.xaxis, x, short, unit=0.001 if min(x) < 0 else 1)  # or a of Power
 
 
 def draw_valley(ax, found: list, color) -> float:
@@ -221,9 +222,8 @@ def draw_points(path: Path, panel: dict) -> None:
             ax.plot(x, y, color=color)
             ends[label] = x[-1], y[-1], color
         label_ends(ax, ends)
-        if panel["log_y"]:  # label 0.001, 0.002, 0.004, ...
-            y = [math.log2(0.001) + math.floor(2 * (p[1] - math.log2(0.001))) / 2 for p in every]
-            log_ticks(ax.yaxis, y, short, finest=0.5)
+        if panel["log_y"]:
+            log_ticks(ax.yaxis, [p[1] for p in every], short, unit=0.001, finest=0.5)
         log_ticks(ax.xaxis, [p[0] for p in every], size)
         ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
 
