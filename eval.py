@@ -140,9 +140,7 @@ def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=
             batches.append([])
         batches[-1].append(i)
     done = share(lambda batch: run([items[i] for i in batch]), batches, title)
-    results = {}
-    for batch, some in zip(batches, done):
-        results.update(zip(batch, some))
+    results = {i: x for batch, some in zip(batches, done) for i, x in zip(batch, some)}
     return [results[i] for i in range(len(items))]
 
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
-from tools.compare import complete, loss_of, only, read_records, shape_of
+from tools.compare import OF_A_SHAPE, VARIED, complete, loss_of, only, read_records, shape_of
 from tools.config import fail, program_parser
-from tools.records import read_table
+from tools.records import differs, read_table
 from tools.report import interval, reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
@@ -62,9 +62,7 @@ class Minimum(NamedTuple):
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
     """The n points nearest the lowest, in order of x."""
-    if not points:
-        return []
-    lowest = min(points, key=lambda p: p[1])[0]
+    lowest = min(points, key=lambda p: p[1], default=(0, 0))[0]
     return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
 
@@ -105,7 +103,10 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
         cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] if by_seed else 0
-        cells.setdefault(cell, {}).setdefault(r["seed"], {})[of(r)] = loss_of(r)
+        losses = cells.setdefault(cell, {}).setdefault(r["seed"], {})
+        if of(r) in losses:
+            raise ValueError(f"{cell[:3]}: two runs have the same learning rate and seed")
+        losses[of(r)] = loss_of(r)
     found = []
     for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):  # width 64 before 128
         points = mean_valley(cells[cell], [1] * len(cells[cell]))
@@ -124,7 +125,7 @@ def usable(found: list[Minimum]) -> list[Minimum]:
     """The minima that are not left out. Raises ValueError if they cannot give a law."""
     points = [m for m in found if not m.why_not]
     if min(len({m.T for m in points}), len({m.beta for m in points})) < 2:
-        why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found)}"
+        why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
         raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
     return points
 
@@ -244,20 +245,15 @@ def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
     """Slope of x on u [n] within groups, for every draw; least squares. x, weight [draws, n]."""
-    above = below = 0
-    for name in dict.fromkeys(groups):
-        i = np.array([group == name for group in groups])
-        w, v = weight[:, i], u[i]
-        v = v - (w @ v)[:, None] / np.maximum(w.sum(axis=1), 1e-9)[:, None]
-        above, below = above + (w * v * x[:, i]).sum(axis=1), below + (w * v * v).sum(axis=1)
-    return above / np.where(below > 1e-9, below, np.nan)
+    same = np.array([[group == other for other in groups] for group in groups])
+    v = u - (weight * u) @ same / np.maximum(weight @ same, 1e-9)  # without the mean of its group
+    below = (weight * v**2).sum(axis=1)
+    return (weight * v * x).sum(axis=1) / np.where(below > 1e-9, below, np.nan)
 
 
 def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
     """Minima of the n batch sizes with the lowest loss, for every shape and T."""
-    cells: dict = {}
-    for m in usable(found):
-        cells.setdefault((m.shape, m.T), []).append(m)
+    cells = report.group(usable(found), lambda m: (m.shape, m.T))
     return [m for cell in cells.values() for m in sorted(cell, key=lambda m: m.loss)[:n]]
 
 
@@ -286,6 +282,7 @@ def interaction(found: list[Minimum], x, weight) -> np.ndarray:
     T, beta = np.log2([(m.T, m.beta) for m in found]).T
     product = (T - T.mean()) * (beta - beta.mean()) + 0 * x
     rest = product - fit_law(found, product, weight).fitted  # what the law cannot explain of it
+    rest = np.where(weight > 0, rest, 0)  # it is NaN if the draw lacks a shape
     return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
 
 
@@ -434,6 +431,10 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
 
     sets: {value: records}. Only cells that all of them have count.
     """
+    first, *others = (some[0] for some in sets.values())
+    for other in others:
+        if different := differs(first, other, (field, *VARIED, *OF_A_SHAPE)):
+            raise ValueError(f"--against {field}: the runs also differ in {different[0]} (--only)")
     cell = lambda m: (m.shape, m.T, m.batch_size)
     found = [{cell(m): m for m in minima(some) if not m.why_not} for some in sets.values()]
     common = sorted(set.intersection(*map(set, found)))
@@ -491,7 +492,8 @@ def run(args) -> None:
         read = lambda choices: read_records(args.folders, choices)
     else:
         raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
-    out = args.out or (args.table.parent if args.table else args.folders[0])
+    first = args.table or args.folders[0]
+    out = args.out or (first.parent if first.is_file() else first)
     if not args.against:
         return report_records(read(args.only), out)
     field, _, values = args.against.partition("=")

@@ -56,6 +56,8 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
 
     Append (tokens, mean training loss since the last point, learning rate) to the curve.
     """
+    if must_stop():  # already, in an earlier call
+        return
     losses = []
     for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
         losses.append(loss)
@@ -120,9 +122,9 @@ def trunk_of(cfg: TrainConfig) -> str:
 
 
 def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
-    """Group runs by their trunk, from short to long."""
+    """Group runs by their trunk, in the order in which they leave it."""
     trunks: dict = {}
-    for cfg in sorted(dict.fromkeys(runs), key=lambda cfg: cfg.total_tokens):
+    for cfg in sorted(dict.fromkeys(runs), key=lambda cfg: cfg.total_tokens - cfg.decay_tokens):
         trunks.setdefault(trunk_of(cfg), []).append(cfg)
     return trunks
 
@@ -261,11 +263,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 
 def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
     """The runs that we can train now. made_up(config) is the loss of an unknown run."""
-
-    def loss(cfg: TrainConfig) -> float | None:
-        run = identity_of(cfg)
-        return known[run] if run in known else made_up(cfg)
-
+    loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
     runs = sum((wanted(loss) for wanted in series), [])
     return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
 

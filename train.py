@@ -137,7 +137,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
-        inputs = to_device(inputs, cfg.device)  # [micro_batch_size, seq_len]
+        inputs = to_device(inputs, cfg.device)  # [len(part), seq_len]
         targets = to_device(targets, cfg.device)
         last = i == n_micro - 1  # DDP averages the gradients once, in the last backward pass
         with contextlib.nullcontext() if last or world == 1 else model.no_sync():
@@ -395,6 +395,8 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """The config, and a checkpoint of this run, its parent or None. Raises ValueError, OSError."""
     for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
         typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
+    if data.tokenizer_file(typed.get("tokenizer", "")):
+        typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     fields, start, path = resume.choose(typed, actions)
     if path:
         parent = open_parent(Path(path))

@@ -61,12 +61,12 @@ def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
 
 
 def test_resuming_and_branching_continue_the_average(corpus_path):
-    """A branch of a run without an average starts one."""
+    """A branch of a run without an average starts one, before its decay."""
     whole = run(corpus_path, "a", "--average")["average_val_loss"]
     stop([*flags(corpus_path, out="stopped", **AVERAGE), "--average"], 10)
     assert train.main(["--out=stopped", "--resume"]) == 0
     run(corpus_path, "half", "--average", total_tokens=1536)
-    run(corpus_path, "plain", total_tokens=1536)
+    run(corpus_path, "plain", total_tokens=1536, decay_tokens=256)
     for parent in ("half", "plain"):
         argv = [f"--branch={parent}", "--average", "--total_tokens=3072", "--decay_tokens=0"]
         assert train.main([*argv, f"--out=from-{parent}", "--device=cpu"]) == 0

@@ -182,3 +182,5 @@ def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811
         assert float(words[-1]) == pytest.approx(deeper, abs=1e-4)
     assert "warmup_tokens=7" in refused([*only, "warmup_tokens=2500,7"], capsys)
     assert "two values" in refused([*only, "warmup_tokens=2500"], capsys)
+    write([r | {"dtype": str(r["warmup_tokens"])} for r in records], Path("b"))
+    assert "differ in dtype" in refused(["b", *only[1:], "warmup_tokens=2500,50000"], capsys)

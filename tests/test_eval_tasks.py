@@ -306,6 +306,7 @@ WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
     ("--tasks piqa --data .", '{"goal": "a"}', "'sol1'"),
     ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no choice number 2"),
+    ("--tasks humaneval --data .", '{"prompt": "", "test": "", "entry_point": "f"}', "task_id"),
     ("--tasks nonsense", None, "nonsense"), ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
     ("--tasks piqa --num_fewshot 18", None, "needs 19 examples"),
     ("--tasks gsm8k --max_len 24", None, "leaves no room"),

@@ -94,6 +94,8 @@ def test_law_of_plain_rows_is_the_law_of_records():
             assert value == pytest.approx(of_records[name])
     with pytest.raises(ValueError, match="total_tokens None"):
         fit.law([{"lr": 0.1}])
+    with pytest.raises(ValueError, match="same learning rate and seed"):
+        fit.law([row | {"seed": 0} for row in rows])
 
 
 def test_the_papers_grid_of_factors_of_two_gives_the_law():

@@ -141,6 +141,7 @@ def rename_a_tensor(folder: Path) -> None:
 
 
 YARN = '{"model_type": "granite", "rope_parameters": {"rope_type": "yarn"}}'
+LINEAR = '{"model_type": "granite", "rope_scaling": {"type": "linear", "factor": 4}}'
 LOST = '{"weight_map": {"x": "model-00001.safetensors"}}'
 DAMAGES = {
     "missing tensor": (rename_a_tensor, '"norm.weight"'),
@@ -148,7 +149,7 @@ DAMAGES = {
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 999), "model.safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
     "other architecture": (write('{"model_type": "llama"}'), "'llama'"),
-    "scaled rope": (write(YARN), "yarn"),
+    "scaled rope": (write(YARN), "yarn"), "older name": (write(LINEAR), "linear"),
     "no size": (write('{"model_type": "granite"}'), "hidden_size"),
     "not JSON": (write('{"model_type": "granite",'), "config.json"),
     "lost shard": (write(LOST, "model.safetensors.index.json"), "model-00001.safetensors"),

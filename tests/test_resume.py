@@ -165,12 +165,6 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
         assert (a["record"]["parent"], b["record"]["parent"]) == (path, None)
 
 
-def test_a_branch_may_average_and_not_decay(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    assert train.main(["--branch=run", "--average", "--decay_tokens=0", "--out=b"]) == 0
-    assert read(tmp_path / "b" / "record.json")["tokens"] == 40 * 256
-
-
 def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch):
     """Rank 0 saved the name of its GPU."""
     config = read(stopped_run(corpus_path) / "config.json")

@@ -71,14 +71,16 @@ KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, monkeypatch):
-    """Bit for bit, whatever the schedule; a planned one shares no trunk."""
+    """Bit for bit, whatever the schedule; a planned one shares no trunk, a long decay is early."""
     monkeypatch.setattr(train, "sample", lambda *_: "")  # slow, and not what we compare
     monkeypatch.setattr(train, "draw_curve", lambda *_: None)
     runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
+    if kind == "wsd":
+        runs[2] = config(corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500)
     trunks = sweep.by_trunk(runs).values()
     assert len(trunks) == (3 if runs[0].schedule in PLANNED else 1)
     together = [r for some in trunks for r, _ in sweep.train_trunk(some, corpus, Path("trunks"))]
-    for cfg, ours in zip(runs, together):
+    for cfg, ours in zip(sum(trunks, []), together):
         out = Path(str(cfg.total_tokens))
         out.mkdir()
         record = train.train(cfg, corpus, out)
@@ -89,19 +91,20 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
 
 
 def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
-    """At any step, also in the middle of a branch; and a trunk is made longer later."""
+    """At any step, in a branch or before a look; and a trunk is made longer later."""
     runs = [config(corpus_path, total_tokens=T, **KINDS["ramp"]) for T in BUDGETS]
-    whole = [record for record, _ in sweep.train_trunk(runs, corpus, Path("a"))]
+    whole = [record for record, _ in sweep.train_trunk(runs, corpus, Path("a"), look_at=[2000])]
     expected, final_weights[:] = final_weights[:], []
     done = []
-    for patience in (1, 7, 12, 30, 33, 2, 50, 10**9):
+    for patience in (11, 1, 7, 12, 30, 33, 2, 50, 10**9):
         calls = iter(range(patience))
         must_stop = lambda: next(calls, None) is None
         limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
         if len(done) < limit:
             left = runs[len(done) : limit]
-            done += [r for r, _ in sweep.train_trunk(left, corpus, Path("b"), must_stop)]
-    assert [r["val_loss"] for r in done] == [r["val_loss"] for r in whole]
+            done += [r for r, _ in sweep.train_trunk(left, corpus, Path("b"), must_stop, [2000])]
+    for name in ("val_loss", "val_loss_at_2000"):
+        assert [r[name] for r in done] == [r[name] for r in whole]
     assert all(map(torch.equal, expected, final_weights))
 
 
@@ -317,9 +320,9 @@ WRONG = [
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
     ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),
     ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
-    ("compare --average", "--average"), ("wsd --sweep weight_decy=1", "weight_decy"),
-    ("wsd --widths 33", "33"), ("wsd --widths 40", "heads of 16"),
-    ("wsd --scale paper --widths 64", "--widths"),
+    ("compare --average", "--average"), ("compare --sweep seed=0,1", "tunes for one"),
+    ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
+    ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
     ("wsd --sweep branch=x", "branch"), ("wsd --batches 2 --batch_ramp 4@0", "starts with 4"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
     ("compare --schedule power", "--schedule"), ("compare --total_tokens 1e6", "--total_tokens"),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.records import differs, records_in
+from tools.records import differs, identity, records_in
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 DRAWS = 10_000
@@ -143,9 +143,7 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
     found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
     found = [r | {"shape": shape_of(r)} for r in found]
     check_same_settings(found)
-    names = "shape schedule batch_size total_tokens seed lr power_a power_b average".split()
-    names += ["decay_shape", "min_lr_ratio"]
-    return list({tuple(r.get(name, False) for name in names): r for r in found}.values())
+    return list({identity(r): r for r in found}.values())
 
 
 def check_same_settings(records: list[dict]) -> None:

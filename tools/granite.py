@@ -70,6 +70,7 @@ def read_config(path: Path) -> dict:
     file = path / "config.json"
     config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
+    config["rope_type"] = config.get("type", config["rope_type"])  # its name in older files
     for name, values in SUPPORTED.items():
         if config[name] not in values:
             problem = f"{name} is {config[name]!r}; we support only {', '.join(values)}"

@@ -32,7 +32,7 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
 
 # The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
 # warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
-# of a few steps that hurts it for long. Searches for the learning rate of WSD take 2.5%.
+# of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
 
 
 def laptop(warmup_tokens: int, eval_tokens: int = 2**16) -> dict:
@@ -118,6 +118,8 @@ def changed(grid: dict, args, typed: dict) -> dict:
     A new width gets the rows of the first width, resized, with heads of the same size.
     """
     rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
+    if args.sweep and "tune" in grid:
+        raise ValueError("--sweep: a comparison tunes for one value only; give it as a flag")
     if args.widths:
         if first is None:
             raise ValueError(f"--widths {args.widths[0]}: this scale has presets; leave it out")

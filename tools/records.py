@@ -78,7 +78,7 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
     An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
     """
     names = dict(pair.partition("=")[::2] for pair in columns.split(","))
-    more = {"seq_len": seq_len} if seq_len else {}
+    more = {} if seq_len is None else {"seq_len": seq_len}
     rows = []
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)

@@ -227,11 +227,8 @@ def power_panel(name: str, found: list, center: dict) -> dict:
     groups = group([m for m in some if m.T == T], lambda m: f"batch size {m.batch_size:g}")
     other = "b" if name == "a" else "a"
     where = f"{other} = {center['power_' + other]:g}, T = {size(T)}, {some[0].shape}"
-    best = [mean_x(minima) for minima in groups.values()]
-    if name == "a":
-        best = [2**x for x in best]
-    low, high = np.nanmin(best), np.nanmax(best)
-    title = f"The best {name} is {low:.2g} to {high:.2g}"
+    best = [2 ** mean_x(some) if name == "a" else mean_x(some) for some in groups.values()]
+    title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
     return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
@@ -300,7 +297,7 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
     batch_size = min(B for *_, B in lines[run])
     cells = [cell for cell in lines[run] if (cell[0], cell[2]) == (shape, batch_size)]
     longest = {r["seed"]: r for r in records if compare.cell_of(r) == cells[-1]
-               and r["schedule"] == "cosine" and r["min_lr_ratio"] > 0}  # fmt: skip
+               and loss_of(r) == lines[planned][cells[-1]].get(r["seed"])}  # fmt: skip
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
     if not all(look in r for r in longest.values() for look in name.values()):
         return False

@@ -249,6 +249,8 @@ def read_questions(name: str, folder: str | None, examples: bool, limit=None) ->
             doc = json.loads(item) if folder else item
             group = doc[task.group] if task.group else ""
             question = task.ask(doc)._replace(doc=doc, group=group)
+            if task.program and not examples:  # else a missing field would end a long evaluation
+                task.program(doc, str(doc["task_id"]))
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
