@@ -177,6 +177,8 @@ NUMBERS = {
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
     "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
+    "bend.paper": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[0],
+    "bend.seed.0": lambda: fit.step_law_reading(bend(W80K, "n_embd=32", "seed=0").found),
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),
     "bend.all": lambda: bend(W80K).straight.q, "bend.b": lambda: bend(W80K).straight.b,
     "warmup.short": lambda: warmups()[0].straight.b, "warmup.long": lambda: warmups()[1].straight.b,
