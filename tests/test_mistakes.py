@@ -101,7 +101,6 @@ def folder(corpus_path, tmp_path_factory):
     (schedules, "--ot x", "--ot"),
     (fit, "", "name the folder"),
     (fit, "tiny", "tiny: no records"),
-    (fit, "--predict", "--total_tokens"),
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),

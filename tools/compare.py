@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.records import differs, identity, records_in
+from tools.records import differs, records_in
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 DRAWS = 10_000
@@ -143,7 +143,8 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
     found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
     found = [r | {"shape": shape_of(r)} for r in found]
     check_same_settings(found)
-    return list({identity(r): r for r in found}.values())
+    names = [*VARIED, "decay_shape", "min_lr_ratio"]  # the other settings are all equal
+    return list({tuple(map(r.get, names)): r for r in found}.values())
 
 
 def check_same_settings(records: list[dict]) -> None:
@@ -157,8 +158,7 @@ def check_same_settings(records: list[dict]) -> None:
     varied = VARIED + ["decay_shape", "min_lr_ratio"] * compared
     for r in records:
         first = first_of.setdefault(r["shape"], r)
-        different = differs(r, first, varied)
-        different += differs(r, records[0], varied + OF_A_SHAPE)
+        different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
         if different:
             raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
         decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))
