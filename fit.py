@@ -62,7 +62,7 @@ class Minimum(NamedTuple):
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
     """The n points nearest the lowest, in order of x."""
-    lowest = min(points, key=lambda p: p[1], default=(0, 0))[0]
+    lowest = min(points, key=lambda p: p[1], default=(0, 0))[0]  # without points, any number
     return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
 
@@ -97,7 +97,7 @@ def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
 def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None) -> list:
     """The best learning rate of every cell, or of every cell and seed, narrow to wide.
 
-    Of runs of Power, `of` maps a record to the x that was scanned.
+    Of runs of Power, `of` maps a record to the scanned x. Raises ValueError for equal runs.
     """
     of, cells = of or (lambda r: math.log2(r["lr"])), {}
     for r in records:
@@ -431,9 +431,9 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
 
     sets: {value: records}. Only cells that all of them have count.
     """
-    first, *others = (some[0] for some in sets.values())
-    for other in others:
-        if different := differs(first, other, (field, *VARIED, *OF_A_SHAPE)):
+    one, *rest = (some[0] for some in sets.values())
+    for other in rest:
+        if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
             raise ValueError(f"--against {field}: the runs also differ in {different[0]} (--only)")
     cell = lambda m: (m.shape, m.T, m.batch_size)
     found = [{cell(m): m for m in minima(some) if not m.why_not} for some in sets.values()]

@@ -72,7 +72,7 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
 def train_trunk(
     runs: list[TrainConfig], corpus, trunks: Path, must_stop=lambda: False, look_at=()
 ) -> Iterator[tuple[dict, list]]:
-    """Train runs that share a trunk, shortest first. Yield their records and curves.
+    """Train runs in the order in which they leave their trunk. Yield their records and curves.
 
     We save the trunk in the folder `trunks` before every branch, and the next call resumes there.
     At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS in the record.
@@ -101,7 +101,7 @@ def train_trunk(
         if must_stop():
             return
         _, record = train.evaluate(cfg, state, corpus)
-        seconds = time.perf_counter() - began  # without the time of the shorter runs
+        seconds = time.perf_counter() - began  # without the time of earlier runs
         speed = round((state.tokens - start) / seconds)
         record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
         yield record, branch_curve[:: max(1, math.ceil(len(branch_curve) / POINTS))]
