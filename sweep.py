@@ -12,7 +12,7 @@ Ctrl-C stops a sweep and the same command resumes it. Fit its records with pytho
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
 Each branch is, bit for bit, the run that train.py would make, for about half the tokens in all. A
-cosine needs a separate run for every T. Read `train_trunk`, then `search`, the rule that chooses
+cosine needs a separate run for every T. Read `train_run`, then `search`, the rule that chooses
 the learning rates. The grids are in tools/grids.py.
 """
 
@@ -27,7 +27,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import tools.threads  # noqa: F401  before torch
@@ -69,43 +69,39 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
             return  # as in train.py, which checks the loss for divergence at every log_every
 
 
-def train_trunk(
-    runs: list[TrainConfig], corpus, trunks: Path, must_stop=lambda: False, look_at=()
-) -> Iterator[tuple[dict, list]]:
-    """Train runs in the order in which they leave their trunk. Yield their records and curves.
+def train_run(
+    cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False, look_at=()
+) -> tuple[dict, list] | None:
+    """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
 
-    We save the trunk in the folder `trunks` before every branch, and the next call resumes there.
-    At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS in the record.
+    The next run of this trunk goes on where we saved it. None if must_stop(), also saved. At the
+    token counts in look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
     """
-    state, looks, curve = train.build(runs[-1]), {}, []
-    made = origin(runs[-1].device, corpus.meta["fingerprint"]) | {"parent": None}
-    checkpoint = trunks / f"{trunk_of(runs[0])}.pt"
-    saved, first_decay = None, runs[0].total_tokens - runs[0].decay_tokens
+    began, state, looks, curve = time.perf_counter(), train.build(cfg), {}, []
+    made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
+    checkpoint, decay_start = trunks / f"{trunk_of(cfg)}.pt", cfg.total_tokens - cfg.decay_tokens
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
-    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= first_decay:
-        train.restore(saved, state)
-        looks, curve = saved["looks"], saved["curve"]
+        if saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= decay_start:
+            train.restore(saved, state)
+            looks, curve = saved["looks"], saved["curve"]
 
-    for cfg in runs:
-        began, start = time.perf_counter(), state.tokens
-        for T in look_at:
-            advance(cfg, state, corpus, T, curve, must_stop)
-            if f"val_loss_at_{T}" not in looks and not must_stop():
-                looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
-        advance(cfg, state, corpus, cfg.total_tokens - cfg.decay_tokens, curve, must_stop)
-        saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
-        write_checkpoint(checkpoint, saved)
-        branch_curve = curve.copy()
-        advance(cfg, state, corpus, cfg.total_tokens, branch_curve, must_stop)  # the branch decays
-        if must_stop():
-            return
-        _, record = train.evaluate(cfg, state, corpus)
-        seconds = time.perf_counter() - began  # without the time of earlier runs
-        speed = round((state.tokens - start) / seconds)
-        record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
-        yield record, branch_curve[:: max(1, math.ceil(len(branch_curve) / POINTS))]
-        train.restore(read_checkpoint(checkpoint), state)  # back to where the branch left
+    start = state.tokens
+    for T in look_at:
+        advance(cfg, state, corpus, T, curve, must_stop)
+        if f"val_loss_at_{T}" not in looks and not must_stop():
+            looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
+    advance(cfg, state, corpus, decay_start, curve, must_stop)
+    saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
+    write_checkpoint(checkpoint, saved)
+    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # the decay
+    if must_stop():
+        return None
+    _, record = train.evaluate(cfg, state, corpus)
+    seconds = time.perf_counter() - began  # without those of earlier runs of the trunk
+    speed = round((state.tokens - start) / seconds)
+    record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
+    return record, curve[:: max(1, math.ceil(len(curve) / POINTS))]
 
 
 @functools.cache
@@ -284,13 +280,13 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
 
 
 def jobs(series: list[Callable], known: dict, budgets: list[int]) -> dict[str, tuple]:
-    """Trunk -> (its missing runs, where to evaluate it on the way), long ones first."""
+    """Trunk -> (its next run, where to evaluate it on the way), those with most work first."""
     ready, todo = {}, by_trunk(missing(series, known))
     work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
     for trunk in sorted(todo, key=work, reverse=True):
-        last = todo[trunk][-1]
-        look = last.schedule in PLANNED and last.total_tokens == budgets[-1]
-        ready[trunk] = todo[trunk], budgets[:-1] if look else []
+        cfg = todo[trunk][0]
+        look = cfg.schedule in PLANNED and cfg.total_tokens == budgets[-1]
+        ready[trunk] = cfg, budgets[:-1] if look else []
     return ready
 
 
@@ -319,10 +315,10 @@ def prepare_worker(device: str, cfg: TrainConfig, trunks: Path) -> Callable:
     cfg, corpus = train.load_data(cfg, {}, None)
     here = {"device": device, "tokenizer": cfg.tokenizer}
 
-    def work(job: tuple, must_stop: Callable) -> Iterator[tuple[dict, list]]:
-        runs, look_at = job
-        runs = [train.resolve_device(dataclasses.replace(cfg, **here)) for cfg in runs]
-        yield from train_trunk(runs, corpus, trunks, must_stop, look_at)
+    def work(job: tuple, must_stop: Callable) -> tuple[dict, list] | None:
+        cfg, look_at = job
+        cfg = train.resolve_device(dataclasses.replace(cfg, **here))
+        return train_run(cfg, corpus, trunks, must_stop, look_at)
 
     return work
 

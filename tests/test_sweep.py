@@ -63,6 +63,10 @@ def final_weights(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
+def train_runs(runs: list, corpus, trunks="trunks", *args, **more) -> list:
+    return [sweep.train_run(cfg, corpus, Path(trunks), *args, **more) for cfg in runs]
+
+
 KINDS = {name: dict(schedule=name) for name in SCHEDULES}
 KINDS["average"] = dict(schedule="power", average=True, decay_tokens=300)
 KINDS["ramp"] = dict(schedule="power", batch_ramp="8@0,4@1e3,16@3500,8@9000")
@@ -79,8 +83,8 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
         runs[2] = config(corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500)
     trunks = sweep.by_trunk(runs).values()
     assert len(trunks) == (3 if runs[0].schedule in PLANNED else 1)
-    together = [r for some in trunks for r, _ in sweep.train_trunk(some, corpus, Path("trunks"))]
-    for cfg, ours in zip(sum(trunks, []), together):
+    runs = sum(trunks, [])
+    for cfg, (ours, _) in zip(runs, train_runs(runs, corpus)):
         out = Path(str(cfg.total_tokens))
         out.mkdir()
         record = train.train(cfg, corpus, out)
@@ -93,16 +97,15 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
 def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
     """At any step, in a branch or before a look; and a trunk is made longer later."""
     runs = [config(corpus_path, total_tokens=T, **KINDS["ramp"]) for T in BUDGETS]
-    whole = [record for record, _ in sweep.train_trunk(runs, corpus, Path("a"), look_at=[2000])]
+    whole = [record for record, _ in train_runs(runs, corpus, "a", look_at=[2000])]
     expected, final_weights[:] = final_weights[:], []
     done = []
     for patience in (11, 1, 7, 12, 30, 33, 2, 50, 10**9):
         calls = iter(range(patience))
         must_stop = lambda: next(calls, None) is None
         limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
-        if len(done) < limit:
-            left = runs[len(done) : limit]
-            done += [r for r, _ in sweep.train_trunk(left, corpus, Path("b"), must_stop, [2000])]
+        some = train_runs(runs[len(done) : limit], corpus, "b", must_stop, [2000])
+        done += [result[0] for result in some if result]
     for name in ("val_loss", "val_loss_at_2000"):
         assert [r[name] for r in done] == [r[name] for r in whole]
     assert all(map(torch.equal, expected, final_weights))
@@ -111,23 +114,23 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
 @pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated"])
 def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
-    ((expected, _),) = sweep.train_trunk(runs[:1], corpus, Path("a"))
+    ((expected, _),) = train_runs(runs[:1], corpus, "a")
     (path,) = Path("a").iterdir()
     if damage == "too far":  # its record was lost, and the trunk has come further
-        list(sweep.train_trunk(runs, corpus, Path("a")))
+        train_runs(runs, corpus, "a")
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:1000])
     else:
         saved = torch.load(path, weights_only=True)
         saved["model"] = {name: 2 * w for name, w in saved["model"].items()}
         torch.save(saved | {"fingerprint": "another"}, path)
-    ((record, _),) = sweep.train_trunk(runs[:1], corpus, Path("a"))
+    ((record, _),) = train_runs(runs[:1], corpus, "a")
     assert record["val_loss"] == expected["val_loss"]
 
 
 def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
-    together = [record for record, _ in sweep.train_trunk(runs, corpus, Path("trunks"))]
+    together = [record for record, _ in train_runs(runs, corpus)]
     assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3
     assert set(sweep.losses_of(together).values()) == {math.inf}
     assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
@@ -137,7 +140,7 @@ def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
     """Means over stretches of a run; the trunk's part is in the curve of every branch."""
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
     monkeypatch.setattr(sweep, "POINTS", 12)
-    curves = [curve for _, curve in sweep.train_trunk(runs, corpus, Path("trunks"))]
+    curves = [curve for _, curve in train_runs(runs, corpus)]
     assert {curve[0] for curve in curves} == {curves[0][0]}
     assert all(6 <= len(curve) <= 12 for curve in curves)
     state, schedule = train.build(runs[2]), make_schedule(runs[2])
@@ -229,7 +232,8 @@ def train_here(monkeypatch) -> None:
 
     def deal(workers, jobs, must_stop):
         while not must_stop() and (todo := jobs()):
-            yield from workers[0].work(next(iter(todo.values())), must_stop)
+            if result := workers[0].work(next(iter(todo.values())), must_stop):
+                yield result
 
     def start(device, number, prepare, *args):
         return [SimpleNamespace(work=prepare(device, *args), close=lambda: None)]

@@ -10,7 +10,7 @@ import torch
 
 
 def serve(connection, prepare: Callable, args: tuple) -> None:
-    """Run in a worker. prepare(*args) returns the function (job, must_stop) -> results.
+    """Run in a worker. prepare(*args) returns the function (job, must_stop) -> result.
 
     End when the parent closes the pipe or dies. A message during a job means stop.
     """
@@ -19,9 +19,7 @@ def serve(connection, prepare: Callable, args: tuple) -> None:
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
         while (job := connection.recv()) != "stop":
-            for result in work(job, connection.poll):
-                connection.send(result)
-            connection.send(None)  # done
+            connection.send(work(job, connection.poll))
 
 
 def start_workers(device: str, number: int | None, prepare: Callable, *args) -> list:
@@ -42,7 +40,7 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args) -> 
 
 
 def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator:
-    """Give out jobs until none is left, or must_stop(). Yield the results.
+    """Give out jobs until none is left, or must_stop(). Yield the results, except None.
 
     jobs() returns {name: job} of the jobs that may start now. We call it again after every result.
     Raises EOFError or ConnectionError if a worker dies.
@@ -63,7 +61,6 @@ def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterat
         if not running:
             return
         for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
-            if (result := worker.recv()) is None:
-                del running[worker]
-            else:
+            del running[worker]
+            if (result := worker.recv()) is not None:
                 yield result
