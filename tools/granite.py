@@ -102,29 +102,24 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     return weights
 
 
-def describe(fields: dict, dtype: str, eot: int) -> dict:
-    """The config.json of a model with these GPTConfig fields."""
-    kind = "GraniteMoe" if fields["n_expert"] else "Granite"
-    config = {theirs: fields[ours] for ours, theirs in FIELDS.items()}
-    return config | {
-        "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "hidden_act": "silu",
-        "torch_dtype": dtype, "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot,
-    }  # fmt: skip
-
-
 def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]) -> None:
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
     Raises OSError if `to` is not empty or cannot be written.
     """
+    kind = "GraniteMoe" if fields["n_expert"] else "Granite"
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    config = json.dumps(describe(fields, dtype, eot), indent=1) + "\n"
+    config = {theirs: fields[ours] for ours, theirs in FIELDS.items()} | {
+        "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "hidden_act": "silu",
+        "torch_dtype": dtype, "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot,
+    }  # fmt: skip
+    texts = {"config.json": json.dumps(config, indent=1) + "\n", **texts}
     tensors = {granite_name(name): tensor.contiguous() for name, tensor in weights.items()}
     building = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         building.mkdir(parents=True)
-        for name, content in {"config.json": config, **texts}.items():
+        for name, content in texts.items():
             (building / name).write_text(content, encoding="utf-8")
         file = building / "model.safetensors"
         safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
