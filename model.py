@@ -260,21 +260,20 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     """
     path = Path(path)
     if is_granite(path):
-        cfg = GPTConfig(**granite.read_config(path))
-        weights = granite.read_weights(path, names=empty_model(cfg).state_dict())
+        model = empty_model(GPTConfig(**granite.read_config(path)))
+        weights = granite.read_weights(path, names=model.state_dict())
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-        fields = {f.name for f in dataclasses.fields(GPTConfig)}
-        cfg = GPTConfig(**{name: x for name, x in saved["config"].items() if name in fields})
+        shape = {f.name for f in dataclasses.fields(GPTConfig)} & saved["config"].keys()
+        model = empty_model(GPTConfig(**{name: saved["config"][name] for name in shape}))
         weights = saved.pop("model")
-    model = empty_model(cfg)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
         raise ValueError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
-    model.rope = rope_table(cfg)  # stays float32
+    model.rope = rope_table(model.cfg)  # stays float32
     return model.to(device).eval()
 
 
