@@ -12,6 +12,7 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 import argparse
 import json
 import math
+import re
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
@@ -189,22 +190,16 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
 def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_tokens=8192) -> list:
     """Answer the prompts, up to a stop of the task. Overlong prompts keep their end."""
     decode, most = decoder(tokenizer), task.max_new_tokens
+    stop = re.compile("|".join(map(re.escape, task.stops)))
 
     def finished(new: list[int]) -> bool:
-        text = decode(new)
-        ended = new[-1] == tokenizer.eot_token or len(new) == most
-        return ended or any(stop in text for stop in task.stops)
+        return new[-1] == tokenizer.eot_token or len(new) == most or bool(stop.search(decode(new)))
 
     encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
     items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]  # 0 tokens to score
     run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
-    answers = []
-    for new in in_batches(run, items, None, title, batch_tokens, room=most):
-        text = decode(new)
-        for stop in task.stops:
-            text = text.split(stop)[0]
-        answers.append(text)
-    return answers
+    written = in_batches(run, items, None, title, batch_tokens, room=most)
+    return [stop.split(decode(new))[0] for new in written]
 
 
 # -- The benchmarks -------------------------------------------------------------------------------
