@@ -125,8 +125,11 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
                 train.write(tokens["train"])
                 val.write(tokens["val"])
                 notes.update(found)
-        if not (folder / "val.bin").stat().st_size:
-            hold_out_the_end(folder, dtype, val_fraction)
+        if not (folder / "val.bin").stat().st_size:  # the hash held out none: take the end
+            ids = np.fromfile(folder / "train.bin", dtype)
+            cut = int(len(ids) * (1 - val_fraction))
+            ids[:cut].tofile(folder / "train.bin")
+            ids[cut:].tofile(folder / "val.bin")
         meta = describe(folder, tokenizer, encoding, dtype, notes)
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
@@ -211,14 +214,6 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
         first = False
     return tokens, notes
-
-
-def hold_out_the_end(folder: Path, dtype: np.dtype, val_fraction: float) -> None:
-    """Move the last tokens of train.bin to val.bin, because the hash held out no document."""
-    ids = np.fromfile(folder / "train.bin", dtype)
-    cut = int(len(ids) * (1 - val_fraction))
-    ids[:cut].tofile(folder / "train.bin")
-    ids[cut:].tofile(folder / "val.bin")
 
 
 def describe(folder: Path, name: str, tokenizer, dtype: np.dtype, notes: Counter) -> dict:
