@@ -234,16 +234,12 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
+        k = 1 if temperature == 0 else min(top_k, self.cfg.vocab_size)
         for _ in range(max_new_tokens):
             x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
-            logits = self.logits(x[:, -1]).float()  # [B, V]
-            worst = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-            logits[logits < worst] = -torch.inf
-            if temperature == 0:
-                new = logits.argmax(-1, keepdim=True)  # [B, 1]
-            else:
-                new = torch.multinomial((logits / temperature).softmax(-1), 1)
-            idx = torch.cat((idx, new), dim=1)
+            logits, tokens = self.logits(x[:, -1]).float().topk(k)  # both [B, k]
+            choice = torch.multinomial((logits / (temperature or 1)).softmax(-1), 1)  # [B, 1]
+            idx = torch.cat((idx, tokens.gather(1, choice)), dim=1)
         return idx
 
 
