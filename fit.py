@@ -20,7 +20,6 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
 
-import functools
 import json
 import math
 import sys
@@ -487,7 +486,7 @@ def run(args) -> None:
         return report_prediction(args)
     if args.table:
         rows = [complete(row) for row in read_table(args.table, args.columns, args.seq_len)]
-        read = lambda choices: functools.reduce(only, choices, rows)
+        read = lambda choices: only(rows, choices)
     elif args.folders:
         read = lambda choices: read_records(args.folders, choices)
     else:

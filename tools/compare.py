@@ -109,22 +109,23 @@ def is_standard(record: dict) -> bool:
     return not math.isclose(record.get("attention_multiplier") or mup, mup)
 
 
-def only(records: list[dict], choice: str) -> list[dict]:
-    """The records that agree with a choice, FIELD=V,V,.... Raises ValueError if none does."""
-    name, _, text = choice.partition("=")
-    values = []
-    for word in text.split(","):
-        try:
-            values.append(json.loads(word))  # 0 then equals 0.0, and null None
-        except json.JSONDecodeError:
-            values.append(word)
-    chosen = [r for r in records if r.get(name) in values]
-    if not chosen:
-        raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
-    return chosen
+def only(records: list[dict], choices: list | tuple) -> list[dict]:
+    """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
+    for choice in choices:
+        name, _, text = choice.partition("=")
+        values = []
+        for word in text.split(","):
+            try:
+                values.append(json.loads(word))  # 0 then equals 0.0, and null None
+            except json.JSONDecodeError:
+                values.append(word)
+        records = [r for r in records if r.get(name) in values]
+        if not records:
+            raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
+    return records
 
 
-def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]:
+def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
     """Read all runs under these folders that agree with the choices, without duplicates.
 
     Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
@@ -135,9 +136,7 @@ def read_records(paths: list[Path], choices: tuple[str, ...] = ()) -> list[dict]
         if not some:
             raise FileNotFoundError(f"{path}: no records; give the folder of a sweep")
         found += some
-    for choice in choices:
-        found = only(found, choice)
-    found = [complete(r) for r in found]
+    found = [complete(r) for r in only(found, choices)]
     # If both scales of attention occur, the sweep is `transfer`, with and without muP
     all_standard = all(is_standard(r) for r in found)
     found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
