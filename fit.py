@@ -417,12 +417,9 @@ def parts(fits: Fits, name: str) -> dict:
     """Is one line enough? b of the smallest and largest batch size, or q of the two ends of T."""
     values = np.array([getattr(m, name) for m in fits.points])
     u = np.log2([m.beta if name == "T" else m.T for m in fits.points])
-    found = {}
-    for value in (values.min(), values.max()):
-        i = values == value
-        shapes = [m.shape for m, here in zip(fits.points, i) if here]
-        found[value] = slope(fits.x[:, i], fits.weight[:, i], u[i], shapes)
-    return found
+    shapes = [m.shape for m in fits.points]
+    at = lambda value: slope(fits.x, fits.weight * (values == value), u, shapes)
+    return {value: at(value) for value in (values.min(), values.max())}
 
 
 def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
