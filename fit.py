@@ -155,7 +155,7 @@ def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 class Law(NamedTuple):
-    """log2 lr = log2 a(shape) + b log2 T + q h, where h is log2 beta, or `flattened`.
+    """log2 lr = log2 a(shape) + b log2 T + q h, where h is log2 beta, or that of `bends`.
 
     Every field has the estimate, followed by all draws.
     """
@@ -167,11 +167,6 @@ class Law(NamedTuple):
     r: np.ndarray  # the larger, the sharper is the bend
     log_a: np.ndarray  # log2 a of the shape of every minimum, [1 + draws, n]
     fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
-
-
-def flattened(T, beta, log_c, kappa, r):
-    """log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta are log2, too."""
-    return -np.logaddexp2(0, r * (log_c + kappa * T - beta)) / r
 
 
 def least_squares(x, weight, T, h, same_shape) -> tuple:
@@ -193,10 +188,14 @@ def least_squares(x, weight, T, h, same_shape) -> tuple:
 
 
 def bends(T, beta, levels, kappas, rs) -> tuple:
-    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T, kappas, rs."""
+    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T, kappas, rs.
+
+    h is log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta [n] are log2, too.
+    """
     level, kappa, r = (grid.ravel() for grid in np.meshgrid(levels, kappas, rs))
     log_c = level - kappa * T.mean()
-    return log_c, kappa, r, flattened(T[:, None], beta[:, None], log_c, kappa, r)
+    log_beta_c = log_c + kappa * T[:, None]
+    return log_c, kappa, r, -np.logaddexp2(0, r * (log_beta_c - beta[:, None])) / r
 
 
 def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
