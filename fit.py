@@ -169,11 +169,12 @@ class Law(NamedTuple):
     fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
 
 
-def least_squares(x, weight, T, h, same_shape) -> tuple:
-    """Fit x [n] = log a(shape) + b T + q h with weights [n]; return b, q, log a [n] and the bend.
+def least_squares(x, weight, T, bends: tuple, same_shape) -> Law:
+    """Fit x [n] = log a(shape) + b T + q h with weights [n], the law of one draw.
 
     h [n, bends] has a column per bend, of which we take the best. same_shape: [n, n] booleans.
     """
+    log_c, kappa, r, h = bends
     total = same_shape @ weight
     mean = same_shape * weight / np.maximum(total, 1e-9)[:, None]  # mean @ v averages over a shape
     t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
@@ -183,8 +184,9 @@ def least_squares(x, weight, T, h, same_shape) -> tuple:
     determinant[determinant <= 1e-6 * tt * gg] = np.nan  # T and beta do not vary separately
     b, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
     best = np.nan_to_num(b * ty + q * gy, nan=-1).argmax()  # explains most of the variance
-    log_a = mean @ (x - b[best] * T - q[best] * h[:, best])
-    return b[best], q[best], np.where(total > 0, log_a, np.nan), best
+    b, q, log_c, kappa, r, h = (v[..., best] for v in (b, q, log_c, kappa, r, h))
+    log_a = np.where(total > 0, mean @ (x - b * T - q * h), np.nan)
+    return Law(b, q, log_c, kappa, r, log_a, log_a + b * T + q * h)
 
 
 def bends(T, beta, levels, kappas, rs) -> tuple:
@@ -207,17 +209,15 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
     levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
     coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    straight = [math.nan], [math.nan], [math.nan], beta[:, None]  # log_c, kappa, r, h: no bend
+    no_bend = *np.full((3, 1), np.nan), beta[:, None]  # log_c, kappa, r, h
     for at, w in zip(x, weight):
-        log_c, kappa, r, h = coarse if bent else straight
-        b, q, log_a, best = least_squares(at, w, T, h, same_shape)
+        law = least_squares(at, w, T, coarse if bent else no_bend, same_shape)
         if bent:
-            fine_levels = log_c[best] + kappa[best] * T.mean() + np.arange(-0.5, 0.51, 0.1)
-            fine_kappas = kappa[best] + np.arange(-0.2, 0.21, 0.02)
-            log_c, kappa, r, h = bends(T, beta, fine_levels, fine_kappas, r[best])
-            b, q, log_a, best = least_squares(at, w, T, h, same_shape)
-        fitted = log_a + b * T + q * h[:, best]
-        laws.append((b, q, log_c[best], kappa[best], r[best], log_a, fitted))
+            fine_levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
+            fine_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
+            fine = bends(T, beta, fine_levels, fine_kappas, law.r)
+            law = least_squares(at, w, T, fine, same_shape)
+        laws.append(law)
     return Law(*map(np.array, zip(*laws)))
 
 
