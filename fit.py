@@ -226,16 +226,13 @@ def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
 
     Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch sizes.
     """
-    errors = []
-    for name in ("T", "beta"):
-        values = np.array([getattr(m, name) for m in found])
-        error = np.full(len(found), np.nan)
+    errors = np.empty((2, len(found)))
+    for error, values in zip(errors, np.array([(m.T, m.beta) for m in found]).T):
         for value in set(values):
             out = values == value
             law = fit_law(found, x[:1], weight[:1] * ~out, bent)
             error[out] = (x[0] - law.fitted[0])[out] ** 2
-        errors.append(error)
-    return np.mean(errors, axis=0)
+    return errors.mean(axis=0)
 
 
 # -- What a law hides ------------------------------------------------------------------------------
