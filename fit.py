@@ -290,8 +290,8 @@ class Fits(NamedTuple):
     x: np.ndarray  # of the points, in all draws
     weight: np.ndarray
     straight: Law
-    bent: Law | None  # None with fewer than 4 run lengths or 5 batch sizes
-    gain: np.ndarray | None  # mean squared error of held-out cells, straight minus bent
+    bent: Law | None = None  # None with fewer than 4 run lengths or 5 batch sizes
+    gain: np.ndarray | None = None  # mean squared error of held-out cells, straight minus bent
 
 
 def both_laws(rows: list[dict]) -> Fits:
@@ -432,18 +432,16 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
     common = sorted(set.intersection(*map(set, found)))
     if not common:
         raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
-    drawn = {}
+    fits = {}
     for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # no columns in common
         points = [by_cell[c] for c in common]
-        drawn[value] = points, *redraw(points, rng_seed)
-    laws = {value: fit_law(*some) for value, some in drawn.items()}
-    (first, (points, *draws)), *others = drawn.items()
-    for value, (other_points, *other_draws) in others:
+        x, weight = redraw(points, rng_seed)
+        fits[value] = Fits(points, points, x, weight, fit_law(points, x, weight))
+    first, *others = fits
+    for value in others:
         print(f"\n{field}: {first} -> {value}")
-        report.change(points, other_points, draws, other_draws)
-        report.difference(laws[first], laws[value])
-    out.mkdir(parents=True, exist_ok=True)
-    report.draw_change(out / "against.png", field, drawn, [law.b[0] for law in laws.values()])
+        report.change(fits[first], fits[value])
+    report.draw_change(out / "against.png", field, fits)
     print(f"\n{out}: against.png")
 
 

@@ -89,23 +89,20 @@ def bent(law, lengths: list, gain: np.ndarray) -> None:
     print(f"squared error of held-out cells, straight minus bent: {show(gain, 4)}")
 
 
-def change(one: list, two: list, draws: tuple, other_draws: tuple) -> None:
-    """Print by how much the minima of the same cells moved, with all draws (x, weight) of both."""
-    shift, weight = other_draws[0] - draws[0], draws[1] * other_draws[1]
+def change(one, two) -> None:
+    """Print by how much the minima of the same cells moved, and the straight law. Both: Fits."""
+    shift, weight = two.x - one.x, one.weight * two.weight
+    loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
+    batch_size = np.array([m.batch_size for m in one.points])
+    groups = {"all": batch_size > 0}
+    groups |= {f"batch size {B:g}": batch_size == B for B in np.unique(batch_size)}
     print("what changes               cells  log2 of the best learning rate   lowest loss")
-    groups = {"all": np.array([True] * len(one))}
-    groups |= {f"batch size {B:g}": np.array([m.batch_size == B for m in one])
-               for B in sorted({m.batch_size for m in one})}  # fmt: skip
     for name, i in groups.items():
         total = weight[:, i].sum(axis=1)
         mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
-        loss = np.mean([b.loss - a.loss for a, b, here in zip(one, two, i) if here])
-        print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss:+.4f}")
-
-
-def difference(one, two) -> None:
+        print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss[i].mean():+.4f}")
     for name in ("b", "q"):
-        before, after = getattr(one, name), getattr(two, name)
+        before, after = getattr(one.straight, name), getattr(two.straight, name)
         print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
@@ -136,22 +133,22 @@ def point(at: float, x: np.ndarray, weight=1) -> tuple:
     return math.log2(at), x[0], *interval(np.where(weight > 0, x, np.nan))
 
 
-def draw_change(path: Path, field: str, sets: dict[str, tuple], b: list[float]) -> None:
+def draw_change(path: Path, field: str, sets: dict) -> None:
     """Best learning rates against T at the middle batch size of the shape with most minima.
 
-    A line for every value {value: (minima, x, weight)} of a field, with the b of its law.
+    A line for every value of a field, {value: Fits}, all with minima of the same cells.
     """
-    first = next(iter(sets.values()))[0]
-    shape, _ = Counter(m.shape for m in first).most_common(1)[0]
-    batches = sorted({m.batch_size for m in first if m.shape == shape})
-    cell = shape, batches[len(batches) // 2]
-    points = {}
-    for value, (found, x, weight) in sets.items():
-        here = [i for i, m in enumerate(found) if (m.shape, m.batch_size) == cell]
-        name = f"{field.replace('_', ' ')} {value}"
-        points[name] = [point(found[i].T, x[:, i], weight[:, i]) for i in here]
     low, *_, high = sets
-    title = f"{field.replace('_', ' ').capitalize()} {low} to {high}: T^{b[0]:.2f} to T^{b[-1]:.2f}"
+    shape, _ = Counter(m.shape for m in sets[low].points).most_common(1)[0]
+    batches = sorted({m.batch_size for m in sets[low].points if m.shape == shape})
+    cell = shape, batches[len(batches) // 2]
+    points, field = {}, field.replace("_", " ")
+    for value, fits in sets.items():
+        draws = zip(fits.points, fits.x.T, fits.weight.T)
+        here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
+        points[f"{field} {value}"] = here
+    law = lambda value: f"T^{sets[value].straight.b[0]:.2f}"
+    title = f"{field.capitalize()} {low} to {high}: {law(low)} to {law(high)}"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, dict(title=title, xlabel=xlabel, points=points) | BEST)
 
