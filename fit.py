@@ -361,25 +361,19 @@ def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
 
 def report_prediction(args) -> None:
     """Print the learning rate for --predict. Raises OSError or ValueError."""
-    law = read_law(args.law)
+    law = PAPER
+    if args.law != "paper":
+        try:
+            law = json.loads(Path(args.law).read_text())
+            predict(law, 1.0, float(law["seq_len"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"--law {args.law}: not a law.json that fit.py wrote") from None
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     numbers = {"total_tokens": args.total_tokens, "batch_size": args.batch_size, "seq_len": seq_len}
     for name, value in numbers.items():
         if not 0 < (value or 0) < math.inf:
             raise ValueError(f"--{name} {value}: --predict needs a number above 0")
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
-
-
-def read_law(name: str) -> dict:
-    """The paper's law, or a law.json. Raises OSError or ValueError."""
-    if name == "paper":
-        return PAPER
-    try:
-        law = json.loads(Path(name).read_text())
-        predict(law, 1.0, float(law["seq_len"]))
-        return law
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, AttributeError):
-        raise ValueError(f"--law {name}: not a law.json that fit.py wrote") from None
 
 
 # -- Reports ---------------------------------------------------------------------------------------
