@@ -121,12 +121,8 @@ def parabolas(records: list[dict], window: int = 5, of=None) -> list[Minimum]:
 
 
 def usable(found: list[Minimum]) -> list[Minimum]:
-    """The minima that are not left out. Raises ValueError if they cannot give a law."""
-    points = [m for m in found if not m.why_not]
-    if min(len({m.T for m in points}), len({m.beta for m in points})) < 2:
-        why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
-        raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
-    return points
+    """The minima that are not left out."""
+    return [m for m in found if not m.why_not]
 
 
 # -- From minima to a law --------------------------------------------------------------------------
@@ -295,15 +291,18 @@ class Fits(NamedTuple):
 
 
 def both_laws(rows: list[dict]) -> Fits:
-    """Raises ValueError if the rows do not determine a, b and q."""
+    """Raises ValueError if the usable minima do not determine a, b and q."""
     found = minima(rows)
     points = usable(found)
+    lengths, batches = {m.T for m in points}, {m.beta for m in points}
+    why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
+    if min(len(lengths), len(batches)) < 2:
+        raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
     x, weight = redraw(points)
     straight, bent, gain = fit_law(points, x, weight), None, None
     if not math.isfinite(straight.b[0]):
-        why = f"{reasons(found) or 'T and batch size vary together'}; is the sweep still running?"
-        raise ValueError(f"{len(points)} usable minima do not determine a, b and q ({why})")
-    if len({m.T for m in points}) >= 4 and len({m.beta for m in points}) >= 5:
+        raise ValueError(f"T and batch size do not vary separately; {why}")
+    if len(lengths) >= 4 and len(batches) >= 5:
         bent = fit_law(points, x, weight, bent=True)
         errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]
         both = np.isfinite(errors).all(axis=0)
@@ -385,8 +384,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
     content = as_json(fits, records[0])
     readings = {"cubic through 7 rates": fits.straight}
     for window in (5, 7):
-        points = [m for m in parabolas(records, window) if not m.why_not]
-        if points:
+        if points := usable(parabolas(records, window)):
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
@@ -422,7 +420,7 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
         if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
             raise ValueError(f"--against {field}: the runs also differ in {different[0]} (--only)")
     cell = lambda m: (m.shape, m.T, m.batch_size)
-    found = [{cell(m): m for m in minima(some) if not m.why_not} for some in sets.values()]
+    found = [{cell(m): m for m in usable(minima(some))} for some in sets.values()]
     common = sorted(set.intersection(*map(set, found)))
     if not common:
         raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
