@@ -202,30 +202,28 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_points(path: Path, panel: dict) -> None:
-    """Points with intervals and lines through them, as in Figure 3 of the paper.
+def draw_points(path: Path, groups: dict[str, list], log_y: bool, **texts: str) -> None:
+    """Points with intervals, and lines, as in Figure 3 of the paper, with title, xlabel and ylabel.
 
-    A panel has title, xlabel, ylabel, log_y, and points {label: [(log2 x, y, low, high)]}, with y
-    in log2 too if log_y. It may have curves {label: [(log2 x, y)]}, drawn in place of the lines,
-    and chosen points; then the others are hollow.
+    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order of x. With
+    log_y, all y are in log2.
     """
-    every = [p for points in panel["points"].values() for p in points]
-    ends, color_of_label = {}, shades(panel["points"])
+    color_of_label, ends = shades(groups), {}
     with figure(path, 3.75) as (ax,):
-        for label, points in panel["points"].items():
+        for label, points in groups.items():
             color = color_of_label[label]
-            for x, y, low, high in points:
-                hollow = "chosen" in panel and (x, y) not in panel["chosen"]
+            for x, y, low, high, _, filled in points:
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(x, y, "o", color=color, markersize=5, mfc="white" if hollow else color)
-            x, y, *_ = np.array(sorted(panel.get("curves", panel["points"])[label])).T
-            ax.plot(x, y, color=color)
-            ends[label] = x[-1], y[-1], color
+                ax.plot(x, y, "o", color=color, markersize=5, mfc=color if filled else "white")
+            x, _, _, _, line, _ = zip(*points)
+            ax.plot(x, line, color=color)
+            ends[label] = x[-1], line[-1], color
         label_ends(ax, ends)
-        if panel["log_y"]:
-            log_ticks(ax.yaxis, [p[1] for p in every], short, unit=0.001, finest=0.5)
-        log_ticks(ax.xaxis, [p[0] for p in every], size)
-        ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
+        x, y, *_ = zip(*sum(groups.values(), []))
+        if log_y:
+            log_ticks(ax.yaxis, y, short, unit=0.001, finest=0.5)
+        log_ticks(ax.xaxis, x, size)
+        ax.set(**texts)
 
 
 # -- The comparison --------------------------------------------------------------------------------

@@ -114,23 +114,20 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
     law, where = (fits.bent, " below the bend") if "bent" in content else (fits.straight, "")
     b = law.b[0] - np.nan_to_num(law.kappa[0] * law.q[0])
-    points, curves = {}, {}
-    for i, m in enumerate(fits.points):
+    points: dict = {}
+    for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, law.fitted[0]):
         if m.shape == shape:
-            label = f"T = {size(m.T)}"
-            draws = fits.x[:, i], fits.weight[:, i]
-            points.setdefault(label, []).append(point(m.batch_size, *draws))
-            curves.setdefault(label, []).append((math.log2(m.batch_size), law.fitted[0, i]))
-    filled = [(math.log2(m.batch_size), m.x) for m in chosen if m.shape == shape]
+            here = point(m.batch_size, x, weight, fitted, m in chosen)
+            points.setdefault(f"T = {size(m.T)}", []).append(here)
     title = f"Best learning rate: T^{b:.2f} beta^{law.q[0]:.2f}{where}"
-    panel = dict(title=title, points=points, curves=curves, chosen=filled) | BEST
-    panel["xlabel"] = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_points(path, panel)
+    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
+    figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
 
 
-def point(at: float, x: np.ndarray, weight=1) -> tuple:
-    """(log2 at, the estimate in x, its 95% interval) for a figure."""
-    return math.log2(at), x[0], *interval(np.where(weight > 0, x, np.nan))
+def point(at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True) -> tuple:
+    """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through x)."""
+    low, high = interval(np.where(weight > 0, x, np.nan))
+    return math.log2(at), x[0], low, high, x[0] if line is None else line, filled
 
 
 def draw_change(path: Path, field: str, sets: dict) -> None:
@@ -150,7 +147,7 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
     law = lambda value: f"T^{sets[value].straight.b[0]:.2f}"
     title = f"{field.capitalize()} {low} to {high}: {law(low)} to {law(high)}"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
-    figures.draw_points(path, dict(title=title, xlabel=xlabel, points=points) | BEST)
+    figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
 
 
 def draw_valleys(path: Path, found: list) -> None:
@@ -303,11 +300,11 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
     named["one cosine, cut short"] = cut
     above = lambda line, some: compare.differences(line, lines[planned], some)
     verb = VERBS[verdict(above(lines[run], cells))]
-    figures.draw_points(path, dict(
-        title=f"One Power run {verb} {len(cells)} planned cosines",
+    points = {label: [point(cell[1], above(line, [cell])) for cell in cells]
+              for label, line in named.items()}  # fmt: skip
+    figures.draw_points(
+        path, points, log_y=False, title=f"One Power run {verb} {len(cells)} planned cosines",
         xlabel=f"tokens when the run stops ({shape}, batch size {batch_size})",
-        ylabel="loss above the planned cosine (nats)", log_y=False,
-        points={label: [point(cell[1], above(line, [cell])) for cell in cells]
-                for label, line in named.items()},
-    ))  # fmt: skip
+        ylabel="loss above the planned cosine (nats)",
+    )  # fmt: skip
     return True
