@@ -394,7 +394,6 @@ def report_wsd(records: list[dict], out: Path) -> None:
     report.parts(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
     if fits.bent:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
-    out.mkdir(parents=True, exist_ok=True)
     report.draw_valleys(out / "valleys.png", fits.found)
     report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
