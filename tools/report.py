@@ -193,36 +193,30 @@ def transfer(found: list, out: Path) -> None:
 
 def power(scans: dict[str, list], center: dict, out: Path) -> None:
     """Print and draw the best a and b. scans: minima over a, minima over b."""
-    for name, found in scans.items():
-        if all(m.why_not for m in found):
-            raise ValueError(f"no best {name}: {reasons(found)}")
-        table_of_best(name, found)
-    panels = [power_panel(name, found, center) for name, found in scans.items()]
+    panels = [table_of_best(name, found, center) for name, found in scans.items()]
     figures.draw_valleys(out / "power.png", panels)
     print(f"{out}: power.png")
 
 
-def table_of_best(name: str, found: list) -> None:
-    print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
-    value = (lambda m: 2**m.x) if name == "a" else (lambda m: m.x)
+def table_of_best(name: str, found: list, center: dict) -> dict:
+    """Print the best a or b, and return the middle shape's valleys at the longest T as a panel."""
     good = [m for m in found if not m.why_not]
-    batches = sorted({m.batch_size for m in found})
+    if not good:
+        raise ValueError(f"no best {name}: {reasons(found)}")
+    value, other = ((lambda x: 2**x), "b") if name == "a" else ((lambda x: x), "a")
+    print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
+    batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
-    for T in sorted({m.T for m in found}):
-        at = lambda B: [value(m) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+    for T in lengths:
+        at = lambda B: [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
         print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
-    x = [value(m) for m in good]
+    x = [value(m.x) for m in good]
     print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
-
-
-def power_panel(name: str, found: list, center: dict) -> dict:
-    """Valleys of the middle shape at the longest T, by batch size."""
-    some, T = middle_shape(found), max(m.T for m in found)
-    groups = group([m for m in some if m.T == T], lambda m: f"batch size {m.batch_size:g}")
-    other = "b" if name == "a" else "a"
-    where = f"{other} = {center['power_' + other]:g}, T = {size(T)}, {some[0].shape}"
-    best = [2 ** mean_x(some) if name == "a" else mean_x(some) for some in groups.values()]
+    some = [m for m in middle_shape(found) if m.T == lengths[-1]]
+    groups = group(some, lambda m: f"batch size {m.batch_size:g}")
+    best = [value(mean_x(valleys)) for valleys in groups.values()]
     title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
+    where = f"{other} = {center['power_' + other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
     return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
