@@ -165,12 +165,12 @@ class Law(NamedTuple):
     fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
 
 
-def least_squares(x, weight, T, bends: tuple, same_shape) -> Law:
+def least_squares(x, weight, T, grid: tuple, same_shape) -> Law:
     """Fit x [n] = log a(shape) + b T + q h with weights [n], the law of one draw.
 
-    h [n, bends] has a column per bend, of which we take the best. same_shape: [n, n] booleans.
+    grid: see bends. We take the best bend, a column of h. same_shape: [n, n] booleans.
     """
-    log_c, kappa, r, h = bends
+    log_c, kappa, r, h = grid
     total = same_shape @ weight
     mean = same_shape * weight / np.maximum(total, 1e-9)[:, None]  # mean @ v averages over a shape
     t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
