@@ -301,7 +301,7 @@ def both_laws(rows: list[dict]) -> Fits:
     x, weight = redraw(points)
     straight, bent, gain = fit_law(points, x, weight), None, None
     if not math.isfinite(straight.b[0]):
-        raise ValueError(f"T and batch size do not vary separately; {why}")
+        raise ValueError(f"T and batch size do not vary apart; {why}; is the sweep still running?")
     if len(lengths) >= 4 and len(batches) >= 5:
         bent = fit_law(points, x, weight, bent=True)
         errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]
