@@ -11,7 +11,6 @@ Read `optimizer_step`, from one batch to the weight update, then `training_steps
 it, then `train`, which logs, evaluates and saves. A run leaves a folder in runs/.
 """
 
-import contextlib
 import copy
 import dataclasses
 import math
@@ -139,12 +138,12 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
         inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
         inputs = to_device(inputs, cfg.device)  # [len(part), seq_len]
         targets = to_device(targets, cfg.device)
-        last = i == n_micro - 1  # DDP averages the gradients once, in the last backward pass
-        with contextlib.nullcontext() if last or world == 1 else model.no_sync():
-            with mixed_precision(cfg):
-                loss, routing = model(inputs, targets)
-                aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
-            ((loss + aux_loss) / n_micro).backward()  # the gradients of micro-batches add up
+        if world > 1:  # DDP averages the gradients once, in the last backward pass
+            model.require_backward_grad_sync = i == n_micro - 1
+        with mixed_precision(cfg):
+            loss, routing = model(inputs, targets)
+            aux_loss = cfg.router_aux_weight * routing.aux_loss.sum() if routing else 0.0
+        ((loss + aux_loss) / n_micro).backward()  # the gradients of micro-batches add up
         batch_loss += loss.detach() / n_micro  # without the auxiliary loss
 
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
