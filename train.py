@@ -327,10 +327,9 @@ def restore(saved: dict, state: State) -> None:
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
-        ours = [dict(group, params=None) for group in state.optimizer.param_groups]
+        for group, ours in zip(saved["optimizer"]["param_groups"], state.optimizer.param_groups):
+            group |= dict(ours, params=group["params"])  # a branch may change weight decay
         state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
-        for group, settings in zip(state.optimizer.param_groups, ours):
-            group |= settings | {"params": group["params"]}  # a branch may change weight decay
 
 
 # -- From the command line to a run -----------------------------------------------------------
