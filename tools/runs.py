@@ -76,16 +76,14 @@ def read_checkpoint(path: Path, verify: bool = True) -> dict:
 def newest_checkpoint(run: Path, verify: bool = True) -> dict:
     """Read the newest whole checkpoint of a run folder, and report every damaged one.
 
-    Raises FileNotFoundError if the folder has none, ValueError if all are damaged.
+    Raises FileNotFoundError if none is whole.
     """
-    if not checkpoints(run):
-        raise FileNotFoundError(f"{run}: no checkpoint in {run / 'ckpt'}; is this a run folder?")
     for path in reversed(checkpoints(run)):
         try:
             return read_checkpoint(path, verify)
         except ValueError as damage:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
-    raise ValueError(f"{run}: we cannot read any of its checkpoints")
+    raise FileNotFoundError(f"{run}: no checkpoint to read in {run / 'ckpt'}; is it a run folder?")
 
 
 def before_decay(paths: list[Path], config: dict) -> list[Path]:
