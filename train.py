@@ -237,8 +237,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     state = build(cfg)
     if start:
         restore(start, state)
-    origin = runs.origin(cfg.device, corpus.meta["fingerprint"])
-    run = runs.Run(out, dataclasses.asdict(cfg), origin, start)
+    run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
     decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):

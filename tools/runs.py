@@ -217,17 +217,16 @@ class Run:
     writes. start: a checkpoint of this run or of its parent, or None.
     """
 
-    def __init__(self, out: Path | None, config: dict, origin: dict, start: dict | None):
+    def __init__(self, out: Path | None, config: dict, fingerprint: str, start: dict | None):
         start = start or {}
         self.out, self.config = out, config
-        self.parent = start.get("parent")
         self.stages = start.get("stages") or stages_of(config)
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = False
         self.logged_tokens, self.logged_at = start.get("tokens", 0), time.perf_counter()
         if out:
             resumed = {}
-            self.origin = origin | {"parent": self.parent}
+            self.origin = origin(config["device"], fingerprint) | {"parent": start.get("parent")}
             if saved := read_config(out):  # keep the origin of the start, and list this one
                 resumed = {"resumed": [*saved.get("resumed", []), self.origin]}
                 self.origin = {name: saved.get(name) for name in self.origin}
@@ -267,7 +266,7 @@ class Run:
         """Write a checkpoint, and average.pt without the optimizer. Delete old checkpoints."""
         if self.out is None:
             return
-        content |= {"parent": self.parent, "stages": self.stages, "seconds": self.seconds()}
+        content.update(parent=self.origin["parent"], stages=self.stages, seconds=self.seconds())
         write_checkpoint(self.out / "ckpt" / f"{content['tokens']:016d}.pt", content)
         if content["average"]:
             averaged = content | {"model": content["average"], "average": None}
