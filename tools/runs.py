@@ -239,10 +239,9 @@ class Run:
 
     def write(self, text: str, **line) -> None:
         """Print a line for people, and add one to metrics.jsonl with null for NaN and infinity."""
-        finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
         if self.out:
             print(f"{line['tokens']:>14,} tokens   {text}", flush=True)
-            line = {name: finite(value) for name, value in line.items()}
+            line = json.loads(json.dumps(line), parse_constant=lambda _: None)
             self.metrics.write(json.dumps(line) + "\n")
 
     def log(self, tokens: int, lr: float, loss: torch.Tensor, **more) -> None:
