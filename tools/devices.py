@@ -81,8 +81,8 @@ def memory_of(device: str) -> float:
 
 def mixed_precision(cfg):
     """In this context, multiply matrices in cfg.dtype. Parameters stay in float32."""
-    kind, bfloat16 = cfg.device.split(":")[0], cfg.dtype == "bfloat16"
-    return torch.autocast(kind, torch.bfloat16, enabled=bfloat16)
+    kind = torch.device(cfg.device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=cfg.dtype == "bfloat16")
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
