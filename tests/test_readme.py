@@ -60,7 +60,7 @@ def law_row(label: str) -> list[np.ndarray]:
     if not window:
         law = fits(folders).straight
         return [law.b, law.q, paper_reading(folders)[0]]
-    points = [m for m in fit.parabolas(records(*folders), int(window)) if not m.why_not]
+    points = fit.usable(fit.parabolas(records(*folders), int(window)))
     parabolas = fit.fit_law(points, *fit.redraw(points))
     return [parabolas.b, parabolas.q]
 
@@ -69,10 +69,9 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     """b or q of the minima with these fields, a per shape."""
     points, x, weight = fits(folders)[1:4]
     i = np.array([all(getattr(m, field) in where[field] for field in where) for m in points])
-    some = [m for m, chosen in zip(points, i) if chosen]
-    u = np.log2([m.T if name == "b" else m.beta for m in some])
-    groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in some]
-    return fit.slope(x[:, i], weight[:, i], u, groups)
+    u = np.log2([m.T if name == "b" else m.beta for m in points])
+    groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in points]
+    return fit.slope(x, weight * i, u, groups)
 
 
 def question_row(label: str) -> list[np.ndarray]:
@@ -111,7 +110,7 @@ def cost_beside(found: list, step: float) -> float:
 def transfer(standard: bool) -> list[float]:
     """Best learning rates, narrow to wide, without or with the rules of μP."""
     some = [r for r in records("transfer-quick") if r["standard"] == standard]
-    return [2**m.x for m in fit.parabolas(some) if not m.why_not]
+    return [2**m.x for m in fit.usable(fit.parabolas(some))]
 
 
 @cache

@@ -232,8 +232,7 @@ def train_here(monkeypatch) -> None:
 
     def deal(workers, jobs, must_stop):
         while not must_stop() and (todo := jobs()):
-            if result := workers[0].work(next(iter(todo.values())), must_stop):
-                yield result
+            yield from filter(None, [workers[0].work(next(iter(todo.values())), must_stop)])
 
     def start(device, number, prepare, *args):
         return [SimpleNamespace(work=prepare(device, *args), close=lambda: None)]
