@@ -188,7 +188,7 @@ def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
 
 
 def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_tokens=8192) -> list:
-    """Answer the prompts, up to a stop of the task. Overlong prompts keep their end."""
+    """Answer the prompts, up to one of the task's stops. Overlong prompts keep their end."""
     decode, most = decoder(tokenizer), task.max_new_tokens
     stop = re.compile("|".join(map(re.escape, task.stops)))
 

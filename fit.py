@@ -295,13 +295,14 @@ def both_laws(rows: list[dict]) -> Fits:
     found = minima(rows)
     points = usable(found)
     lengths, batches = {m.T for m in points}, {m.beta for m in points}
-    why = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
+    usable_of = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
+    too_few = f"a law needs two run lengths and two batch sizes in one shape; {usable_of}"
     if min(len(lengths), len(batches)) < 2:
-        raise ValueError(f"a law needs two run lengths and two batch sizes; {why}")
+        raise ValueError(too_few)
     x, weight = redraw(points)
     straight, bent, gain = fit_law(points, x, weight), None, None
-    if not math.isfinite(straight.b[0]):
-        raise ValueError(f"T and batch size do not vary apart; {why}; is the sweep still running?")
+    if not math.isfinite(straight.b[0]):  # in every shape, T and batch size vary together
+        raise ValueError(too_few)
     if len(lengths) >= 4 and len(batches) >= 5:
         bent = fit_law(points, x, weight, bent=True)
         errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]

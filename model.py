@@ -234,12 +234,14 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
-        k = 1 if temperature == 0 else min(top_k, self.cfg.vocab_size)
         for _ in range(max_new_tokens):
             x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
-            logits, tokens = self.logits(x[:, -1]).float().topk(k)  # both [B, k]
-            choice = torch.multinomial((logits / (temperature or 1)).softmax(-1), 1)  # [B, 1]
-            idx = torch.cat((idx, tokens.gather(1, choice)), dim=1)
+            logits = self.logits(x[:, -1]).float()  # [B, V]
+            new = logits.argmax(-1, keepdim=True)  # [B, 1]
+            if temperature > 0:
+                best, tokens = logits.topk(min(top_k, logits.shape[-1]))  # both [B, k]
+                new = tokens.gather(1, torch.multinomial((best / temperature).softmax(-1), 1))
+            idx = torch.cat((idx, new), dim=1)
         return idx
 
 

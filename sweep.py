@@ -77,16 +77,16 @@ def train_run(
     The next run of this trunk goes on where we saved it. None if must_stop(), also saved. At the
     token counts in look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
     """
-    began, state, looks, curve = time.perf_counter(), train.build(cfg), {}, []
+    state, saved, looks, curve = train.build(cfg), None, {}, []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint, decay_start = trunks / f"{trunk_of(cfg)}.pt", cfg.total_tokens - cfg.decay_tokens
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
-        if saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= decay_start:
-            train.restore(saved, state)
-            looks, curve = saved["looks"], saved["curve"]
+    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= decay_start:
+        train.restore(saved, state)
+        looks, curve = saved["looks"], saved["curve"]
 
-    start = state.tokens
+    began, start = time.perf_counter(), state.tokens
     for T in look_at:
         advance(cfg, state, corpus, T, curve, must_stop)
         if f"val_loss_at_{T}" not in looks and not must_stop():

@@ -105,7 +105,7 @@ def folder(corpus_path, tmp_path_factory):
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
     (data, "--out file/corpus --source file", "file"),
     (evaluation, "--model nowhere", "nowhere"),
-    (evaluation, "--model .", "no checkpoint"),
+    (evaluation, "--model .", "no whole checkpoint"),
     (evaluation, "--model foreign.pt", "foreign.pt"),
     (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),

@@ -111,7 +111,7 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
     assert all(map(torch.equal, expected, final_weights))
 
 
-@pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated"])
+@pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated", "other optimizer"])
 def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
     ((expected, _),) = train_runs(runs[:1], corpus, "a")
@@ -120,6 +120,13 @@ def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
         train_runs(runs, corpus, "a")
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:1000])
+    elif damage == "other optimizer":
+        saved = torch.load(path, weights_only=True)
+        saved["optimizer"]["param_groups"].pop()
+        torch.save(saved, path)
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            train_runs(runs[:1], corpus, "a")
+        return
     else:
         saved = torch.load(path, weights_only=True)
         saved["model"] = {name: 2 * w for name, w in saved["model"].items()}

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import itertools
 import json
 import math
@@ -83,7 +84,7 @@ def newest_checkpoint(run: Path, verify: bool = True) -> dict:
             return read_checkpoint(path, verify)
         except ValueError as damage:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
-    raise FileNotFoundError(f"{run}: no checkpoint to read in {run / 'ckpt'}; is it a run folder?")
+    raise FileNotFoundError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
 
 
 def before_decay(paths: list[Path], config: dict) -> list[Path]:
@@ -155,6 +156,7 @@ def make_folder(out: str | None, name: str, resume: bool):
     return folder, lock(folder)
 
 
+@functools.cache  # the code that we loaded, even if it changes during a sweep
 def git_version() -> str | None:
     """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
     words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
