@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from tools.config import fail, program_parser
-from tools.mixtures import format_mixture, parse_mixture  # noqa: F401
+from tools.config import fail, format_mixture, parse_mixture, program_parser  # noqa: F401
 from tools.prepare import prepare, read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 from tools.tokenizers import tokenizer_files  # noqa: F401

@@ -458,7 +458,8 @@ def report_records(records: list[dict], out: Path) -> None:
     elif schedules != {"wsd"}:
         raise ValueError(f"different schedules {sorted(schedules)}; is the sweep still running?")
     elif any(r.get("standard") for r in records):
-        report.transfer(parabolas(records), out)
+        found = minima(records)
+        report.transfer(found, *redraw(found), out)
     else:
         report_wsd(records, out)
 

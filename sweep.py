@@ -379,6 +379,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     status = train_in_workers(series, grid, known, folder, args.workers) if runs else 0
     if status == 0:
+        shutil.rmtree(folder / "trunks", ignore_errors=True)
         print(f"finished: {len(known):,} records; next: python fit.py {shlex.quote(str(args.out))}")
     return status
 
@@ -401,7 +402,6 @@ def train_in_workers(series, grid: dict, known: dict, folder: Path, number: int 
     if left(series, grid, known):
         print("the other runs wait for runs of other shards; after those, repeat this command")
         return 3
-    shutil.rmtree(folder / "trunks", ignore_errors=True)
     return 0
 
 

@@ -99,12 +99,10 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for shape in {r["shape"] for r in records}:
         some = [r for r in records if r["shape"] == shape]
-        found, cfg = fit.parabolas(some), sweep.config_of(some[0])
-        best = best_lr(cfg, scale) * factor(cfg)
-        assert not any(m.why_not for m in found)
-        assert [2**m.x for m in found] == pytest.approx([best] * len(found), rel=1e-3)
-        name = "standard" if some[0]["standard"] else "muP"
-        assert f"{name} {cfg.n_embd} " + ", ".join(f"{2**m.x:.4f}" for m in found) in said
+        (m,), cfg = fit.minima(some), sweep.config_of(some[0])
+        assert not m.why_not and 2**m.x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
+        name = "Without μP" if some[0]["standard"] else "With μP"
+        assert f"{name} width {cfg.n_embd} {2**m.x:.4f} [{2**m.x:.4f}, {2**m.x:.4f}]" in said
 
 
 EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a decay shape

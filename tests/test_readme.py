@@ -107,10 +107,11 @@ def cost_beside(found: list, step: float) -> float:
     return np.mean([cost for cost in costs if math.isfinite(cost)])
 
 
-def transfer(standard: bool) -> list[float]:
-    """Best learning rates, narrow to wide, without or with the rules of μP."""
-    some = [r for r in records("transfer-quick") if r["standard"] == standard]
-    return [2**m.x for m in fit.usable(fit.parabolas(some))]
+def transfer(kind: str) -> np.ndarray:
+    """Best learning rate at width 128 as a multiple of the one at width 32."""
+    found = fit.minima(records("transfer-quick"))
+    x = dict(zip([m.shape for m in found], fit.redraw(found)[0].T))
+    return 2 ** (x["width 128" + kind] - x["width 32" + kind])
 
 
 @cache
@@ -158,8 +159,7 @@ NUMBERS = {
     "valleys.T": lambda: best_lr(1_280_000, 2) / best_lr(80_000, 2),
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
     "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
-    "transfer.mup": lambda: max(transfer(False)) / min(transfer(False)),
-    "transfer.standard": lambda: transfer(True)[-1] / transfer(True)[0],
+    "transfer.mup": lambda: transfer(""), "transfer.standard": lambda: transfer(", standard"),
     "law.b": lambda: law_row("2,000")[0], "law.q": lambda: law_row("2,000")[1],
     "long.b": lambda: law_row("32,000")[0], "both": lambda: fit.interaction(*fits(SHORT)[1:4]),
     "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],

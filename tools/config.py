@@ -5,9 +5,12 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
+import re
 import sys
 import typing
 from operator import ge, gt, le, lt
+from os.path import basename
 
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
@@ -95,6 +98,26 @@ def whole_number(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
         raise
+
+
+def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise ValueError."""
+    shares = {}
+    for part in text.split(","):
+        folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups("1")
+        folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
+        if basename(folder) in map(basename, shares):
+            raise ValueError(f"{flag} {text}: two folders have the name {basename(folder)}")
+        shares[folder] = float(share)
+    if "" in shares or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
+        raise ValueError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")
+    return shares
+
+
+def format_mixture(shares: dict[str, float]) -> str:
+    """The text that parse_mixture reads."""
+    alone = len(shares) == 1
+    return ",".join(folder if alone else f"{folder}:{share}" for folder, share in shares.items())
 
 
 def parse_ramp(text: str) -> dict[int, int]:

@@ -171,20 +171,24 @@ def draw_valleys(path: Path, found: list) -> None:
 # -- Transfer across widths, and Power's a and b ---------------------------------------------------
 
 
-def transfer(found: list, out: Path) -> None:
-    """Print and draw the best learning rate of every width, with and without muP."""
-    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}")
-    print(f"{'':<10}{'width':>6}  best learning rate of the seeds")
+def transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
+    """Print and draw the best learning rate of every width, with and without muP.
+
+    x and weight: all draws of the minima, from fit.redraw.
+    """
+    draws = np.where(weight > 0, x, np.nan).T
+    best = {m.shape: 2**some for m, some in zip(found, draws)}
+    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}; best learning rates")
     panels = []
-    for name, title in (("standard", "Without μP"), ("muP", "With μP")):
-        some = [m for m in found if m.shape.endswith(", standard") == (name == "standard")]
-        groups = group(some, lambda m: m.shape.removesuffix(", standard"))
-        widths = [shape.removeprefix("width ") for shape in groups]
-        for width, minima in zip(widths, groups.values()):
-            best = ", ".join(f"{2**m.x:.4f}" for m in minima if not m.why_not)
-            print(f"{name:<10}{width:>6}  {best}")
-        first, last = (int(width.split(",")[0]) for width in (widths[0], widths[-1]))
-        title += f": {last / first:g}× width, {moved(groups):.2f}× the best learning rate"
+    for title, kind in (("Without μP", ", standard"), ("With μP", "")):
+        some = [m for m in found if m.shape.endswith(", standard") == bool(kind)]
+        groups = group(some, lambda m: m.shape.removesuffix(kind))
+        for shape in groups:
+            print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
+        first, last = [*groups][0], [*groups][-1]
+        print(f"{title:<11}{last} / {first}: {show(best[last + kind] / best[first + kind], 2)}")
+        wider = int(last.split()[1].strip(",")) / int(first.split()[1].strip(","))
+        title += f": {wider:g}× width, {moved(groups):.2f}× the best learning rate"
         xlabel = "learning rate (triangle: the minimum)"
         panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
     figures.draw_valleys(out / "transfer.png", panels, sharex=True)
