@@ -295,8 +295,8 @@ def both_laws(rows: list[dict]) -> Fits:
     found = minima(rows)
     points = usable(found)
     lengths, batches = {m.T for m in points}, {m.beta for m in points}
-    usable_of = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
-    too_few = f"a law needs two run lengths and two batch sizes in one shape; {usable_of}"
+    how_many = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
+    too_few = f"a law needs two run lengths and two batch sizes in one shape; {how_many}"
     if min(len(lengths), len(batches)) < 2:
         raise ValueError(too_few)
     x, weight = redraw(points)

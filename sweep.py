@@ -74,8 +74,8 @@ def train_run(
 ) -> tuple[dict, list] | None:
     """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
 
-    The next run of this trunk goes on where we saved it. None if must_stop(), also saved. At the
-    token counts in look_at we evaluate the trunk as it is, for val_loss_at_TOKENS in the record.
+    The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
+    and return None. At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS.
     """
     state, saved, looks, curve = train.build(cfg), None, {}, []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}

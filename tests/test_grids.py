@@ -96,13 +96,17 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     loss = lambda cfg: 2 + 0.03 * (off(cfg, scale) - math.log2(factor(cfg))) ** 2
     records = made_up("transfer", scale, loss)
     assert fit.main(["transfer"]) == 0
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    said = " ".join(capsys.readouterr().out.split())
+    after = lambda label: float(said.partition(f" {label} ")[2].split()[0])
     for shape in {r["shape"] for r in records}:
         some = [r for r in records if r["shape"] == shape]
         (m,), cfg = fit.minima(some), sweep.config_of(some[0])
         assert not m.why_not and 2**m.x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
         name = "Without μP" if some[0]["standard"] else "With μP"
-        assert f"{name} width {cfg.n_embd} {2**m.x:.4f} [{2**m.x:.4f}, {2**m.x:.4f}]" in said
+        assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**m.x, abs=6e-5)
+    low, *_, high = sorted({r["n_embd"] for r in records})
+    for name, x in (("With μP", 1.0), ("Without μP", low / high)):
+        assert after(f"{name} width {high} / width {low}:") == pytest.approx(x, abs=0.006)
 
 
 EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a decay shape

@@ -51,8 +51,10 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
 
 
 def show(draws: np.ndarray, digits: int = 3) -> str:
+    """The estimate with its interval, if it has one. A single seed has none."""
     low, high = interval(draws)
-    return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    spread = f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ""
+    return f"{draws[0]:.{digits}f}{spread}"
 
 
 # -- The law of WSD --------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     good = [m for m in found if not m.why_not]
     if not good:
         raise ValueError(f"no best {name}: {reasons(found)}")
-    value, other = ((lambda x: 2**x), "b") if name == "a" else ((lambda x: x), "a")
+    value = (lambda x: 2**x) if name == "a" else (lambda x: x)
     print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
     batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
@@ -220,6 +222,7 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     groups = group(some, lambda m: f"batch size {m.batch_size:g}")
     best = [value(mean_x(valleys)) for valleys in groups.values()]
     title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
+    other = "b" if name == "a" else "a"
     where = f"{other} = {center['power_' + other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
     return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
