@@ -18,9 +18,10 @@ import tools.threads  # noqa: F401  before torch
 import torch
 
 import train
+from model import PRESETS, empty_model
 from tools import devices
 from tools.config import add_flags, fail, program_parser
-from train import FIELDS, GPT, PRESETS, RECIPES, TrainConfig
+from train import FIELDS, RECIPES, TrainConfig
 
 
 def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
@@ -60,8 +61,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
     cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
-    with torch.device("meta"):
-        model = GPT(cfg)
+    model = empty_model(cfg)
     n, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // world // micro
     flops = model.flops_per_token() * n * cfg.batch_tokens
     hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
@@ -114,7 +114,7 @@ def profile(cfg: TrainConfig, corpus, file: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("bench.py", __doc__)
-    add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
+    add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"])
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
             text = dry_run(cfg, world)
         else:
             with devices.rank_0_first():
-                cfg, corpus = train.load_data(train.resolve_device(cfg), typed, None)
+                cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
             text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
     except torch.OutOfMemoryError as error:
         return fail("bench.py", devices.reason_of(error))

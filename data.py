@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from tools.config import fail, format_mixture, parse_mixture, program_parser  # noqa: F401
+from tools.config import fail, parse_mixture, program_parser
 from tools.prepare import prepare, read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
-from tools.tokenizers import tokenizer_files  # noqa: F401
 
 
 @dataclass(eq=False)
@@ -92,13 +91,13 @@ def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
     """{name: corpus}. Raises ValueError if a corpus is missing or two do not fit together."""
     sources = {}
     for folder in folders:
-        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
-        first = next(iter(sources.values()), new)
         if basename(folder) in sources:
             raise ValueError(f"--decay_data {folder}: --data has one of this name; rename it")
+        new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
+        sources[basename(folder)] = new
+        first = next(iter(sources.values()))
         if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
             raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
-        sources[basename(folder)] = new
     return sources
 
 
@@ -108,8 +107,9 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its parents
     to its decay. Folders that only its parents read may be missing.
     """
-    stages = [(start, parse_mixture(text or "embedded")) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data or "embedded"))
+    data = data or "embedded"
+    stages = [(start, parse_mixture(text)) for start, text in stages or [(0, data)]]
+    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data))  # after all parents
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
@@ -120,7 +120,7 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
         key = [(source.meta["fingerprint"], *shares[name]) for name, source in sources.items()]
         meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     own = tuple(some[0] for some in shares.values())
-    return Corpus(data or "embedded", meta, first.tokenizer, None, None, sources, own, stages)
+    return Corpus(data, meta, first.tokenizer, sources=sources, shares=own, stages=stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
@@ -221,9 +221,10 @@ def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.nda
     return inputs, targets
 
 
-def n_sequences(tokens: np.memmap, seq_len: int) -> int:
-    """Whole sequences in a token file. The last one needs one more token, as its last target."""
-    return (len(tokens) - 1) // seq_len
+def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
+    """Whole sequences in a token file, at most about max_tokens, but at least one of them."""
+    n = (len(tokens) - 1) // seq_len  # the last one needs one more token, as its last target
+    return n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
 
 
 def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:

@@ -33,7 +33,7 @@ from tools.runs import write_json
 
 
 @torch.no_grad()
-def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = None) -> dict:
+def validation_loss(model: GPT, source: data.Corpus, max_tokens: int | None = None) -> dict:
     """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
     Returns val_loss, in nats per token, and val_bpb, in bits per byte of the targets (end-of-text
@@ -41,16 +41,15 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     many tokens, always the same sequences, from all documents. Several processes share the work.
     """
     seq_len, device = model.cfg.seq_len, next(model.parameters()).device
-    n = data.n_sequences(corpus.val, seq_len)
-    used = n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
-    index = data.shuffled(np.arange(used), n, seed=0)
-    lengths = data.bytes_per_token(corpus.tokenizer)
+    used = data.n_sequences(source.val, seq_len, max_tokens)
+    index = data.shuffled(np.arange(used), data.n_sequences(source.val, seq_len), seed=0)
+    lengths = data.bytes_per_token(source.tokenizer)
     most = 2**11 if device.type == "cpu" else 2**13  # tokens per pass, for the cache of a CPU
     rank, world = rank_and_world()
     nats, n_bytes, was_training = 0.0, 0, model.training
     model.eval()
     for part in np.array_split(index, math.ceil(used / max(1, most // seq_len)))[rank::world]:
-        inputs, targets = data.read_sequences(corpus.val, part, seq_len)  # both [B, T]
+        inputs, targets = data.read_sequences(source.val, part, seq_len)  # both [B, T]
         loss, _ = model(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         nats += loss.item() * targets.size
         n_bytes += int(lengths[targets].sum())
@@ -59,15 +58,14 @@ def validation_loss(model: GPT, corpus: data.Corpus, max_tokens: int | None = No
     return {"val_loss": nats / (used * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
 
 
-def check_corpus(cfg: GPTConfig, corpus: data.Corpus) -> None:
+def check_corpus(cfg: GPTConfig, source: data.Corpus) -> None:
     """Raise ValueError if the model cannot read this corpus."""
-    needed = corpus.meta["vocab_size"]
-    if needed > cfg.vocab_size:
-        raise ValueError(f"--vocab_size {cfg.vocab_size}: the corpus {corpus.path} needs {needed}; "
-                         f"train with --vocab_size {needed}")  # fmt: skip
-    for split, ids in (("training", corpus.train), ("validation", corpus.val)):
+    size = source.meta["vocab_size"]
+    if size > cfg.vocab_size:
+        raise ValueError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
+    for split, ids in (("training", source.train), ("validation", source.val)):
         if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {corpus.path} has only "
+            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
                              f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
 
 
@@ -133,11 +131,11 @@ def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=
     """
     groups = groups or [""] * len(items)
     length = [room + max(len(ids) for ids, _ in item) for item in items]
-    batches, rows, first = [], 0, None
+    batches, rows, longest = [], 0, None  # the longest item is the first of its batch
     for i in sorted(range(len(items)), key=lambda i: (groups[i], -length[i])):
         rows += len(items[i])
-        if first is None or groups[i] != groups[first] or rows * length[first] > batch_tokens:
-            first, rows = i, len(items[i])
+        if longest is None or groups[i] != groups[longest] or rows * length[longest] > batch_tokens:
+            longest, rows = i, len(items[i])
             batches.append([])
         batches[-1].append(i)
     done = share(lambda batch: run([items[i] for i in batch]), batches, title)
@@ -222,6 +220,8 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
     """Print the scores of the tasks in args.tasks, and write them to args.out."""
     tokenizer = data.tokenizer_of(args.model)
+    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    args.max_len = args.max_len or model.cfg.seq_len
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         answers = answer(name, questions, model, tokenizer, args.max_len)
@@ -231,9 +231,8 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
                 print(tasks.write_samples(folder, questions, answers))
             programs = [program(q.doc, text) for q, text in zip(questions, answers)]
             answers = share(tasks.passes, programs, name) if args.allow_code_execution else []
-        results[name] = tasks.measure(name, questions, answers)
-        results[name] |= {"n": len(questions), "num_fewshot": shots, "max_len": args.max_len}
-        results[name]["dtype"] = str(model.embed.weight.dtype).removeprefix("torch.")
+        facts = dict(n=len(questions), num_fewshot=shots, max_len=args.max_len, dtype=dtype)
+        results[name] = tasks.measure(name, questions, answers) | facts
         if first:
             print(tasks.report(name, results[name]))
         if first and args.out:  # now, because a later task may fail
@@ -269,7 +268,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not value >= low[name]:  # refuses NaN, too
             raise ValueError(f"--{name} {value}: must be at least {low[name]}")
-        if name in ("limit", "num_fewshot", "max_len") and value and not args.tasks:
+        if name in ("limit", "num_fewshot", "max_len") and value is not None and not args.tasks:
             raise ValueError(f"--{name} {value}: has no effect without --tasks")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")

@@ -22,8 +22,8 @@ T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks ca
 
 import json
 import math
+import statistics
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
-from tools.compare import OF_A_SHAPE, VARIED, complete, loss_of, only, read_records, shape_of
+from tools.compare import OF_A_SHAPE, STANDARD, VARIED, complete, loss_of, narrow_first
+from tools.compare import only, read_records, shape_of
 from tools.config import fail, program_parser
 from tools.records import differs, read_table
 from tools.report import interval, reasons
@@ -49,18 +50,15 @@ class Minimum(NamedTuple):
     beta: float
     seeds: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
     points: list  # all (x, mean loss over the seeds) of the valley, in order of x
-    rule: tuple[int, int]  # degree of the curve, and how many points it was fitted to
+    near: list  # those nearest the lowest. The curve was fitted to the finite ones
+    rule: tuple[int, int]  # degree of the curve, and through how many points at most
     loss: float  # the lowest one measured
     x: float  # the minimum
     why_not: str  # why it is left out, or nothing
 
-    @property
-    def near(self) -> list[tuple]:
-        return nearest(self.points, self.rule[1])
-
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
-    """The n points nearest the lowest, in order of x."""
+    """The n points nearest the lowest one, in order of x. Of two at equal distance, the left."""
     lowest = min(points, key=lambda p: p[1], default=(0, 0))[0]  # without points, any number
     return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
@@ -70,6 +68,8 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
 
     A parabola (degree 2) is biased, because our valleys are steeper on one side.
     """
+    if not points:
+        return math.nan, "no common learning rate"
     lowest = min(points, key=lambda p: p[1])[0]
     if lowest in (min(points)[0], max(points)[0]):
         return lowest, "at an edge"
@@ -88,7 +88,7 @@ def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
 
     times: how often every seed counts.
     """
-    drawn = [(n, losses) for n, losses in zip(times, seeds.values()) if n]
+    drawn = [(n, losses) for n, losses in zip(times, seeds.values()) if n]  # 0 * inf would be NaN
     mean = lambda x: sum(n * losses[x] for n, losses in drawn) / sum(times)
     return [(x, mean(x)) for x in sorted(set.intersection(*map(set, seeds.values())))]
 
@@ -107,11 +107,11 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
             raise ValueError(f"{cell[:3]}: two runs have the same learning rate and seed")
         losses[of(r)] = loss_of(r)
     found = []
-    for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell)):  # width 64 before 128
+    for cell in sorted(cells, key=narrow_first):
         points = mean_valley(cells[cell], [1] * len(cells[cell]))
+        near, at = nearest(points, window), vertex(points, degree, window)
         lowest = min((loss for _, loss in points), default=math.inf)
-        at = vertex(points, degree, window) if points else (math.nan, "no common learning rate")
-        found.append(Minimum(*cell[:4], cells[cell], points, (degree, window), lowest, *at))
+        found.append(Minimum(*cell[:4], cells[cell], points, near, (degree, window), lowest, *at))
     return found
 
 
@@ -141,7 +141,8 @@ def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndar
     weight = np.zeros(x.shape)
     for i, m in enumerate(found):
         mine = times[:, [columns.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
-        ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]  # 2 : 2 is 1 : 1
+        # draws with equal proportions of the seeds have equal valleys, so fit each of these once
+        ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]
         ratios, index = np.unique(ratios, axis=0, return_inverse=True)
         for k in np.flatnonzero(ratios.any(axis=1)):
             at, why_not = vertex(mean_valley(m.seeds, ratios[k]), *m.rule)
@@ -205,7 +206,8 @@ def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
     levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
     coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    no_bend = *np.full((3, 1), np.nan), beta[:, None]  # log_c, kappa, r, h
+    nan = np.full(1, np.nan)
+    no_bend = nan, nan, nan, beta[:, None]  # log_c, kappa, r, h
     for at, w in zip(x, weight):
         law = least_squares(at, w, T, coarse if bent else no_bend, same_shape)
         if bent:
@@ -235,7 +237,7 @@ def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
-    """Slope of x on u [n] within groups, for every draw; least squares. x, weight [draws, n]."""
+    """Slope of x on u [n] within groups, for every draw. x, weight [1 + draws, n]."""
     same = np.array([[group == other for other in groups] for group in groups])
     v = u - (weight * u) @ same / np.maximum(weight @ same, 1e-9)  # without the mean of its group
     below = (weight * v**2).sum(axis=1)
@@ -288,6 +290,7 @@ class Fits(NamedTuple):
     straight: Law
     bent: Law | None = None  # None with fewer than 4 run lengths or 5 batch sizes
     gain: np.ndarray | None = None  # mean squared error of held-out cells, straight minus bent
+    paper: tuple | None = None  # see paper_reading
 
 
 def both_laws(rows: list[dict]) -> Fits:
@@ -308,7 +311,7 @@ def both_laws(rows: list[dict]) -> Fits:
         errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]
         both = np.isfinite(errors).all(axis=0)
         gain = weight[:, both] @ (errors[0] - errors[1])[both] / weight[:, both].sum(axis=1)
-    return Fits(found, points, x, weight, straight, bent, gain)
+    return Fits(found, points, x, weight, straight, bent, gain, paper_reading(found))
 
 
 def a_of(law: Law, points: list[Minimum]) -> dict[str, np.ndarray]:
@@ -340,7 +343,7 @@ def as_json(fits: Fits, row: dict) -> dict:
         bent = fits.bent
         names = dict(b0=bent.b, q=bent.q, c=2**bent.log_c, kappa=bent.kappa, r=bent.r)
         result["bent"] = content(bent, **names)
-    b, _, a = paper_reading(fits.found)
+    b, _, a = fits.paper
     return result | {
         "a_paper": a, "b_paper": b[0], "b_paper_interval": interval(b),
         "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of columns",
@@ -366,7 +369,7 @@ def report_prediction(args) -> None:
         try:
             law = json.loads(Path(args.law).read_text())
             predict(law, 1.0, float(law["seq_len"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"--law {args.law}: not a law.json that fit.py wrote") from None
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     numbers = {"total_tokens": args.total_tokens, "batch_size": args.batch_size, "seq_len": seq_len}
@@ -380,7 +383,7 @@ def report_prediction(args) -> None:
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law and draw the figures, then write law.json."""
+    """Print the law, write law.json, and draw the figures."""
     fits = both_laws(records)
     content = as_json(fits, records[0])
     readings = {"cubic through 7 rates": fits.straight}
@@ -389,20 +392,21 @@ def report_wsd(records: list[dict], out: Path) -> None:
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
-    others = paper_reading(fits.found), step_law_reading(fits.found)
-    report.straight(readings, *others, a_of(fits.straight, fits.points))
-    by_batch, by_T = (parts(fits, name) for name in ("batch_size", "T"))
-    report.parts(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
+    step_law = step_law_reading(fits.found)
+    report.straight(readings, fits.paper, step_law, a_of(fits.straight, fits.points))
+    by_batch, by_T = (two_ends(fits, name) for name in ("batch_size", "T"))
+    report.two_ends(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
     if fits.bent:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     report.draw_valleys(out / "valleys.png", fits.found)
     report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
-    (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def parts(fits: Fits, name: str) -> dict:
-    """Is one line enough? b of the smallest and largest batch size, or q of the two ends of T."""
+def two_ends(fits: Fits, name: str) -> dict:
+    """b of the smallest and the largest batch size, or q of the shortest and the longest T."""
     values = np.array([getattr(m, name) for m in fits.points])
     u = np.log2([m.beta if name == "T" else m.T for m in fits.points])
     shapes = [m.shape for m in fits.points]
@@ -419,13 +423,12 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
     for other in rest:
         if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
             raise ValueError(f"--against {field}: the runs also differ in {different[0]} (--only)")
-    cell = lambda m: (m.shape, m.T, m.batch_size)
-    found = [{cell(m): m for m in usable(minima(some))} for some in sets.values()]
+    found = [{m[:3]: m for m in usable(minima(some))} for some in sets.values()]  # by cell
     common = sorted(set.intersection(*map(set, found)))
     if not common:
-        raise ValueError("--against: no cell has a minimum in both; is the sweep still running?")
+        raise ValueError("--against: no cell has a minimum in all; is the sweep still running?")
     fits = {}
-    for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # no columns in common
+    for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # all independent
         points = [by_cell[c] for c in common]
         x, weight = redraw(points, rng_seed)
         fits[value] = Fits(points, points, x, weight, fit_law(points, x, weight))
@@ -439,13 +442,12 @@ def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
-    most_common = lambda name: Counter(r[name] for r in records).most_common(1)[0][0]
-    a, b = most_common("power_a"), most_common("power_b")
+    a, b = (statistics.mode(r[name] for r in records) for name in ("power_a", "power_b"))
     some_a = [r for r in records if r["power_b"] == b]
     some_b = [r for r in records if r["power_a"] == a]
     over_a = parabolas(some_a, of=lambda r: math.log2(r["power_a"]))
     over_b = parabolas(some_b, of=lambda r: r["power_b"])
-    return {"a": over_a, "b": over_b}, {"power_a": a, "power_b": b}
+    return {"a": over_a, "b": over_b}, {"a": a, "b": b}
 
 
 def report_records(records: list[dict], out: Path) -> None:
@@ -456,8 +458,8 @@ def report_records(records: list[dict], out: Path) -> None:
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
-        raise ValueError(f"different schedules {sorted(schedules)}; is the sweep still running?")
-    elif any(r.get("standard") for r in records):
+        raise ValueError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
+    elif {STANDARD in shape_of(r) for r in records} == {True, False}:  # with and without muP
         found = minima(records)
         report.transfer(found, *redraw(found), out)
     else:
@@ -468,13 +470,11 @@ def run(args) -> None:
     """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
         return report_prediction(args)
+    if not (args.table or args.folders):
+        raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
     if args.table:
         rows = [complete(row) for row in read_table(args.table, args.columns, args.seq_len)]
-        read = lambda choices: only(rows, choices)
-    elif args.folders:
-        read = lambda choices: read_records(args.folders, choices)
-    else:
-        raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
+    read = lambda some: only(rows, some) if args.table else read_records(args.folders, some)
     first = args.table or args.folders[0]
     out = args.out or (first.parent if first.is_file() else first)
     if not args.against:

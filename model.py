@@ -24,6 +24,7 @@ from tools.config import check_limits, fail, fill_in, option, program_parser
 from tools.devices import attention_dtype, matmul_dtype
 from tools.granite import is_granite
 from tools.runs import newest_checkpoint, read_checkpoint
+from tools.tokenizers import tokenizer_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)
-        fields, files = dataclasses.asdict(model.cfg), data.tokenizer_files(tokenizer)
+        fields, files = dataclasses.asdict(model.cfg), tokenizer_files(tokenizer)
         granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (ValueError, OSError) as error:
         return fail("model.py", error)

@@ -1,4 +1,4 @@
-"""muP in one table that keeps the best learning rate the same at every width.
+"""muP, the rules that keep the best learning rate the same at every width.
 
 The paper's Table 1 lists five changes for a model that is m_width times wider. Two of them, initial
 weights and learning rates, are the table in `rules`, with a row for each kind of parameter. The
@@ -95,9 +95,8 @@ def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) 
     AdamW multiplies the weight decay by the learning rate of the group, so hidden matrices decay
     by lr / m_width * weight_decay.
     """
-    groups = {}
-    for r, (_, lr_scale, decay) in table.items():
-        groups[r] = dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
+    groups = {r: dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
+              for r, (_, lr_scale, decay) in table.items()}  # fmt: skip
     for name, p in model.named_parameters():
         groups[role(name)]["params"].append(p)
     return [group for group in groups.values() if group["params"]]
@@ -177,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     program_parser("mup.py", __doc__).parse_args(argv)
     moe = dict(n_expert=8, n_expert_active=2)
     failed = False
-    print("log-log slope against width of activations at the start, and of their change")
+    print(f"{'slope against width':<20} {'start':>6} {'change':>6}")
     for name, mup, more in (("muP", True, {}), ("muP MoE", True, moe), ("standard", False, {})):
         start, change = coordinate_check([check_config(w, mup, **more) for w in WIDTHS])
         for spot in change:

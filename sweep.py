@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import tools.threads  # noqa: F401  before torch
 
@@ -36,11 +37,11 @@ import torch
 from tqdm import tqdm
 
 import train
-from tools.compare import LINES, TUNING, Line, fields_of, loss_of
-from tools.config import add_flags, fail, parse_ramp, program_parser
-from tools.devices import pick_device
 from tools import grids
-from tools.grids import GRIDS, row_of, rows_of
+from tools.compare import LINES, Line, best_of, fields_of, loss_of, tuning_seeds
+from tools.config import add_flags, fail, format_mixture, parse_mixture, parse_ramp
+from tools.config import program_parser
+from tools.devices import pick_device, resolve_device
 from tools.records import identity, records_in, settings
 from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
 from tools.workers import deal, start_workers
@@ -79,10 +80,10 @@ def train_run(
     """
     state, saved, looks, curve = train.build(cfg), None, {}, []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
-    checkpoint, decay_start = trunks / f"{trunk_of(cfg)}.pt", cfg.total_tokens - cfg.decay_tokens
+    checkpoint = trunks / f"{trunk_of(cfg)}.pt"
     with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
-    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= decay_start:
+    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= cfg.decay_start:
         train.restore(saved, state)
         looks, curve = saved["looks"], saved["curve"]
 
@@ -91,10 +92,10 @@ def train_run(
         advance(cfg, state, corpus, T, curve, must_stop)
         if f"val_loss_at_{T}" not in looks and not must_stop():
             looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
-    advance(cfg, state, corpus, decay_start, curve, must_stop)
+    advance(cfg, state, corpus, cfg.decay_start, curve, must_stop)
     saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
     write_checkpoint(checkpoint, saved)
-    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # the decay
+    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # the branch, a decay
     if must_stop():
         return None
     _, record = train.evaluate(cfg, state, corpus)
@@ -120,21 +121,20 @@ def trunk_of(cfg: TrainConfig) -> str:
 def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
     """Group runs by their trunk, in the order in which they leave it."""
     trunks: dict = {}
-    for cfg in sorted(dict.fromkeys(runs), key=lambda cfg: cfg.total_tokens - cfg.decay_tokens):
+    for cfg in sorted(runs, key=lambda cfg: cfg.decay_start):
         trunks.setdefault(trunk_of(cfg), []).append(cfg)
     return trunks
 
 
 def tokens_of(runs: list[TrainConfig]) -> int:
     """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
-    stable = lambda trunk: max(cfg.total_tokens - cfg.decay_tokens for cfg in trunk)
-    return sum(map(stable, by_trunk(runs).values())) + sum(cfg.decay_tokens for cfg in runs)
+    stable = sum(trunk[-1].decay_start for trunk in by_trunk(runs).values())
+    return stable + sum(cfg.decay_tokens for cfg in runs)
 
 
 # -- Which learning rates to try -------------------------------------------------------------------
 
 
-@functools.cache
 def rate(j: int) -> float:
     """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
@@ -190,38 +190,38 @@ def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
     lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
-    return 2 * round(math.log2(lr / rate(0)))
+    return 2 * round(math.log2(lr / rate(0)))  # even, as the paper's learning rates are
 
 
-def wsd_runs(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
+def wsd_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
-    run = lambda j, T: config(**row | dict(schedule="wsd", lr=rate(j), total_tokens=T))
+    run = lambda j, T: config(**base | dict(schedule="wsd", lr=rate(j), total_tokens=T))
     middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
     return [run(j, T) for j, T in sorted(search(lambda j, T: loss(run(j, T)), middle))]
 
 
-def power_runs(grid: dict, row: dict, _loss: Callable) -> list[TrainConfig]:
+def power_runs(grid: dict, base: dict, _loss: Callable) -> list[TrainConfig]:
     """Power with several a at the central b, and with several b at the central a."""
-    run = lambda T, **scanned: config(**row | dict(schedule="power", total_tokens=T) | scanned)
+    run = lambda T, **scanned: config(**base | dict(schedule="power", total_tokens=T) | scanned)
     center = run(grid["budgets"][-1])
     scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
     scan += [{"power_b": round(center.power_b + step, 4)} for step in grid["b"]]
     return [run(T, **scanned) for scanned in scan for T in grid["budgets"]]
 
 
-def run_of(grid: dict, line: Line, lr: float, row: dict, T: int) -> TrainConfig:
-    """The run of a line in a row, if it was tuned to learning rate lr."""
+def run_of(grid: dict, line: Line, lr: float, base: dict, T: int) -> TrainConfig:
+    """The run of a line in a series, if it was tuned to learning rate lr."""
     _, batch_size, (first, _) = grid["tune"]
-    seq_len = config(**row | dict(schedule="constant", total_tokens=T)).seq_len
-    fields = fields_of(line, lr, row["batch_size"], T, (batch_size, seq_len, first))
-    return config(**row | fields | dict(total_tokens=T))
+    seq_len = config(**base | dict(schedule="constant", total_tokens=T)).seq_len
+    fields = fields_of(line, lr, base["batch_size"], T, (batch_size, seq_len, first))
+    return config(**base | fields | dict(total_tokens=T))
 
 
 def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig]]:
     """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
     shape, batch_size, lengths = grid["tune"]
-    rows = [row_of(grid, shape, batch_size, TUNING + 2 * seed + i) for i in (0, 1)]
-    return {lr: [run_of(grid, line, lr, row, T) for row in rows for T in lengths]
+    bases = [grids.base_of(grid, shape, batch_size, trial) for trial in tuning_seeds(seed)]
+    return {lr: [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
             for lr in map(rate, grid["trials"])}  # fmt: skip
 
 
@@ -231,43 +231,54 @@ def all_trials(grid: dict, seed: int, _loss: Callable) -> list[TrainConfig]:
     return [cfg for runs in tried for some in runs.values() for cfg in some]
 
 
-def compare_runs(grid: dict, row: dict, loss: Callable) -> list[TrainConfig]:
+def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """All lines, each at the learning rate with the lowest mean loss of its trials."""
     runs = []
     for line in LINES.values():
-        tried = trials_of(grid, line, row["seed"])
-        losses = {lr: [loss(cfg) for cfg in some] for lr, some in tried.items()}
-        if not any(None in some for some in losses.values()):
-            best = min(losses, key=lambda lr: sum(losses[lr]))
-            runs += [run_of(grid, line, best, row, T) for T in grid["budgets"]]
+        tried = trials_of(grid, line, base["seed"])
+        if best := best_of({lr: [loss(cfg) for cfg in some] for lr, some in tried.items()}):
+            runs += [run_of(grid, line, best, base, T) for T in grid["budgets"]]
     return runs
 
 
 def series_of(experiment: str, grid: dict) -> list[Callable]:
     """The rules of all series. Each maps loss to the runs that it wants by now."""
     rule = {"power": power_runs, "compare": compare_runs}.get(experiment, wsd_runs)
-    series = [functools.partial(rule, grid, row) for row in rows_of(grid)]
-    if experiment == "compare":  # the rows wait for the trials of their seed
-        seeds = sorted({row["seed"] for row in rows_of(grid)})
+    series = [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
+    if experiment == "compare":  # the series wait for the trials of their seed
+        seeds = sorted({base["seed"] for base in grids.bases_of(grid)})
         series = [functools.partial(all_trials, grid, seed) for seed in seeds] + series
     return series
 
 
 # -- Training what is missing ----------------------------------------------------------------------
-# `known` is a dict from the identity of a run to its loss, which is infinite if it diverged.
 
 
-def missing(series: list[Callable], known: dict, made_up=lambda cfg: None) -> list[TrainConfig]:
-    """The runs that we can train now. made_up(config) is the loss of an unknown run."""
-    loss = lambda cfg: known.get(identity_of(cfg), made_up(cfg))
-    runs = sum((wanted(loss) for wanted in series), [])
-    return [cfg for cfg in dict.fromkeys(runs) if identity_of(cfg) not in known]
+class Plan(NamedTuple):
+    """A sweep, from what is known to what we train next."""
 
+    grid: dict
+    series: list[Callable]  # their rules
+    known: dict[frozenset, float]  # identity of a run -> its loss, infinite if it diverged
 
-def left(series: list[Callable], grid: dict, known: dict) -> list[TrainConfig]:
-    """All runs to come, with made-up losses, worse than all known and lowest at our guess."""
-    from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(grid, cfg))
-    return missing(series, known, made_up=lambda cfg: 100 + from_guess(cfg))
+    def missing(self, made_up=lambda cfg: None) -> list[TrainConfig]:
+        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
+        loss = lambda cfg: self.known.get(identity_of(cfg), made_up(cfg))
+        wanted = dict.fromkeys(cfg for rule in self.series for cfg in rule(loss))
+        return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
+
+    def left(self) -> list[TrainConfig]:
+        """All runs to come, with made-up losses, above all finite ones and lowest at our guess."""
+        from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(self.grid, cfg))
+        return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
+
+    def jobs(self) -> dict[str, tuple]:
+        """Trunk -> (its next run, where to evaluate it on the way), those with most work first."""
+        *shorter, longest = self.grid["budgets"]
+        cut_short = lambda cfg: cfg.schedule in PLANNED and cfg.total_tokens == longest
+        work = lambda item: tokens_of(item[1]) * item[1][0].n_embd
+        todo = sorted(by_trunk(self.missing()).items(), key=work, reverse=True)
+        return {trunk: (runs[0], shorter if cut_short(runs[0]) else []) for trunk, runs in todo}
 
 
 def config_of(record: dict) -> TrainConfig:
@@ -279,45 +290,33 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
-def jobs(series: list[Callable], known: dict, budgets: list[int]) -> dict[str, tuple]:
-    """Trunk -> (its next run, where to evaluate it on the way), those with most work first."""
-    ready, todo = {}, by_trunk(missing(series, known))
-    work = lambda trunk: tokens_of(todo[trunk]) * todo[trunk][0].n_embd
-    for trunk in sorted(todo, key=work, reverse=True):
-        cfg = todo[trunk][0]
-        look = cfg.schedule in PLANNED and cfg.total_tokens == budgets[-1]
-        ready[trunk] = cfg, budgets[:-1] if look else []
-    return ready
+def train_missing(plan: Plan, folder: Path, workers: list, must_stop) -> None:
+    """Train until must_stop() or until nothing is missing. Write records and curves as they come.
 
-
-def sweep(series, grid: dict, known: dict, folder: Path, workers: list, must_stop) -> None:
-    """Train missing runs until must_stop(). Write records and curves as they come.
-
-    Adds to known. Raises EOFError or ConnectionError if a worker dies.
+    Adds to plan.known. Raises EOFError or ConnectionError if a worker dies.
     """
-    next_jobs = lambda: jobs(series, known, grid["budgets"])
-    bar = tqdm(total=len(left(series, grid, known)), unit=" runs")
+    bar = tqdm(total=len(plan.left()), unit=" runs")
     records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
     with records, curves, bar:
-        for record, curve in deal(workers, next_jobs, must_stop):
+        for record, curve in deal(workers, plan.jobs, must_stop):
             curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
             records.write(json.dumps(record) + "\n")
-            known.update(losses_of([record]))
-            bar.total = bar.n + 1 + len(left(series, grid, known))
+            plan.known.update(losses_of([record]))
+            bar.total = bar.n + 1 + len(plan.left())
             bar.update()
 
 
-def prepare_worker(device: str, cfg: TrainConfig, trunks: Path) -> Callable:
-    """Open the corpus of cfg in a worker. Return the function that trains a job there."""
+def prepare_worker(device: str, first: TrainConfig, trunks: Path) -> Callable:
+    """Open the corpus in a worker. Return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
-    cfg, corpus = train.load_data(cfg, {}, None)
-    here = {"device": device, "tokenizer": cfg.tokenizer}
+    first, corpus = train.load_data(first, {}, None)
+    here = {"device": device, "tokenizer": first.tokenizer}
 
     def work(job: tuple, must_stop: Callable) -> tuple[dict, list] | None:
         cfg, look_at = job
-        cfg = train.resolve_device(dataclasses.replace(cfg, **here))
+        cfg = resolve_device(dataclasses.replace(cfg, **here))
         return train_run(cfg, corpus, trunks, must_stop, look_at)
 
     return work
@@ -329,35 +328,35 @@ def prepare_worker(device: str, cfg: TrainConfig, trunks: Path) -> Callable:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
     parser = program_parser("sweep.py", __doc__)
-    fields = program_parser("sweep.py --sweep", "")
-    add_flags(fields, TrainConfig, {}, "laptop")
+    fields = program_parser("sweep.py --sweep", "")  # reads the values like their flags
+    add_flags(fields, TrainConfig, {})
     grids.add_own_flags(parser, lambda name, x: vars(fields.parse_args([f"--{name}={x}"]))[name])
-    add_flags(parser, TrainConfig, {}, "laptop")
+    add_flags(parser, TrainConfig, {})
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
     return args, typed
 
 
-def prepare(args: argparse.Namespace, typed: dict) -> tuple[dict, list[Callable], dict]:
-    """Return the grid, its series, and all known losses. Raises ValueError or OSError."""
+def prepare(args: argparse.Namespace, typed: dict) -> Plan:
+    """Check the command line and the records in --out. Raises ValueError or OSError."""
     if "data" in typed:
-        typed["data"] = train.data.format_mixture(train.data.parse_mixture(typed["data"]))
+        typed["data"] = format_mixture(parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
-    if "batch_ramp" in typed:  # all rows have its first batch size
+    if "batch_ramp" in typed:  # all series have its first batch size
         args.batches = args.batches or [parse_ramp(typed["batch_ramp"])[0]]
-    grid = grids.changed(GRIDS[args.experiment][args.scale], args, typed)
+    grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
-    runs = left(series, grid, {})
+    runs = Plan(grid, series, {}).left()
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, runs, READS)
     _, corpus = train.load_data(max(runs, key=lambda cfg: cfg.seq_len), typed, None)
     records = records_in(args.out)
     found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
-    free = () if args.experiment == "power" else ("lr", "power_a")
+    free = () if args.experiment == "power" else ("lr", "power_a")  # found by a search, or tuned
     grids.check_belongs(found, own, free, args.out)
-    return grid, series, losses_of(records)
+    return Plan(grid, series, losses_of(records))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -365,32 +364,32 @@ def main(argv: list[str] | None = None) -> int:
     shard, n_shards = args.shard
     folder = args.out / (f"shard-{shard}-of-{n_shards}" if n_shards > 1 else "")
     try:
-        grid, series, known = prepare(args, typed)
+        plan = prepare(args, typed)
         if not args.dry_run:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock(folder)  # noqa: F841  until we end
     except (ValueError, OSError) as error:
         return fail("sweep.py", error)
-    series = series[shard - 1 :: n_shards]
-    runs = left(series, grid, known)
+    plan = plan._replace(series=plan.series[shard - 1 :: n_shards])
+    runs = plan.left()
     todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
-    print(f"{args.out}: {len(known):,} runs are done, {todo}", flush=True)
+    print(f"{args.out}: {len(plan.known):,} runs are done, {todo}", flush=True)
     if args.dry_run:
         return 0
-    status = train_in_workers(series, grid, known, folder, args.workers) if runs else 0
+    status = train_in_workers(plan, runs[0], folder, args.workers) if runs else 0
     if status == 0:
         shutil.rmtree(folder / "trunks", ignore_errors=True)
-        print(f"finished: {len(known):,} records; next: python fit.py {shlex.quote(str(args.out))}")
+        finished = f"finished: {len(plan.known):,} records"
+        print(f"{finished}; next: python fit.py {shlex.quote(str(args.out))}")
     return status
 
 
-def train_in_workers(series, grid: dict, known: dict, folder: Path, number: int | None) -> int:
-    """Train all missing runs in `number` processes. Returns the exit status."""
-    first = left(series, grid, known)[0]
+def train_in_workers(plan: Plan, first: TrainConfig, folder: Path, number: int | None) -> int:
+    """Train all missing runs, such as `first`, in `number` processes. Returns the exit status."""
     with stop_request(None) as must_stop:
         workers = start_workers(first.device, number, prepare_worker, first, folder / "trunks")
         try:
-            sweep(series, grid, known, folder, workers, must_stop)
+            train_missing(plan, folder, workers, must_stop)
         except (EOFError, ConnectionError):
             return fail("sweep.py", "a worker died; out of memory or disk? This command resumes")
         finally:
@@ -399,7 +398,7 @@ def train_in_workers(series, grid: dict, known: dict, folder: Path, number: int 
         if must_stop():
             print("stopped and saved; the same command resumes")
             return 3
-    if left(series, grid, known):
+    if plan.left():
         print("the other runs wait for runs of other shards; after those, repeat this command")
         return 3
     return 0

@@ -32,8 +32,8 @@ from eval import check_corpus, check_tokenizer, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, option
-from tools.config import parse_ramp, program_parser, ramp
+from tools.config import add_flags, check_effect, fail, fill_in, format_mixture, option
+from tools.config import parse_mixture, parse_ramp, program_parser, ramp
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
@@ -102,11 +102,15 @@ class TrainConfig(GPTConfig):
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
-        ramp(self)  # or if another batch size of the ramp fails here
+        ramp(self)  # makes, and so checks, the config of every later batch size
 
     @property
     def batch_tokens(self) -> int:
         return self.batch_size * self.seq_len
+
+    @property
+    def decay_start(self) -> int:
+        return self.total_tokens - self.decay_tokens
 
     def at(self, tokens: int) -> "TrainConfig":
         """The config of the step that starts at `tokens`. A ramp only changes its batch size."""
@@ -114,6 +118,7 @@ class TrainConfig(GPTConfig):
 
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
+SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
 
 # -- One step, and the loop -------------------------------------------------------------------
 
@@ -231,14 +236,13 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     """Train, write the run folder, return the record; or save and return None once must_stop().
 
     start: a checkpoint of this run or, for a branch, of its parent. out: the folder on rank 0,
-    which alone writes and has a record, else None. A loss that is not finite, or that ends above
-    ln(vocab_size), a uniform guess, is a result. Its record has diverged = true and no val_loss.
+    which alone writes, else None. The other ranks return {}. A loss that is not finite, or that
+    ends above ln(vocab_size), a uniform guess, is a result, with diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
         restore(start, state)
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
-    decay_start = cfg.total_tokens - cfg.decay_tokens
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
         tokens, next_tokens = state.tokens, state.tokens + cfg.at(state.tokens).batch_tokens
@@ -249,7 +253,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
         if crossed(cfg.eval_every, state) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
         stop = devices.any_process(must_stop()) and not last  # all stop after the same step
-        save = crossed(cfg.save_every, state) or tokens <= decay_start < next_tokens
+        save = crossed(cfg.save_every, state) or tokens <= cfg.decay_start < next_tokens
         if save or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
@@ -285,7 +289,7 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
     losses = {}
     for prefix, model in (("", state.model), ("average_", state.average)):
         if model:
-            with mixed_precision(cfg), torch.compiler.set_stance("force_eager"):  # as in eval.py
+            with mixed_precision(cfg), torch.compiler.set_stance("force_eager"):  # like eval.py
                 each = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
             mean = runs.mean_losses(list(corpus.sources), corpus.shares, each)
             losses |= {prefix + name: loss for name, loss in mean.items()}
@@ -300,9 +304,8 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     if len(corpus.sources) > 1:
         epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
-    sizes = [data.n_sequences(source.val, cfg.seq_len) for source in corpus.sources.values()]
-    if cfg.final_eval_tokens:
-        sizes = [min(n, max(1, cfg.final_eval_tokens // cfg.seq_len)) for n in sizes]
+    limits = cfg.seq_len, cfg.final_eval_tokens
+    sizes = [data.n_sequences(source.val, *limits) for source in corpus.sources.values()]
     return losses, dataclasses.asdict(cfg) | results | {
         "val_tokens": cfg.seq_len * sum(sizes), "tokens": state.tokens, "diverged": diverged,
         "n_params": state.model.n_params(), "n_active_params": state.model.n_active_params(),
@@ -327,7 +330,7 @@ def restore(saved: dict, state: State) -> None:
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights come without
         for group, ours in zip(saved["optimizer"]["param_groups"], state.optimizer.param_groups):
-            group |= dict(ours, params=group["params"])  # a branch may change weight decay
+            group |= dict(ours, params=group["params"])  # our settings, such as weight decay
         state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
 
 
@@ -362,7 +365,7 @@ def make_config(**typed) -> TrainConfig:
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = program_parser("train.py", __doc__)
-    add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"], "laptop")
+    add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"])
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
@@ -390,25 +393,23 @@ def open_parent(path: Path) -> dict:
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """The config, and a checkpoint of this run, its parent or None. Raises ValueError, OSError."""
-    for flag in {"data", "decay_data"} & set(typed):  # absolute paths, valid from any folder
-        typed[flag] = data.format_mixture(data.parse_mixture(typed[flag], f"--{flag}"))
+    for flag in ("data", "decay_data"):
+        if flag in typed:  # absolute paths are valid from any folder
+            typed[flag] = format_mixture(parse_mixture(typed[flag], f"--{flag}"))
     if data.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     fields, start, path = resume.choose(typed, actions)
-    if path:
-        parent = open_parent(Path(path))
-        shape = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
-        fields = resume.branched_fields(parent, fields, shape)
+    parent = open_parent(Path(path)) if path else None
+    if parent:
+        fields = resume.branched_fields(parent, fields, SHAPE)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
-    check_effect(typed, "schedule", cfg.schedule, READS)
-    if path:
-        start = resume.branch(parent, cfg, planned=cfg.schedule in PLANNED)
-    return cfg, start
+    check_effect(typed, cfg.schedule, READS)
+    return cfg, resume.branch(parent, cfg, cfg.schedule in PLANNED) if parent else start
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
     """Open the corpus, and put its tokenizer into the config. Raises ValueError or OSError."""
-    prepared = cfg.data and "embedded" not in data.parse_mixture(cfg.data)
+    prepared = cfg.data and "embedded" not in parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
     # the mixtures that the parents read and that this run reads, with their first tokens

@@ -1,7 +1,4 @@
-"""lm-evaluation-harness offline: its task definitions over local items, our model in its class.
-
-Also the items themselves, in the fields of the public data sets, the nasty ones among them.
-"""
+"""lm-evaluation-harness offline: its task definitions and our model, over local, nasty items."""
 
 import json
 import logging

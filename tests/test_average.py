@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools import merge, runs
+from tools import runs
 
+import merge
 import train
 from eval import main as evaluate, sample, validation_loss
 from model import load_model
@@ -75,7 +76,7 @@ def test_resuming_and_branching_continue_the_average(corpus_path):
     assert loss("from-plain") == pytest.approx(whole, abs=0.02)
 
 
-# -- tools/merge.py: a decay without training ------------------------------------------------------
+# -- forks/merge.py: a decay without training ------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", DECAY_SHAPES)
@@ -110,7 +111,7 @@ def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
     assert train.main(flags(corpus_path, schedule="wsd", **saves)) == 0
     assert merge.main(["runs/trunk", "--last=0.02"]) == 2  # one checkpoint
     assert "fewer than 2 checkpoints" in capsys.readouterr().err
-    (command,) = re.findall(r"python -m tools.merge (.+)", PAGES["schedules.md"])
+    (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["schedules.md"])
     assert merge.main(command.split()) == 0
     assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256  # no decay
     assert evaluate(["--model=runs/trunk/merged.pt", "--device=cpu"]) == 0

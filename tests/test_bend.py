@@ -16,7 +16,6 @@ from tools import compare
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
 # ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
-U = np.arange(-2, 2.1, 0.5)
 VALLEYS = {
     80_000: ([0.105, 0.070, 0.034, 0.008, 0, 0.010, 0.051, 0.137, 0.274], 0.035),
     160_000: ([0.212, 0.136, 0.061, 0.015, 0, 0.011, 0.050, 0.140, 0.234], 0.034),
@@ -30,7 +29,7 @@ AS_BEFORE = 0.75  # correlation of the noise of two branches that leave one trun
 
 def valley(T: int):
     """The valley as a function of the distance from its bottom, in octaves."""
-    curve = np.polynomial.Polynomial.fit(U, VALLEYS[T][0], 8)  # through all nine points
+    curve = np.polynomial.Polynomial.fit(np.arange(-2, 2.1, 0.5), VALLEYS[T][0], 8)
     return lambda u: curve(np.clip(u, -2, 2)) + 0.3 * max(0, abs(u) - 2)
 
 
@@ -60,11 +59,10 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
     return found
 
 
-FEW = 40, 100, [32], 0.8, 1
 MANY = pytest.param(200, 200, [32, 64, 128], 0.9, 0.98, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("worlds, draws, widths, least, most", [FEW, MANY])
+@pytest.mark.parametrize("worlds, draws, widths, least, most", [(40, 100, [32], 0.8, 1), MANY])
 def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, monkeypatch):
     monkeypatch.setattr(fit, "DRAWS", draws)
     off, hit = [], []

@@ -14,7 +14,6 @@ TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
 INLINE = re.findall(r"`(python \w+\.py[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
 LAUNCHER = r"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?=\w+\.py)"
-SKIPPED = r"--help|power_q"  # power_q is a flag of a fork
 
 
 class Understood(Exception):
@@ -26,7 +25,7 @@ def commands() -> list[str]:
     lines = "\n".join([*BLOCKS, *INLINE]).replace("\\\n", " ").splitlines()
     found = [re.sub(LAUNCHER, "", line) for line in lines if re.match(LAUNCHER, line)]
     found = [line.partition(" #")[0].rstrip() for line in found]
-    return [line for line in dict.fromkeys(found) if not re.search(SKIPPED, line)]
+    return [line for line in dict.fromkeys(found) if not re.search("--help|power_q", line)]
 
 
 def words_of(command: str) -> list[str]:

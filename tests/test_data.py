@@ -160,8 +160,7 @@ def write_in(layout: str, texts: list[str], folder: Path) -> None:
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{i}.parquet")
 
 
-LAYOUTS = "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split()
-SOURCES = [("source", layout) for layout in LAYOUTS]
+SOURCES = [("source", x) for x in "txt txt.gz jsonl jsonl.gz json.gz ndjson parquet".split()]
 SOURCES += [("sour*/**/*.jsonl", "jsonl"), ("hf:./source", "jsonl")]  # a folder stands for the hub
 
 

@@ -47,6 +47,7 @@ def check_layout(fig: Figure) -> None:
         for other, other_box in boxes[:i]:
             assert not box.overlaps(other_box), f"{text.get_text()!r} on {other.get_text()!r}"
     for ax in fig.axes:
+        assert len(ax.get_yticks()) > 1, "one tick is no scale"
         assert ax.get_ylabel() and (ax.get_xlabel() or ax.get_shared_x_axes().get_siblings(ax))
         for line in (line for line in ax.lines if line.get_alpha() != 0):
             assert contrast_on_white(line.get_color()) >= 3
@@ -87,6 +88,12 @@ def test_curve(figures, tmp_path, schedule):
     record |= dict(n_expert=8 * (schedule == "power"), average=schedule == "wsd")
     drawing.draw_curve(tmp_path, record)
     assert len(figures[0].axes[0].lines[0].get_xdata()) == 80
+
+
+def test_a_narrow_axis_has_two_labels_and_equal_labels_may_share_an_x(figures, tmp_path):
+    point = lambda x: (x, -7.5, -7.6, -7.4, -7.5, True)
+    groups = {"T = 100k": [point(1), point(1)], "T = 200k": [point(1), point(2)]}
+    drawing.draw_points(tmp_path / "a.png", groups, log_y=True, title="t", xlabel="x", ylabel="y")
 
 
 def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):

@@ -13,7 +13,7 @@ from schedules import paper_batch_size
 from tools import compare
 from tools import figures as drawing
 
-SCALES = tuple(sweep.GRIDS["wsd"])
+SCALES = tuple(sweep.grids.GRIDS["wsd"])
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def off(cfg, scale: str) -> float:
 
 def made_up(experiment: str, scale: str, loss) -> list[dict]:
     """Records of the whole experiment in a folder of that name, as sweep.py would leave them."""
-    grid = sweep.GRIDS[experiment][scale]
-    series = sweep.series_of(experiment, grid)
-    known, records = {}, []
-    while missing := sweep.missing(series, known):
+    grid = sweep.grids.GRIDS[experiment][scale]
+    plan = sweep.Plan(grid, sweep.series_of(experiment, grid), {})
+    records = []
+    while missing := plan.missing():
         for cfg in missing:
             found = {"val_loss": loss(cfg), "diverged": False, "fingerprint": "0", "tokens": 1}
             if cfg.average:  # without it, another learning rate would be the best
@@ -51,8 +51,8 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
             if cfg.total_tokens == grid["budgets"][-1]:
                 found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
             records.append(vars(cfg) | found)
-            known |= sweep.losses_of(records[-1:])
-    assert sweep.left(series, grid, known) == []
+            plan.known.update(sweep.losses_of(records[-1:]))
+    assert plan.left() == []
     return fit.read_records([write(records, Path(experiment))])
 
 
@@ -72,7 +72,7 @@ def test_wsd_gives_the_law_back(scale, monkeypatch):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_power_gives_the_best_a_and_b_back(scale, drawn, capsys):
-    grid = sweep.GRIDS["power"][scale]
+    grid = sweep.grids.GRIDS["power"][scale]
     shape, batches, seeds = grid["rows"][0]
     center = sweep.make_config(**grid["common"] | shape, total_tokens=grid["budgets"][-1])
     a, b = center.power_a * 1.1, center.power_b + 0.013
@@ -102,11 +102,15 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
         some = [r for r in records if r["shape"] == shape]
         (m,), cfg = fit.minima(some), sweep.config_of(some[0])
         assert not m.why_not and 2**m.x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
-        name = "Without μP" if some[0]["standard"] else "With μP"
+        name = "Without μP" if compare.STANDARD in some[0]["shape"] else "With μP"
         assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**m.x, abs=6e-5)
     low, *_, high = sorted({r["n_embd"] for r in records})
     for name, x in (("With μP", 1.0), ("Without μP", low / high)):
         assert after(f"{name} width {high} / width {low}:") == pytest.approx(x, abs=0.006)
+    with pytest.raises(ValueError, match="several T"):
+        fit.report_records([*records, records[0] | {"batch_size": 99}], Path("transfer"))
+    scales = ",".join({str(r["attention_multiplier"]) for r in records})
+    assert fit.main(["transfer", f"--against=attention_multiplier={scales}"]) == 0
 
 
 EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a decay shape
@@ -139,10 +143,11 @@ def expected_loss(line: compare.Line, cell: tuple, tune: tuple, rates: list, sca
 def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     records = made_up("compare", scale, lambda cfg: compare_loss(cfg, scale))
     assert fit.main(["compare"]) == 0
-    grid = sweep.GRIDS["compare"][scale]
+    grid = sweep.grids.GRIDS["compare"][scale]
     seeds = range(grid["rows"][0][2])
     other = next(r for r in records if r["seed"] >= 100 and r["schedule"] == "wsd")
-    lines, best = compare.comparison([*records, other | dict(seed=0, lr=1e-6)])  # of a search
+    of_a_search = other | dict(seed=0, lr=1e-6)
+    lines, best, _ = compare.losses_of_lines([*records, of_a_search])
     cells = {compare.cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
     tune = batch_size, *lengths, records[0]["seq_len"]

@@ -12,11 +12,12 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe"},
     "eval": {"model", "data"}, "train": {"schedules", "mup", "model", "data", "eval"},
-    "sweep": {"train"}, "fit": {"schedules"}, "bench": {"train"},
+    "sweep": {"train"}, "fit": {"schedules"}, "bench": {"model", "train"},
 }  # fmt: skip
-STORY, TOOLS, TESTS = ({path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)}
-                       for pattern in ("*.py", "tools/*.py", "tests/*.py"))  # fmt: skip
-CODE = {p.relative_to(ROOT).as_posix(): ast.parse(text) for p, text in (STORY | TOOLS).items()}
+read = lambda pattern: {path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)}
+STORY, TOOLS, TESTS = map(read, ("*.py", "tools/*.py", "tests/*.py"))
+PROGRAMS = read("docs/*.py") | read("forks/*.py")
+CODE = {p.relative_to(ROOT).as_posix(): ast.parse(t) for p, t in (STORY | TOOLS | PROGRAMS).items()}
 
 
 def imports(nodes) -> set[str]:
@@ -38,13 +39,10 @@ def test_imports_follow_the_reading_order():
 
 def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     used = {name: imports(ast.walk(tree)) for name, tree in CODE.items()}
-    on_top = {"tools/merge.py", "tools/page.py"}  # programs; only their main() knows the story
-    assert {name for name in used if "/" in name and used[name] & MAY_IMPORT.keys()} == on_top
-    assert all(not imports(CODE[name].body) & MAY_IMPORT.keys() for name in on_top)
+    assert [name for name in used if "tools/" in name and used[name] & MAY_IMPORT.keys()] == []
     assert [name for name in used if "matplotlib" in used[name]] == ["tools/figures.py"]
     listed = re.findall(r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
-    optional = {"datasets", "pyarrow"}
-    others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"} | optional
+    others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools", "datasets", "pyarrow"}
     assert set().union(*used.values()) - others == set(listed)
 
 
@@ -63,10 +61,10 @@ def test_every_story_file_runs_and_says_how(name):
 
 
 # The aim is 2,700, 2,500 and 5,000. These are today's sizes, which may only fall.
-LIMITS = [(STORY, 2955), (TOOLS, 3035), (TESTS, 4950)]
+LIMITS = [(STORY, 2955), (TOOLS, 2925), (TESTS, 4950), (PROGRAMS, 254)]
 
 
-@pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests"])
+@pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests", "programs"])
 def test_files_are_no_longer_than_their_limit(files, limit):
     lines = {path.name: text.splitlines() for path, text in files.items()}
     wide = [(name, x) for name, some in lines.items() for x in some if len(x) > 100]

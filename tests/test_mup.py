@@ -127,10 +127,7 @@ def short(documents, tmp_path_factory) -> data.Corpus:
 
 
 def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts) -> float:
-    """Loss of the last two steps of learning the corpus by heart, mean over two seeds.
-
-    A model of any width gets far in 40 steps, but only at a good learning rate.
-    """
+    """Loss after 40 steps of learning the corpus by heart, low at any width if lr is good."""
     changed = dict(vocab_size=256, init_std=0.1, m_emb=10.0) | experts
     shape = vars(mup.check_config(width, use_mup, **changed))
     how = dict(

@@ -8,9 +8,9 @@ import subprocess
 
 import numpy as np
 import pytest
-from tools import page
 
 import fit
+import page
 import schedules
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

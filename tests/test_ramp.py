@@ -81,6 +81,6 @@ def test_two_processes_train_like_one(corpus_path, tmp_path):
 @pytest.mark.parametrize("experiment", ["wsd", "power"])
 def test_a_sweep_has_the_ramp_in_all_runs(experiment, corpus_path):
     argv = [experiment, f"--data={corpus_path}", "--batch_ramp=4@0,8@1e4", "--widths=32"]
-    found = sweep.left(*sweep.prepare(*sweep.parse(argv))[1::-1], {})
+    found = sweep.prepare(*sweep.parse(argv)).left()
     assert {(cfg.batch_size, cfg.batch_ramp) for cfg in found} == {(4, "4@0,8@1e4")}
     assert 2 * len(set(map(sweep.trunk_of, found))) < len(found)  # one trunk for all T

@@ -1,8 +1,7 @@
 """Every number of README and docs is the number in the records, and quoted code is in the source.
 
-The source of a page has <!--n:NAME--> before a number from the records, and <!--t:NAME--> before
-a table of them. NUMBERS and TABLES compute a number, a list for the next numbers of the line, or
-bootstrap draws for a number and its interval. Pages may round.
+A page has <!--n:NAME--> before a number and <!--t:NAME--> before a table. NUMBERS and TABLES have
+a number, a list for the next numbers of the line, or draws. Pages may round.
 """
 
 import json
@@ -46,7 +45,6 @@ def fits(folders: tuple, *choices: str) -> fit.Fits:
     return fit.both_laws(fit.read_records([ROOT / "results" / f for f in folders], choices))
 
 
-paper_reading = lambda folders: fit.paper_reading(fits(folders).found)
 paper_lr = lambda beta, T: 4.6 * beta * T**-0.51  # equations 5 and 6
 bend = lambda *choices: fits(("bend-laptop",), *choices)
 memory = lambda weight_decay: fits(("memory-laptop",), "weight_decay=" + weight_decay)
@@ -59,7 +57,7 @@ def law_row(label: str) -> list[np.ndarray]:
     folders = LONG if warmup == "32,000" else SHORT
     if not window:
         law = fits(folders).straight
-        return [law.b, law.q, paper_reading(folders)[0]]
+        return [law.b, law.q, fits(folders).paper[0]]
     points = fit.usable(fit.parabolas(records(*folders), int(window)))
     parabolas = fit.fit_law(points, *fit.redraw(points))
     return [parabolas.b, parabolas.q]
@@ -77,7 +75,7 @@ def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
 def question_row(label: str) -> list[np.ndarray]:
     at_32 = bend(W80K, "n_embd=32")
     if "three" in label:
-        return [fit.paper_reading(at_32.found)[0]]
+        return [at_32.paper[0]]
     return [at_32.straight.b if "fixed" in label else fit.step_law_reading(at_32.found)]
 
 
@@ -126,7 +124,7 @@ def best_b(keep=lambda m: True) -> np.ndarray:
 @cache
 def lines() -> dict:
     """{line: {(shape, T, batch size): {seed: loss}}}"""
-    return compare.comparison(records("compare-laptop", "search-laptop"))[0]
+    return compare.losses_of_lines(records("compare-laptop", "search-laptop"))[0]
 
 
 def difference(one: str, other: str, moe: bool = False, T: int | None = None) -> np.ndarray:
@@ -173,9 +171,9 @@ NUMBERS = {
     "long.both": lambda: fit.interaction(*fits(LONG)[1:4]),
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
-    "s": lambda: paper_reading(SHORT)[1][0], "long.s": lambda: paper_reading(LONG)[1][0],
-    "bend.s": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[1],
-    "bend.paper": lambda: fit.paper_reading(bend(W80K, "n_embd=32").found)[0],
+    "s": lambda: fits(SHORT).paper[1][0], "long.s": lambda: fits(LONG).paper[1][0],
+    "bend.s": lambda: bend(W80K, "n_embd=32").paper[1],
+    "bend.paper": lambda: bend(W80K, "n_embd=32").paper[0],
     "bend.both": lambda: fit.interaction(*bend(W80K, "n_embd=32")[1:4]),
     "bend.seed.0": lambda: fit.step_law_reading(bend(W80K, "n_embd=32", "seed=0").found),
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),

@@ -152,7 +152,7 @@ def test_a_command_and_its_words_are_the_schedule(name):
     for command in [command for command, of in COMMANDS if of == name]:  # steps are branches
         fields |= train.parse(command.split())[0]
         cfg = train.make_config(**fields)
-        check_effect(fields, "schedule", cfg.schedule, schedules.READS)
+        check_effect(fields, cfg.schedule, schedules.READS)
         names = vars(schedules) | dict(T=T, W=W, lr=LR, a=16, beta=0.25, lr_max=cfg.lr_max)
         by_flags = schedules.make_schedule(cfg)
         by_words = eval(ROWS[name].split("`")[1], names) if name in ROWS else by_flags

@@ -74,9 +74,8 @@ def test_recomputing_keeps_less_and_changes_nothing():
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])  # the model; block, loss
 def test_every_shape_is_one_static_program_per_part(device, parts, mixed, corpus, monkeypatch):
-    """A process of a sweep trains many shapes. A program for any shape would be slower, and
-    torch runs a ninth shape without compiling unless we raise its limit. No program has a break,
-    and validation needs none."""
+    """A process of a sweep trains many shapes, and torch would not compile a ninth one unless we
+    raise its limit. No program has a break, and validation needs none."""
     programs = []
 
     def count(graph, inputs, **_):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -32,15 +33,14 @@ BUDGETS = [3000, 6000, 12000]  # not whole batches
 @pytest.fixture
 def tiny(monkeypatch, corpus_path):
     """A scale for tests, and its command line."""
-    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
+    monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
     data = f"--data={corpus_path}"
     return ["wsd", "--scale=tiny", "--out=out", "--workers=1", data, "--device=cpu"]
 
 
 def records(folder="out") -> dict:
     """identity -> record without times and places; fails if a run is there twice."""
-    kept = lambda record: {k: v for k, v in record.items() if k not in TIMELESS}
-    found = [kept(record) for record in records_in(Path(folder))]
+    found = [{k: r[k] for k in r if k not in TIMELESS} for r in records_in(Path(folder))]
     assert len(set(map(identity, found))) == len(found)
     return {identity(record): record for record in found}
 
@@ -202,18 +202,17 @@ def test_the_search_ends_where_learning_rates_make_no_sense(loss):
 def test_a_grid_from_the_command_line(tiny):
     flags = ["--widths=32,64", "--batches=2", "--budgets=2k,4.096k", "--seeds=2"]
     flags += ["--sweep=weight_decay=0,0.1", "--sweep", "n_layer=1,2", "--beta2=0.9"]
-    grid, series, known = sweep.prepare(*sweep.parse([*tiny, *flags]))
-    configs = sweep.left(series, grid, known)
+    plan = sweep.prepare(*sweep.parse([*tiny, *flags]))
+    configs = plan.left()
     values = lambda name: {getattr(cfg, name) for cfg in configs}
-    assert len(series) == 2 * 2 * 2 * 2 and known == {}
+    assert len(plan.series) == 2 * 2 * 2 * 2 and plan.known == {}
     assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
     assert values("batch_size") == {2} and values("seed") == values("data_seed") == {0, 1}
     assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
     assert values("n_layer") == {1, 2} and values("beta2") == {0.9}
     assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)  # none is left out
     paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
-    grid, series, known = sweep.prepare(*sweep.parse(paper))
-    assert {cfg.n_embd for cfg in sweep.left(series, grid, known)} == {128, 256}
+    assert {cfg.n_embd for cfg in sweep.prepare(*sweep.parse(paper)).left()} == {128, 256}
 
 
 @pytest.fixture(scope="module")
@@ -221,15 +220,14 @@ def undisturbed(corpus_path, tmp_path_factory):
     """The records of the tiny sweep, made at one go."""
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
+        patch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
         train_here(patch)
         flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
         assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
     assert not (out / "trunks").exists()
     curves = [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
-    for curve in curves:  # each names its run
-        assert [r for r in records(out).values() if not differs(curve, r)]
-    assert len(curves) == len(records(out))
+    named = [[r for r in records(out).values() if not differs(curve, r)] for curve in curves]
+    assert all(named) and len(curves) == len(records(out))
     return records(out)
 
 
@@ -256,8 +254,8 @@ TINY_COMPARISON = dict(
 def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys):
     """The second half waits for the trials in the first. test_grids.py checks what they are for."""
     train_here(monkeypatch)
-    monkeypatch.setitem(sweep.GRIDS["wsd"], "tiny", TINY)
-    monkeypatch.setitem(sweep.GRIDS["compare"], "tiny", TINY_COMPARISON)
+    monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
+    monkeypatch.setitem(sweep.grids.GRIDS["compare"], "tiny", TINY_COMPARISON)
     argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
     waited = []
     for shard in ("2/2", "1/2", "2/2"):
@@ -267,8 +265,7 @@ def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys):
     assert waited == [True, False, False]
 
     found = list(records().values())
-    tuning = [r for r in found if r["seed"] >= 100]
-    assert {r["seed"] for r in tuning} == {100, 101}
+    assert {r["seed"] for r in found} == {0, 100, 101}
     assert all(r["decay_tokens"] == 0 for r in found if r["average"])
     whole = [r for r in found if r["decay_shape"] == "linear"]
     assert {r["total_tokens"] - r["decay_tokens"] for r in whole} == {COMMON["warmup_tokens"]}
@@ -296,12 +293,17 @@ def when_there_are(n: int, do) -> None:
 
 
 def test_a_stopped_sweep_resumes_on_two_shards_and_on_one(undisturbed, tiny, capsys, monkeypatch):
+    def interrupted(*args, start=sweep.start_workers):  # Ctrl-C reaches them, too, even at once
+        workers = start(*args)
+        [os.kill(child.pid, signal.SIGINT) for child in multiprocessing.active_children()]
+        return workers
+
+    monkeypatch.setattr(sweep, "start_workers", interrupted)
     when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert sweep.main(tiny) == 3
     assert "the same command resumes" in capsys.readouterr().out
     train_here(monkeypatch)
-    before = records()
-    assert 4 <= len(before) < len(undisturbed)
+    assert 4 <= len(before := records()) < len(undisturbed)
     with open("out/records.jsonl", "a") as file:
         file.write('{"n_embd": 32, "los')  # power cut in the middle of a line
     when_there_are(len(before) + 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -364,8 +366,7 @@ def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, caps
 def test_a_field_that_old_records_lack_has_its_default(undisturbed, tiny):
     newer = ("average", "beta2", "rope_theta")
     leave([{k: v for k, v in r.items() if k not in newer} for r in undisturbed.values()])
-    grid, series, known = sweep.prepare(*sweep.parse(tiny))
-    assert sweep.left(series, grid, known) == []
+    assert sweep.prepare(*sweep.parse(tiny)).left() == []
 
 
 def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):

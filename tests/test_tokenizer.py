@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 import data
 from test_mistakes import one_line
+from tools.tokenizers import tokenizer_files
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -83,7 +84,7 @@ def test_and_back(kind, texts, tmp_path):
     if kind != "bytes":
         train_tokenizer(tmp_path / "tokenizer.json", texts, kind)
     ours = data.load_tokenizer("bytes" if kind == "bytes" else str(tmp_path / "tokenizer.json"))
-    for name, content in data.tokenizer_files(ours).items():
+    for name, content in tokenizer_files(ours).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     again = data.load_tokenizer(str(tmp_path / "tokenizer.json"))

@@ -5,8 +5,10 @@ seed is an experiment of its own: it tunes all lines in two small cells, with se
 tests them in larger cells. Losses are in nats per token.
 """
 
+import contextlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,22 +65,32 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
 
 def needs_T(line: Line) -> str:
     """When must you know the run length?"""
-    schedule, average = line.fields["schedule"], line.fields["average"]
-    planned = schedule == "cosine" or "decay_share" in line.fields or (schedule == "wsd" and line.b)
-    return "never" if average else "from the start" if planned else "when it decays"
+    schedule = line.fields["schedule"]
+    if line.fields["average"]:
+        return "never"
+    lr_of_T = schedule == "wsd" and line.b  # its constant learning rate depends on T
+    planned = schedule not in ("power", "wsd") or "decay_share" in line.fields or lr_of_T
+    return "from the start" if planned else "when it decays"
 
 
 # -- Which records may be fitted or compared together ----------------------------------------------
 
 VARIED = (  # settings that an experiment may vary
     "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
-    "decay_tokens shape standard"
+    "decay_tokens shape"
 ).split()
+OF_A_LINE = ["decay_shape", "min_lr_ratio"]  # settings that only a comparison varies
 KIND = "schedule", "average", "decay_shape"  # of a decay
 OF_A_SHAPE = (  # settings that only differ between shapes
     "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
     "attention_multiplier"
 ).split()
+STANDARD = ", standard"  # in the name of a shape whose scale of attention is not that of μP
+
+
+def knobs_of(fields: dict) -> tuple[str, ...]:
+    """The fields that set the learning rate of a schedule."""
+    return ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
 
 
 def complete(row: dict) -> dict:
@@ -86,8 +98,7 @@ def complete(row: dict) -> dict:
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row["batch_tokens"] / row["seq_len"]
-    knobs = ("power_a", "power_b") if row["schedule"] == "power" else ("lr",)
-    for name in ("total_tokens", "batch_size", "seq_len", *knobs):
+    for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
         value = row.get(name)
         if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
             raise ValueError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
@@ -100,25 +111,19 @@ def shape_of(record: dict) -> str:
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
-    return f"width {record['n_embd']}{experts}" + ", standard" * record.get("standard", False)
-
-
-def is_standard(record: dict) -> bool:
-    """Does attention have a different scale than μP's 1 / d_head?"""
-    mup = record.get("n_head", 0) / record.get("n_embd", 1)
-    return not math.isclose(record.get("attention_multiplier") or mup, mup)
+    mup = record.get("n_head", 0) / record["n_embd"]  # 1 / d_head, the scale of attention under μP
+    standard = not math.isclose(record.get("attention_multiplier") or mup, mup)
+    return f"width {record['n_embd']}{experts}" + STANDARD * standard
 
 
 def only(records: list[dict], choices: list | tuple) -> list[dict]:
     """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
     for choice in choices:
         name, _, text = choice.partition("=")
-        values = []
+        values = [text, *text.split(",")]  # a ramp or a mixture contains commas itself
         for word in text.split(","):
-            try:
+            with contextlib.suppress(json.JSONDecodeError):
                 values.append(json.loads(word))  # 0 then equals 0.0, and null None
-            except json.JSONDecodeError:
-                values.append(word)
         records = [r for r in records if r.get(name) in values]
         if not records:
             raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
@@ -130,19 +135,15 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
 
     Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
     """
-    found = []
-    for path in paths:
-        some = records_in(path)
-        if not some:
-            raise FileNotFoundError(f"{path}: no records; give the folder of a sweep")
-        found += some
-    found = [complete(r) for r in only(found, choices)]
-    # If both scales of attention occur, the sweep is `transfer`, with and without muP
-    all_standard = all(is_standard(r) for r in found)
-    found = [r | {"standard": is_standard(r) and not all_standard} for r in found]
+    some = {path: records_in(path) for path in paths}
+    if empty := [path for path in paths if not some[path]]:
+        raise FileNotFoundError(f"{empty[0]}: no records; give the folder of a sweep")
+    found = [complete(r) for r in only(sum(some.values(), []), choices)]
     found = [r | {"shape": shape_of(r)} for r in found]
+    if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
+        found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
     check_same_settings(found)
-    names = [*VARIED, "decay_shape", "min_lr_ratio"]  # the other settings are all equal
+    names = [*VARIED, *OF_A_LINE]  # the other settings are all equal
     return list({tuple(map(r.get, names)): r for r in found}.values())
 
 
@@ -154,7 +155,7 @@ def check_same_settings(records: list[dict]) -> None:
     """
     first_of, decays = {}, {}
     compared = len({r["schedule"] for r in records}) > 1
-    varied = VARIED + ["decay_shape", "min_lr_ratio"] * compared
+    varied = VARIED + OF_A_LINE * compared
     for r in records:
         first = first_of.setdefault(r["shape"], r)
         different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
@@ -168,14 +169,14 @@ def check_same_settings(records: list[dict]) -> None:
             raise ValueError("runs with different decay_tokens; fit them separately (--only)")
 
 
-def loss_of(record: dict, name: str | None = None) -> float:
-    """A loss of a record, infinite if the run diverged.
-
-    By default val_loss, or that of the averaged weights if the average replaces the decay.
-    """
+def loss_of(record: dict) -> float:
+    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
     replaced = record.get("average") and not record["decay_tokens"]
-    name = name or ("average_val_loss" if replaced else "val_loss")
+    name = "average_val_loss" if replaced else "val_loss"
     return math.inf if record["diverged"] else record[name]
+
+
+narrow_first = lambda cell: (len(cell[0]), cell)  # an order of cells: width 64 before 128
 
 
 def cell_of(record: dict) -> tuple[str, int, int]:
@@ -187,45 +188,58 @@ def cell_of(record: dict) -> tuple[str, int, int]:
 
 def key_of(fields: dict) -> tuple:
     """What tells a run from the others of its cell and seed, in a record or in fields_of a line."""
-    knobs = ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
-    names = "schedule", "decay_shape", "min_lr_ratio", "average", *knobs
+    names = "schedule", "decay_shape", "min_lr_ratio", "average", *knobs_of(fields)
     return tuple(fields[name] for name in names)
 
 
-def comparison(records: list[dict]) -> tuple[dict, dict]:
+def tuning_seeds(seed: int) -> tuple[int, int]:
+    return TUNING + 2 * seed, TUNING + 2 * seed + 1
+
+
+def best_of(tried: dict[float, list]) -> float | None:
+    """The learning rate with the lowest mean of its losses. None if a loss is missing."""
+    whole = not any(None in losses for losses in tried.values())
+    return min(tried, key=lambda lr: sum(tried[lr])) if whole else None
+
+
+def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    Only cells that have all their runs. Raises ValueError if there is none.
+    Only cells that have all their runs. Raises ValueError if there is none. The third value is a
+    function from line and cell to {seed: record}.
     """
-    losses = {(cell_of(r), r["seed"], key_of(r)): loss_of(r) for r in records}
-    tuning = {cell for cell, seed, _ in losses if seed >= TUNING}
+    runs = {(cell_of(r), r["seed"], key_of(r)): r for r in records}
+    tuning = {cell for cell, seed, _ in runs if seed >= TUNING}
     if not tuning:
         raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
-    first = min(tuning, key=lambda cell: cell[1])  # the shortest
+    first = min(tuning, key=lambda cell: cell[1])  # the shorter one
     tuned_at = first[2], records[0]["seq_len"], first[1]
     trials = [r for r in records if r["seed"] >= TUNING and cell_of(r) == first]
-    rates = {r["lr"] for r in trials if WSD.items() <= r.items()}
+    rates = sorted({r["lr"] for r in trials if WSD.items() <= r.items()})  # of all lines
 
-    def loss(name: str, lr: float, cell: tuple, seed: int) -> float | None:
+    def run(name: str, lr: float, cell: tuple, seed: int) -> dict | None:
         fields = fields_of(LINES[name], lr, cell[2], cell[1], tuned_at)
-        return losses.get((cell, seed, key_of(fields)))
+        return runs.get((cell, seed, key_of(fields)))
 
     def tuned(name: str, seed: int) -> float:
-        cells = [(cell, TUNING + 2 * seed + i) for cell in tuning for i in (0, 1)]
-        tried = {lr: [loss(name, lr, *cell) for cell in cells] for lr in sorted(rates)}
-        if any(None in some for some in tried.values()):
+        cells = [(cell, trial) for cell in tuning for trial in tuning_seeds(seed)]
+        tried = {lr: [run(name, lr, *cell) for cell in cells] for lr in rates}
+        lr = best_of({lr: [r and loss_of(r) for r in some] for lr, some in tried.items()})
+        if lr is None:
             raise ValueError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
-        return min(tried, key=lambda lr: sum(tried[lr]))
+        return lr
 
-    seeds = sorted({seed for _, seed, _ in losses if seed < TUNING})
+    seeds = sorted({seed for _, seed, _ in runs if seed < TUNING})
     best = {name: {seed: tuned(name, seed) for seed in seeds} for name in LINES}
-    at = lambda name, cell: {seed: loss(name, best[name][seed], cell, seed) for seed in seeds}
-    cells = {cell for cell, seed, _ in losses if seed < TUNING}
-    whole = [cell for cell in sorted(cells, key=lambda cell: (len(cell[0]), cell))
-             if all(None not in at(name, cell).values() for name in LINES)]  # fmt: skip
+    runs_of = lambda name, cell: {seed: run(name, best[name][seed], cell, seed) for seed in seeds}
+    losses_of = lambda *at: {seed: loss_of(r) for seed, r in runs_of(*at).items()}
+    cells = {cell for cell, seed, _ in runs if seed < TUNING}
+    whole = [cell for cell in sorted(cells, key=narrow_first)
+             if all(None not in runs_of(name, cell).values() for name in LINES)]  # fmt: skip
     if not whole:
         raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
-    return {name: {cell: at(name, cell) for cell in whole} for name in LINES}, best
+    lines = {name: {cell: losses_of(name, cell) for cell in whole} for name in LINES}
+    return lines, best, runs_of
 
 
 def searched(records: list[dict]) -> dict:

@@ -42,12 +42,12 @@ def violated(value, limits) -> str | None:
     return None
 
 
-def check_effect(typed: dict, flag: str, choice: str, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that is in reads[another choice of --flag] only."""
+def check_effect(typed: dict, schedule: str, reads: dict[str, set]) -> None:
+    """Raise ValueError for a typed field that only other schedules read."""
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
-        if readers and choice not in readers:
-            problem = f"has no effect with --{flag} {choice}, only with {', '.join(readers)}"
+        if readers and schedule not in readers:
+            problem = f"has no effect with --schedule {schedule}, only with {', '.join(readers)}"
             raise ValueError(f"--{name} {value}: {problem}")
 
 
@@ -75,12 +75,12 @@ def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type, preset: dict, name: str) -> None:
-    """Add a flag for every field of a config class. The help has its value in preset `name`."""
+def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> None:
+    """Add a flag for every field of a config class. The help has its value in preset laptop."""
     for f in dataclasses.fields(config):
         kind = (typing.get_args(f.type) or (f.type,))[0]  # int of int | None
         defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
-        defaults += [f"{name}: {preset[f.name]}"] if f.name in preset else []
+        defaults += [f"laptop: {laptop[f.name]}"] if f.name in laptop else []
         text = f.metadata["help"] + (f" ({', '.join(defaults)})" if defaults else "")
         if kind is bool:
             how = dict(action=argparse.BooleanOptionalAction)

@@ -20,10 +20,9 @@ def pick_device(name: str = "auto") -> str:
 
     Under torchrun, "cuda" is the GPU of this process. Raises ValueError for an unavailable device.
     """
-    found = ["cuda"] if torch.cuda.is_available() else []
-    found += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    found += ["mps"] if torch.backends.mps.is_available() else []
-    found += ["cpu"]
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    found = ["cuda", *gpus] if gpus else []
+    found += ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
     name = found[0] if name == "auto" else name
     if name not in found:
         raise ValueError(f"--device {name}: not available; choose from {', '.join(found)}")

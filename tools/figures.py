@@ -1,6 +1,6 @@
 """Every figure, drawn from plain arrays. No other file imports matplotlib.
 
-A draw_* function gets numbers and texts and saves one PNG, 5 inches wide. Log axes hold log2
+A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2
 values, and `log_ticks` labels them. `found` is a list of minima as fit.minima returns them.
 """
 
@@ -50,12 +50,15 @@ def shades(values: dict) -> dict:
     return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
 
 
-def log_ticks(axis, values, text: Callable[[float], str], unit=None, finest: float = 1) -> None:
+def log_ticks(axis, values, text: Callable[[float], str], unit=None) -> None:
     """Label an axis in log2 units at six values or fewer: unit * 2^k, or from the lowest one on."""
     low, high = min(values), max(values)
-    step = finest * max(1, math.ceil((high - low) / finest / 5 - 0.01))
-    zero, grid = math.log2(unit) if unit else low, min(1, step)
-    low = zero + grid * math.floor((low - zero) / grid + 0.3)
+    step = max(1, math.ceil((high - low) / 5 - 0.01))
+    if unit:
+        step = step if high - low > 1.5 else 0.5
+        grid, zero = min(1, step), math.log2(unit)
+        low = zero + grid * math.floor((low - zero) / grid + 0.7)
+        high = max(high, low + step)  # at least two
     at = np.arange(low, high + 0.01, step)
     axis.set_ticks(at, [text(2**x) for x in at])
 
@@ -89,20 +92,17 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
 def draw_schedules(path: Path, paper_curves, T: float, batch: int) -> None:
     """Figure 1 of the paper, and below it two schedules at three run lengths."""
     looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
-
-    def draw(ax, name: str, total: float, label: str | None = None) -> None:
-        schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
-        look = dict(color=COLORS[name], label=label) | looks[name]
-        ax.plot(n / 1e9, [schedule(x) for x in n], **look)
-
-    lengths = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
+    words = {"power": "Power", "wsd": "WSD", "cosine": "cosine"}
+    lengths = f": {size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
-        for name, label in (("power", "Power"), ("wsd", "WSD"), ("cosine", "cosine")):
-            draw(top, name, T, label)
-        for name, label in (("power", f"Power: {lengths}"), ("cosine", f"cosine: {lengths}")):
-            draw(bottom, name, T, label)
-            draw(bottom, name, T / 2)
-            draw(bottom, name, T / 4)
+        curves = [(top, name, T, words[name]) for name in words]
+        for name in ("power", "cosine"):
+            curves += [(bottom, name, T, words[name] + lengths)]
+            curves += [(bottom, name, T / 2, None), (bottom, name, T / 4, None)]
+        for ax, name, total, label in curves:
+            schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
+            look = dict(color=COLORS[name], label=label) | looks[name]
+            ax.plot(n / 1e9, [schedule(x) for x in n], **look)
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
@@ -153,19 +153,19 @@ def draw_experts(ax, lines: list[dict]) -> None:
 # -- Minima and the law ----------------------------------------------------------------------------
 
 
-def draw_valleys(path: Path, panels: list[dict], sharex: bool = False) -> None:
+def draw_valleys(path: Path, panels: list[dict]) -> None:
     """Figure 2 of the paper, loss against learning rate, with the minima below zero.
 
     A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
-    x: set = set()
-    with figure(path, 3.75 * len(panels), len(panels), sharex=sharex) as axes:
+    log = [panel for panel in panels if panel["log"]]
+    x = [p[0] for panel in log for some in panel["groups"].values() for m in some for p in m.points]
+    with figure(path, 3.75 * len(panels), len(panels), sharex=len(log) == len(panels)) as axes:
         for ax, panel in zip(axes, panels):
             groups, color_of_group = panel["groups"], shades(panel["groups"])
             heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
             ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel="loss above lowest (nats)")
-            x |= {at for some in groups.values() for m in some for at, _ in m.points}
             if panel["log"]:
                 log_ticks(ax.xaxis, x, short, unit=0.001 if min(x) < 0 else 1)  # or a of Power
 
@@ -209,6 +209,8 @@ def draw_points(path: Path, groups: dict[str, list], log_y: bool, **texts: str) 
     log_y, all y are in log2.
     """
     color_of_label, ends = shades(groups), {}
+    all_x, all_y, *_ = zip(*sum(groups.values(), []))
+    right = max(all_x)
     with figure(path, 3.75) as (ax,):
         for label, points in groups.items():
             color = color_of_label[label]
@@ -218,11 +220,14 @@ def draw_points(path: Path, groups: dict[str, list], log_y: bool, **texts: str) 
             x, _, _, _, line, _ = zip(*points)
             ax.plot(x, line, color=color)
             ends[label] = x[-1], line[-1], color
-        label_ends(ax, ends)
-        x, y, *_ = zip(*sum(groups.values(), []))
+            if len(x) > 1 and x[-2] < x[-1]:  # if it ends early, it goes on, dotted, to its label
+                end = line[-1] + (line[-1] - line[-2]) / (x[-1] - x[-2]) * (right - x[-1])
+                ax.plot([x[-1], right], [line[-1], end], ":", color=color)
+                ends[label] = right, end, color
         if log_y:
-            log_ticks(ax.yaxis, y, short, unit=0.001, finest=0.5)
-        log_ticks(ax.xaxis, x, size)
+            log_ticks(ax.yaxis, all_y, short, unit=0.001)
+        log_ticks(ax.xaxis, all_x, size)
+        label_ends(ax, ends)  # last, because ticks may change the limits
         ax.set(**texts)
 
 

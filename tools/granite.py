@@ -72,11 +72,11 @@ def read_config(path: Path) -> dict:
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     config["rope_type"] = config.get("type", config["rope_type"])  # its name in older files
     for name, values in SUPPORTED.items():
-        if config[name] not in values:
-            problem = f"{name} is {config[name]!r}; we support only {', '.join(values)}"
+        if config.get(name) not in values:
+            problem = f"{name} is {config.get(name)!r}; we support only {', '.join(values)}"
             raise ValueError(f"{file}: {problem}")
     if missing := set(FIELDS.values()) - set(config):
-        raise ValueError(f"{file}: lacks {', '.join(missing)}; is the download complete?")
+        raise ValueError(f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?")
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
     return fields | {"m_width": fields["logits_scaling"]}
 

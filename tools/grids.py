@@ -102,13 +102,13 @@ GRIDS = {
 GRIDS["wsd"]["laptop"]["rows"].append((*widths(128), [2, 4, 8], 3))
 
 
-def row_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
-    """The fields that all runs with this shape, batch size and seed have."""
+def base_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
+    """The fields that all runs of a series (one shape, batch size and seed) have."""
     return grid["common"] | shape | dict(batch_size=batch_size, seed=seed, data_seed=seed)
 
 
-def rows_of(grid: dict) -> list[dict]:
-    return [row_of(grid, shape, batch_size, seed) for shape, batches, seeds in grid["rows"]
+def bases_of(grid: dict) -> list[dict]:
+    return [base_of(grid, shape, batch_size, seed) for shape, batches, seeds in grid["rows"]
             for batch_size in batches for seed in range(seeds)]  # fmt: skip
 
 

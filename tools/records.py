@@ -24,21 +24,22 @@ RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, batch_ramp=None)
 
 
-def settings(record: dict) -> dict:
-    """The fields of a record, or of vars(config), that determine its loss."""
-    is_result = lambda name: name in NOT_SETTINGS or name.startswith(RESULT_PREFIXES)
-    return {name: value for name, value in record.items() if not is_result(name)}
+def settings(record: dict, without=()) -> dict:
+    """The fields of a record, or of vars(config), that determine its loss, `without` some."""
+    skip = NOT_SETTINGS.union(without)
+    kept = [name for name in record if name not in skip and not name.startswith(RESULT_PREFIXES)]
+    return {name: record[name] for name in kept}
 
 
-def identity(record: dict, without: tuple[str, ...] = ()) -> frozenset:
-    """The settings as one value, equal for equal runs, `without` some fields."""
-    return frozenset(item for item in settings(record).items() if item[0] not in without)
+def identity(record: dict, without=()) -> frozenset:
+    """The settings as one value, equal for equal runs."""
+    return frozenset(settings(record, without).items())
 
 
-def differs(record: dict, other: dict, without: tuple[str, ...] = ()) -> list[str]:
+def differs(record: dict, other: dict, without=()) -> list[str]:
     """Names of the settings that both records have, with different values."""
-    one, two = settings(record), settings(other)
-    return [n for n in one if n in two and n not in without and one[n] != two[n]]
+    one, two = settings(record, without), settings(other)
+    return [name for name in one if name in two and one[name] != two[name]]
 
 
 def records_in(path: Path) -> list[dict]:
@@ -77,7 +78,7 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
 
     An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
     """
-    names = dict(pair.partition("=")[::2] for pair in columns.split(","))
+    names = dict(pair.partition("=")[::2] for pair in columns.split(",") if pair)
     more = {} if seq_len is None else {"seq_len": seq_len}
     rows = []
     with open(path, newline="", encoding="utf-8-sig") as file:
@@ -86,6 +87,8 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
             if column not in (reader.fieldnames or ()):
                 has = ", ".join(reader.fieldnames or ())
                 raise ValueError(f"--columns {name}={column}: {path} has only {has}")
+        if "val_loss" not in names:
+            raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
         for line in reader:
             row = {name: line[column] for name, column in names.items()}
             try:

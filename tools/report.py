@@ -4,6 +4,7 @@
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from tools import compare, figures
-from tools.compare import loss_of
 from tools.figures import size
 
 
@@ -51,8 +51,8 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
 
 
 def show(draws: np.ndarray, digits: int = 3) -> str:
-    """The estimate with its interval, if it has one. A single seed has none."""
-    low, high = interval(draws)
+    """The estimate and its interval, if it has one. A single seed has none."""
+    low, high = np.round(interval(draws), 9)  # without differences of mere rounding
     spread = f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ""
     return f"{draws[0]:.{digits}f}{spread}"
 
@@ -65,7 +65,7 @@ def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> 
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
-    (b_paper, s, _), law = paper, next(iter(readings.values()))
+    (b_paper, s, _), law = paper, next(iter(readings.values()))  # the first reading is our law
     same = law.b[0] + (law.q[0] - 1) * s[0]
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
@@ -74,7 +74,8 @@ def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> 
         print(f"{shape}: a {a[0]:.3g}, {show(a / next(iter(a_of.values())), 2)} times the first")
 
 
-def parts(by_batch: dict, by_T: dict, both: np.ndarray) -> None:
+def two_ends(by_batch: dict, by_T: dict, both: np.ndarray) -> None:
+    """Print b at the smallest and largest batch size, q at both ends of T, and how they mix."""
     for name, found in (("b by batch size", by_batch), ("q by run length", by_T)):
         print(f"{name}: " + " and ".join(f"{show(v, 2)} at {size(at)}" for at, v in found.items()))
     print(f"coefficient of log2 T log2 beta: {show(both)}")
@@ -113,7 +114,7 @@ BEST = dict(ylabel="best learning rate", log_y=True)
 
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
-    shape, _ = Counter(m.shape for m in fits.points).most_common(1)[0]
+    shape = statistics.mode(m.shape for m in fits.points)
     law, where = (fits.bent, " below the bend") if "bent" in content else (fits.straight, "")
     b = law.b[0] - np.nan_to_num(law.kappa[0] * law.q[0])
     points: dict = {}
@@ -121,7 +122,7 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
         if m.shape == shape:
             here = point(m.batch_size, x, weight, fitted, m in chosen)
             points.setdefault(f"T = {size(m.T)}", []).append(here)
-    title = f"Best learning rate: T^{b:.2f} beta^{law.q[0]:.2f}{where}"
+    title = f"Best learning rate ∝ T^{b:.2f} beta^{law.q[0]:.2f}{where}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
 
@@ -138,7 +139,7 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
     A line for every value of a field, {value: Fits}, all with minima of the same cells.
     """
     low, *_, high = sets
-    shape, _ = Counter(m.shape for m in sets[low].points).most_common(1)[0]
+    shape = statistics.mode(m.shape for m in sets[low].points)
     batches = sorted({m.batch_size for m in sets[low].points if m.shape == shape})
     cell = shape, batches[len(batches) // 2]
     points, field = {}, field.replace("_", " ")
@@ -167,7 +168,7 @@ def draw_valleys(path: Path, found: list) -> None:
     lower = dict(groups=by_batch, log=True, title=moves(batches, "batch size", moved(by_batch)))
     upper["xlabel"] = f"learning rate ({some[0].shape}, batch size {batch:g})"
     lower["xlabel"] = f"learning rate ({some[0].shape}, T = {size(T)})"
-    figures.draw_valleys(path, [upper, lower], sharex=True)
+    figures.draw_valleys(path, [upper, lower])
 
 
 # -- Transfer across widths, and Power's a and b ---------------------------------------------------
@@ -180,20 +181,22 @@ def transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
     """
     draws = np.where(weight > 0, x, np.nan).T
     best = {m.shape: 2**some for m, some in zip(found, draws)}
-    print(f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}; best learning rates")
-    panels = []
-    for title, kind in (("Without μP", ", standard"), ("With μP", "")):
-        some = [m for m in found if m.shape.endswith(", standard") == bool(kind)]
+    if len(best) < len(found):
+        raise ValueError("several T or batch sizes; choose one with --only")
+    where, panels = f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}", []
+    print(f"{where}; best learning rates")
+    for title, kind in (("Without μP", compare.STANDARD), ("With μP", "")):
+        some = [m for m in found if (compare.STANDARD in m.shape) == bool(kind)]
         groups = group(some, lambda m: m.shape.removesuffix(kind))
         for shape in groups:
             print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
         first, last = [*groups][0], [*groups][-1]
-        print(f"{title:<11}{last} / {first}: {show(best[last + kind] / best[first + kind], 2)}")
+        ratio = best[last + kind] / best[first + kind]
+        print(f"{title:<11}{last} / {first}: {show(ratio, 2)}")
         wider = int(last.split()[1].strip(",")) / int(first.split()[1].strip(","))
-        title += f": {wider:g}× width, {moved(groups):.2f}× the best learning rate"
-        xlabel = "learning rate (triangle: the minimum)"
-        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
-    figures.draw_valleys(out / "transfer.png", panels, sharex=True)
+        title += f": {wider:g}× width, {ratio[0]:.2f}× the best learning rate"
+        panels.append(dict(groups=groups, title=title, xlabel=f"learning rate ({where})", log=True))
+    figures.draw_valleys(out / "transfer.png", panels)
     print(f"\n{out}: transfer.png")
 
 
@@ -223,18 +226,18 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     best = [value(mean_x(valleys)) for valleys in groups.values()]
     title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
     other = "b" if name == "a" else "a"
-    where = f"{other} = {center['power_' + other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
+    where = f"{other} = {center[other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
     return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
 # -- The comparison --------------------------------------------------------------------------------
 
 LEVEL = 0.005  # nats; two lines are level if the interval of their difference lies inside
-VERBS = {"level": "ties with", "better": "beats", "worse": "loses to", "undecided": "beside"}
+VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "may tie"}
 
 
 def verdict(draws: np.ndarray) -> str:
-    low, high = interval(draws)
+    low, high = np.round(interval(draws), 9)
     if -LEVEL < low < high < LEVEL:  # one seed in one column has no interval, so low == high
         return "level"
     return "better" if low < high < 0 else "worse" if 0 < low < high else "undecided"
@@ -242,7 +245,7 @@ def verdict(draws: np.ndarray) -> str:
 
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figures."""
-    lines, best = compare.comparison(records)
+    lines, best, runs_of = compare.losses_of_lines(records)
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
@@ -253,7 +256,7 @@ def comparison(records: list[dict], out: Path) -> None:
         if some:
             panels.append(table_of_differences(lines, some, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
-    drawn = draw_anytime(out / "anytime.png", lines, records)
+    drawn = draw_anytime(out / "anytime.png", lines, runs_of)
     print(f"\n{out}: compare.png" + ", anytime.png" * drawn)
 
 
@@ -276,12 +279,12 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
             loss = mean(other) + draws[name][0]  # a line may have fewer seeds than the other
             both = f"{text(draws[name])} | {text(minus(name, late_cells))}"
             print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
-    verb = VERBS[verdict(draws["Power (fitted)"])]
+    verb = VERBS[verdict(draws["Power (fitted), averaged"])]
     rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
-    return dict(title=f"{kind}: Power (fitted) {verb} {other}", other=other, rows=rows)
+    return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
 
 
-def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
+def draw_anytime(path: Path, lines: dict, runs_of: Callable) -> bool:
     """If you stop here, how good are one Power run, and the longest cosine, cut short?
 
     Draws nothing and returns False while some of these runs are still in training.
@@ -291,12 +294,12 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
     batch_size = min(B for *_, B in lines[run])
     cells = [cell for cell in lines[run] if (cell[0], cell[2]) == (shape, batch_size)]
-    longest = {r["seed"]: r for r in records if compare.cell_of(r) == cells[-1]
-               and loss_of(r) == lines[planned][cells[-1]].get(r["seed"])}  # fmt: skip
+    longest = runs_of(planned, cells[-1])
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
     if not all(look in r for r in longest.values() for look in name.values()):
         return False
-    cut = {cell: {seed: loss_of(r, name[cell[1]]) for seed, r in longest.items()} for cell in cells}
+    loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
+    cut = {cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells}
     named = {"one Power run": lines[run], "planned cosines": lines[planned]}
     named["one cosine, cut short"] = cut
     above = lambda line, some: compare.differences(line, lines[planned], some)
@@ -304,8 +307,9 @@ def draw_anytime(path: Path, lines: dict, records: list[dict]) -> bool:
     points = {label: [point(cell[1], above(line, [cell])) for cell in cells]
               for label, line in named.items()}  # fmt: skip
     figures.draw_points(
-        path, points, log_y=False, title=f"One Power run {verb} {len(cells)} planned cosines",
+        path, points, log_y=False,
+        title=f"One Power run {verb} {len(cells)} planned cosines on average",
         xlabel=f"tokens when the run stops ({shape}, batch size {batch_size})",
-        ylabel="loss above the planned cosine (nats)",
+        ylabel="loss minus planned cosine (nats)",
     )  # fmt: skip
     return True

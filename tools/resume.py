@@ -30,7 +30,7 @@ def branch_point(path: Path) -> Path:
 
 
 def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
-    """The config fields, and the checkpoint to resume or the path of the parent to branch from.
+    """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
     A resumed run keeps its config. Raises ValueError for a flag that would make it a different run.
     """
@@ -48,30 +48,30 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
     return fields, start, None if start else saved.get("parent")  # no checkpoint yet
 
 
-def branched_fields(parent: dict, typed: dict, shape: set) -> dict:
-    """The config of the parent checkpoint, changed by the typed fields.
+def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
+    """The config of the parent checkpoint with these changes, but again with the default decay.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
     the weights. Raises ValueError if one of them changes.
     """
-    for name in shape & set(typed):
-        old = parent["config"].get(name, typed[name])
-        if typed[name] != old and (name != "seq_len" or parent["tokens"]):
-            raise ValueError(f"--{name} {typed[name]}: the checkpoint has {old}, "
+    for name in sorted(shape & set(changes)):
+        old = parent["config"].get(name, changes[name])
+        if changes[name] != old and (name != "seq_len" or parent["tokens"]):
+            raise ValueError(f"--{name} {changes[name]}: the checkpoint has {old}, "
                              "and a branch keeps the shape of its parent")  # fmt: skip
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
             raise ValueError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
-        if not {"lr", "power_a"} & set(typed):
+        if not {"lr", "power_a"} & set(changes):
             raise ValueError("--branch: released weights carry no learning rate; choose one, "
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
-        return parent["config"] | typed
+        return parent["config"] | changes
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
-    if {"batch_size", "batch_ramp"} & set(typed):  # both are replaced
+    if {"batch_size", "batch_ramp"} & set(changes):  # both are replaced
         fields |= dict(batch_ramp=None, batch_size=None)
-    if typed.get("decay_tokens"):
-        fields["total_tokens"] = parent["tokens"] + typed["decay_tokens"]
-    return fields | typed
+    if changes.get("decay_tokens"):
+        fields["total_tokens"] = parent["tokens"] + changes["decay_tokens"]
+    return fields | changes
 
 
 def branch(parent: dict, cfg, planned: bool) -> dict:
@@ -85,10 +85,9 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
         raise ValueError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
                          f"{old['total_tokens']:,}; branch with --schedule wsd")  # fmt: skip
-    decay_start = total - cfg.decay_tokens
-    if cfg.decay_tokens and decay_start < tokens:
-        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would start at {decay_start:,}, "
-                         f"before the checkpoint at {tokens:,}")  # fmt: skip
+    if cfg.decay_tokens and cfg.decay_start < tokens:
+        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would start at "
+                         f"{cfg.decay_start:,}, before the checkpoint at {tokens:,}")  # fmt: skip
     same_text = all(vars(cfg)[name] == old.get(name) for name in ("data", "decay_data"))
     return parent | {
         "parent": parent["path"], "seconds": 0.0,

@@ -88,7 +88,7 @@ def newest_checkpoint(run: Path, verify: bool = True) -> dict:
 
 
 def before_decay(paths: list[Path], config: dict) -> list[Path]:
-    """Select the checkpoints of a run that saw no step of its decay."""
+    """Select the checkpoints that a run saved before its decay."""
     decay_start = config["total_tokens"] - config["decay_tokens"]
     return [path for path in paths if int(path.stem) <= decay_start]
 
@@ -220,9 +220,9 @@ class Run:
     """
 
     def __init__(self, out: Path | None, config: dict, fingerprint: str, start: dict | None):
+        self.stages = start["stages"] if start else stages_of(config)
         start = start or {}
         self.out, self.config = out, config
-        self.stages = start.get("stages") or stages_of(config)
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = False
         self.logged_tokens, self.logged_at = start.get("tokens", 0), time.perf_counter()

@@ -294,11 +294,8 @@ def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[
 
 
 def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
-    """Read the items of all --tasks -> {task: (its questions, number of examples)}.
-
-    Sets args.max_len, by default the seq_len of the model.
-    """
-    work, args.max_len = {}, args.max_len or seq_len
+    """Read the items of all --tasks -> {task: (its questions, number of examples)}."""
+    work = {}
     if args.max_len > seq_len:
         raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):

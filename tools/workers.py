@@ -14,8 +14,6 @@ def serve(connection, prepare: Callable, args: tuple) -> None:
 
     End when the parent closes the pipe or dies. A message during a job means stop.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all of them; the parent decides
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
         while (job := connection.recv()) != "stop":
@@ -29,6 +27,8 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args) -> 
     """
     n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    # Ctrl-C reaches all processes, but workers inherit that they ignore it, and the parent decides
+    before = {x: signal.signal(x, signal.SIG_IGN) for x in (signal.SIGINT, signal.SIGTERM)}
     workers = []
     for i in range(n if number is None else number):
         ours, theirs = context.Pipe()
@@ -36,6 +36,8 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args) -> 
         context.Process(target=serve, args=(theirs, prepare, (one, *args)), daemon=True).start()
         theirs.close()  # or we would not notice that the worker died
         workers.append(ours)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return workers
 
 

@@ -12,7 +12,7 @@ python - "$COMPARE" > "${TMPDIR:-/tmp}/cells" <<'P'  # seed, batch size, its tun
 import sys
 from pathlib import Path
 from tools import compare
-_, best = compare.comparison(compare.read_records([Path(sys.argv[1])]))
+_, best, _ = compare.losses_of_lines(compare.read_records([Path(sys.argv[1])]))
 for seed in (0, 1, 2):
     for batch_size in (2, 8):
         lr, where = best["Power (fitted)"][seed], (2, 128, 80_000)
@@ -40,7 +40,7 @@ for run in "$OUT"/held/*/; do
     for shape in linear 1-sqrt; do
         line="\"run\": \"$name\", \"shape\": \"$shape\""
         grep -q "$line" "$OUT/merged.jsonl" && continue
-        python -m tools.merge "$run" --shape $shape --last 0.1 > /dev/null
+        python forks/merge.py "$run" --shape $shape --last 0.1 > /dev/null
         loss=$(python eval.py --model "$run/merged.pt" --device cpu | sed -E 's/.*: ([0-9.]+) nats.*/\1/')
         echo "{$line, \"val_loss\": $loss}" >> "$OUT/merged.jsonl"
     done

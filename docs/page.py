@@ -1,7 +1,7 @@
-"""Build docs/index.html, the page to drag, from tools/page.html and the records of a sweep.
+"""Build docs/index.html, the page to drag, from page.template.html and the records of a sweep.
 
-    python -m tools.page                     from results/wsd-laptop
-    python -m tools.page results/my-sweep    from other records, with their law.json
+    python docs/page.py                     from results/wsd-laptop
+    python docs/page.py results/my-sweep    from other records, with their law.json
 """
 
 import json
@@ -9,16 +9,17 @@ import math
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
 from tools.config import fail, program_parser
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "results/wsd-laptop"
 
 
 def measured(folder: Path) -> tuple[list[dict], list, dict]:
-    """Records, minima and law of a sweep. Only this function knows fit.py."""
-    import fit
-
+    """Records, minima and law of a sweep."""
     records = fit.read_records([folder])
     law = json.loads((folder / "law.json").read_text(encoding="utf-8"))
     return records, fit.minima(records), law
@@ -54,7 +55,7 @@ def content(folder: Path) -> dict:
 
 def page(folder: Path = FOLDER) -> str:
     """The page. Raises OSError or ValueError if the folder has no records or no law."""
-    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    template = Path(__file__).with_suffix(".template.html").read_text(encoding="utf-8")
     return template.replace("{{DATA}}", json.dumps(content(folder), separators=(",", ":")))
 
 

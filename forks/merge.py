@@ -1,6 +1,6 @@
 """Merge checkpoints of a run into about the weights that a decay would leave, without training.
 
-    python -m tools.merge runs/mine --shape linear --last 0.1    writes runs/mine/merged.pt
+    python forks/merge.py runs/mine --shape linear --last 0.1    writes runs/mine/merged.pt
 
 A decay multiplies the updates between two checkpoints by a factor w. If it did not change the
 gradients, it would end at an average of the checkpoints (WSM, Tian et al., arXiv 2507.17634).
@@ -11,6 +11,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from schedules import DECAY_SHAPES
 from tools import runs
 from tools.config import fail, program_parser
 
@@ -28,7 +31,9 @@ def shares(tokens: list[int], shape: Callable) -> list[float]:
 def merge(run: Path, shape: Callable, last: float) -> dict:
     """The newest checkpoint before the run's decay, merged over this last share of its tokens."""
     config = runs.read_config(run)
-    paths = runs.before_decay(runs.checkpoints(run), config) if config else []
+    if not config or not 0 < last <= 1:
+        raise ValueError(f"{run}, --last {last:g}: needs a run folder and a share up to 1")
+    paths = runs.before_decay(runs.checkpoints(run), config)
     paths = [path for path in paths if int(path.stem) >= (1 - last) * int(paths[-1].stem)]
     if len(paths) < 2:
         raise ValueError(f"--last {last:g}: {run} has fewer than 2 checkpoints there; save more")
@@ -40,8 +45,6 @@ def merge(run: Path, shape: Callable, last: float) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from schedules import DECAY_SHAPES
-
     parser = program_parser("merge.py", __doc__)
     parser.add_argument("run", type=Path, help="folder of a run, finished or not")
     parser.add_argument("--shape", default="exp", choices=DECAY_SHAPES, help="of the decay (exp)")
