@@ -145,6 +145,16 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     assert not list(run.rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("broken", ["draw_curve", "sample"])
+def test_a_failing_figure_or_sample_loses_nothing(broken, undisturbed, corpus_path, tmp_path):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(train, broken, None)
+        train.main(flags(corpus_path, out="run", **SAVES))
+    assert read(tmp_path / "run" / "record.json")["tokens"] == 10240
+    assert train.main(RESUME) == 0 and (tmp_path / "run" / "curve.png").exists()
+    assert_same(everything(tmp_path / "run"), undisturbed)
+
+
 @pytest.mark.parametrize("schedule", [s for s in schedules.SCHEDULES if s not in schedules.PLANNED])
 def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
     """Branch off a long run for a shorter one, and off a short run for a longer one."""
