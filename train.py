@@ -443,7 +443,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return fail("train.py", error)
     say = print if out else lambda _: None
-    if actions.resume and Path(cfg.out, "curve.png").exists():  # the last file that a run writes
+    if actions.resume and all(Path(cfg.out, x).exists() for x in ("record.json", "curve.png")):
         say(f"{cfg.out} is finished already")
         return 0
     say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
