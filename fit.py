@@ -77,10 +77,11 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
     if len(near) < degree + 2:
         return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
-    curve = np.poly1d(np.polyfit(x - lowest, y, degree))
-    flat = [at.real for at in curve.deriv().roots if abs(at.imag) < 1e-9]
-    bottoms = [at for at in flat if curve.deriv(2)(at) > 0 and x[0] <= lowest + at <= x[-1]]
-    return (lowest + min(bottoms, key=curve), "") if bottoms else (lowest, "no valley")
+    *_, c3, c2, c1, _ = 0.0, *np.polyfit(x - lowest, y, degree)  # a parabola has c3 = 0
+    root = c2**2 - 3 * c3 * c1  # for the zeros of the slope c1 + 2 c2 u + 3 c3 u^2
+    below = c2 + math.sqrt(root) if root >= 0 else 0.0
+    at = lowest - c1 / below if below else math.inf  # the other zero is a maximum
+    return (at, "") if x[0] <= at <= x[-1] else (lowest, "no valley")
 
 
 def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:

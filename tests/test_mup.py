@@ -150,7 +150,7 @@ def best_log2_lr(losses: list[float]) -> float:
     return float(math.log2(RATES[i]) - b / (2 * c))
 
 
-@pytest.mark.parametrize("widths, n_expert", [((32, 256), 0), ((32, 128), 4)])
+@pytest.mark.parametrize("widths, n_expert", [((32, 128), 0), ((32, 128), 4)])
 def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert, short):
     experts = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width) if n_expert else {}
     narrow, wide = ([final_loss(short, width, lr, **experts(width)) for lr in RATES]
@@ -163,5 +163,5 @@ def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert, sho
 def test_under_standard_parametrization_it_does_not_transfer(short):
     narrow = [final_loss(short, 32, lr, use_mup=False) for lr in RATES]
     best = RATES[int(np.argmin(narrow))]
-    wide = {lr: final_loss(short, 256, lr, use_mup=False) for lr in (RATES[0], best)}
+    wide = {lr: final_loss(short, 128, lr, use_mup=False) for lr in (RATES[0], best)}
     assert wide[best] > 2 * wide[RATES[0]]

@@ -105,6 +105,7 @@ def cost_beside(found: list, step: float) -> float:
     return np.mean([cost for cost in costs if math.isfinite(cost)])
 
 
+@cache
 def transfer(kind: str) -> np.ndarray:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))

@@ -24,7 +24,8 @@ from test_train import SMALL
 from tools.records import differs, identity, records_in
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
-COMMON = {k: v for k, v in SMALL.items() if k not in AXES} | {"dtype": "float32"}
+COMMON = {k: v for k, v in SMALL.items() if k not in AXES}
+COMMON |= dict(dtype="float32", final_eval_tokens=512)
 SHAPE = dict(n_embd=32, n_head=2)
 TINY = dict(common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04)
 BUDGETS = [3000, 6000, 12000]  # not whole batches
@@ -246,7 +247,7 @@ def train_here(monkeypatch) -> None:
 
 
 TINY_COMPARISON = dict(
-    common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, [1280, 2560]), trials=range(13, 16),
+    common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, [1280, 2560]), trials=range(13, 15),
     rows=[(SHAPE, [4, 16], 1)], budgets=[1280, 2560], guess=0.02,
 )  # fmt: skip
 
