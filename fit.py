@@ -14,8 +14,8 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
    one a per shape. The bent law flattens above a critical batch size beta_c = c T^kappa:
    log lr = log a + b0 log T - (q/r) log(1 + (beta_c / beta)^r), with r = 1, 2, 4 or 8.
 3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes the best.
-4. Intervals hold 95% of 2,000 draws. A draw takes whole columns again, with replacement. A
-   *column* is a shape, a batch size and a seed, because its runs share trunks.
+4. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
+   *series* is a shape, a batch size and a seed, because its runs share trunks.
 
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
 """
@@ -130,18 +130,18 @@ def usable(found: list[Minimum]) -> list[Minimum]:
 
 
 def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draw columns again -> x of all minima and their weights, both [1 + draws, n].
+    """Draw series again -> x of all minima and their weights, both [1 + draws, n].
 
     The first row is the measurement itself. The weight of a minimum counts its seeds.
     """
-    columns = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
-    rng, share = np.random.default_rng(rng_seed), np.full(len(columns), 1 / len(columns))
-    times = rng.multinomial(len(columns), share, size=DRAWS)
-    times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, columns]
+    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
+    rng, share = np.random.default_rng(rng_seed), np.full(len(series), 1 / len(series))
+    times = rng.multinomial(len(series), share, size=DRAWS)
+    times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, series]
     x = np.tile([m.x for m in found], (len(times), 1))
     weight = np.zeros(x.shape)
     for i, m in enumerate(found):
-        mine = times[:, [columns.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
+        mine = times[:, [series.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
         # draws with equal proportions of the seeds have equal valleys, so fit each of these once
         ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]
         ratios, index = np.unique(ratios, axis=0, return_inverse=True)
@@ -347,7 +347,7 @@ def as_json(fits: Fits, row: dict) -> dict:
     b, _, a = fits.paper
     return result | {
         "a_paper": a, "b_paper": b[0], "b_paper_interval": interval(b),
-        "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of columns",
+        "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of series",
         "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
         "fingerprint": row.get("fingerprint"),
     }  # fmt: skip

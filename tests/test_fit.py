@@ -131,7 +131,7 @@ def test_interval_is_the_middle_95_percent_without_the_estimate():
     assert fit.report.show(one_seed) == "0.300" and fit.report.verdict(one_seed) == "undecided"
 
 
-def test_a_draw_takes_columns_again_and_averages_their_valleys():
+def test_a_draw_takes_series_again_and_averages_their_valleys():
     records = wsd_records(noise=0.004, widths=[32])
     points = fit.usable(fit.minima(records))
     x, weight = fit.redraw(points)
@@ -223,16 +223,16 @@ def test_diverged_runs_do_not_move_the_law():
 # -- the comparison --------------------------------------------------------------------------------
 
 
-def test_a_draw_of_a_difference_takes_seeds_and_columns_again():
-    """If a gap is the sum of a part of its column and a part of its seed, the variances add up."""
-    column, seed = {2: 0.1, 4: 0.5, 8: -0.3}, [0.2, 0.0, -0.7, 0.1]
-    cells = [("width 64", T, B) for B in column for T in (100, 200)]
+def test_a_draw_of_a_difference_takes_seeds_and_pairs_again():
+    """If a gap is the sum of a part of its pair and a part of its seed, the variances add up."""
+    pair, seed = {2: 0.1, 4: 0.5, 8: -0.3}, [0.2, 0.0, -0.7, 0.1]
+    cells = [("width 64", T, B) for B in pair for T in (100, 200)]
     zero = {cell: dict.fromkeys(range(4), 0.0) for cell in cells}
-    line = {cell: {s: column[cell[2]] + seed[s] for s in range(4)} for cell in cells}
+    line = {cell: {s: pair[cell[2]] + seed[s] for s in range(4)} for cell in cells}
     draws = compare.differences(line, zero, cells)
-    assert draws[0] == pytest.approx(np.mean([*column.values()]) + np.mean(seed))
+    assert draws[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
     assert draws[1:].mean() == pytest.approx(draws[0], abs=0.01)
-    expected = np.var([*column.values()]) / 3 + np.var(seed) / 4
+    expected = np.var([*pair.values()]) / 3 + np.var(seed) / 4
     assert draws[1:].var() == pytest.approx(expected, rel=0.05)
 
 

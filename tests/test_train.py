@@ -194,9 +194,11 @@ def test_default_below_preset_below_flag():
 
 
 def test_numbers_as_people_write_them():
-    argv = "--total_tokens 2e9 --seed 12345678901234567 --lr=1e-3 --no-compile --power_b -0.51"
-    expected = dict(total_tokens=2 * 10**9, seed=12345678901234567, lr=1e-3, compile=False)
-    assert train.parse(argv.split())[0] == expected | {"power_b": -0.51}
+    argv = "--total_tokens 2e9 --log_every 2.5M --warmup_tokens 3k --save_every 1B --eval_every 70"
+    argv += " --seed 12345678901234567 --lr=1e-3 --no-compile --power_b -0.51"
+    expected = dict(total_tokens=2 * 10**9, log_every=2_500_000, warmup_tokens=3000, eval_every=70)
+    expected |= dict(seed=12345678901234567, lr=1e-3, compile=False, power_b=-0.51)
+    assert train.parse(argv.split())[0] == expected | {"save_every": 10**9}
 
 
 def test_help_explains_every_flag(capsys):

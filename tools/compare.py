@@ -266,15 +266,15 @@ def searched(records: list[dict]) -> dict:
 def differences(one: dict, other: dict, cells: list) -> np.ndarray:
     """Mean loss of one line minus another's, followed by its draws.
 
-    A draw takes the seeds again, with replacement, and the columns (shape and batch size), because
-    all runs of a seed share its tuning, and all T of a column share trunks.
+    A draw takes the seeds again, with replacement, and the pairs of shape and batch size, because
+    all runs of a seed share its tuning, and all T of a pair share trunks.
     """
     seeds = sorted(set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells)))
     gap = np.array([[one[cell][seed] - other[cell][seed] for seed in seeds] for cell in cells])
-    column_of = [(shape, batch_size) for shape, _, batch_size in cells]
-    columns, rng = sorted(set(column_of)), np.random.default_rng(0)
+    pair_of = [(shape, batch_size) for shape, _, batch_size in cells]
+    pairs, rng = sorted(set(pair_of)), np.random.default_rng(0)
     times = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    of_cell = times(len(columns))[:, [columns.index(column) for column in column_of]]
+    of_cell = times(len(pairs))[:, [pairs.index(pair) for pair in pair_of]]
     of_seed = times(len(seeds))
     total = np.einsum("dc,ds,cs->d", of_cell, of_seed, gap)
     return np.append(gap.mean(), total / (of_cell.sum(axis=1) * of_seed.sum(axis=1)))

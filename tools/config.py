@@ -91,7 +91,8 @@ def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> No
 
 
 def whole_number(text: str) -> int:
-    """'2e9' and '2000000000' are the same number of tokens. Raises ValueError for 1.5."""
+    """'2B', '2e9' and '2000000000' are the same number. Raises ValueError for 1.5."""
+    text = text[:-1] + {"k": "e3", "M": "e6", "B": "e9"}.get(text[-1:], text[-1:])
     try:
         return int(text)
     except ValueError:

@@ -171,8 +171,6 @@ def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) 
 
 def numbers(text: str) -> list[int]:
     """'320k,1.28M' -> [320000, 1280000]"""
-    for suffix, exponent in dict(k="e3", M="e6", B="e9").items():
-        text = text.replace(suffix, exponent)
     return [whole_number(part) for part in text.split(",")]
 
 

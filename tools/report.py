@@ -238,7 +238,7 @@ VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "
 
 def verdict(draws: np.ndarray) -> str:
     low, high = np.round(interval(draws), 9)
-    if -LEVEL < low < high < LEVEL:  # one seed in one column has no interval, so low == high
+    if -LEVEL < low < high < LEVEL:  # one seed in one pair has no interval, so low == high
         return "level"
     return "better" if low < high < 0 else "worse" if 0 < low < high else "undecided"
 
