@@ -109,7 +109,7 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     """
     data = data or "embedded"
     stages = [(start, parse_mixture(text)) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data))  # after all parents
+    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data))  # stage of --data
     folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
     stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
@@ -119,8 +119,8 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     if len(sources) > 1:  # of all sources and their shares from now on
         key = [(source.meta["fingerprint"], *shares[name]) for name, source in sources.items()]
         meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    own = tuple(some[0] for some in shares.values())
-    return Corpus(data, meta, first.tokenizer, sources=sources, shares=own, stages=stages)
+    current = tuple(some[0] for some in shares.values())
+    return Corpus(data, meta, first.tokenizer, sources=sources, shares=current, stages=stages)
 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
@@ -136,7 +136,7 @@ def tokenizer_of(path: Path) -> tiktoken.Encoding:
 
 
 def scramble(x: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers, as SplitMix64 does. Every input bit moves every output bit."""
+    """Scramble 64-bit integers, as SplitMix64 does. Every output bit depends on all input bits."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -167,7 +167,7 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
-    """Sequence g [B] of a mixture -> (its source [B], {name: how many came before it [B]}).
+    """Sequence g [B] of a mixture -> (its source [B], {name: its sequences before g [B]}).
 
     The rarest source takes one sequence of every 1 / share, at a random place among them, so it has
     no fixed place in a batch. The next does the same with the sequences left over, and so on. In

@@ -33,7 +33,7 @@ from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
 from tools.compare import OF_A_SHAPE, STANDARD, VARIED, complete, loss_of, narrow_first
 from tools.compare import only, read_records, shape_of
-from tools.config import fail, program_parser
+from tools.config import fail, program_parser, whole_number
 from tools.records import differs, read_table
 from tools.report import interval, reasons
 
@@ -497,7 +497,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--table", type=Path, help="a CSV file of runs from elsewhere")
     add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
-    add("--total_tokens", type=float, help="run length T, for --predict")
+    add("--total_tokens", type=whole_number, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
     add("--seq_len", type=float, help="tokens per sequence (default: as in --law; else 4096)")
     add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")

@@ -78,7 +78,7 @@ class GPTConfig:
 
 
 # Shapes: B sequences of T tokens (in laws and schedules, T is a run length), C = n_embd,
-# H heads of queries, G of keys and values, D = d_head
+# H heads of queries, G of keys and values, D = d_head, V = vocab_size
 
 
 def rope_table(cfg: GPTConfig) -> Tensor:
@@ -125,7 +125,7 @@ class Attention(nn.Module):
             if cache:  # it is empty at first
                 k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache.update(k=k, v=v)
-        S = k.shape[2]  # T new tokens attend to S; `is_causal` masks a square, so it needs T == S
+        S = k.shape[2]  # T new tokens attend to S. One needs no mask, all (T == S) a causal one
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
         with torch.autocast(x.device.type, enabled=False):  # it would convert q, k and v again
             y = F.scaled_dot_product_attention(
@@ -184,7 +184,7 @@ class GPT(nn.Module):
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
         """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every block."""
-        start = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # tokens in the cache
         end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
             raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
@@ -226,8 +226,8 @@ class GPT(nn.Module):
         return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
 
     def flops_per_token(self) -> float:
-        """Operations per token at full seq_len: 6 per weight of a matrix, because a multiply-add
-        counts as 2 and backward costs twice the forward, and the causal half of attention."""
+        """Operations per token at full seq_len, with the causal half of attention. A weight of a
+        matrix takes 6, as a multiply-add counts as 2 and backward costs twice the forward."""
         cfg = self.cfg
         matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len

@@ -3,9 +3,9 @@
 A router scores the experts for every token. The layer computes the k best and adds them up,
 weighted by the softmax of their scores. As in the paper's PowerMoE, no token is dropped and no
 expert is shared. We sort the token-expert pairs by expert, because an expert is fast if its tokens
-are adjacent in memory. Then we dispatch a copy of the token to every pair, multiply the group of an
-expert by its matrices, and combine the k results of every token. `one_by_one` is the slow, obvious
-version of the same layer.
+are adjacent in memory. Then we copy the token of every pair (dispatch), multiply the copies of an
+expert by its matrices, and add up the k results of every token (combine). `one_by_one` is the slow,
+obvious version of the same layer.
 
     python moe.py        check the fast version against it
 """
@@ -65,8 +65,8 @@ class MoE(nn.Module):
         # Sort the pairs by expert. Pair i belongs to token i // k.
         expert, order = expert.flatten().sort(stable=True)  # both [N*k]; row j holds pair order[j]
         back = order.argsort()                              # [N*k], pair i is in row back[i]
-        each = torch.arange(scores.shape[1], device=x.device)
-        ends = torch.searchsorted(expert, each, right=True, out_int32=True)  # [E], end of its rows
+        ids = torch.arange(scores.shape[1], device=x.device)  # of the experts
+        ends = torch.searchsorted(expert, ids, right=True, out_int32=True)  # [E], end of their rows
 
         # Dispatch, multiply, combine. The weight goes between the two products, because autograd
         # would have to keep more for the backward pass if it came after them.

@@ -48,8 +48,8 @@ def rules(cfg) -> dict[str, Rule]:
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
-        "output":    Rule(hidden_std, 1.0 / m,  1.0),  # some models shrink it with depth
-        "router":    Rule(std / m,    1.0 / m,  1.0),  # of router_rule "readout"
+        "output":    Rule(hidden_std, 1.0 / m,  1.0),  # some models also shrink std with depth
+        "router":    Rule(std / m,    1.0 / m,  1.0),  # if router_rule is "readout"
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
     # The paper gives no rule for the router. IBM's code first used the row "embedding" and later
@@ -111,7 +111,7 @@ WIDTHS = (32, 64, 128, 256)
 SPOTS = {"Attention": "attention", "MLP": "MLP", "MoE": "MLP", "Router": "router", "GPT": "logits"}
 
 
-def check_config(width: int, mup: bool, **changed):
+def config_at(width: int, mup: bool, **changed):
     """The model of the check at one width, with 2 layers, heads of 16 and base width 32."""
     from model import GPTConfig
 
@@ -128,7 +128,7 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
 
     def keep(module, _inputs, output):
         if spot := SPOTS.get(type(module).__name__):
-            seen[spot].append(output[0] if spot == "MLP" else output)
+            seen[spot].append(output[0] if spot == "MLP" else output)  # without Routing
 
     with nn.modules.module.register_module_forward_hook(keep):
         model(idx)
@@ -155,7 +155,7 @@ def train_a_little(cfg, seed: int, steps: int = 4):
 
 
 def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
-    """Mean |activation| before training, and mean |change|: {activation: [for each config]}."""
+    """Mean |activation| before training, and mean |change|, both {spot: [one per config]}."""
     start, change = defaultdict(list), defaultdict(list)
     mean = lambda tensors: torch.stack(tensors).abs().mean().item()
     for cfg in configs:
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     failed = False
     print(f"{'slope against width':<20} {'start':>6} {'change':>6}")
     for name, mup, more in (("muP", True, {}), ("muP MoE", True, moe), ("standard", False, {})):
-        start, change = coordinate_check([check_config(w, mup, **more) for w in WIDTHS])
+        start, change = coordinate_check([config_at(w, mup, **more) for w in WIDTHS])
         for spot in change:
             print(f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slope(change[spot]):+6.2f}")
         slopes = [slope(sizes) for sizes in change.values()]

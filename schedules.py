@@ -1,6 +1,6 @@
 """The learning-rate schedules cosine, WSD and Power.
 
-A schedule is a function without state, from tokens seen to a learning rate. WSD and Power are one
+A schedule is a function from n, the tokens seen so far, to a learning rate. WSD and Power are one
 line and differ in one word:
 
     WSD   = decay(warmup(constant(lr), ...), ...)
@@ -8,8 +8,8 @@ line and differ in one word:
 
     python schedules.py        print the three curves and draw Figure 1 of the paper
 
-In this project n and all lengths are *tokens*, and beta is the batch size in *sequences of 4096
-tokens*. So the paper's law, 4.6 * beta * n^-0.51, is 0.0011 at n = 1e13 and beta = 1024.
+Here n and the run length T count *tokens*, and beta is the batch size in *sequences of 4096
+tokens*. So the paper's law, 4.6 * beta * T^-0.51, is 0.0011 at T = 1e13 and beta = 1024.
 """
 
 import math
@@ -31,7 +31,7 @@ def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
     A WSD run of T tokens does best at learning rate beta * a * T^b. Power replaces T with n, so it
     always uses about the best learning rate for a run that ends soon.
     """
-    # b < 0, so the law is infinite at n = 0: start from the ceiling
+    # b < 0, so at n = 0 the law is infinite, and the ceiling applies
     return lambda n: min(lr_max, beta * a * n**b) if n > 0 else lr_max
 
 
@@ -44,7 +44,7 @@ def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: f
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
-    target = schedule(warmup_tokens)  # at a small batch size, the power law is below lr_max by then
+    target = schedule(warmup_tokens)  # under Power, the law may be below lr_max here already
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
@@ -105,18 +105,18 @@ def make_schedule(cfg) -> Schedule:
     return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
 
 
-def best_lr(T: float, batch: float) -> float:
+def best_lr(T: float, beta: float) -> float:
     """The paper's law for the best constant learning rate of WSD (equations 5 and 6)."""
-    return 4.6 * batch * T**-0.51
+    return 4.6 * beta * T**-0.51
 
 
-def paper_curves(T: float, batch: float) -> dict[str, Schedule]:
+def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
     """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the last 10%."""
-    lr = best_lr(T, batch)
+    lr = best_lr(T, beta)
     return {
         "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
         "wsd": decay(warmup(constant(lr), 1e9), T, T / 10, "exp"),
-        "power": decay(warmup(power_law(4, -0.51, batch, 0.02), 1e9), T, T / 10, "exp"),
+        "power": decay(warmup(power_law(4, -0.51, beta, 0.02), 1e9), T, T / 10, "exp"),
     }
 
 
@@ -125,12 +125,12 @@ def main(argv: list[str] | None = None) -> int:
     from tools.config import program_parser
 
     program_parser("schedules.py", __doc__).parse_args(argv)
-    T, batch = 32e9, 128  # from the grid in Table 2
-    curves = paper_curves(T, batch)
+    T, beta = 32e9, 128  # from the grid in Table 2
+    curves = paper_curves(T, beta)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
         print(f"{n / 1e9:7.2f}B" + "".join(f"{schedule(n):10.6f}" for schedule in curves.values()))
-    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, batch)
+    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, beta)
     print("\nfigure: assets/schedules.png")
     return 0
 

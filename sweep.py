@@ -76,7 +76,7 @@ def train_run(
     """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
 
     The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
-    and return None. At the token counts in look_at we evaluate it as it is, for val_loss_at_TOKENS.
+    and return None. At every T in look_at, the loss without a decay goes into val_loss_at_T.
     """
     state, saved, looks, curve = train.build(cfg), None, {}, []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
@@ -135,7 +135,7 @@ def tokens_of(runs: list[TrainConfig]) -> int:
 # -- Which learning rates to try -------------------------------------------------------------------
 
 
-def rate(j: int) -> float:
+def nth_lr(j: int) -> float:
     """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
@@ -143,7 +143,7 @@ def rate(j: int) -> float:
 def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     """Find the best learning rate of a series, for each run length T separately:
 
-    1. Try three learning rates a factor of 2 apart, around a guess, rate(middle[T]).
+    1. Try three learning rates a factor of 2 apart, around a guess, nth_lr(middle[T]).
     2. While the best is the lowest or the highest tried, try the next one, a factor of 2 beyond.
     3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If one of
        them is better, return to step 2.
@@ -164,7 +164,7 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
             best = min(tried, key=lambda j: losses[j, T])
             at_edge = {tried[0]: (-2,), tried[-1]: (2,)}
             steps = at_edge.get(best, (-3, -2, -1, 1, 2, 3))
-            more |= {(best + step, T) for step in steps if 1e-6 < rate(best + step) < 2}
+            more |= {(best + step, T) for step in steps if 1e-6 < nth_lr(best + step) < 2}
     return wanted
 
 
@@ -190,12 +190,12 @@ def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
     lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
-    return 2 * round(math.log2(lr / rate(0)))  # even, as the paper's learning rates are
+    return 2 * round(math.log2(lr / nth_lr(0)))  # even, as the paper's learning rates are
 
 
 def wsd_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
-    run = lambda j, T: config(**base | dict(schedule="wsd", lr=rate(j), total_tokens=T))
+    run = lambda j, T: config(**base | dict(schedule="wsd", lr=nth_lr(j), total_tokens=T))
     middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
     return [run(j, T) for j, T in sorted(search(lambda j, T: loss(run(j, T)), middle))]
 
@@ -210,7 +210,7 @@ def power_runs(grid: dict, base: dict, _loss: Callable) -> list[TrainConfig]:
 
 
 def run_of(grid: dict, line: Line, lr: float, base: dict, T: int) -> TrainConfig:
-    """The run of a line in a series, if it was tuned to learning rate lr."""
+    """The run of a line, a schedule with a learning-rate rule, that was tuned to lr."""
     _, batch_size, (first, _) = grid["tune"]
     seq_len = config(**base | dict(schedule="constant", total_tokens=T)).seq_len
     fields = fields_of(line, lr, base["batch_size"], T, (batch_size, seq_len, first))
@@ -222,7 +222,7 @@ def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig
     shape, batch_size, lengths = grid["tune"]
     bases = [grids.base_of(grid, shape, batch_size, trial) for trial in tuning_seeds(seed)]
     return {lr: [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
-            for lr in map(rate, grid["trials"])}  # fmt: skip
+            for lr in map(nth_lr, grid["trials"])}  # fmt: skip
 
 
 def all_trials(grid: dict, seed: int, _loss: Callable) -> list[TrainConfig]:
@@ -268,12 +268,12 @@ class Plan(NamedTuple):
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
 
     def left(self) -> list[TrainConfig]:
-        """All runs to come, with made-up losses, above all finite ones and lowest at our guess."""
-        from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / rate(0)) - guess(self.grid, cfg))
+        """All runs to come, if unknown losses are above all known ones and lowest at our guess."""
+        from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
         return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
 
     def jobs(self) -> dict[str, tuple]:
-        """Trunk -> (its next run, where to evaluate it on the way), those with most work first."""
+        """Trunk -> (its next run, the shorter T if that is the longest cosine), most work first."""
         *shorter, longest = self.grid["budgets"]
         cut_short = lambda cfg: cfg.schedule in PLANNED and cfg.total_tokens == longest
         work = lambda item: tokens_of(item[1]) * item[1][0].n_embd

@@ -46,7 +46,7 @@ class TrainConfig(GPTConfig):
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
     batch_size: int | None = option(help="sequences per optimizer step", above=0)
-    batch_ramp: str | None = option(None, "batch sizes from tokens on, as in 4@0,8@1e6,16@2e6")
+    batch_ramp: str | None = option(None, "batch size @ its first token, as in 4@0,8@1e6")
     micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
@@ -82,14 +82,14 @@ class TrainConfig(GPTConfig):
     log_every: int = option(50_000_000, "tokens between lines of progress", above=0)
     eval_every: int = option(10**9, "tokens between validations", above=0)
     eval_tokens: int | None = option(None, "tokens per validation (default: all)", above=0)
-    final_eval_tokens: int | None = option(None, "tokens of the last one (default: all)", above=0)
+    final_eval_tokens: int | None = option(None, "tokens, last validation (default: all)", above=0)
     save_every: int = option(10**10, "tokens between checkpoints", above=0)
     keep_checkpoints: int = option(3, "how many to keep, besides the last before decay", above=1)
 
     def __post_init__(self):
         super().__post_init__()
         if "decay_tokens" not in READS[self.schedule]:
-            object.__setattr__(self, "decay_tokens", 0)
+            object.__setattr__(self, "decay_tokens", 0)  # the class is frozen
         first = parse_ramp(self.batch_ramp)[0] if self.batch_ramp else self.batch_size
         fill_in(self, decay_tokens=self.total_tokens // 10, batch_size=first)
         if self.batch_size != first:
@@ -114,7 +114,7 @@ class TrainConfig(GPTConfig):
 
     def at(self, tokens: int) -> "TrainConfig":
         """The config of the step that starts at `tokens`. A ramp only changes its batch size."""
-        return next(stage for start, stage in ramp(self) if start <= tokens)
+        return next(stage for start, stage in ramp(self) if start <= tokens)  # latest first
 
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
@@ -157,15 +157,15 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     return batch_loss, grad_norm, routing
 
 
-AVERAGE_POWER = 16  # n^16 sums to about n^17 / 17, so the last tenth has 1 - 0.9^17, five sixths
+AVERAGE_POWER = 16  # n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     """Mix the weights after a step from `before` tokens to `tokens` into their average.
 
     Weights at n tokens count in proportion to n^16, so the average always covers about the last
-    tenth of the tokens seen. Like Power, it has no horizon: it needs neither the end of the run nor
-    the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
+    tenth of the tokens seen. Like Power, this needs neither the end of the run nor the size
+    of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
     share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # the share of this step in the average
     with torch.no_grad():
@@ -205,7 +205,7 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterator[tuple]:
-    """Train to at most `until` tokens; yield (lr, loss, grad_norm, routing) after every step.
+    """Train to at most `until` tokens, and yield (lr, loss, grad_norm, routing) after every step.
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
@@ -233,11 +233,11 @@ def crossed(every: int, state: State) -> bool:
 
 def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
           must_stop=lambda: False) -> dict | None:  # fmt: skip
-    """Train, write the run folder, return the record; or save and return None once must_stop().
+    """Train, write the run folder, return the record. Once must_stop(), save and return None.
 
     start: a checkpoint of this run or, for a branch, of its parent. out: the folder on rank 0,
-    which alone writes, else None. The other ranks return {}. A loss that is not finite, or that
-    ends above ln(vocab_size), a uniform guess, is a result, with diverged = true and no val_loss.
+    which alone writes, else None. The other ranks return {}. A loss that is not finite, or ends
+    above ln(vocab_size) (a uniform guess), gives a record with diverged = true and no val_loss.
     """
     state = build(cfg)
     if start:
@@ -253,8 +253,8 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
         if crossed(cfg.eval_every, state) and not last:
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
         stop = devices.any_process(must_stop()) and not last  # all stop after the same step
-        save = crossed(cfg.save_every, state) or tokens <= cfg.decay_start < next_tokens
-        if save or stop or last or run.diverged:
+        before_decay = tokens <= cfg.decay_start < next_tokens
+        if crossed(cfg.save_every, state) or before_decay or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
             return None
@@ -300,7 +300,7 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     """Return the validation losses of a run that ends here, and its record so far."""
     losses = validation_losses(cfg, state, corpus, cfg.final_eval_tokens)
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
-    results = dict.fromkeys(losses) if diverged else losses
+    results = dict.fromkeys(losses) if diverged else losses  # all None if diverged
     if len(corpus.sources) > 1:
         epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
@@ -328,7 +328,7 @@ def restore(saved: dict, state: State) -> None:
     state.model.load_state_dict(saved["model"])
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
-    if "optimizer" in saved:  # released weights come without
+    if "optimizer" in saved:  # released weights have none
         for group, ours in zip(saved["optimizer"]["param_groups"], state.optimizer.param_groups):
             group |= dict(ours, params=group["params"])  # our settings, such as weight decay
         state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
@@ -346,15 +346,15 @@ _laptop = dict(
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(**_large, total_tokens=10**12),  # 1B-moe: 1.1T in the paper's table, 1T in its text
-    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),
+    "1B": dict(**_large, total_tokens=10**12),
+    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # text says 1T
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
 
 
 def make_config(**typed) -> TrainConfig:
-    """Typed fields over those of the preset. Raises ValueError for an impossible value."""
+    """The config of a preset with the typed fields. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
     fields = PRESETS[preset] | RECIPES[preset] | typed
     if fields.get("batch_ramp"):
@@ -392,7 +392,7 @@ def open_parent(path: Path) -> dict:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """The config, and a checkpoint of this run, its parent or None. Raises ValueError, OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises ValueError, OSError."""
     for flag in ("data", "decay_data"):
         if flag in typed:  # absolute paths are valid from any folder
             typed[flag] = format_mixture(parse_mixture(typed[flag], f"--{flag}"))
@@ -436,7 +436,7 @@ def main(argv: list[str] | None = None) -> int:
             cfg, start = plan(typed, actions)
             cfg, corpus = load_data(resolve_device(cfg), typed, start)
             out = None
-            if rank_and_world()[0] == 0:  # which alone writes
+            if rank_and_world()[0] == 0:  # only rank 0 writes
                 name = f"{cfg.preset}-{cfg.schedule}"
                 out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
                 cfg = dataclasses.replace(cfg, out=str(out))

@@ -49,12 +49,12 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
                 for t, (_, size) in VALLEYS.items():
                     noise[j][t] = size * last
                     last = AS_BEFORE * last + math.sqrt(1 - AS_BEFORE**2) * rng.normal()
-            off = math.log2(sweep.rate(j)) - best(T)
+            off = math.log2(sweep.nth_lr(j)) - best(T)
             return losses.setdefault((j, T), 2 + float(BOTTOM[T](off)) + noise[j][T])
 
         middle = {T: 2 * round(best(T) + math.log2(1e4)) for T in VALLEYS}
         sweep.search(loss, middle)
-        found += [record(width, batch, T, number, y, lr=sweep.rate(j))
+        found += [record(width, batch, T, number, y, lr=sweep.nth_lr(j))
                   for (j, T), y in losses.items()]  # fmt: skip
     return found
 

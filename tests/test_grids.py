@@ -151,7 +151,7 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     cells = {compare.cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
     tune = batch_size, *lengths, records[0]["seq_len"]
-    rates = list(map(sweep.rate, grid["trials"]))
+    rates = list(map(sweep.nth_lr, grid["trials"]))
     for name, line in compare.LINES.items():
         assert lines[name].keys() == cells
         for cell in cells:

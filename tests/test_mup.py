@@ -55,7 +55,7 @@ BLOCKS = ("attention", "MLP")
 
 def check(**changed):
     """Slopes of the sizes at the start, and of the changes, with one seed."""
-    configs = [mup.check_config(width, True, **changed) for width in mup.WIDTHS]
+    configs = [mup.config_at(width, True, **changed) for width in mup.WIDTHS]
     both = mup.coordinate_check(configs, seeds=(0,))
     return ({spot: mup.slope(s) for spot, s in sizes.items()} for sizes in both)
 
@@ -85,7 +85,7 @@ def test_each_rule_is_needed(monkeypatch):
 
 def router_share(width: int, rule: str, steps: int) -> float:
     """Share of the gradient at a layer's input that comes through the router, after some steps."""
-    cfg = mup.check_config(width, True, router_rule=rule, **MOE)
+    cfg = mup.config_at(width, True, router_rule=rule, **MOE)
     *_, model = mup.train_a_little(cfg, 0, steps)
     layer, sizes = model.blocks[0].mlp, []  # of the router, then of the whole layer
     for module in (layer.router, layer):
@@ -129,7 +129,7 @@ def short(documents, tmp_path_factory) -> data.Corpus:
 def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts) -> float:
     """Loss after 40 steps of learning the corpus by heart, low at any width if lr is good."""
     changed = dict(vocab_size=256, init_std=0.1, m_emb=10.0) | experts
-    shape = vars(mup.check_config(width, use_mup, **changed))
+    shape = vars(mup.config_at(width, use_mup, **changed))
     how = dict(
         schedule="wsd", lr=lr, batch_size=8, total_tokens=40 * 256, warmup_tokens=0, device="cpu",
         decay_tokens=40 * 256, decay_shape="linear", weight_decay=0.0, dtype="float32",

@@ -196,7 +196,7 @@ def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
 
 @pytest.mark.parametrize("loss", [lambda j, T: -j, lambda j, T: j, lambda j, T: math.inf])
 def test_the_search_ends_where_learning_rates_make_no_sense(loss):
-    rates = [sweep.rate(j) for j, _ in follow(loss, dict.fromkeys(BUDGETS, 14))]
+    rates = [sweep.nth_lr(j) for j, _ in follow(loss, dict.fromkeys(BUDGETS, 14))]
     assert 1e-6 < min(rates) <= max(rates) < 2
 
 

@@ -89,7 +89,7 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
 # -- Schedules and runs ----------------------------------------------------------------------------
 
 
-def draw_schedules(path: Path, paper_curves, T: float, batch: int) -> None:
+def draw_schedules(path: Path, paper_curves, T: float, beta: float) -> None:
     """Figure 1 of the paper, and below it two schedules at three run lengths."""
     looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
     words = {"power": "Power", "wsd": "WSD", "cosine": "cosine"}
@@ -100,7 +100,7 @@ def draw_schedules(path: Path, paper_curves, T: float, batch: int) -> None:
             curves += [(bottom, name, T, words[name] + lengths)]
             curves += [(bottom, name, T / 2, None), (bottom, name, T / 4, None)]
         for ax, name, total, label in curves:
-            schedule, n = paper_curves(total, batch)[name], np.linspace(0, total, 2001)
+            schedule, n = paper_curves(total, beta)[name], np.linspace(0, total, 2001)
             look = dict(color=COLORS[name], label=label) | looks[name]
             ax.plot(n / 1e9, [schedule(x) for x in n], **look)
         top.set_title("WSD holds its learning rate, Power lets it fall")
