@@ -179,7 +179,7 @@ def least_squares(x, weight, T, grid: tuple, same_shape) -> Law:
     tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
     ty, gy = weight * t @ y, weight * y @ g
     determinant = tt * gg - tg**2
-    determinant[determinant <= 1e-6 * tt * gg] = np.nan  # T and beta do not vary separately
+    determinant[determinant <= 1e-9 + 1e-6 * tt * gg] = np.nan  # T and beta vary together
     b, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
     best = np.nan_to_num(b * ty + q * gy, nan=-1).argmax()  # explains most of the variance
     b, q, log_c, kappa, r, h = (v[..., best] for v in (b, q, log_c, kappa, r, h))
@@ -401,7 +401,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
-    report.draw_valleys(out / "valleys.png", fits.found)
+    report.draw_valleys(out / "valleys.png", fits.points)
     report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
     print(f"\n{out}: law.json, valleys.png, law.png")
 

@@ -123,6 +123,10 @@ def test_least_squares_match_lstsq_on_repeated_points():
         *_, b, q = solution = np.linalg.lstsq(X[repeated], x[k][repeated])[0]
         assert (law.b[k], law.q[k]) == pytest.approx((b, q)) and weight[k].sum() > 0
         assert law.fitted[k] == pytest.approx(X @ solution)
+    one_batch = np.array([[float(m.batch_size == B) for m in points] for B in BATCHES])
+    one_T = np.array([[float(m.T == T) for m in points] for T in BUDGETS])
+    for weight in (3 * one_batch, one_T, 7 * one_T):  # T and beta do not vary separately
+        assert np.isnan(fit.fit_law(points, x[: len(weight)], weight).q).all()
 
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():

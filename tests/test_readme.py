@@ -25,8 +25,8 @@ SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32
 PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 LINEAR = "linear to 0 (fitted)", "linear to 0 ∝ √batch"
-W80K = "warmup_tokens=80000"
-LARGE = "batch_size=16,32,64,128"
+W80K, LATE_LONG = "warmup_tokens=80000", "total_tokens=320000,640000,1280000"
+LARGE, LATE = "batch_size=16,32,64,128", "total_tokens=1280000,2560000,5120000"
 
 
 @cache
@@ -48,7 +48,7 @@ def fits(folders: tuple, *choices: str) -> fit.Fits:
 paper_lr = lambda beta, T: 4.6 * beta * T**-0.51  # equations 5 and 6
 bend = lambda *choices: fits(("bend-laptop",), *choices)
 memory = lambda weight_decay: fits(("memory-laptop",), "weight_decay=" + weight_decay)
-warmups = lambda: (bend(LARGE, "warmup_tokens=5000"), bend(LARGE, "warmup_tokens=320000"))
+warmups = lambda *late: [bend(LARGE, f"warmup_tokens={n}", *late) for n in (5000, 320_000)]
 
 
 @cache
@@ -176,6 +176,9 @@ NUMBERS = {
     "bend.s": lambda: bend(W80K, "n_embd=32").paper[1],
     "bend.paper": lambda: bend(W80K, "n_embd=32").paper[0],
     "bend.both": lambda: fit.interaction(*bend(W80K, "n_embd=32")[1:4]),
+    "bend.all.both": lambda: fit.interaction(*bend(W80K)[1:4]),
+    "warmup.late": lambda: [sweep.straight.b for sweep in warmups(LATE)[::-1]],
+    "long.late.both": lambda: fit.interaction(*fits(LONG, LATE_LONG)[1:4]),
     "bend.seed.0": lambda: fit.step_law_reading(bend(W80K, "n_embd=32", "seed=0").found),
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),
     "bend.all": lambda: bend(W80K).straight.q, "bend.b": lambda: bend(W80K).straight.b,

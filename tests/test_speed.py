@@ -74,8 +74,7 @@ def test_recomputing_keeps_less_and_changes_nothing():
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])  # the model; block, loss
 def test_every_shape_is_one_static_program_per_part(device, parts, mixed, corpus, monkeypatch):
-    """A process of a sweep trains many shapes, and torch stops compiling at a limit unless we raise
-    it. No program has a break, and validation needs none."""
+    """A sweep trains more shapes than torch would compile. No program has a break."""
     programs = []
 
     def count(graph, inputs, **_):

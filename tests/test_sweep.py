@@ -24,11 +24,10 @@ from test_train import SMALL
 from tools.records import differs, identity, records_in
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
-COMMON = {k: v for k, v in SMALL.items() if k not in AXES}
-COMMON |= dict(dtype="float32", final_eval_tokens=512)
-SHAPE = dict(n_embd=32, n_head=2)
+QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
+COMMON = {k: v for k, v in QUICK.items() if k not in AXES}
+SHAPE, BUDGETS = dict(n_embd=32, n_head=2), [3000, 6000, 12000]  # not whole batches
 TINY = dict(common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04)
-BUDGETS = [3000, 6000, 12000]  # not whole batches
 
 
 @pytest.fixture

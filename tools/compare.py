@@ -229,7 +229,7 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
             raise ValueError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
         return lr
 
-    seeds = sorted({seed for _, seed, _ in runs if seed < TUNING})
+    seeds = sorted({r["seed"] for r in records if r["seed"] < TUNING and r["schedule"] == "power"})
     best = {name: {seed: tuned(name, seed) for seed in seeds} for name in LINES}
     runs_of = lambda name, cell: {seed: run(name, best[name][seed], cell, seed) for seed in seeds}
     losses_of = lambda *at: {seed: loss_of(r) for seed, r in runs_of(*at).items()}

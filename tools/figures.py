@@ -177,7 +177,7 @@ def draw_valley(ax, found: list, color) -> float:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
         near += [(x, y - m.loss) for x, y in m.near if math.isfinite(y)]
         ax.plot([x for x, _ in points], [y for _, y in points], "o", color=color, **hollow)
-    if len({x for x, _ in near}) > 2:
+    if len({x for x, _ in near}) > found[0].rule[0]:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
         line = np.linspace(x.min(), x.max())

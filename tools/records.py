@@ -92,7 +92,7 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
         for line in reader:
             row = {name: line[column] for name, column in names.items()}
             try:
-                numbers = {name: float(row[name] or "nan") for name in row if name != "shape"}
+                numbers = {n: float(row[n] or "nan") for n in row.keys() - {"shape", "schedule"}}
             except (TypeError, ValueError):
                 raise ValueError(f"{path}, line {reader.line_num}: not numbers, {row}") from None
             rows.append(row | numbers | more)

@@ -115,14 +115,14 @@ BEST = dict(ylabel="best learning rate", log_y=True)
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape = statistics.mode(m.shape for m in fits.points)
-    law, where = (fits.bent, " below the bend") if "bent" in content else (fits.straight, "")
+    law, where = (fits.bent, " below bend") if "bent" in content else (fits.straight, "")
     b = law.b[0] - np.nan_to_num(law.kappa[0] * law.q[0])
     points: dict = {}
     for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, law.fitted[0]):
         if m.shape == shape:
             here = point(m.batch_size, x, weight, fitted, m in chosen)
             points.setdefault(f"T = {size(m.T)}", []).append(here)
-    title = f"Best learning rate ∝ T^{b:.2f} beta^{law.q[0]:.2f}{where}"
+    title = f"Best learning rate{where} ∝ T^{b:.2f} beta^{law.q[0]:.2f}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
 
@@ -148,7 +148,7 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
         here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
         points[f"{field} {value}"] = here
     law = lambda value: f"T^{sets[value].straight.b[0]:.2f}"
-    title = f"{field.capitalize()} {low} to {high}: {law(low)} to {law(high)}"
+    title = f"{field.capitalize()}: {law(low)} to {law(high)} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
 

@@ -24,7 +24,7 @@ def by_seed(losses: dict) -> list[float]:
 
 
 def minus(one: dict, other: dict) -> str:
-    gaps = [x - y for x, y in zip(by_seed(one), by_seed(other), strict=True)]
+    gaps = by_seed({key: loss - other[key] for key, loss in one.items()})
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
     return f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]" if any(gaps) else ""
 
