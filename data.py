@@ -125,12 +125,12 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
 
 def tokenizer_of(path: Path) -> tiktoken.Encoding:
     """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
-    near = (path, *path.parents[:2])  # the run folder, or a checkpoint in it or in its ckpt
+    near = (path, *path.resolve().parents[:2])  # a run folder, or a checkpoint in it or in its ckpt
     folder = next((f for f in near if (f / "config.json").is_file()), path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "model_type" in config:  # Granite
         return load_tokenizer(str(folder / "tokenizer.json"))
-    if config["data"]:
+    if config["data"] and tokenizer_file(config["tokenizer"]):  # its file is in the corpus
         return load_corpus(config["data"], config["tokenizer"]).tokenizer
     return load_tokenizer(config["tokenizer"])
 

@@ -277,7 +277,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def print_loss(model: GPT, args: argparse.Namespace) -> None:
     """Print the validation loss on args.data, or on the corpus of the run."""
-    files = [folder / "config.json" for folder in (args.model, *args.model.parents[:2])]
+    files = [folder / "config.json" for folder in (args.model, *args.model.resolve().parents[:2])]
     config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
     if not args.data and "data" not in config:
         raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")

@@ -254,7 +254,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
             run.log_validation(tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
         stop = devices.any_process(must_stop()) and not last  # all stop after the same step
         before_decay = tokens <= cfg.decay_start < next_tokens
-        if crossed(cfg.save_every, state) or before_decay or stop or last or run.diverged:
+        if crossed(cfg.save_every, state) or before_decay or stop or last:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
             return None

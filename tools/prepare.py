@@ -80,7 +80,7 @@ def read_rows(file: Path | str, field: str) -> Iterator[str]:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report errors, in one line
     if isinstance(file, Path):
-        source = {"path": "parquet", "data_files": str(file)}
+        source = {"path": "parquet", "data_files": glob.escape(str(file))}
     else:
         name, _, config = file.removeprefix("hf:").partition(":")
         source = {"path": name, "name": config or None}

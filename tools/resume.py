@@ -24,9 +24,9 @@ def branch_point(path: Path) -> Path:
     config = runs.read_config(path)
     if not config:
         return path
-    if not (paths := runs.checkpoints(path)):
-        raise FileNotFoundError(f"--branch {path}: this run has no checkpoint yet")
-    return (runs.before_decay(paths, config) or paths)[-1]
+    if not (paths := runs.before_decay(runs.checkpoints(path), config)):
+        raise FileNotFoundError(f"--branch {path}: has no checkpoint before its decay")
+    return paths[-1]
 
 
 def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
