@@ -190,7 +190,7 @@ def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_pat
     assert [int(path.stem) // 256 for path in kept] == [36, 39, 40]
     kept[-1].write_bytes(b"")  # damaged, and not needed
     argv = ["--branch=run", "--decay_shape=linear", "--weight_decay=0.5", "--out=b"]
-    assert train.main(argv) == 0
+    assert (train.main(argv), train.main(["--branch=b", "--decay_tokens=512"])) == (0, 2)
     record = read(tmp_path / "b" / "record.json")
     assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
     assert record["parent"].endswith(kept[0].name)
