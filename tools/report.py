@@ -15,10 +15,14 @@ from tools import compare, figures
 from tools.figures import size
 
 
-def group(found: list, label: Callable) -> dict:
+def label(m, field: str) -> str:
+    return f"T = {size(m.T)}" if field == "T" else f"batch size {m.batch_size:g}"
+
+
+def group(found: list, key: Callable) -> dict:
     groups: dict = {}
     for m in sorted(found, key=lambda m: (m.T, m.batch_size)):
-        groups.setdefault(label(m), []).append(m)
+        groups.setdefault(key(m), []).append(m)
     return groups
 
 
@@ -32,16 +36,6 @@ def reasons(found: list) -> str:
     """Why minima are left out, with their numbers."""
     why_not = Counter(m.why_not for m in found if m.why_not)
     return ", ".join(f"{n} {why}" for why, n in why_not.items())
-
-
-def mean_x(found: list) -> float:
-    return float(np.mean([m.x for m in found if not m.why_not] or [math.nan]))
-
-
-def moved(groups: dict) -> float:
-    """The best learning rate of the last group as a multiple of the first group's."""
-    first, last = list(groups.values())[0], list(groups.values())[-1]
-    return 2 ** (mean_x(last) - mean_x(first))
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
@@ -121,7 +115,7 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, law.fitted[0]):
         if m.shape == shape:
             here = point(m.batch_size, x, weight, fitted, m in chosen)
-            points.setdefault(f"T = {size(m.T)}", []).append(here)
+            points.setdefault(label(m, "T"), []).append(here)
     title = f"Best learning rate{where} ∝ T^{b:.2f} beta^{law.q[0]:.2f}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
@@ -155,20 +149,17 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
 
 def draw_valleys(path: Path, found: list) -> None:
     """Valleys of the middle shape by T, and by batch size at the longest T."""
-    some = middle_shape(found)
-    T = max(m.T for m in some)
-    longest = [m for m in some if m.T == T]
-    batch = min(longest, key=lambda m: m.loss).batch_size
-    by_T = group([m for m in some if m.batch_size == batch], lambda m: f"T = {size(m.T)}")
-    by_batch = group(longest, lambda m: f"batch size {m.batch_size:g}")
-    tokens = T / next(iter(by_T.values()))[0].T
-    batches = longest[-1].batch_size / longest[0].batch_size
-    moves = "{:.0f}× the {}, {:.2g}× the best learning rate".format
-    upper = dict(groups=by_T, log=True, title=moves(tokens, "tokens", moved(by_T)))
-    lower = dict(groups=by_batch, log=True, title=moves(batches, "batch size", moved(by_batch)))
-    upper["xlabel"] = f"learning rate ({some[0].shape}, batch size {batch:g})"
-    lower["xlabel"] = f"learning rate ({some[0].shape}, T = {size(T)})"
-    figures.draw_valleys(path, [upper, lower])
+    some, panels = middle_shape(found), []  # in order of T, then of batch size
+    best = min((m for m in some if m.T == some[-1].T), key=lambda m: m.loss)
+    for words, field, fixed in (("tokens", "T", "batch_size"), ("batch size", "batch_size", "T")):
+        row = [m for m in some if getattr(m, fixed) == getattr(best, fixed)]
+        longer = getattr(row[-1], field) / getattr(row[0], field)
+        moved = 2 ** (row[-1].x - row[0].x)
+        title = f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate"
+        xlabel = f"learning rate ({best.shape}, {label(best, fixed)})"
+        groups = {label(m, field): [m] for m in row}
+        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
+    figures.draw_valleys(path, panels)
 
 
 # -- Transfer across widths, and Power's a and b ---------------------------------------------------
@@ -183,11 +174,11 @@ def transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
     best = {m.shape: 2**some for m, some in zip(found, draws)}
     if len(best) < len(found):
         raise ValueError("several T or batch sizes; choose one with --only")
-    where, panels = f"T = {size(found[0].T)}, batch size {found[0].batch_size:g}", []
+    where, panels = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}", []
     print(f"{where}; best learning rates")
     for title, kind in (("Without μP", compare.STANDARD), ("With μP", "")):
         some = [m for m in found if (compare.STANDARD in m.shape) == bool(kind)]
-        groups = group(some, lambda m: m.shape.removesuffix(kind))
+        groups = {m.shape.removesuffix(kind): [m] for m in some}
         for shape in groups:
             print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
         first, last = [*groups][0], [*groups][-1]
@@ -222,8 +213,9 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     x = [value(m.x) for m in good]
     print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
     some = [m for m in middle_shape(found) if m.T == lengths[-1]]
-    groups = group(some, lambda m: f"batch size {m.batch_size:g}")
-    best = [value(mean_x(valleys)) for valleys in groups.values()]
+    groups = group(some, lambda m: label(m, "batch_size"))
+    mean_x = lambda seeds: np.mean([m.x for m in seeds if not m.why_not] or math.nan)
+    best = [value(mean_x(seeds)) for seeds in groups.values()]
     title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
     other = "b" if name == "a" else "a"
     where = f"{other} = {center[other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
