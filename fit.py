@@ -34,8 +34,9 @@ from tools import report
 from tools.compare import OF_A_SHAPE, STANDARD, VARIED, complete, loss_of, narrow_first
 from tools.compare import only, read_records, shape_of
 from tools.config import fail, program_parser, whole_number
+from tools.figures import size
 from tools.records import differs, read_table
-from tools.report import interval, reasons
+from tools.report import interval, reasons, show
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 DRAWS = 2000
@@ -395,8 +396,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
     step_law = step_law_reading(fits.found)
     report.straight(readings, fits.paper, step_law, a_of(fits.straight, fits.points))
-    by_batch, by_T = (two_ends(fits, name) for name in ("batch_size", "T"))
-    report.two_ends(by_batch, by_T, interaction(fits.points, fits.x, fits.weight))
+    report_ends(fits)
     if fits.bent:
         report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
     out.mkdir(parents=True, exist_ok=True)
@@ -406,13 +406,16 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def two_ends(fits: Fits, name: str) -> dict:
-    """b of the smallest and the largest batch size, or q of the shortest and the longest T."""
-    values = np.array([getattr(m, name) for m in fits.points])
-    u = np.log2([m.beta if name == "T" else m.T for m in fits.points])
+def report_ends(fits: Fits) -> None:
+    """Print b at the smallest and largest batch size, q at both ends of T, and how they mix."""
+    T, batch_size, beta = np.array([(m.T, m.batch_size, m.beta) for m in fits.points]).T
     shapes = [m.shape for m in fits.points]
-    at = lambda value: slope(fits.x, fits.weight * (values == value), u, shapes)
-    return {value: at(value) for value in (values.min(), values.max())}
+    for name, at, u in (("b by batch size", batch_size, T), ("q by run length", T, beta)):
+        draws = lambda end: slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
+        low, high = (f"{show(draws(end), 2)} at {size(end)}" for end in (at.min(), at.max()))
+        print(f"{name}: {low} and {high}")
+    both = interaction(fits.points, fits.x, fits.weight)
+    print(f"coefficient of log2 T log2 beta: {show(both)}")
 
 
 def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:

@@ -68,13 +68,6 @@ def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> 
         print(f"{shape}: a {a[0]:.3g}, {show(a / next(iter(a_of.values())), 2)} times the first")
 
 
-def two_ends(by_batch: dict, by_T: dict, both: np.ndarray) -> None:
-    """Print b at the smallest and largest batch size, q at both ends of T, and how they mix."""
-    for name, found in (("b by batch size", by_batch), ("q by run length", by_T)):
-        print(f"{name}: " + " and ".join(f"{show(v, 2)} at {size(at)}" for at, v in found.items()))
-    print(f"coefficient of log2 T log2 beta: {show(both)}")
-
-
 def bent(law, lengths: list, gain: np.ndarray) -> None:
     """Print the bent law, and which law predicts held-out cells better."""
     T = np.mean(np.log2(lengths))
