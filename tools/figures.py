@@ -202,11 +202,11 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_points(path: Path, groups: dict[str, list], log_y: bool, **texts: str) -> None:
-    """Points with intervals, and lines, as in Figure 3 of the paper, with title, xlabel and ylabel.
+def draw_points(path: Path, groups: dict, title: str, xlabel: str, ylabel: str = "") -> None:
+    """Points with intervals, and lines, as in Figure 3 of the paper.
 
-    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order of x. With
-    log_y, all y are in log2.
+    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order of x.
+    Without a ylabel, all y are log2 of the best learning rate.
     """
     color_of_label, ends = shades(groups), {}
     all_x, all_y, *_ = zip(*sum(groups.values(), []))
@@ -224,11 +224,11 @@ def draw_points(path: Path, groups: dict[str, list], log_y: bool, **texts: str) 
                 end = line[-1] + (line[-1] - line[-2]) / (x[-1] - x[-2]) * (right - x[-1])
                 ax.plot([x[-1], right], [line[-1], end], ":", color=color)
                 ends[label] = right, end, color
-        if log_y:
+        if not ylabel:
             log_ticks(ax.yaxis, all_y, short, unit=0.001)
         log_ticks(ax.xaxis, all_x, size)
         label_ends(ax, ends)  # last, because ticks may change the limits
-        ax.set(**texts)
+        ax.set(title=title, xlabel=xlabel, ylabel=ylabel or "best learning rate")
 
 
 # -- The comparison --------------------------------------------------------------------------------

@@ -96,9 +96,6 @@ def change(one, two) -> None:
         print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
-BEST = dict(ylabel="best learning rate", log_y=True)
-
-
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape = statistics.mode(m.shape for m in fits.points)
@@ -111,7 +108,7 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
             points.setdefault(label(m, "T"), []).append(here)
     title = f"Best learning rate{where} ∝ T^{b:.2f} beta^{law.q[0]:.2f}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
+    figures.draw_points(path, points, title, xlabel)
 
 
 def point(at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True) -> tuple:
@@ -137,7 +134,7 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
     law = lambda value: f"T^{sets[value].straight.b[0]:.2f}"
     title = f"{field.capitalize()}: {law(low)} to {law(high)} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
-    figures.draw_points(path, points, title=title, xlabel=xlabel, **BEST)
+    figures.draw_points(path, points, title, xlabel)
 
 
 def draw_valleys(path: Path, found: list) -> None:
@@ -291,10 +288,7 @@ def draw_anytime(path: Path, lines: dict, runs_of: Callable) -> bool:
     verb = VERBS[verdict(above(lines[run], cells))]
     points = {label: [point(cell[1], above(line, [cell])) for cell in cells]
               for label, line in named.items()}  # fmt: skip
-    figures.draw_points(
-        path, points, log_y=False,
-        title=f"One Power run {verb} {len(cells)} planned cosines on average",
-        xlabel=f"tokens when the run stops ({shape}, batch size {batch_size})",
-        ylabel="loss minus planned cosine (nats)",
-    )  # fmt: skip
+    title = f"One Power run {verb} {len(cells)} planned cosines on average"
+    xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
+    figures.draw_points(path, points, title, xlabel, ylabel="loss minus planned cosine (nats)")
     return True
