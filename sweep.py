@@ -290,14 +290,17 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
-def train_missing(plan: Plan, folder: Path, workers: list, must_stop) -> None:
-    """Train until must_stop() or until nothing is missing. Write records and curves as they come.
+def train_missing(plan: Plan, runs: list[TrainConfig], folder: Path, number: int | None) -> bool:
+    """Train these runs in `number` processes. Write records and curves as they come.
 
-    Adds to plan.known. Raises EOFError or ConnectionError if a worker dies.
+    Adds to plan.known. Returns whether Ctrl-C or SIGTERM stopped us. Raises EOFError or
+    ConnectionError if a worker dies.
     """
-    bar = tqdm(total=len(plan.left()), unit=" runs")
+    first, trunks = runs[0], folder / "trunks"
+    starting = start_workers(first.device, number, prepare_worker, first, trunks)
     records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
-    with records, curves, bar:
+    bar = tqdm(total=len(runs), unit=" runs")
+    with stop_request(None) as must_stop, starting as workers, records, curves, bar:
         for record, curve in deal(workers, plan.jobs, must_stop):
             curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
             curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
@@ -305,6 +308,7 @@ def train_missing(plan: Plan, folder: Path, workers: list, must_stop) -> None:
             plan.known.update(losses_of([record]))
             bar.total = bar.n + 1 + len(plan.left())
             bar.update()
+    return must_stop()
 
 
 def prepare_worker(device: str, first: TrainConfig, trunks: Path) -> Callable:
@@ -376,31 +380,17 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{args.out}: {len(plan.known):,} runs are done, {todo}", flush=True)
     if args.dry_run:
         return 0
-    status = train_in_workers(plan, runs[0], folder, args.workers) if runs else 0
-    if status == 0:
-        shutil.rmtree(folder / "trunks", ignore_errors=True)
-        finished = f"finished: {len(plan.known):,} records"
-        print(f"{finished}; next: python fit.py {shlex.quote(str(args.out))}")
-    return status
-
-
-def train_in_workers(plan: Plan, first: TrainConfig, folder: Path, number: int | None) -> int:
-    """Train all missing runs, such as `first`, in `number` processes. Returns the exit status."""
-    with stop_request(None) as must_stop:
-        workers = start_workers(first.device, number, prepare_worker, first, folder / "trunks")
-        try:
-            train_missing(plan, folder, workers, must_stop)
-        except (EOFError, ConnectionError):
-            return fail("sweep.py", "a worker died; out of memory or disk? This command resumes")
-        finally:
-            for worker in workers:
-                worker.close()  # if it still trains, it saves its trunk first
-        if must_stop():
-            print("stopped and saved; the same command resumes")
-            return 3
-    if plan.left():
-        print("the other runs wait for runs of other shards; after those, repeat this command")
+    try:
+        stopped = bool(runs) and train_missing(plan, runs, folder, args.workers)
+    except (EOFError, ConnectionError):
+        return fail("sweep.py", "a worker died; out of memory or disk? This command resumes")
+    if stopped or plan.left():
+        waits = "the other runs wait for runs of other shards; after those, repeat this command"
+        print("stopped and saved; the same command resumes" if stopped else waits)
         return 3
+    shutil.rmtree(folder / "trunks", ignore_errors=True)
+    finished = f"finished: {len(plan.known):,} records"
+    print(f"{finished}; next: python fit.py {shlex.quote(str(args.out))}")
     return 0
 
 

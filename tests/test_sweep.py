@@ -1,5 +1,6 @@
 """Sweeps: a branch is the separate run, the rule finds the valley, nothing is done twice."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -10,7 +11,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -236,10 +236,10 @@ def train_here(monkeypatch) -> None:
 
     def deal(workers, jobs, must_stop):
         while not must_stop() and (todo := jobs()):
-            yield from filter(None, [workers[0].work(next(iter(todo.values())), must_stop)])
+            yield from filter(None, [workers[0](next(iter(todo.values())), must_stop)])
 
     def start(device, number, prepare, *args):
-        return [SimpleNamespace(work=prepare(device, *args), close=lambda: None)]
+        return contextlib.nullcontext([prepare(device, *args)])
 
     monkeypatch.setattr(sweep, "start_workers", start)
     monkeypatch.setattr(sweep, "deal", deal)
@@ -293,12 +293,11 @@ def when_there_are(n: int, do) -> None:
 
 
 def test_a_stopped_sweep_resumes_on_two_shards_and_on_one(undisturbed, tiny, capsys, monkeypatch):
-    def interrupted(*args, start=sweep.start_workers):  # Ctrl-C reaches them, too, even at once
-        workers = start(*args)
+    def interrupted(*args, deal=sweep.deal):  # Ctrl-C reaches them, too, even at once
         [os.kill(child.pid, signal.SIGINT) for child in multiprocessing.active_children()]
-        return workers
+        return deal(*args)
 
-    monkeypatch.setattr(sweep, "start_workers", interrupted)
+    monkeypatch.setattr(sweep, "deal", interrupted)
     when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert sweep.main(tiny) == 3
     assert "the same command resumes" in capsys.readouterr().out
