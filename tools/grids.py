@@ -11,8 +11,9 @@ from tools.config import whole_number
 from tools.records import differs, identity
 
 
-def grid(common: dict, shapes: list, batches: list, seeds: int, budgets: list, guess=0.01, **more):
+def grid(common, warmup_tokens, shapes, batches, seeds, budgets, guess=0.01, **more) -> dict:
     rows = [(shape, batches, seeds) for shape in shapes]
+    common = common | dict(warmup_tokens=warmup_tokens)
     return dict(common=common, rows=rows, budgets=budgets, guess=guess) | more
 
 
@@ -30,26 +31,18 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
     return widths(*sizes, head=head, **more) + widths(*sizes, head=head, **more, **standard)
 
 
-# The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
-# warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
-# of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
-
-
-def laptop(warmup_tokens: int, eval_tokens: int = 2**16) -> dict:
-    usual = dict(preset="laptop", n_layer=2, dtype="float32")
-    return usual | dict(warmup_tokens=warmup_tokens, final_eval_tokens=eval_tokens)
-
-
-def gpu(warmup_tokens: int) -> dict:
-    usual = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, dtype="bfloat16")
-    return usual | dict(warmup_tokens=warmup_tokens, final_eval_tokens=2**19)
-
-
 def presets(*names: str) -> list[dict]:
     return [dict(preset=name) for name in names]
 
 
-BF16 = dict(dtype="bfloat16")
+# The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
+# warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
+# of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
+
+LAPTOP = dict(preset="laptop", n_layer=2, dtype="float32", final_eval_tokens=2**16)
+GPU = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, dtype="bfloat16",
+           final_eval_tokens=2**19)  # fmt: skip
+PAPER = dict(dtype="bfloat16")
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
 MOE_GPU = widths(256, head=64, preset="laptop-moe", n_ffn=320)
 # Factors of a and steps of b, around the preset. The paper scans a in [3, 5], b in [-0.6, -0.4].
@@ -60,41 +53,42 @@ FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
 
 GRIDS = {
     "wsd": {
-        "quick": grid(laptop(2_000), widths(32), [2, 4, 8], 1, doublings(80_000, 4)),
-        "laptop": grid(laptop(2_000), widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
-        "gpu": grid(gpu(25_000), widths(128, 256, 512, head=64), doublings(8, 4), 1,
+        "quick": grid(LAPTOP, 2_000, widths(32), [2, 4, 8], 1, doublings(80_000, 4)),
+        "laptop": grid(LAPTOP, 2_000, widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
+        "gpu": grid(GPU, 25_000, widths(128, 256, 512, head=64), doublings(8, 4), 1,
                     doublings(10**6, 5)),
         # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
         # many minima would be too close to an edge.
-        "paper": grid(BF16, presets("12M", "36M", "121M"), doublings(16, 6), 1,
+        "paper": grid(PAPER, 10**9, presets("12M", "36M", "121M"), doublings(16, 6), 1,
                       doublings(2 * 10**9, 8), guess=5e-4),
     },
     "power": {
-        "quick": grid(laptop(16_000), widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
-        "laptop": grid(laptop(32_000), widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
-        "gpu": grid(gpu(400_000), widths(256, head=64), [16, 32, 64], 1, doublings(10**6, 5),
+        "quick": grid(LAPTOP, 16_000, widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
+        "laptop": grid(LAPTOP, 32_000, widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
+        "gpu": grid(GPU, 400_000, widths(256, head=64), [16, 32, 64], 1, doublings(10**6, 5),
                     **SCAN),
-        "paper": grid(BF16, presets("36M-power"), doublings(32, 5), 1, doublings(2 * 10**9, 7),
-                      **FINER_SCAN),
+        "paper": grid(PAPER, 10**9, presets("36M-power"), doublings(32, 5), 1,
+                      doublings(2 * 10**9, 7), **FINER_SCAN),
     },
     "transfer": {
-        "quick": grid(laptop(2_000), mup(32, 64, 128), [4], 1, [80_000]),
-        "laptop": grid(laptop(2_000), mup(32, 64, 128, 256), [4], 3, [160_000]),
-        "gpu": grid(gpu(25_000), mup(128, 256, 512, 1024, 2048, head=64), [16], 1, [4 * 10**6]),
-        "paper": grid(BF16, mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None), [128], 1,
-                      [4 * 10**9], guess=5e-4),
+        "quick": grid(LAPTOP, 2_000, mup(32, 64, 128), [4], 1, [80_000]),
+        "laptop": grid(LAPTOP, 2_000, mup(32, 64, 128, 256), [4], 3, [160_000]),
+        "gpu": grid(GPU, 25_000, mup(128, 256, 512, 1024, 2048, head=64), [16], 1, [4 * 10**6]),
+        "paper": grid(PAPER, 10**9, mup(128, 256, 512, 1024, head=64, preset="36M", n_ffn=None),
+                      [128], 1, [4 * 10**9], guess=5e-4),
     },
     "compare": {
-        "quick": grid(laptop(8_000, 2**15), widths(32, 64), [2, 8], 1, doublings(20_000, 4),
-                      tune=(*widths(32), 2, [20_000, 40_000]), trials=range(10, 19, 2)),
-        "laptop": grid(laptop(32_000), widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
+        "quick": grid(LAPTOP | dict(final_eval_tokens=2**15), 8_000, widths(32, 64), [2, 8], 1,
+                      doublings(20_000, 4), trials=range(10, 19, 2),
+                      tune=(*widths(32), 2, [20_000, 40_000])),
+        "laptop": grid(LAPTOP, 32_000, widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
-        "gpu": grid(gpu(400_000), widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
+        "gpu": grid(GPU, 400_000, widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
                     doublings(10**6, 5), trials=range(8, 17),
                     tune=(*widths(128, head=64), 8, [10**6, 4 * 10**6])),
         # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
-        "paper": grid(BF16 | dict(decay_tokens=None), presets("121M", "1B", "1B-moe"), [128, 512],
-                      3, doublings(16 * 10**9, 5), trials=range(4, 15),
+        "paper": grid(PAPER | dict(decay_tokens=None), 10**9, presets("121M", "1B", "1B-moe"),
+                      [128, 512], 3, doublings(16 * 10**9, 5), trials=range(4, 15),
                       tune=(*presets("36M-power"), 128, [4 * 10**9, 16 * 10**9])),
     },
 }  # fmt: skip
