@@ -161,8 +161,8 @@ def git_version() -> str | None:
     """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
     words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
-        done = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, check=True)
-        return done.stdout.decode().strip()
+        silent = dict(stderr=subprocess.DEVNULL, text=True)
+        return subprocess.check_output(words, cwd=Path(__file__).parent, **silent).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -186,17 +186,16 @@ def origin(device: str, fingerprint: str) -> dict:
 @contextlib.contextmanager
 def stop_request(time_limit: float | None):
     """Yield a function that is true after Ctrl-C, SIGTERM or time_limit seconds."""
-    began, signals = time.perf_counter(), []
+    end, signals = time.perf_counter() + (time_limit or math.inf), []
 
     def note(number, _frame):
         signals.append(number)
         if number == signal.SIGINT:  # a second Ctrl-C kills, but clusters repeat SIGTERM
             signal.signal(number, signal.SIG_DFL)
 
-    over = lambda: time_limit is not None and time.perf_counter() - began > time_limit
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(signals) or over()
+        yield lambda: bool(signals) or time.perf_counter() > end
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
