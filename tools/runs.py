@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -283,7 +282,7 @@ class Run:
         self.metrics.close()
         lines = read_metrics(self.out)
         speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-        speed = round(statistics.median(speeds or [0]))  # evaluations only slow the line after them
+        speed = round(np.median(speeds or [0]))  # evaluations only slow the line after them
         record |= self.origin | {"seconds": round(self.seconds(), 1), "tokens_per_second": speed}
         write_json(self.out / "record.json", record)
         return record
