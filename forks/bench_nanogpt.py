@@ -33,63 +33,47 @@ def load_nanogpt(folder: Path):
     return module
 
 
-def make_their_step(nanogpt, shape: dict, x, y, compiled: bool):
-    """A function of the dtype that takes one step of nanoGPT, and its number of parameters."""
+def build_theirs(nanogpt, shape: dict, compiled: bool) -> tuple:
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its size
         model = nanogpt.GPT(nanogpt.GPTConfig(vocab_size=256, dropout=0.0, bias=False, **shape))
         optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
-    n_params = sum(p.numel() for p in model.parameters())
-    if compiled:
-        model = torch.compile(model)  # as nanoGPT's train.py does
-
-    def step(dtype):
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            _, loss = model(x, y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step, n_params
+    return torch.compile(model) if compiled else model, optimizer  # as nanoGPT's train.py does
 
 
-def make_our_step(cfg, x, y):
-    state = train.build(cfg)
-
-    def step():
-        with train.mixed_precision(cfg):
-            loss, _ = state.model(x, y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
-        state.optimizer.step()
-        state.optimizer.zero_grad()
-
-    return step, state.model.n_params()
+def take_step(model, optimizer, batch, dtype: str, loss_at: int) -> None:
+    """One training step. loss_at: place of the loss in what the model returns."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        loss = model(*batch)[loss_at]
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, pairs: int) -> None:
     """Time forward pass, backward pass and update of both, on the same batch; print the ratios."""
     torch.manual_seed(0)
     torch.compiler.reset()  # compile for this shape, not for varying shapes
-    x, y = torch.randint(256, (2, 16, seq_len))
+    batch = torch.randint(256, (2, 16, seq_len)).unbind()  # inputs and targets
     shape = dict(block_size=seq_len, n_layer=4, n_head=4, n_embd=width)
-    their_step, their_size = make_their_step(nanogpt, shape, x, y, compiled)
+    model, optimizer = build_theirs(nanogpt, shape, compiled)
     cfg = train.make_config(
         n_layer=4, n_embd=width, n_head=4, seq_len=seq_len, batch_size=16, device="cpu",
         compile=compiled, dtype="bfloat16" if bfloat16 else "float32",
     )  # fmt: skip
-    our_step, our_size = make_our_step(train.resolve_device(cfg), x, y)
+    state = train.build(cfg)
 
-    steps = {"ours": our_step, "float32": lambda: their_step(torch.float32)}
-    if bfloat16:
-        steps["bfloat16"] = lambda: their_step(torch.bfloat16)
+    steps = {"ours": (state.model, state.optimizer, batch, cfg.dtype, 0)}
+    for dtype in dict.fromkeys(["float32", cfg.dtype]):
+        steps[dtype] = (model, optimizer, batch, dtype, 1)
     seconds = {name: [] for name in steps}
     for _ in range(3 + pairs):
         for name, step in steps.items():
             started = time.perf_counter()
-            step()
+            take_step(*step)
             seconds[name].append(time.perf_counter() - started)
-    print(f"width {width}, sequence {seq_len}: {our_size:,} and {their_size:,} parameters")
+    ours, theirs = (sum(p.numel() for p in m.parameters()) for m in (state.model, model))
+    print(f"width {width}, sequence {seq_len}: {ours:,} and {theirs:,} parameters")
     for name in list(steps)[1:]:
         ratios = [theirs / ours for ours, theirs in zip(seconds["ours"][3:], seconds[name][3:])]
         low, median, high = statistics.quantiles(ratios, n=4)
