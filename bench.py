@@ -89,13 +89,13 @@ def benchmark(cfg: TrainConfig, corpus) -> str:
     low, median, high = statistics.quantiles(steps(cfg, state, corpus, 3 + 20)[3:])
     speed = cfg.batch_tokens / median
     achieved = state.model.flops_per_token() * speed / world
-    peak = devices.peak_flops(cfg.device)
-    mfu = f", MFU {achieved / peak:.1%}" if peak else ""
     text = f"""{cfg.preset} on {cfg.device}, {cfg.dtype}{", compiled" * cfg.compile}
 processes: {world}, threads: {torch.get_num_threads()}
 step: median {1e3 * median:.1f} ms, quartiles {1e3 * low:.1f} and {1e3 * high:.1f}
-speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process{mfu}"""
+speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process"""
     if cfg.device.startswith("cuda"):
+        if peak := devices.PEAK_FLOPS.get(torch.cuda.get_device_name(cfg.device)):
+            text += f", MFU {achieved / peak:.1%}"
         text += f"\npeak memory: {torch.cuda.max_memory_allocated(cfg.device) / 2**30:.2f} GiB"
     return text
 

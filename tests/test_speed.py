@@ -140,13 +140,6 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
-def test_no_card_has_the_peak_of_another(monkeypatch):
-    peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": None}
-    for name, peak in peaks.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-        assert devices.peak_flops("cuda:0") == peak and devices.peak_flops("cpu") is None
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_model_is_refused_if_its_training_state_exceeds_the_memory(preset, monkeypatch):
     cfg = train.make_config(preset=preset)

@@ -111,11 +111,6 @@ PEAK_FLOPS = {  # name of a GPU -> bfloat16 FLOP/s without sparsity, from its da
 }
 
 
-def peak_flops(device: str) -> float | None:
-    """bfloat16 FLOP/s of this device according to its datasheet; None if we do not know it."""
-    return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None
-
-
 # -- Processes, which torchrun starts, and stops if one of them fails -------------------------
 
 
