@@ -182,9 +182,8 @@ def main(argv: list[str] | None = None) -> int:
         for spot in change:
             print(f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slope(change[spot]):+6.2f}")
         slopes = [slope(sizes) for sizes in change.values()]
-        claim, holds = "changes are flat", all(abs(x) <= 0.25 for x in slopes)
-        if not mup:
-            claim, holds = "changes grow with the width", max(slopes) >= 0.8
+        claim = "changes are flat" if mup else "changes grow with the width"
+        holds = all(abs(x) <= 0.25 for x in slopes) if mup else max(slopes) >= 0.8
         print(f"{'pass' if holds else 'FAIL'}  {name}: {claim}")
         failed = failed or not holds
     return int(failed)
