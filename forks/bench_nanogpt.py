@@ -10,7 +10,6 @@ over the pairs. A ratio above 1 means that this project is faster. With --bfloat
 nanoGPT in float32 and in bfloat16.
 """
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -24,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train
+from tools.config import program_parser
 
 
 def load_nanogpt(folder: Path):
@@ -82,8 +82,7 @@ def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, p
 
 
 def main() -> None:
-    how = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
+    parser = program_parser("bench_nanogpt.py", __doc__)
     add = parser.add_argument
     add("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     add("--compile", action="store_true", help="compile both models")
