@@ -53,11 +53,6 @@ def labelled(context: str, doc: dict) -> Question:
     return choose(context, choices["text"], choices["label"].index(doc["answerKey"].lstrip()))
 
 
-def boolq(doc: dict) -> Question:
-    context = f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:"
-    return choose(context, ["no", "yes"], doc["label"])
-
-
 def hellaswag(doc: dict) -> Question:
     def clean(text: str) -> str:  # the brackets are left over from WikiHow headings
         return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
@@ -192,7 +187,9 @@ TASKS = {
         lambda d: choose("", [detokenize(d["page"])])),
     "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
     "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
-    "boolq": Task("aps/super_glue boolq validation train", "acc", boolq, "others"),
+    "boolq": Task("aps/super_glue boolq validation train", "acc", lambda d: choose(
+        f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]),
+        "others"),
     "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, "others"),
     "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
         lambda d: labelled(d["question_stem"], d)),
