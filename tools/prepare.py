@@ -29,27 +29,25 @@ HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single fil
 BATCH_SIZE = 2**20  # characters that a process encodes at a time
 
 
-def source_files(sources: list[str]) -> list[Path | str]:
+def source_files(sources: list[str]) -> Iterator[Path | str]:
     """The files in the folders and quoted patterns of --source. hf:NAME stays as it is."""
-    files: list[Path | str] = []
     for source in sources:
         path = Path(source)
         if source.startswith("hf:"):
-            files.append(source)
+            yield source
         elif path.is_dir():
             hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
-            files += [p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p)]
+            yield from (p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p))
         else:
             found = [path] if path.exists() else sorted(glob.glob(source, recursive=True))
-            files += [Path(p) for p in found if not Path(p).is_dir()]
+            yield from (Path(p) for p in found if not Path(p).is_dir())
             if not found:
                 raise FileNotFoundError(f"--source {source}: no such file or folder")
-    return files
 
 
 def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
     """Yield texts and lines of JSON. Raises ValueError for a damaged file or a missing field."""
-    for file in source_files(sources):
+    for file in list(source_files(sources)):  # finds a wrong name before any work
         try:
             if re.search(r"^hf:|\.parquet$", str(file)):
                 yield from read_rows(file, field)
