@@ -41,10 +41,6 @@ class Corpus:
     shares: tuple[float, ...] = (1.0,)  # of the sources in the validation loss
     stages: list | None = None  # [(first sequence, {name: share}), ...]
 
-    def __post_init__(self):
-        self.sources = self.sources or {self.path.name: self}
-        self.stages = self.stages or [(0, {self.path.name: 1.0})]
-
 
 def open_corpus(path: Path) -> Corpus:
     """Map a prepared folder into memory. Raises ValueError if it is missing or damaged."""
@@ -57,7 +53,9 @@ def open_corpus(path: Path) -> Corpus:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
-    return Corpus(path, meta, tokenizer, train, val)
+    corpus = Corpus(path, meta, tokenizer, train, val, stages=[(0, {path.name: 1.0})])
+    corpus.sources = {path.name: corpus}
+    return corpus
 
 
 def embedded_texts(folder: Path) -> Iterator[str]:
