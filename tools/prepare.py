@@ -128,7 +128,6 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
             cut = int(len(ids) * (1 - val_fraction))
             ids[:cut].tofile(folder / "train.bin")
             ids[cut:].tofile(folder / "val.bin")
-            del ids  # it may be large
         meta = describe(folder, tokenizer, encoding, dtype, notes)
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
