@@ -394,12 +394,11 @@ def perplexities(pages: list[str], answers: list[float]) -> dict:
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
     """The mean, and its standard error from the spread of the values around their group's mean."""
-    members = defaultdict(list)
-    for value, group in zip(values, groups):
-        members[group].append(float(value))
-    squares = sum(len(some) * np.var(some) for some in members.values())
-    freedom = len(values) - len(members)
-    return float(np.mean(values)), math.sqrt(squares / freedom / len(values)) if freedom else None
+    values, groups = np.array(values, dtype=float), np.array(groups)
+    parts = [values[groups == group] for group in dict.fromkeys(groups)]
+    squares = sum(len(part) * part.var() for part in parts)
+    freedom = len(values) - len(parts)
+    return values.mean().item(), math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
 def report(name: str, result: dict) -> str:
