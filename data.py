@@ -121,14 +121,9 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     return Corpus(data, meta, first.tokenizer, sources=sources, shares=current, stages=stages)
 
 
-def tokenizer_of(path: Path) -> tiktoken.Encoding:
-    """Load the tokenizer of a run, a checkpoint or a Granite folder. Raises OSError, ValueError."""
-    near = (path, *path.resolve().parents[:2])  # a run folder, or a checkpoint in it or in its ckpt
-    folder = next((f for f in near if (f / "config.json").is_file()), path)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "model_type" in config:  # Granite
-        return load_tokenizer(str(folder / "tokenizer.json"))
-    if config["data"] and tokenizer_file(config["tokenizer"]):  # its file is in the corpus
+def tokenizer_of(config: dict) -> tiktoken.Encoding:
+    """Load the tokenizer of a run or of released weights. Raises OSError or ValueError."""
+    if config.get("data") and tokenizer_file(config["tokenizer"]):  # its file is in the corpus
         return load_corpus(config["data"], config["tokenizer"]).tokenizer
     return load_tokenizer(config["tokenizer"])
 

@@ -10,7 +10,6 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 """
 
 import argparse
-import json
 import math
 import re
 from os.path import commonprefix  # of sequences of anything, not only of paths
@@ -69,10 +68,10 @@ def check_corpus(cfg: GPTConfig, source: data.Corpus) -> None:
                              f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
 
 
-def check_tokenizer(path: Path, corpus: data.Corpus) -> None:
-    """Raise ValueError if the model at this path has a different tokenizer."""
+def check_tokenizer(path: Path | str, config: dict, corpus: data.Corpus) -> None:
+    """Raise ValueError if the model at this path, with this config, has another tokenizer."""
     try:
-        trained = data.tokenizer_of(path)
+        trained = data.tokenizer_of(config)
     except (ValueError, OSError):  # if its corpus is gone, we trust the new one
         return
     if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
@@ -219,7 +218,7 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
     """Print the scores of the tasks in args.tasks, and write them to args.out."""
-    tokenizer = data.tokenizer_of(args.model)
+    tokenizer = data.tokenizer_of(model.run)
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     args.max_len = args.max_len or model.cfg.seq_len
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
@@ -277,14 +276,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def print_loss(model: GPT, args: argparse.Namespace) -> None:
     """Print the validation loss on args.data, or on the corpus of the run."""
-    files = [folder / "config.json" for folder in (args.model, *args.model.resolve().parents[:2])]
-    config = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
+    config = model.run
     if not args.data and "data" not in config:
         raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
-    corpus = data.load_corpus(args.data or config["data"], config.get("tokenizer", "bytes"))
-    check_tokenizer(args.model, corpus)
+    corpus = data.load_corpus(args.data or config["data"], config["tokenizer"])
+    check_tokenizer(args.model, config, corpus)
     for source in corpus.sources.values():
         check_corpus(model.cfg, source)
         with mixed_precision(args):
@@ -305,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.prompt is not None:
             torch.manual_seed(args.seed)
             lengths = args.max_new_tokens, args.temperature, args.top_k
-            print(sample(model, data.tokenizer_of(args.model), args.prompt, *lengths))
+            print(sample(model, data.tokenizer_of(model.run), args.prompt, *lengths))
         else:
             print_loss(model, args)
     except (ValueError, OSError) as error:

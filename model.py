@@ -259,13 +259,14 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     """
     path = Path(path)
     if is_granite(path):
+        run = granite.read_json(path / "config.json") | {"tokenizer": str(path / "tokenizer.json")}
         model = empty_model(GPTConfig(**granite.read_config(path)))
         weights = granite.read_weights(path, names=model.state_dict())
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-        shape = {f.name for f in dataclasses.fields(GPTConfig)} & saved["config"].keys()
-        model = empty_model(GPTConfig(**{name: saved["config"][name] for name in shape}))
-        weights = saved.pop("model")
+        run, weights = saved["config"], saved.pop("model")
+        shape = {f.name for f in dataclasses.fields(GPTConfig)} & run.keys()
+        model = empty_model(GPTConfig(**{name: run[name] for name in shape}))
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
@@ -273,6 +274,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
+    model.run = run  # its config, with the name of its tokenizer
     return model.to(device).eval()
 
 
@@ -312,7 +314,8 @@ def main(argv: list[str] | None = None) -> int:
     import data
 
     try:
-        model, tokenizer = load_model(args.export), data.tokenizer_of(args.export)
+        model = load_model(args.export)
+        tokenizer = data.tokenizer_of(model.run)
         fields, files = dataclasses.asdict(model.cfg), tokenizer_files(tokenizer)
         granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (ValueError, OSError) as error:

@@ -419,7 +419,7 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
     for source in corpus.sources.values():
         check_corpus(cfg, source)
     if start:
-        check_tokenizer(Path(start["path"]), corpus)
+        check_tokenizer(start["path"], start["config"], corpus)
     fingerprint = corpus.meta["fingerprint"]
     if start and start["fingerprint"] not in (None, fingerprint):
         raise ValueError(f"--data {corpus.path}: fingerprint {fingerprint}, but the checkpoint was "

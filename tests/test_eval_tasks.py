@@ -82,7 +82,7 @@ def ask(exported, model):
     """(name, shots, folder) -> the questions of a task, and our answers."""
 
     def ask(name, shots, folder):
-        questions, tokenizer = tasks.questions_of(name, folder, shots), data.tokenizer_of(exported)
+        questions, tokenizer = tasks.questions_of(name, folder, shots), data.tokenizer_of(model.run)
         return questions, evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
 
     return ask
@@ -180,7 +180,7 @@ def test_a_score_depends_only_on_its_request(experts):
 @pytest.mark.parametrize("batch_tokens", [1, 150, 8192])
 def test_answers_are_those_of_the_slow_loop(batch_tokens, exported, model):
     """Prompts of different lengths in one batch, and answers that end at different times."""
-    tokenizer, task = data.tokenizer_of(exported), TASKS["gsm8k"]._replace(stops=("5", "\n"))
+    tokenizer, task = data.tokenizer_of(model.run), TASKS["gsm8k"]._replace(stops=("5", "\n"))
     decode, room, max_len = evaluation.decoder(tokenizer), harness.SHORT, 60
     rng, expected, steps = random.Random(0), [], set()
     prompts = ["", "so long that its start is forgotten " * 9, *(harness.text(rng) for _ in "123")]
