@@ -71,10 +71,9 @@ def read_config(path: Path) -> dict:
     config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     config["rope_type"] = config.get("type", config["rope_type"])  # its name in older files
-    for name, values in SUPPORTED.items():
-        if config.get(name) not in values:
-            problem = f"{name} is {config.get(name)!r}; we support only {', '.join(values)}"
-            raise ValueError(f"{file}: {problem}")
+    for name, known in SUPPORTED.items():
+        if (value := config.get(name)) not in known:
+            raise ValueError(f"{file}: {name} is {value!r}; we support only {', '.join(known)}")
     if missing := set(FIELDS.values()) - set(config):
         raise ValueError(f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?")
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
