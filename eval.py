@@ -208,11 +208,11 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
     if task.stops:
         return write(model, tokenizer, [q.contexts[0] for q in questions], task, max_len, name)
     if task.metric == "word_perplexity":
-        pages = [tasks.rolling_windows(tokenizer, q.choices[0], max_len) for q in questions]
+        pages = [list(tasks.rolling_windows(tokenizer, q.choices[0], max_len)) for q in questions]
         windows = [[window] for page in pages for window in page]
         sums = iter(in_batches(likelihoods, windows, title=name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
-    items = [tasks.requests(tokenizer, q, max_len) for q in questions]
+    items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
     return in_batches(likelihoods, items, [q.group for q in questions], name)
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -313,32 +313,29 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
 Request = tuple[list[int], int]  # token ids, and how many at the end to score
 
 
-def requests(tokenizer, question: Question, max_len: int) -> list[Request]:
+def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
     """Encode the choices after their contexts, keeping the last max_len + 1 tokens.
 
     The model reads all tokens but the last, so these fill a window of max_len. A space belongs to
     the word after it, so we score whitespace at the end of the context with the choice.
     """
-    result = []
     for context, choice in zip(question.contexts, question.choices):
         before = tokenizer.encode_ordinary(context.rstrip())
         after = tokenizer.encode_ordinary(f"{context} {choice}")[len(before) :]
         ids = [*(before or [tokenizer.eot_token]), *after][-(max_len + 1) :]
-        result.append((ids, min(len(after), len(ids) - 1)))
-    return result
+        yield ids, min(len(after), len(ids) - 1)
 
 
-def rolling_windows(tokenizer, text: str, max_len: int) -> list[Request]:
+def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
     """Cut a long text into windows that score every token once.
 
     The first token of a full window has only one token of context. We fill up the last window, if
     it is shorter, with earlier tokens.
     """
-    ids, result = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)], []
+    ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)]
     for start in range(1, len(ids), max_len):
         end = min(start + max_len, len(ids))
-        result.append((ids[max(0, end - max_len - 1) : end], end - start))
-    return result
+        yield ids[max(0, end - max_len - 1) : end], end - start
 
 
 # -- Answers to scores -------------------------------------------------------------------------
