@@ -244,6 +244,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
         if bool(args.source) != bool(args.out):
             raise ValueError("--source and --out: one is missing; give both")
+        if not args.source and args.val_fraction != parser.get_default("val_fraction"):
+            raise ValueError(f"--val_fraction {args.val_fraction}: has no effect without --source")
         if args.source:
             documents = read_files(args.source, args.text_field)
             prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)

@@ -111,6 +111,7 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
         fit.report_records([*records, records[0] | {"batch_size": 99}], Path("transfer"))
     scales = ",".join({str(r["attention_multiplier"]) for r in records})
     assert fit.main(["transfer", f"--against=attention_multiplier={scales}"]) == 0
+    assert "nan" not in capsys.readouterr().out  # one T and one batch size have no law
 
 
 EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a decay shape

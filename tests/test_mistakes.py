@@ -94,7 +94,7 @@ def folder(corpus_path, tmp_path_factory):
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
-    (data, "--out file/corpus --source file", "file"),
+    (data, "--out file/corpus --source file", "file"), (data, "--val_fraction 0.1", "--val_fraction 0.1"),
     (evaluation, "--model nowhere", "nowhere"), (evaluation, "--model .", "no whole checkpoint"),
     (evaluation, "--model foreign.pt", "foreign.pt"),
     (evaluation, "--model run --limit 3", "--limit 3"),

@@ -91,9 +91,10 @@ def change(one, two) -> None:
         total = weight[:, i].sum(axis=1)
         mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
         print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss[i].mean():+.4f}")
-    for name in ("b", "q"):
-        before, after = getattr(one.straight, name), getattr(two.straight, name)
-        print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
+    if np.isfinite(one.straight.b[0]):  # else the cells have a single batch size or T
+        for name in ("b", "q"):
+            before, after = getattr(one.straight, name), getattr(two.straight, name)
+            print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
@@ -131,8 +132,9 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
         draws = zip(fits.points, fits.x.T, fits.weight.T)
         here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
         points[f"{field} {value}"] = here
-    law = lambda value: f"T^{sets[value].straight.b[0]:.2f}"
-    title = f"{field.capitalize()}: {law(low)} to {law(high)} over all cells"
+    title, (b, c) = field.capitalize(), (sets[value].straight.b[0] for value in (low, high))
+    if math.isfinite(b):
+        title += f": T^{b:.2f} to T^{c:.2f} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, points, title, xlabel)
 
