@@ -31,11 +31,10 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
-from tools.compare import OF_A_SHAPE, STANDARD, VARIED, complete, loss_of, narrow_first
-from tools.compare import only, read_records, shape_of
 from tools.config import fail, program_parser, whole_number
 from tools.figures import size
-from tools.records import differs, read_table
+from tools.records import OF_A_SHAPE, STANDARD, VARIED, complete, differs, loss_of, narrow_first
+from tools.records import only, read_records, read_table, shape_of
 from tools.report import interval, reasons, show
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper

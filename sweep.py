@@ -38,11 +38,11 @@ from tqdm import tqdm
 
 import train
 from tools import grids
-from tools.compare import LINES, Line, best_of, fields_of, loss_of, tuning_seeds
+from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
 from tools.config import add_flags, fail, format_mixture, parse_mixture, parse_ramp
 from tools.config import program_parser
 from tools.devices import pick_device, resolve_device
-from tools.records import identity, records_in, settings
+from tools.records import identity, loss_of, records_in, settings
 from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
 from tools.workers import deal, start_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config

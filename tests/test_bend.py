@@ -12,7 +12,7 @@ import fit
 import sweep
 from test_figures import figures  # noqa: F401
 from test_fit import few_draws, record, refused, write, wsd_records  # noqa: F401
-from tools import compare
+from tools.records import complete
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
 # ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
@@ -118,7 +118,7 @@ def test_noise_without_a_bend_gives_no_bent_law():
 
 
 def test_held_out_error_is_that_of_a_dumb_loop():
-    points = fit.usable(fit.minima([compare.complete(row) for row in bent_rows(0.004)]))
+    points = fit.usable(fit.minima([complete(row) for row in bent_rows(0.004)]))
     x, weight = fit.redraw(points)
     errors = fit.held_out(points, x, weight, bent=False)
     for m, error in zip(points, errors):
@@ -153,7 +153,7 @@ def test_a_table_gives_the_law_of_its_rows(tmp_path, capsys):
 def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
     argv = write_table(bent_rows(0), tmp_path / "runs.csv")
     text = Path(argv[1]).read_text()
-    assert "lr=Lr" in refused([*argv[:3], "lr=Lr", *argv[4:]], capsys)
+    assert "lr=Lr" in refused([*argv[:3], "lr=Lr,val_loss=D", *argv[4:]], capsys)
     assert "total_tokens" in refused([*argv[:3], "lr=LR", *argv[4:]], capsys)
     (tmp_path / "runs.csv").write_text(text.replace("2.12,", "two,", 1))
     assert "runs.csv, line 2" in refused(argv, capsys)

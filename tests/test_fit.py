@@ -13,6 +13,7 @@ import schedules
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
 from tools import compare
+from tools.records import complete
 
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
@@ -105,7 +106,7 @@ def test_the_papers_grid_of_factors_of_two_gives_the_law():
     loss = lambda T, B, lr: 2 + 0.03 * math.log2(lr / (4.6 * B * T**-0.51)) ** 2
     rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=loss(T, B, lr))
             for T, B in cells for lr in rates]  # fmt: skip
-    found = fit.minima([compare.complete(row) for row in rows])
+    found = fit.minima([complete(row) for row in rows])
     inside = [m for m in found if rates[-2] <= 4.6 * m.batch_size * m.T**-0.51 <= rates[1]]
     assert len(inside) > 24 and not any(m.why_not for m in inside)
     law = fit.law(rows)
@@ -206,7 +207,7 @@ def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
     rates = {0: (0.01, 0.02, 0.04), 1: (0.003, 0.005, 0.007)}
     rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=2.0, seed=seed)
             for seed, some in rates.items() for lr in some for T in (1e5, 2e5) for B in (1, 2)]
-    found = fit.minima([compare.complete(row) for row in rows])
+    found = fit.minima([complete(row) for row in rows])
     assert [m.why_not for m in found] == ["no common learning rate"] * 4
     with pytest.raises(ValueError, match="4 no common"):
         fit.law(rows)

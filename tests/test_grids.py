@@ -11,6 +11,7 @@ import fit
 import sweep
 from schedules import paper_batch_size
 from tools import compare
+from tools.records import STANDARD, cell_of
 from tools import figures as drawing
 
 SCALES = tuple(sweep.grids.GRIDS["wsd"])
@@ -102,7 +103,7 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
         some = [r for r in records if r["shape"] == shape]
         (m,), cfg = fit.minima(some), sweep.config_of(some[0])
         assert not m.why_not and 2**m.x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
-        name = "Without μP" if compare.STANDARD in some[0]["shape"] else "With μP"
+        name = "Without μP" if STANDARD in some[0]["shape"] else "With μP"
         assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**m.x, abs=6e-5)
     low, *_, high = sorted({r["n_embd"] for r in records})
     for name, x in (("With μP", 1.0), ("Without μP", low / high)):
@@ -149,7 +150,7 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     other = next(r for r in records if r["seed"] >= 100 and r["schedule"] == "wsd")
     of_a_search = other | dict(seed=0, lr=1e-6)
     lines, best, _ = compare.losses_of_lines([*records, of_a_search])
-    cells = {compare.cell_of(r) for r in records if r["seed"] < compare.TUNING}
+    cells = {cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
     tune = batch_size, *lengths, records[0]["seq_len"]
     rates = list(map(sweep.nth_lr, grid["trials"]))

@@ -1,22 +1,17 @@
-"""Which records belong together, and the comparison of schedules.
+"""The comparison of schedules.
 
 A *cell* is (shape, T, batch size). A *line* is a schedule with a rule for its learning rate. Every
 seed is an experiment of its own: it tunes all lines in two small cells, with separate runs, and
 tests them in larger cells. Losses are in nats per token.
 """
 
-import contextlib
-import json
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tools.records import differs, records_in
+from tools.records import PAPER_SEQ_LEN, cell_of, knobs_of, loss_of, narrow_first
 
-PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 DRAWS = 10_000
 
 # -- The lines -------------------------------------------------------------------------------------
@@ -71,116 +66,6 @@ def needs_T(line: Line) -> str:
     lr_of_T = schedule == "wsd" and line.b  # its constant learning rate depends on T
     planned = schedule not in ("power", "wsd") or "decay_share" in line.fields or lr_of_T
     return "from the start" if planned else "when it decays"
-
-
-# -- Which records may be fitted or compared together ----------------------------------------------
-
-VARIED = (  # settings that an experiment may vary
-    "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
-    "decay_tokens shape"
-).split()
-OF_A_LINE = ["decay_shape", "min_lr_ratio"]  # settings that only a comparison varies
-KIND = "schedule", "average", "decay_shape"  # of a decay
-OF_A_SHAPE = (  # settings that only differ between shapes
-    "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
-    "attention_multiplier"
-).split()
-STANDARD = ", standard"  # in the name of a shape whose scale of attention is not that of μP
-
-
-def knobs_of(fields: dict) -> tuple[str, ...]:
-    """The fields that set the learning rate of a schedule."""
-    return ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
-
-
-def complete(row: dict) -> dict:
-    """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
-    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
-    if "batch_size" not in row and "batch_tokens" in row:
-        row["batch_size"] = row["batch_tokens"] / row["seq_len"]
-    for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
-        value = row.get(name)
-        if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
-            raise ValueError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
-    loss = row.get("val_loss")
-    return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
-
-
-def shape_of(record: dict) -> str:
-    """The name of a shape, made of width, experts and parametrization unless the row has one."""
-    if "shape" in record or "n_embd" not in record:
-        return record.get("shape", "one shape")
-    experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
-    mup = record.get("n_head", 0) / record["n_embd"]  # 1 / d_head, the scale of attention under μP
-    standard = not math.isclose(record.get("attention_multiplier") or mup, mup)
-    return f"width {record['n_embd']}{experts}" + STANDARD * standard
-
-
-def only(records: list[dict], choices: list | tuple) -> list[dict]:
-    """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
-    for choice in choices:
-        name, _, text = choice.partition("=")
-        values = [text, *text.split(",")]  # a ramp or a mixture contains commas itself
-        for word in text.split(","):
-            with contextlib.suppress(json.JSONDecodeError):
-                values.append(json.loads(word))  # 0 then equals 0.0, and null None
-        records = [r for r in records if r.get(name) in values]
-        if not records:
-            raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
-    return records
-
-
-def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
-    """Read all runs under these folders that agree with the choices, without duplicates.
-
-    Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
-    """
-    some = {path: records_in(path) for path in paths}
-    if empty := [path for path in paths if not some[path]]:
-        raise FileNotFoundError(f"{empty[0]}: no records; give the folder of a sweep")
-    found = [complete(r) for r in only(sum(some.values(), []), choices)]
-    found = [r | {"shape": shape_of(r)} for r in found]
-    if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
-        found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
-    check_same_settings(found)
-    names = [*VARIED, *OF_A_LINE]  # the other settings are all equal
-    return list({tuple(map(r.get, names)): r for r in found}.values())
-
-
-def check_same_settings(records: list[dict]) -> None:
-    """Raise ValueError if records differ in a setting that no experiment varies.
-
-    Decays of one kind must take the same number of tokens, the same share of the run, or all of it
-    after the same number of tokens.
-    """
-    first_of, decays = {}, {}
-    compared = len({r["schedule"] for r in records}) > 1
-    varied = VARIED + OF_A_LINE * compared
-    for r in records:
-        first = first_of.setdefault(r["shape"], r)
-        different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
-        if different:
-            raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
-        decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))
-        share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
-        decays.setdefault(kind, []).append((decay, share, start))
-    for some in decays.values():
-        if all(len(set(values)) > 1 for values in zip(*some)):  # tokens, share, start all vary
-            raise ValueError("runs with different decay_tokens; fit them separately (--only)")
-
-
-def loss_of(record: dict) -> float:
-    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
-    replaced = record.get("average") and not record["decay_tokens"]
-    name = "average_val_loss" if replaced else "val_loss"
-    return math.inf if record["diverged"] else record[name]
-
-
-narrow_first = lambda cell: (len(cell[0]), cell)  # an order of cells: width 64 before 128
-
-
-def cell_of(record: dict) -> tuple[str, int, int]:
-    return record["shape"], record["total_tokens"], record["batch_size"]
 
 
 # -- The comparison --------------------------------------------------------------------------------

@@ -1,10 +1,17 @@
-"""Read the records of runs, and compare their settings."""
+"""Read the records of runs, and decide which of them belong together."""
 
 import contextlib
 import csv
 import json
+import math
 import sys
 from pathlib import Path
+
+import numpy as np
+
+PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
+
+# -- Settings --------------------------------------------------------------------------------------
 
 # These fields only change how we compute and report a run. --resume accepts new values
 RUNTIME_FLAGS = set("""
@@ -40,6 +47,9 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
     """Names of the settings that both records have, with different values."""
     one, two = settings(record, without), settings(other)
     return [name for name in one if name in two and one[name] != two[name]]
+
+
+# -- Files -----------------------------------------------------------------------------------------
 
 
 def records_in(path: Path) -> list[dict]:
@@ -79,21 +89,129 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
     An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
     """
     names = dict(pair.partition("=")[::2] for pair in columns.split(",") if pair)
+    if "val_loss" not in names:
+        raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
     more = {} if seq_len is None else {"seq_len": seq_len}
     rows = []
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for name, column in names.items():
-            if column not in (reader.fieldnames or ()):
-                has = ", ".join(reader.fieldnames or ())
-                raise ValueError(f"--columns {name}={column}: {path} has only {has}")
-        if "val_loss" not in names:
-            raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
-        for line in reader:
-            row = {name: line[column] for name, column in names.items()}
+        for number, line in enumerate(csv.DictReader(file), start=2):
             try:
+                row = {name: line[column] for name, column in names.items()}
                 numbers = {n: float(row[n] or "nan") for n in row.keys() - {"shape", "schedule"}}
+            except KeyError as column:
+                has = ", ".join(map(str, line))
+                raise ValueError(f"--columns {columns}: {path} lacks {column}, has {has}") from None
             except (TypeError, ValueError):
-                raise ValueError(f"{path}, line {reader.line_num}: not numbers, {row}") from None
+                raise ValueError(f"{path}, line {number}: not numbers, {row}") from None
             rows.append(row | numbers | more)
     return rows
+
+
+# -- Which records may be fitted or compared together ----------------------------------------------
+
+VARIED = (  # settings that an experiment may vary
+    "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average "
+    "decay_tokens shape"
+).split()
+OF_A_LINE = ["decay_shape", "min_lr_ratio"]  # settings that only a comparison varies
+KIND = "schedule", "average", "decay_shape"  # of a decay
+OF_A_SHAPE = (  # settings that only differ between shapes
+    "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
+    "attention_multiplier"
+).split()
+STANDARD = ", standard"  # in the name of a shape whose scale of attention is not that of μP
+
+
+def knobs_of(fields: dict) -> tuple[str, ...]:
+    """The fields that set the learning rate of a schedule."""
+    return ("power_a", "power_b") if fields["schedule"] == "power" else ("lr",)
+
+
+def complete(row: dict) -> dict:
+    """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
+    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
+    if "batch_size" not in row and "batch_tokens" in row:
+        row["batch_size"] = row["batch_tokens"] / row["seq_len"]
+    for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
+        value = row.get(name)
+        if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
+            raise ValueError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
+    loss = row.get("val_loss")
+    return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
+
+
+def shape_of(record: dict) -> str:
+    """The name of a shape, made of width, experts and parametrization unless the row has one."""
+    if "shape" in record or "n_embd" not in record:
+        return record.get("shape", "one shape")
+    experts = f", {record['n_expert']} experts" if record.get("n_expert") else ""
+    mup = record.get("n_head", 0) / record["n_embd"]  # 1 / d_head, the scale of attention under μP
+    standard = not math.isclose(record.get("attention_multiplier") or mup, mup)
+    return f"width {record['n_embd']}{experts}" + STANDARD * standard
+
+
+def only(records: list[dict], choices: list | tuple) -> list[dict]:
+    """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
+    for choice in choices:
+        name, _, text = choice.partition("=")
+        values = [text, *text.split(",")]  # a ramp or a mixture contains commas itself
+        for word in text.split(","):
+            with contextlib.suppress(json.JSONDecodeError):
+                values.append(json.loads(word))  # 0 then equals 0.0, and null None
+        records = [r for r in records if r.get(name) in values]
+        if not records:
+            raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
+    return records
+
+
+def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
+    """Read all runs under these folders that agree with the choices, without duplicates.
+
+    Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
+    """
+    some = {path: records_in(path) for path in paths}
+    if empty := [path for path in paths if not some[path]]:
+        raise FileNotFoundError(f"{empty[0]}: no records; give the folder of a sweep")
+    found = [complete(r) for r in only(sum(some.values(), []), choices)]
+    found = [r | {"shape": shape_of(r)} for r in found]
+    if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
+        found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
+    check_same_settings(found)
+    names = [*VARIED, *OF_A_LINE]  # the other settings are all equal
+    return list({tuple(map(r.get, names)): r for r in found}.values())
+
+
+def check_same_settings(records: list[dict]) -> None:
+    """Raise ValueError if records differ in a setting that no experiment varies.
+
+    Decays of one kind must take the same number of tokens, the same share of the run, or all of it
+    after the same number of tokens.
+    """
+    first_of, decays = {}, {}
+    compared = len({r["schedule"] for r in records}) > 1
+    varied = VARIED + OF_A_LINE * compared
+    for r in records:
+        first = first_of.setdefault(r["shape"], r)
+        different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
+        if different:
+            raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
+        decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))
+        share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
+        decays.setdefault(kind, []).append((decay, share, start))
+    for some in decays.values():
+        if all(len(set(values)) > 1 for values in zip(*some)):  # tokens, share, start all vary
+            raise ValueError("runs with different decay_tokens; fit them separately (--only)")
+
+
+def loss_of(record: dict) -> float:
+    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
+    replaced = record.get("average") and not record["decay_tokens"]
+    name = "average_val_loss" if replaced else "val_loss"
+    return math.inf if record["diverged"] else record[name]
+
+
+narrow_first = lambda cell: (len(cell[0]), cell)  # an order of cells: width 64 before 128
+
+
+def cell_of(record: dict) -> tuple[str, int, int]:
+    return record["shape"], record["total_tokens"], record["batch_size"]

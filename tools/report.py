@@ -13,6 +13,7 @@ import numpy as np
 
 from tools import compare, figures
 from tools.figures import size
+from tools.records import PAPER_SEQ_LEN, STANDARD
 
 
 def label(m, field: str) -> str:
@@ -71,7 +72,7 @@ def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> 
 def bent(law, lengths: list, gain: np.ndarray) -> None:
     """Print the bent law, and which law predicts held-out cells better."""
     T = np.mean(np.log2(lengths))
-    beta_c = compare.PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * T)
+    beta_c = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * T)
     low, high = map(size, interval(beta_c))
     print(f"\nbent law: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
     print(f"far below the bend T^{show(law.b - law.kappa * law.q)}, bend at "
@@ -168,8 +169,8 @@ def transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
         raise ValueError("several T or batch sizes; choose one with --only")
     where, panels = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}", []
     print(f"{where}; best learning rates")
-    for title, kind in (("Without μP", compare.STANDARD), ("With μP", "")):
-        some = [m for m in found if (compare.STANDARD in m.shape) == bool(kind)]
+    for title, kind in (("Without μP", STANDARD), ("With μP", "")):
+        some = [m for m in found if (STANDARD in m.shape) == bool(kind)]
         groups = {m.shape.removesuffix(kind): [m] for m in some}
         for shape in groups:
             print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
