@@ -291,7 +291,7 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
 
 
 def train_missing(plan: Plan, runs: list[TrainConfig], folder: Path, number: int | None) -> bool:
-    """Train these runs in `number` processes. Write records and curves as they come.
+    """Train what the plan lacks, such as `runs`, in `number` processes. Write records as they come.
 
     Adds to plan.known. Returns whether Ctrl-C or SIGTERM stopped us. Raises EOFError or
     ConnectionError if a worker dies.

@@ -89,20 +89,22 @@ def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
     An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
     """
     names = dict(pair.partition("=")[::2] for pair in columns.split(",") if pair)
-    if "val_loss" not in names:
-        raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
     more = {} if seq_len is None else {"seq_len": seq_len}
     rows = []
     with open(path, newline="", encoding="utf-8-sig") as file:
-        for number, line in enumerate(csv.DictReader(file), start=2):
+        reader = csv.DictReader(file)
+        for name, column in names.items():
+            if column not in (reader.fieldnames or ()):
+                has = ", ".join(reader.fieldnames or ())
+                raise ValueError(f"--columns {name}={column}: {path} has only {has}")
+        if "val_loss" not in names:
+            raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
+        for line in reader:
+            row = {name: line[column] for name, column in names.items()}
             try:
-                row = {name: line[column] for name, column in names.items()}
                 numbers = {n: float(row[n] or "nan") for n in row.keys() - {"shape", "schedule"}}
-            except KeyError as column:
-                has = ", ".join(map(str, line))
-                raise ValueError(f"--columns {columns}: {path} lacks {column}, has {has}") from None
             except (TypeError, ValueError):
-                raise ValueError(f"{path}, line {number}: not numbers, {row}") from None
+                raise ValueError(f"{path}, line {reader.line_num}: not numbers, {row}") from None
             rows.append(row | numbers | more)
     return rows
 

@@ -12,12 +12,12 @@ import torch
 def serve(connection, prepare: Callable, args: tuple) -> None:
     """Run in a worker. prepare(*args) returns the function (job, must_stop) -> result.
 
-    If the parent closes the pipe or dies, the job must stop, and the worker ends.
+    End when the parent closes the pipe or dies. A message during a job means stop.
     """
     work = prepare(*args)
     with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            connection.send(work(connection.recv(), connection.poll))
+        while (job := connection.recv()) != "stop":
+            connection.send(work(job, connection.poll))
 
 
 @contextlib.contextmanager
@@ -43,20 +43,25 @@ def start_workers(device: str, number: int | None, prepare: Callable, *args):
         yield workers
     finally:
         for worker in workers:
-            worker.close()  # if it still trains, it saves its trunk first
+            worker.close()  # if it still trains after an error, it saves its trunk and ends
         for process in multiprocessing.active_children():
             process.join()
 
 
 def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator:
-    """Give out jobs until none is left, or must_stop(). Yield the results as they come.
+    """Give out jobs until none is left, or must_stop(). Yield the results, except None.
 
     jobs() returns {name: job} of the jobs that may start now. We call it again after every result.
     Raises EOFError or ConnectionError if a worker dies.
     """
     running: dict = {}  # worker -> name of its job
-    while not must_stop():
-        idle = [worker for worker in workers if worker not in running]
+    stopping = False
+    while True:
+        if must_stop() and not stopping:
+            stopping = True
+            for worker in running:
+                worker.send("stop")
+        idle = [worker for worker in workers if worker not in running and not stopping]
         ready = jobs() if idle else {}
         ready = {name: job for name, job in ready.items() if name not in running.values()}
         for worker, (name, job) in zip(idle, ready.items()):
@@ -66,4 +71,5 @@ def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterat
             return
         for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
             del running[worker]
-            yield worker.recv()
+            if (result := worker.recv()) is not None:
+                yield result
