@@ -11,8 +11,8 @@ import fit
 import sweep
 from schedules import paper_batch_size
 from tools import compare
-from tools.records import STANDARD, cell_of
 from tools import figures as drawing
+from tools.records import STANDARD, cell_of
 
 SCALES = tuple(sweep.grids.GRIDS["wsd"])
 

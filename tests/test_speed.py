@@ -138,6 +138,8 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any("scaled_dot_product" in event.get("name", "") for event in events)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+    peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": None}
+    assert {card: devices.PEAK_FLOPS.get(card) for card in peaks} == peaks  # no card has another's
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -133,11 +133,10 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
         draws = zip(fits.points, fits.x.T, fits.weight.T)
         here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
         points[f"{field} {value}"] = here
-    title, (b, c) = field.capitalize(), (sets[value].straight.b[0] for value in (low, high))
-    if math.isfinite(b):
-        title += f": T^{b:.2f} to T^{c:.2f} over all cells"
+    b, c = (sets[value].straight.b[0] for value in (low, high))
+    laws = f": T^{b:.2f} to T^{c:.2f} over all cells" if math.isfinite(b) else ""
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
-    figures.draw_points(path, points, title, xlabel)
+    figures.draw_points(path, points, field.capitalize() + laws, xlabel)
 
 
 def draw_valleys(path: Path, found: list) -> None:
