@@ -118,8 +118,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
-    if "batch_ramp" in args:
-        parser.error("--batch_ramp: we measure one batch size; use --batch_size")
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))

@@ -1,7 +1,8 @@
 """How good is a model? Its validation loss, a sample of its writing, and benchmark scores.
 
 The scores agree with lm-evaluation-harness. A model is a run folder, a checkpoint or released
-weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` (what follows it?).
+weights. Read `validation_loss`, then `score` (how likely is a text?). For tasks in which the model
+writes an answer, such as GSM8K, export it and run the harness itself (docs/evaluate.md).
 
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
@@ -11,7 +12,6 @@ weights. Read `validation_loss`, `score` (how likely is a text?) and `complete` 
 
 import argparse
 import math
-import re
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
@@ -122,14 +122,14 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     return sums
 
 
-def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=0) -> list:
-    """Return the results of run(batch) for all items, in the order of the items.
+def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192) -> list:
+    """`score` of any number of items, in their order, by batches of at most batch_tokens.
 
-    A batch has at most batch_tokens, with padding and `room` for new tokens in every row. It holds
-    items of similar length and of one group, which probably start alike. Processes share batches.
+    A batch holds items of similar length, to have little padding, and of one group, because these
+    probably start alike. Several processes share the batches.
     """
     groups = groups or [""] * len(items)
-    length = [room + max(len(ids) for ids, _ in item) for item in items]
+    length = [max(len(ids) for ids, _ in item) for item in items]
     batches, rows, longest = [], 0, None  # the longest item is the first of its batch
     for i in sorted(range(len(items)), key=lambda i: (groups[i], -length[i])):
         rows += len(items[i])
@@ -137,18 +137,12 @@ def in_batches(run, items: list, groups=None, title="", batch_tokens=8192, room=
             longest, rows = i, len(items[i])
             batches.append([])
         batches[-1].append(i)
-    done = share(lambda batch: run([items[i] for i in batch]), batches, title)
+    done = share(lambda batch: score(model, [items[i] for i in batch]), batches, title)
     results = {i: x for batch, some in zip(batches, done) for i, x in zip(batch, some)}
     return [results[i] for i in range(len(items))]
 
 
 # -- What does a model write? ---------------------------------------------------------------------
-
-
-def decoder(tokenizer):
-    """Return a function from ids to text. Special tokens and unused rows have no text."""
-    has_text = set(np.flatnonzero(data.bytes_per_token(tokenizer)).tolist())
-    return lambda ids: tokenizer.decode([i for i in ids if i in has_text])
 
 
 def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50) -> str:
@@ -158,62 +152,22 @@ def sample(model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8
     new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
-    return prompt + decoder(tokenizer)(new)
-
-
-@torch.no_grad()
-def complete(model: GPT, prompts: list[list[int]], finished) -> list[list[int]]:
-    """Append the most likely token to every prompt, until finished(new tokens). Return these.
-
-    We read all prompts up to the end of the shortest, and the rest of the others token by token.
-    """
-    new: list[list[int]] = [[] for _ in prompts]
-    active, end = list(range(len(prompts))), min(map(len, prompts))
-    unread = [ids[:end] for ids in prompts]
-    cache: list[dict] = [{} for _ in model.blocks]
-    while active:
-        likely = model.logits(read(model, cache, unread)[:, -1]).argmax(-1)
-        for i, token in zip(active, likely.tolist()):
-            if end >= len(prompts[i]):
-                new[i].append(token)
-        rows = [row for row, i in enumerate(active) if not (new[i] and finished(new[i]))]
-        if len(rows) < len(active):
-            cache, active = pick(cache, rows), [active[row] for row in rows]
-        unread = [new[i][-1:] or [prompts[i][end]] for i in active]  # or: still in the prompt
-        end += 1
-    return new
-
-
-def write(model, tokenizer, prompts: list[str], task, max_len, title="", batch_tokens=8192) -> list:
-    """Answer the prompts, up to one of the task's stops. Overlong prompts keep their end."""
-    decode, most = decoder(tokenizer), task.max_new_tokens
-    stop = re.compile("|".join(map(re.escape, task.stops)))
-
-    def finished(new: list[int]) -> bool:
-        return new[-1] == tokenizer.eot_token or len(new) == most or bool(stop.search(decode(new)))
-
-    encoded = [tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token] for prompt in prompts]
-    items = [[(ids[-(max_len - most) :], 0)] for ids in encoded]  # 0 tokens to score
-    run = lambda batch: complete(model, [ids for [(ids, _)] in batch], finished)
-    written = in_batches(run, items, None, title, batch_tokens, room=most)
-    return [stop.split(decode(new))[0] for new in written]
+    has_text = np.flatnonzero(data.bytes_per_token(tokenizer))  # not special or unused ids
+    return prompt + tokenizer.decode([i for i in new if i in has_text])
 
 
 # -- The benchmarks -------------------------------------------------------------------------------
 
 
 def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, max_len: int) -> list:
-    """Answer the questions of a task, in the form that tasks.measure takes."""
-    task, likelihoods = tasks.TASKS[name], lambda batch: score(model, batch)
-    if task.stops:
-        return write(model, tokenizer, [q.contexts[0] for q in questions], task, max_len, name)
-    if task.metric == "word_perplexity":
+    """Log-likelihoods of the choices of every question, or of its page of wikitext, in nats."""
+    if name == "wikitext":
         pages = [list(tasks.rolling_windows(tokenizer, q.choices[0], max_len)) for q in questions]
         windows = [[window] for page in pages for window in page]
-        sums = iter(in_batches(likelihoods, windows, title=name))
+        sums = iter(score_all(model, windows, title=name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
     items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
-    return in_batches(likelihoods, items, [q.group for q in questions], name)
+    return score_all(model, items, [q.group for q in questions], name)
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
@@ -224,12 +178,6 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         answers = answer(name, questions, model, tokenizer, args.max_len)
-        if program := tasks.TASKS[name].program:
-            if first:  # before any program runs, because this text took hours
-                folder = Path(args.out or "").parent / name
-                print(tasks.write_samples(folder, questions, answers))
-            programs = [program(q.doc, text) for q, text in zip(questions, answers)]
-            answers = share(tasks.passes, programs, name) if args.allow_code_execution else []
         facts = dict(n=len(questions), num_fewshot=shots, max_len=args.max_len, dtype=dtype)
         results[name] = tasks.measure(name, questions, answers) | facts
         if first:
@@ -253,8 +201,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--num_fewshot", **number, help="examples before a question (default: as in the paper)")
     add("--max_len", **number, help="tokens in the window (default: seq_len of the model)")
     add("--out", type=Path, help="JSON file for the results of --tasks")
-    add("--allow_code_execution", action="store_true", help="run the programs that the model "
-        "writes; use a container, because their limits are not a security boundary")
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", **number, default=400, help="length of the sample (default: 400)")
     add("--top_k", **number, default=50, help="sample from the N likeliest tokens (default: 50)")

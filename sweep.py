@@ -39,8 +39,7 @@ from tqdm import tqdm
 import train
 from tools import grids
 from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
-from tools.config import add_flags, fail, format_mixture, parse_mixture, parse_ramp
-from tools.config import program_parser
+from tools.config import add_flags, fail, format_mixture, parse_mixture, program_parser
 from tools.devices import pick_device, resolve_device
 from tools.records import identity, loss_of, records_in, settings
 from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
@@ -347,8 +346,6 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     if "data" in typed:
         typed["data"] = format_mixture(parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
-    if "batch_ramp" in typed:  # all series have its first batch size
-        args.batches = args.batches or [parse_ramp(typed["batch_ramp"])[0]]
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
     runs = Plan(grid, series, {}).left()

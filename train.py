@@ -33,7 +33,7 @@ from model import GPT, PRESETS, GPTConfig, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, format_mixture, option
-from tools.config import parse_mixture, parse_ramp, program_parser, ramp
+from tools.config import parse_mixture, program_parser
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
@@ -45,8 +45,7 @@ class TrainConfig(GPTConfig):
     preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
     total_tokens: int = option(help="tokens to train on", above=0)
-    batch_size: int | None = option(help="sequences per optimizer step", above=0)
-    batch_ramp: str | None = option(None, "batch size @ its first token, as in 4@0,8@1e6")
+    batch_size: int = option(help="sequences per optimizer step", above=0)
     micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
@@ -90,19 +89,15 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         if "decay_tokens" not in READS[self.schedule]:
             object.__setattr__(self, "decay_tokens", 0)  # the class is frozen
-        first = parse_ramp(self.batch_ramp)[0] if self.batch_ramp else self.batch_size
-        fill_in(self, decay_tokens=self.total_tokens // 10, batch_size=first)
-        if self.batch_size != first:
-            raise ValueError(f"--batch_size {self.batch_size}: --batch_ramp starts with {first}")
-        micro = self.micro_batch_size or first
-        if first % micro and micro % first:
-            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {first}")
+        fill_in(self, decay_tokens=self.total_tokens // 10)
+        micro = self.micro_batch_size or self.batch_size
+        if self.batch_size % micro and micro % self.batch_size:
+            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {self.batch_size}")
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
             raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
         make_schedule(self)  # raises ValueError if warmup and decay do not fit
-        ramp(self)  # makes, and so checks, the config of every later batch size
 
     @property
     def batch_tokens(self) -> int:
@@ -111,10 +106,6 @@ class TrainConfig(GPTConfig):
     @property
     def decay_start(self) -> int:
         return self.total_tokens - self.decay_tokens
-
-    def at(self, tokens: int) -> "TrainConfig":
-        """The config of the step that starts at `tokens`. A ramp only changes its batch size."""
-        return next(stage for start, stage in ramp(self) if start <= tokens)  # latest first
 
 
 FIELDS = {f.name for f in dataclasses.fields(TrainConfig)}
@@ -209,15 +200,14 @@ def training_steps(cfg: TrainConfig, state: State, corpus, until: int) -> Iterat
 
     `train` and sweep.py share this loop. Saving and restoring between two steps changes nothing.
     """
-    replica = state.model
+    schedule, replica = make_schedule(cfg), state.model
     if rank_and_world()[1] > 1:
         replica = DistributedDataParallel(state.model, gradient_as_bucket_view=True)
         replica.broadcast_buffers = False  # the rotary tables never change
-    while state.tokens + cfg.at(state.tokens).batch_tokens <= until:  # whole batches only
-        now = cfg.at(state.tokens)  # with the batch size of this step
-        lr = make_schedule(now)(state.tokens + now.batch_tokens / 2)  # at the middle of the step
-        results = optimizer_step(now, replica, state.optimizer, corpus, state.tokens, lr)
-        state.before, state.tokens = state.tokens, state.tokens + now.batch_tokens
+    while state.tokens + cfg.batch_tokens <= until:  # whole batches only
+        lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
+        results = optimizer_step(cfg, replica, state.optimizer, corpus, state.tokens, lr)
+        state.before, state.tokens = state.tokens, state.tokens + cfg.batch_tokens
         if state.average:
             update_average(state.average, state.model, state.before, state.tokens)
         yield lr, *results
@@ -245,7 +235,7 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
 
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
-        tokens, next_tokens = state.tokens, state.tokens + cfg.at(state.tokens).batch_tokens
+        tokens, next_tokens = state.tokens, state.tokens + cfg.batch_tokens
         last = next_tokens > cfg.total_tokens
         if crossed(cfg.log_every, state) or last:
             more = routing.metrics() if routing else {}
@@ -356,10 +346,7 @@ RECIPES = {
 def make_config(**typed) -> TrainConfig:
     """The config of a preset with the typed fields. Raises ValueError for an impossible value."""
     preset = typed.get("preset", "laptop")
-    fields = PRESETS[preset] | RECIPES[preset] | typed
-    if fields.get("batch_ramp"):
-        fields["batch_size"] = typed.get("batch_size")  # None: the first of the ramp
-    return TrainConfig(**fields)
+    return TrainConfig(**PRESETS[preset] | RECIPES[preset] | typed)
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:

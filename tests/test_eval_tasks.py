@@ -26,23 +26,18 @@ from tools import tasks
 from tools.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-GROUPS = {"mmlu": ["abstract_algebra", "anatomy", "virology"], "math": ["Algebra", "Geometry"]}
-groups = lambda name: GROUPS.get(name, [""])
-SCORED = [name for name in TASKS if not TASKS[name].program]
-CASES = [(name, shots) for name in SCORED for shots in (0, 2) if name != "wikitext" or not shots]
+groups = lambda name: ["abstract_algebra", "anatomy", "virology"] if name == "mmlu" else [""]
+CASES = [(name, shots) for name in TASKS for shots in (0, 2) if name != "wikitext" or not shots]
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory) -> Path:
-    """A small model that prefers some texts, and now and then writes what a task looks for."""
+    """A small model that prefers some texts."""
     folder, rng = tmp_path_factory.mktemp("exported"), random.Random(3)
     docs = itertools.chain(*harness.items().values())
     texts = [json.dumps(doc, ensure_ascii=False) for doc in docs]
     train_tokenizer(folder / "tokenizer.json", texts, size=600)
-    some, number = lambda: harness.text(rng), lambda: rng.choice(["1,200", "$7", "5."])
-    question = lambda: f"Question: {some()}\nAnswer: {some()} #### {number()}\n\n"
-    problem = lambda: f"Problem: {some()}\nAnswer: so $x=\\frac12$ and $5$\n\n"
-    pages = [question() + problem() for _ in range(60)]
+    pages = [f"Question: {harness.text(rng)}\nAnswer: {harness.text(rng)}\n\n" for _ in range(120)]
     data.prepare(pages, str(folder / "tokenizer.json"), folder / "corpus", val_fraction=0.2)
     shape = dict(n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, seq_len=MAX_LEN)
     learning = dict(schedule="constant", lr=0.01, batch_size=2, total_tokens=2 * MAX_LEN * 60)
@@ -66,15 +61,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def theirs(exported):
     """shots -> the harness's metrics and samples, computed once for all tests."""
-    pairs = [(name, group) for name in SCORED for group in groups(name)]
+    pairs = [(name, group) for name in TASKS for group in groups(name)]
     return {n: harness.run_harness(exported, harness.items(), pairs, n) for n in (0, 2)}
-
-
-@pytest.fixture(autouse=True)
-def short_answers(monkeypatch):
-    """As in `harness`, which checks the real lengths."""
-    for name in harness.WRITTEN:
-        monkeypatch.setitem(TASKS, name, TASKS[name]._replace(max_new_tokens=harness.SHORT))
 
 
 @pytest.fixture
@@ -101,8 +89,6 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
             if name == "wikitext":
                 assert asked[0][0] == question.choices[0]
                 assert answer == pytest.approx(said[0][0], abs=1e-4, rel=1e-6)
-            elif TASKS[name].stops:
-                assert (asked[0][0], said[0][0]) == (question.contexts[0], answer)
             else:
                 pairs = zip(question.contexts, question.choices)
                 assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in pairs]
@@ -114,39 +100,17 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
 def compare_metrics(name: str, ours: dict, theirs: list[dict]) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
 
-    spelled = {"exact_match_flexible": "exact_match,flexible-extract"}
-    if name == "gsm8k":
-        spelled["exact_match"] = "exact_match,strict-match"
     compared = [metric for metric in ours if f"{metric}_stderr" in ours]
     assert TASKS[name].metric in compared
-    sizes = {"mmlu": [4] * 3, "math": [3] * 2}.get(name, [1])  # items in each group of the task
+    sizes = [4] * 3 if name == "mmlu" else [1]  # items in each group of the task
     for metric in compared:
-        key = spelled.get(metric, f"{metric},none")
+        key = f"{metric},none"
         value = aggregate_subtask_metrics([group[key] for group in theirs], sizes)
         assert ours[metric] == pytest.approx(value, rel=1e-6, abs=1e-6), metric
         if (ours_stderr := ours[f"{metric}_stderr"]) is not None:
             stderr = [group[key.replace(",", "_stderr,")] for group in theirs]
             stderr = pooled_sample_stderr(stderr, sizes) if len(stderr) > 1 else stderr[0]
             assert ours_stderr == pytest.approx(stderr, abs=1e-6), metric
-
-
-@pytest.mark.parametrize("name, shots", [("humaneval", 0), ("mbpp", 0), ("mbpp", 3)])
-def test_code_is_the_harnesses(name, shots, exported, ask, monkeypatch, tmp_path):
-    scorer = type("Scorer", (), {"compute": staticmethod(lambda **_: ({"pass@1": 0.0}, {}))})
-    monkeypatch.setattr("evaluate.load", lambda *_: scorer)  # the harness would download it
-    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
-    files = harness.items()
-    if name == "mbpp":  # the harness has its three examples in its code
-        from lm_eval.tasks.mbpp.utils import list_fewshot_samples
-
-        files["mbpp.train"] = list_fewshot_samples()
-    _, samples = harness.run_harness(exported, files, [(name, "")], shots)
-    samples = sorted(samples[name, ""], key=lambda sample: sample["doc_id"])
-    questions, answers = ask(name, shots, harness.write(tmp_path / "items", files))
-    for sample, question, text in zip(samples, questions, answers, strict=True):
-        prompt, options = sample["arguments"][0]
-        assert (prompt, sample["resps"][0][0]) == (question.contexts[0], text)
-        assert options["until"][: len(TASKS[name].stops)] == list(TASKS[name].stops)
 
 
 def plain(model: GPT, ids: list[int], n: int) -> float:
@@ -170,76 +134,10 @@ def test_a_score_depends_only_on_its_request(experts):
         items.append([(context + choice, len(choice)) for choice in choices])
     items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(shared + [1], 1)] * 2]
     expected = [[plain(model, *request) for request in item] for item in items]
-    run = lambda batch: evaluation.score(model, batch)
     for groups in (None, [str(i % 3) for i in range(len(items))]):
         for batch_tokens in (1, 60, 300, 10**6):
-            found = evaluation.in_batches(run, items, groups, "", batch_tokens)
+            found = evaluation.score_all(model, items, groups, "", batch_tokens)
             assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 150, 8192])
-def test_answers_are_those_of_the_slow_loop(batch_tokens, exported, model):
-    """Prompts of different lengths in one batch, and answers that end at different times."""
-    tokenizer, task = data.tokenizer_of(model.run), TASKS["gsm8k"]._replace(stops=("5", "\n"))
-    decode, room, max_len = evaluation.decoder(tokenizer), harness.SHORT, 60
-    rng, expected, steps = random.Random(0), [], set()
-    prompts = ["", "so long that its start is forgotten " * 9, *(harness.text(rng) for _ in "123")]
-    prompts += ["Question: a", "Problem: b\nAnswer: so"]
-    for prompt in prompts:
-        prompt_ids = tokenizer.encode_ordinary(prompt) or [tokenizer.eot_token]
-        ids, new = prompt_ids[-(max_len - room) :], []
-        while len(new) < room and not any(stop in decode(new) for stop in task.stops):
-            new.append(model(torch.tensor([ids + new]))[0, -1].argmax().item())
-        steps.add(len(new))
-        expected.append(decode(new).split("5")[0].split("\n")[0])
-    found = evaluation.write(model, tokenizer, prompts, task, max_len, batch_tokens=batch_tokens)
-    assert found == expected and len(steps) > 2
-
-
-LATEX = """\\frac \\dfrac \\sqrt { } 1 2 x = / . 0.5 \\text{_m} \\$ \\% ^\\circ \\left( \\right) $
-\\! a _"""
-KNOWN = """0.5 \\frac12 \\frac1{72} \\frac{1}{2} 1/2 x=1/2 .5 3/4 x/y \\sqrt3 5\\text{_m} 12\\%
-\\frac\\sqrt32 1/2/3 \\frac x="""
-
-
-def test_math_answers_are_normalized_as_the_harness_does():
-    from lm_eval.tasks.hendrycks_math import utils
-
-    parts, known = ([t.replace("_", " ") for t in text.split()] for text in (LATEX, KNOWN))
-    rng = random.Random(0)
-    texts = ["".join(rng.choices(parts, k=rng.randint(1, 7))) for _ in range(3000)]
-    for text, gold in [*itertools.product(known, known), *itertools.pairwise(texts)]:
-        doc = {"solution": f"\\boxed{{{gold}}}"}
-        if utils.last_boxed_only_string(doc["solution"]) != doc["solution"]:
-            continue  # unbalanced braces
-        for answer in (text, gold):
-            try:
-                expected = bool(utils.process_results(doc, [answer])["exact_match"])
-            except (AssertionError, TypeError):
-                continue  # the harness itself fails
-            assert tasks.grade_math(doc, answer) == {"exact_match": expected}, (answer, gold)
-
-
-def test_numbers_are_found_and_compared_as_the_harness_does():
-    from lm_eval.api.metrics import exact_match_hf_evaluate
-    from lm_eval.filters.extraction import RegexFilter
-
-    config, rng, hits = harness.harness_task("gsm8k", harness.items()), random.Random(0), 0
-    options = [dict(filters["filter"][0]) for filters in config["filter_list"]]
-    regexes = [RegexFilter(**{k: v for k, v in o.items() if k != "function"}) for o in options]
-    rules = {k: v for k, v in config["metric_list"][0].items() if "ignore" in k}
-    parts = "####_ #### _ - 5 1,200 $ 7. . 12.50 words A , ####_3 -2".replace("_", " ")
-    parts = [*parts.split(" "), " ", "#### ", "\n"]
-    for _ in range(2000):
-        text = "".join(rng.choices(parts, k=rng.randint(0, 8)))
-        answer = f"so {text[::2]} #### {rng.choice(['5', '1,200', '-2', '$7.', '12.50', '3'])}"
-        ours = tasks.grade_gsm8k({"answer": answer}, text)
-        for regex, metric in zip(regexes, ("exact_match", "exact_match_flexible"), strict=True):
-            found = regex.apply([[text]], [{}])[0][0]
-            same = exact_match_hf_evaluate([found], [answer], **rules)["exact_match"]
-            assert ours[metric] == bool(same), (text, answer, metric)
-        hits += sum(ours.values())
-    assert hits > 100
 
 
 def test_pages_are_detokenized_as_the_harness_does():
@@ -306,10 +204,8 @@ WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
     ("--tasks piqa --data .", '{"goal": "a"}', "'sol1'"),
     ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no choice number 2"),
-    ("--tasks humaneval --data .", '{"prompt": "", "test": "", "entry_point": "f"}', "task_id"),
-    ("--tasks nonsense", None, "nonsense"), ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
+    ("--tasks gsm8k", None, "lm_eval"), ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
     ("--tasks piqa --num_fewshot 18", None, "needs 19 examples"),
-    ("--tasks gsm8k --max_len 24", None, "leaves no room"),
     ("--tasks piqa --out no/such/folder.json", None, "--out no/such"),
     ("--tasks piqa --data=", None, "--data: name the folder with piqa.jsonl"),  # no network
 ]  # fmt: skip
@@ -327,61 +223,13 @@ def test_errors_are_one_line(flags, content, says, argv, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_downloads_are_the_harness_datasets(name, monkeypatch):
-    group = "algebra" if name == "math" else "anatomy"
-    theirs = harness.definition(name, group, resolve_func=False)
-    hub = types.SimpleNamespace(
-        get_dataset_config_names=lambda repo: ["algebra"],
-        load_dataset=lambda *args, split: [(*args, split)],
-    )
+    theirs = harness.definition(name, "anatomy", resolve_func=False)
+    hub = types.SimpleNamespace(load_dataset=lambda *args, split: [(*args, split)])
     monkeypatch.setitem(sys.modules, "datasets", hub)
     [(repo, config, split)] = tasks.download(name, examples=False)
     assert repo == theirs["dataset_path"]
-    assert config in (theirs.get("dataset_name"), "default", "openai_humaneval", "all")
+    assert config in (theirs.get("dataset_name"), "default", "all")
     assert split == (theirs.get("test_split") or theirs["validation_split"])
-    if name not in ("wikitext", "humaneval"):
+    if name != "wikitext":
         [(_, _, split)] = tasks.download(name, examples=True)
-        examples = theirs.get("fewshot_split") or theirs.get("training_split")
-        # the examples for MBPP are in the harness's code: task_id 2 to 4
-        assert split == ("prompt[1:]" if name == "mbpp" else examples)
-
-
-# -- Model-written code: saved, run only on request, and stopped in time ---------------------------
-
-GOOD = [
-    "from __future__ import annotations\nassert 1 + 1 == 2",
-    "print('out' * 10**5)\nopen('file', 'w').write('x')",
-    "import os, sys\nassert 'SECRET' not in os.environ and sys.stdin.read() == ''",
-    "import os\nassert os.listdir() == ['program.py'] and __name__ == '__main__'",
-]
-BAD = ["assert 1 == 2", "def f(:", "\ud800 = 1\0", "raise SystemExit(0)", "x = bytearray(2**31)"]
-
-
-@pytest.mark.parametrize("program", GOOD + BAD)
-def test_only_programs_that_get_to_their_end_pass(program, monkeypatch):
-    monkeypatch.setenv("SECRET", "1")
-    assert tasks.passes(program, seconds=600) == (program in GOOD)
-
-
-def test_a_program_that_never_ends_is_stopped():
-    assert not tasks.passes("while True: pass", seconds=1)
-
-
-def test_code_is_saved_and_runs_only_on_request(argv, monkeypatch, capsys):
-    files = {name: harness.items()[name][:3] for name in ("humaneval", "mbpp")}
-    argv += ["--tasks", "humaneval,mbpp", "--limit", "3", "--out", "scores.json"]
-    texts = {"humaneval": ["    return 0\n", "    return 5\n", ""],
-             "mbpp": ["def g(x): return 0", "def g(x): return 5", ""]}  # fmt: skip
-    ran, passes = [], tasks.passes
-    monkeypatch.setattr(tasks, "passes", lambda code: ran.append(code) or passes(code, seconds=600))
-    monkeypatch.setattr(evaluation, "answer", lambda name, *_: texts[name])
-    for allowed in (False, True):
-        assert evaluation.main([*argv, *["--allow_code_execution"] * allowed]) == 0
-        out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
-        for name, docs in files.items():
-            lines = Path(name, "samples.jsonl").read_text().splitlines()
-            pairs = zip(docs, texts[name])
-            expected = [{"task_id": doc["task_id"], "completion": text} for doc, text in pairs]
-            assert [json.loads(line) for line in lines] == expected
-            assert scores[name].get("pass@1") == (pytest.approx(1 / 3) if allowed else None)
-            assert scores[name]["n"] == 3 and f"{name}/samples.jsonl" in out
-        assert len(ran) == 6 * allowed and ("not run" in out) != allowed
+        assert split == (theirs.get("fewshot_split") or theirs.get("training_split"))

@@ -1,9 +1,7 @@
 """A dataclass field is a command-line flag: help, type, limits, parsing, one-line errors."""
 
 import argparse
-import contextlib
 import dataclasses
-import functools
 import math
 import os
 import re
@@ -119,25 +117,6 @@ def format_mixture(shares: dict[str, float]) -> str:
     """The text that parse_mixture reads."""
     alone = len(shares) == 1
     return ",".join(folder if alone else f"{folder}:{share}" for folder, share in shares.items())
-
-
-def parse_ramp(text: str) -> dict[int, int]:
-    """'4@0,8@1e6' -> {0: 4, 1000000: 8}, from first token to batch size. Raises ValueError."""
-    with contextlib.suppress(ValueError):
-        stages = [map(whole_number, stage.split("@")) for stage in text.split(",")]
-        sizes, starts = zip(*stages, strict=True)
-        if starts[0] == 0 and sorted(set(starts)) == list(starts) and min(sizes) > 0:
-            return dict(zip(starts, sizes))
-    raise ValueError(f"--batch_ramp {text}: must be SEQUENCES@TOKENS,... with tokens rising from 0")
-
-
-@functools.cache
-def ramp(cfg) -> list[tuple[int, object]]:
-    """(first token, config with a fixed batch size) for all stages of a ramp, last first."""
-    if cfg.batch_ramp is None:
-        return [(0, cfg)]
-    fixed = lambda size: dataclasses.replace(cfg, batch_ramp=None, batch_size=size)
-    return [(start, fixed(size)) for start, size in reversed(parse_ramp(cfg.batch_ramp).items())]
 
 
 def fail(prog: str, error: Exception | str) -> int:

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from tools.config import ramp
-
 
 def pick_device(name: str = "auto") -> str:
     """Return the device to use; "auto" is the first available of cuda, mps, cpu.
@@ -46,9 +44,8 @@ def resolve_device(cfg):
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     _, world = rank_and_world()
-    for size in [stage.batch_size for _, stage in ramp(cfg)]:
-        if size % world:
-            raise ValueError(f"--batch_size {size}: must be a multiple of {world} processes")
+    if cfg.batch_size % world:
+        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
     check_memory(cfg, device)
     dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute

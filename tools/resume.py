@@ -67,8 +67,6 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
         return parent["config"] | changes
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
-    if {"batch_size", "batch_ramp"} & set(changes):  # both are replaced
-        fields |= dict(batch_ramp=None, batch_size=None)
     if changes.get("decay_tokens"):
         fields["total_tokens"] = parent["tokens"] + changes["decay_tokens"]
     return fields | changes
@@ -80,7 +78,7 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
     planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
     """
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
-    if total < tokens + cfg.at(tokens).batch_tokens:
+    if total < tokens + cfg.batch_tokens:
         raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
         raise ValueError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "

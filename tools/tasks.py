@@ -1,17 +1,14 @@
-"""Turn benchmark items into questions, and answers into scores, as lm-evaluation-harness does.
+"""Turn benchmark items into questions, and likelihoods into scores, as lm-evaluation-harness does.
 
-The paper used that program for Tables 5 to 7, and we follow its rules, oddities included. This
-file contains no model: `questions_of` turns items (JSON objects with the fields of the public
-dataset) into texts, and `measure` turns the answers of a model into metrics.
+The paper used that program, and we follow its rules, oddities included. This file contains no
+model: `questions_of` turns items (JSON objects with the fields of the public dataset) into texts,
+and `measure` turns the log-likelihoods of these texts into metrics.
 """
 
 import json
 import math
 import random
 import re
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,23 +19,18 @@ import numpy as np
 
 class Question(NamedTuple):
     contexts: list[str]  # the texts before the choices
-    choices: list[str]  # texts to compare, or if the model writes, the right answer
+    choices: list[str]  # the texts to compare
     gold: int = 0  # number of the right choice
     doc: dict = {}  # the item behind this question
-    group: str = ""  # its subject, in tasks that have several
+    group: str = ""  # the subject in mmlu; every subject has separate examples
 
 
 class Task(NamedTuple):
     source: str  # public dataset, configuration, split to evaluate, split of the examples
-    metric: str  # the metric in Tables 5 to 7 of the paper
+    metric: str  # the metric in the tables of the paper
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
     shots: int = 0  # examples before a question, in the paper
-    group: str = ""  # field that divides the items; every group has separate examples
-    stops: tuple[str, ...] = ()  # texts that end an answer, if the model writes it
-    max_new_tokens: int = 256
-    grade: Callable[[dict, str], dict[str, bool]] | None = None  # (item, answer) -> metrics
-    program: Callable[[dict, str], str] | None = None  # (item, answer) -> program with its tests
 
 
 # -- Items to questions ------------------------------------------------------------------------
@@ -71,14 +63,7 @@ def winogrande(doc: dict) -> Question:
 def mmlu(doc: dict) -> Question:
     a, b, c, d = doc["choices"]
     context = f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:"
-    return choose(context, list("ABCD"), doc["answer"])
-
-
-def mbpp(doc: dict) -> Question:
-    one, two, three = doc["test_list"][:3]
-    context = f"You are an expert Python programmer, and here is your task: {doc['text']} " \
-              f"Your code should pass these tests:\n\n{one}\n{two}\n{three}\n[BEGIN]\n"  # fmt: skip
-    return choose(context, [f"{doc['code']}\n[DONE]"])
+    return choose(context, list("ABCD"), doc["answer"])._replace(group=doc["subject"])
 
 
 def detokenize(page: str) -> str:
@@ -96,86 +81,6 @@ def detokenize(page: str) -> str:
     for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
         page = page.replace(old, new)
     return page
-
-
-# -- Grading -----------------------------------------------------------------------------------
-
-
-def grade_gsm8k(doc: dict, output: str) -> dict[str, bool]:
-    """exact_match reads the number after ####, exact_match_flexible the last number of all."""
-
-    def bare(text: str) -> str:
-        for pattern in (",", r"\$", "(?s).*#### ", r"\.$"):
-            text = re.sub(pattern, "", text)
-        return text.lower()
-
-    strict = re.findall(r"#### (\-?[0-9\.\,]+)", output) or ["[invalid]"]
-    flexible = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", output) or ["[invalid]"]
-    answers = {"exact_match": strict[0], "exact_match_flexible": flexible[-1]}
-    return {metric: bare(text) == bare(doc["answer"]) for metric, text in answers.items()}
-
-
-def grade_math(doc: dict, output: str) -> dict[str, bool]:
-    """Compare the text between the first and the last $ with the boxed solution."""
-    answer = output.split("$", 1)[1].rsplit("$", 1)[0] if output.count("$") > 1 else output
-    gold = boxed(doc["solution"])
-    try:
-        return {"exact_match": plain_latex(answer) == plain_latex(gold)}
-    except (ValueError, IndexError):  # not LaTeX that the rules know
-        return {"exact_match": answer == gold}
-
-
-def boxed(solution: str) -> str:
-    """Content of the last \\boxed{...} or "\\boxed ...". Raises ValueError if there is none."""
-    if "\\boxed " in solution:
-        return solution.split("\\boxed ")[-1].split("$")[0]
-    _, found, inside = solution.rpartition("\\boxed{")
-    depth = 1
-    for i, letter in enumerate(inside if found else ""):
-        depth += (letter == "{") - (letter == "}")
-        if depth == 0:
-            return inside[:i]
-    raise ValueError("its solution has no \\boxed answer")
-
-
-def plain_latex(text: str) -> str:
-    """Write equal numbers equally, by the rules of the MATH paper (Hendrycks et al., 2021).
-
-    Raises ValueError or IndexError if a rule does not apply.
-    """
-    for old, new in (("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"),
-                     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""),
-                     ("\\$", "")):  # fmt: skip
-        text = text.replace(old, new)
-    if "\\text{ " in text:  # a unit
-        text, _unit = text.split("\\text{ ")
-    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
-    text = "0" + text if text.startswith(".") else text
-    left, *right = text.split("=")
-    if len(right) == 1 and len(left) <= 2:  # "x = 3"
-        text = right[0]
-    first, *roots = text.split("\\sqrt")
-    roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
-    text = plain_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
-    if text == "0.5":
-        return "\\frac{1}{2}"
-    if text.count("/") == 1:
-        a, b = map(int, text.split("/"))
-        text = f"\\frac{{{a}}}{{{b}}}" if text == f"{a}/{b}" else text
-    return text
-
-
-def plain_fractions(text: str) -> str:
-    """\\frac12 and \\frac1{2} -> \\frac{1}{2}."""
-    result, *parts = text.split("\\frac")
-    for part in parts:
-        if part[0] != "{":
-            if len(part) < 2:
-                return text
-            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
-            part = f"{{{part[0]}}}{below}"
-        result += "\\frac" + part
-    return result
 
 
 # -- The tasks ---------------------------------------------------------------------------------
@@ -197,20 +102,7 @@ TASKS = {
         f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
     "winogrande": Task(
         "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
-    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5, group="subject"),
-    "gsm8k": Task("openai/gsm8k main test train", "exact_match",
-        lambda d: choose(f"Question: {d['question']}\nAnswer:", [d["answer"]]),
-        shots=5, stops=("Question:", "</s>", "<|im_end|>"), grade=grade_gsm8k),
-    "math": Task("EleutherAI/hendrycks_math * test train", "exact_match",
-        lambda d: choose(f"Problem: {d['problem']}\nAnswer:", [boxed(d["solution"])]),
-        shots=5, stops=("Problem:",), grade=grade_math, group="type"),
-    "humaneval": Task("openai/openai_humaneval openai_humaneval test -", "pass@1",
-        lambda d: choose(d["prompt"], [""]),
-        stops=("\nclass", "\ndef", "\n#", "\nif", "\nprint"), max_new_tokens=1024,
-        program=lambda d, text: f"{d['prompt']}{text}\n{d['test']}\ncheck({d['entry_point']})"),
-    "mbpp": Task(  # in the harness, examples start at the second item
-        "google-research-datasets/mbpp full test prompt[1:]", "pass@1", mbpp, "first",
-        stops=("[DONE]",), program=lambda d, text: "\n".join([text, *d["test_list"]])),
+    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5),
 }  # fmt: skip
 
 # -- Reading items -----------------------------------------------------------------------------
@@ -221,9 +113,7 @@ def download(name: str, examples: bool) -> list[dict]:
     try:
         import datasets
 
-        configs = datasets.get_dataset_config_names(repo) if config == "*" else [config]
-        parts = [datasets.load_dataset(repo, config, split=splits[examples]) for config in configs]
-        return [doc for part in parts for doc in part]
+        return list(datasets.load_dataset(repo, config, split=splits[examples]))
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
                          f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
@@ -235,7 +125,7 @@ def read_questions(name: str, folder: str | None, examples: bool, limit=None) ->
     The files are FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl). Raises ValueError,
     naming file and line, for anything but an item of the public dataset.
     """
-    task, questions = TASKS[name], []
+    questions = []
     kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
     path = Path(folder or "", f"{name}{kind}.jsonl")
     if folder and not path.is_file():
@@ -244,10 +134,7 @@ def read_questions(name: str, folder: str | None, examples: bool, limit=None) ->
     for number, item in enumerate(items[:limit], 1):
         try:
             doc = json.loads(item) if folder else item
-            group = doc[task.group] if task.group else ""
-            question = task.ask(doc)._replace(doc=doc, group=group)
-            if task.program and not examples:  # else a missing field would end a long evaluation
-                task.program(doc, str(doc["task_id"]))
+            question = TASKS[name].ask(doc)._replace(doc=doc)
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -276,7 +163,6 @@ def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[
     for example in read_questions(name, folder, True) if shots else ():
         pools[example.group].append(example)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
-    space = "" if name == "mbpp" else " "
     for i, question in enumerate(questions):
         group, pool = question.group, pools[question.group]
         needed = shots + (task.draw == "others") if shots else 0
@@ -285,7 +171,7 @@ def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[
                              f"but has {len(pool)}")  # fmt: skip
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
-            before += f"{shot.contexts[shot.gold]}{space}{shot.choices[shot.gold]}\n\n"
+            before += f"{shot.contexts[shot.gold]} {shot.choices[shot.gold]}\n\n"
         questions[i] = question._replace(contexts=[before + text for text in question.contexts])
     return questions
 
@@ -297,13 +183,10 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
         raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
         if name not in TASKS:
-            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
-        task = TASKS[name]
-        if task.stops and task.max_new_tokens >= args.max_len:
-            room = f"leaves no room for a prompt beside {task.max_new_tokens} new tokens"
-            raise ValueError(f"--tasks {name}: a window of {args.max_len} {room}")
-        fixed = args.num_fewshot is None or task.source.endswith(" -")  # no examples
-        shots = task.shots if fixed else args.num_fewshot
+            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
+                             "export the model and run lm_eval (docs/evaluate.md)")
+        fixed = args.num_fewshot is None or name == "wikitext"  # it has no examples
+        shots = TASKS[name].shots if fixed else args.num_fewshot
         work[name] = questions_of(name, args.data, shots, args.limit), shots
     return work
 
@@ -338,13 +221,11 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
         yield ids[max(0, end - max_len - 1) : end], end - start
 
 
-# -- Answers to scores -------------------------------------------------------------------------
+# -- Likelihoods to scores ---------------------------------------------------------------------
 
 RULES = {
     "acc": "most likely choice",
     "acc_norm": "most likely choice, in acc_norm by log-likelihood per character",
-    "exact_match": "greedy up to a stop, exact match",
-    "pass@1": "greedy up to a stop, one sample per problem",
     "word_perplexity": "windows, every token once; a full window's first sees one token before it",
 }
 
@@ -352,23 +233,16 @@ RULES = {
 def measure(name: str, questions: list[Question], answers: list) -> dict:
     """Compute the metrics of a task with their standard errors, and name the rule behind them.
 
-    An answer is the log-likelihoods (in nats) of the choices, that of the page, the text that the
-    model wrote, or whether its program passed.
+    An answer is the log-likelihoods (in nats) of the choices of a question, or that of its page.
     """
-    task = TASKS[name]
-    result = {"rule": RULES[task.metric], "paper_metric": task.metric}
-    if task.metric == "word_perplexity":
+    metric = TASKS[name].metric
+    result = {"rule": RULES[metric], "paper_metric": metric}
+    if name == "wikitext":
         return result | perplexities([q.doc["page"] for q in questions], answers)
-    if task.grade:
-        values = [task.grade(q.doc, text) for q, text in zip(questions, answers)]
-    elif task.program:
-        values = [{"pass@1": passed} for passed in answers]
-    else:
-        values = [accuracies(q, sums, task.metric) for q, sums in zip(questions, answers)]
-    groups = [q.group for q in questions]
-    for metric in values[0] if values else ():
-        mean, stderr = mean_and_stderr([value[metric] for value in values], groups)
-        result |= {metric: mean, f"{metric}_stderr": stderr}
+    right = [accuracies(q, sums, metric) for q, sums in zip(questions, answers)]
+    for kind in right[0]:
+        mean, stderr = mean_and_stderr([of[kind] for of in right], [q.group for q in questions])
+        result |= {kind: mean, f"{kind}_stderr": stderr}
     return result
 
 
@@ -406,36 +280,4 @@ def report(name: str, result: dict) -> str:
         stderr = result[f"{metric}_stderr"]
         spread = "" if stderr is None else f"+-{stderr:.4f}"
         lines.append(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
-    return "\n".join(lines) or f"{name:<14}not run, for lack of --allow_code_execution"
-
-
-# -- Code that a model wrote -------------------------------------------------------------------
-
-
-def write_samples(folder: Path, questions: list[Question], texts: list[str]) -> Path:
-    """Save generated code as samples.jsonl, which the official scorers read."""
-    folder.mkdir(exist_ok=True)
-    lines = [{"task_id": q.doc["task_id"], "completion": t} for q, t in zip(questions, texts)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "samples.jsonl").write_text(text, encoding="utf-8")
-    return folder / "samples.jsonl"
-
-
-def passes(program: str, seconds: float = 5.0) -> bool:
-    """Run a program that ends with its tests; return whether it gets to its end in time.
-
-    It runs in a temporary folder, in at most 1 GiB of memory, without environment and input. That
-    stops accidents. It is not a security boundary: the program can do whatever you can.
-    """
-    finished = 123  # unlike 0, no program exits with this status by accident
-    limited = "ulimit -v 1048576; exec \"$0\" -I program.py"  # KiB; macOS has no such limit
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        text = f"{program}\nraise SystemExit({finished})\n"
-        Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
-        command = ["/bin/sh", "-c", limited, sys.executable]
-        try:
-            done = subprocess.run(command, cwd=folder, env={}, timeout=seconds, **quiet)
-        except subprocess.TimeoutExpired:
-            return False
-    return done.returncode == finished
+    return "\n".join(lines)
