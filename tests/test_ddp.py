@@ -160,8 +160,7 @@ def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_once(corpus_path, tmp_path):
-    ramp = {"batch_size": 6, "batch_ramp": "6@0,8@1000"}  # the first part could be
-    fields = TINY | {"data": corpus_path, "out": tmp_path / "run"} | ramp
+    fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "batch_size": 8}
     outputs = finish(launch(3, fields), status=2)
     assert outputs[0][1].startswith("train.py: --batch_size 8: must be a multiple of 3")
     assert outputs[1:] == [("", "")] * 2 and not (tmp_path / "run").exists()

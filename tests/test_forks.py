@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train
-from test_train import flags, read
+from test_train import SMALL, flags, metrics, read
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +41,22 @@ for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
     print(schedules.make_schedule(cfg)(100_000))"""
     narrow, wide, linear = map(float, run(fork("free_q"), "-c", code).split())
     assert (wide / narrow, linear / wide) == pytest.approx((16**0.5, 4**0.5))
+
+
+def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(corpus_path):
+    argv = flags(corpus_path, schedule="power", log_every=1, out="a")  # 32 tokens per sequence
+    folder = fork("batch_ramp")
+    run(folder, "train.py", *argv, "--batch_ramp=4@1e3,12@4e3,8@9e3")
+    steps, n, size = [], 0, 8
+    while n + 32 * size <= 10240:
+        steps.append((n, size))
+        n += 32 * size
+        size = 8 if n < 1000 else 4 if n < 4000 else 12 if n < 9000 else 8
+    lines = metrics(folder / "a")
+    assert [line["tokens"] for line in lines] == [n + 32 * size for n, size in steps]
+    config = lambda size: train.make_config(**SMALL | dict(power_a=5.0, batch_size=size))
+    rates = [train.make_schedule(config(size))(n + 16 * size) for n, size in steps]
+    assert [line["lr"] for line in lines] == pytest.approx(rates, rel=1e-12)
 
 
 def test_qk_norm_survives_a_high_learning_rate(corpus_path):

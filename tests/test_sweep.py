@@ -69,7 +69,6 @@ def train_runs(runs: list, corpus, trunks="trunks", *args, **more) -> list:
 
 KINDS = {name: dict(schedule=name) for name in SCHEDULES}
 KINDS["average"] = dict(schedule="power", average=True, decay_tokens=300)
-KINDS["ramp"] = dict(schedule="power", batch_ramp="8@0,4@1e3,16@3500,8@9000")
 KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_size=4)
 
 
@@ -96,7 +95,7 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
 
 def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
     """At any step, in a branch or before a look; and a trunk is made longer later."""
-    runs = [config(corpus_path, total_tokens=T, **KINDS["ramp"]) for T in BUDGETS]
+    runs = [config(corpus_path, total_tokens=T, **KINDS["average"]) for T in BUDGETS]
     whole = [record for record, _ in train_runs(runs, corpus, "a", look_at=[2000])]
     expected, final_weights[:] = final_weights[:], []
     done = []
@@ -333,7 +332,7 @@ WRONG = [
     ("compare --average", "--average"), ("compare --sweep seed=0,1", "tunes for one"),
     ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
     ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
-    ("wsd --sweep branch=x", "branch"), ("wsd --batches 2 --batch_ramp 4@0", "starts with 4"),
+    ("wsd --sweep branch=x", "branch"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
     ("compare --schedule power", "--schedule"), ("compare --total_tokens 1e6", "--total_tokens"),
 ]  # fmt: skip
