@@ -2,7 +2,6 @@
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
     python fit.py runs/bend --against warmup_tokens=5000,80000,320000    what a setting changes
-    python fit.py --table runs.csv --columns lr=LR,batch_size=BS,total_tokens=D,val_loss=LOSS
     python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
@@ -10,9 +9,8 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the seeds. Its
    minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest the lowest loss. We
    leave a cell out, and count it, if this is impossible.
-2. The straight law, log lr = log a + b log T + q log beta, is least squares over all cells, with
-   one a per shape. The bent law flattens above a critical batch size beta_c = c T^kappa:
-   log lr = log a + b0 log T - (q/r) log(1 + (beta_c / beta)^r), with r = 1, 2, 4 or 8.
+2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with one a per
+   shape. (docs/bent.py asks whether a law that flattens at large batch sizes is better.)
 3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes the best.
 4. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
    *series* is a shape, a batch size and a seed, because its runs share trunks.
@@ -32,9 +30,8 @@ import numpy as np
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
 from tools.config import fail, program_parser, whole_number
-from tools.figures import size
 from tools.records import OF_A_SHAPE, STANDARD, VARIED, complete, differs, loss_of, narrow_first
-from tools.records import only, read_records, read_table, shape_of
+from tools.records import read_records, shape_of
 from tools.report import interval, reasons, show
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
@@ -153,88 +150,33 @@ def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 class Law(NamedTuple):
-    """log2 lr = log2 a(shape) + b log2 T + q h, where h is log2 beta, or that of `bends`.
+    """log2 lr = log2 a(shape) + b log2 T + q log2 beta. The estimate is followed by all draws."""
 
-    Every field has the estimate, followed by all draws.
-    """
-
-    b: np.ndarray  # b0 in the bent law
-    q: np.ndarray
-    log_c: np.ndarray  # of the bend, log2 beta_c = log_c + kappa log2 T
-    kappa: np.ndarray
-    r: np.ndarray  # the larger, the sharper is the bend
-    log_a: np.ndarray  # log2 a of the shape of every minimum, [1 + draws, n]
+    b: np.ndarray  # [1 + draws]
+    q: np.ndarray  # [1 + draws]
+    a: dict[str, np.ndarray]  # shape -> [1 + draws]
     fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
 
 
-def least_squares(x, weight, T, grid: tuple, same_shape) -> Law:
-    """Fit x [n] = log a(shape) + b T + q h with weights [n], the law of one draw.
+def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
+    """Weighted least squares in every draw, x and weight [1 + draws, n].
 
-    grid: see bends. We take the best bend, a column of h. same_shape: [n, n] booleans.
+    NaN for the a of shapes that a draw lacks, and for all if T and beta vary together in it.
     """
-    log_c, kappa, r, h = grid
-    total = same_shape @ weight
-    mean = same_shape * weight / np.maximum(total, 1e-9)[:, None]  # mean @ v averages over a shape
-    t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
-    tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
-    ty, gy = weight * t @ y, weight * y @ g
-    determinant = tt * gg - tg**2
-    determinant[determinant <= 1e-9 + 1e-6 * tt * gg] = np.nan  # T and beta vary together
-    b, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
-    best = np.nan_to_num(b * ty + q * gy, nan=-1).argmax()  # explains most of the variance
-    b, q, log_c, kappa, r, h = (v[..., best] for v in (b, q, log_c, kappa, r, h))
-    log_a = np.where(total > 0, mean @ (x - b * T - q * h), np.nan)
-    return Law(b, q, log_c, kappa, r, log_a, log_a + b * T + q * h)
-
-
-def bends(T, beta, levels, kappas, rs) -> tuple:
-    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T, kappas, rs.
-
-    h is log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta [n] are log2, too.
-    """
-    level, kappa, r = (grid.ravel() for grid in np.meshgrid(levels, kappas, rs))
-    log_c = level - kappa * T.mean()
-    log_beta_c = log_c + kappa * T[:, None]
-    return log_c, kappa, r, -np.logaddexp2(0, r * (log_beta_c - beta[:, None])) / r
-
-
-def fit_law(found: list[Minimum], x, weight, bent: bool = False) -> Law:
-    """The straight or the bent law of every draw, x and weight [1 + draws, n].
-
-    With a given bend the law is linear. So we try all bends of a coarse grid, then of a fine one.
-    """
-    T, beta = np.log2([(m.T, m.beta) for m in found]).T
-    same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
-    levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
-    coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    nan = np.full(1, np.nan)
-    no_bend = nan, nan, nan, beta[:, None]  # log_c, kappa, r, h
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    rows = [[math.log2(m.T), math.log2(m.beta), *(m.shape == s for s in shapes)] for m in found]
+    design, solutions = np.array(rows), []  # [n, 2 + shapes]
     for at, w in zip(x, weight):
-        law = least_squares(at, w, T, coarse if bent else no_bend, same_shape)
-        if bent:
-            fine_levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
-            fine_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
-            fine = bends(T, beta, fine_levels, fine_kappas, law.r)
-            law = least_squares(at, w, T, fine, same_shape)
-        laws.append(law)
-    return Law(*map(np.array, zip(*laws)))
+        root, y = np.sqrt(w), np.where(w > 0, at, 0)
+        solution, _, rank, _ = np.linalg.lstsq(root[:, None] * design, root * y, rcond=1e-6)
+        drawn = w @ design[:, 2:] > 0  # shapes
+        solution[2:][~drawn] = np.nan
+        solutions.append(solution if rank == 2 + drawn.sum() else np.nan * solution)
+    b, q, *log_a = np.transpose(solutions)
+    return Law(b, q, dict(zip(shapes, np.exp2(log_a))), solutions @ design.T)
 
 
-def held_out(found: list[Minimum], x, weight, bent: bool) -> np.ndarray:
-    """Squared error, in log2, of every minimum [n]: predicted without its T, and without its batch.
-
-    Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch sizes.
-    """
-    errors = np.empty((2, len(found)))
-    for error, values in zip(errors, np.array([(m.T, m.beta) for m in found]).T):
-        for value in set(values):
-            out = values == value
-            law = fit_law(found, x[:1], weight[:1] * ~out, bent)
-            error[out] = (x[0] - law.fitted[0])[out] ** 2
-    return errors.mean(axis=0)
-
-
-# -- What a law hides ------------------------------------------------------------------------------
+# -- How other papers read it -----------------------------------------------------------------------
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
@@ -271,16 +213,7 @@ def step_law_reading(found: list[Minimum]) -> np.ndarray:
     return slope(*redraw(points), np.log2([m.T for m in points]), [m.shape for m in points])
 
 
-def interaction(found: list[Minimum], x, weight) -> np.ndarray:
-    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all batches."""
-    T, beta = np.log2([(m.T, m.beta) for m in found]).T
-    product = (T - T.mean()) * (beta - beta.mean()) + 0 * x
-    rest = product - fit_law(found, product, weight).fitted  # what the law cannot explain of it
-    rest = np.where(weight > 0, rest, 0)  # it is NaN if the draw lacks a shape
-    return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
-
-
-# -- Both laws of a sweep --------------------------------------------------------------------------
+# -- All of a sweep --------------------------------------------------------------------------------
 
 
 class Fits(NamedTuple):
@@ -288,36 +221,23 @@ class Fits(NamedTuple):
     points: list[Minimum]  # the usable ones
     x: np.ndarray  # of the points, in all draws
     weight: np.ndarray
-    straight: Law
-    bent: Law | None = None  # None with fewer than 4 run lengths or 5 batch sizes
-    gain: np.ndarray | None = None  # mean squared error of held-out cells, straight minus bent
+    law: Law
     paper: tuple | None = None  # see paper_reading
 
 
-def both_laws(rows: list[dict]) -> Fits:
+def fits_of(rows: list[dict]) -> Fits:
     """Raises ValueError if the usable minima do not determine a, b and q."""
     found = minima(rows)
     points = usable(found)
-    lengths, batches = {m.T for m in points}, {m.beta for m in points}
-    how_many = f"{len(points)} of {len(found)} minima are usable; left out: {reasons(found) or 0}"
-    too_few = f"a law needs two run lengths and two batch sizes in one shape; {how_many}"
-    if min(len(lengths), len(batches)) < 2:
-        raise ValueError(too_few)
-    x, weight = redraw(points)
-    straight, bent, gain = fit_law(points, x, weight), None, None
-    if not math.isfinite(straight.b[0]):  # in every shape, T and batch size vary together
-        raise ValueError(too_few)
-    if len(lengths) >= 4 and len(batches) >= 5:
-        bent = fit_law(points, x, weight, bent=True)
-        errors = [held_out(points, x, weight, is_bent) for is_bent in (False, True)]
-        both = np.isfinite(errors).all(axis=0)
-        gain = weight[:, both] @ (errors[0] - errors[1])[both] / weight[:, both].sum(axis=1)
-    return Fits(found, points, x, weight, straight, bent, gain, paper_reading(found))
-
-
-def a_of(law: Law, points: list[Minimum]) -> dict[str, np.ndarray]:
-    """shape -> its a, in all draws."""
-    return {m.shape: 2**log_a for m, log_a in zip(points, law.log_a.T)}
+    if points:
+        x, weight = redraw(points)
+        law = fit_law(points, x, weight)
+    if not points or not math.isfinite(law.b[0]):
+        raise ValueError(
+            f"{len(points)} of {len(found)} minima are usable, and a law needs two run lengths "
+            f"and two batch sizes in one shape; left out: {reasons(found) or 0}"
+        )
+    return Fits(found, points, x, weight, law, paper_reading(found))
 
 
 def law(rows: list[dict]) -> dict:
@@ -327,40 +247,25 @@ def law(rows: list[dict]) -> dict:
     Optional: seq_len (else 4096), shape and seed (else all have the same). Raises ValueError.
     """
     rows = [complete(row) for row in rows]
-    return as_json(both_laws(rows), rows[0])
+    return as_json(fits_of(rows), rows[0])
 
 
 def as_json(fits: Fits, row: dict) -> dict:
-    """The content of law.json. The bent law is in it if it predicts held-out cells better."""
-
-    def content(law: Law, **exponents) -> dict:
-        a = np.exp2(np.mean(np.log2([*a_of(law, fits.points).values()]), axis=0))
-        values = {"a": a} | exponents
-        intervals = {f"{name}_interval": interval(draws) for name, draws in values.items()}
-        return {name: draws[0] for name, draws in values.items()} | intervals
-
-    result = content(fits.straight, b=fits.straight.b, q=fits.straight.q)
-    if fits.bent and interval(fits.gain)[0] > 0:
-        bent = fits.bent
-        names = dict(b0=bent.b, q=bent.q, c=2**bent.log_c, kappa=bent.kappa, r=bent.r)
-        result["bent"] = content(bent, **names)
-    b, _, a = fits.paper
-    return result | {
-        "a_paper": a, "b_paper": b[0], "b_paper_interval": interval(b),
-        "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of series",
+    """The content of law.json. Its a is the geometric mean over the shapes."""
+    a = np.exp2(np.mean(np.log2([*fits.law.a.values()]), axis=0))
+    b_paper, _, a_paper = fits.paper
+    draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
+    intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
+    return {name: some[0] for name, some in draws.items()} | intervals | {
+        "a_paper": a_paper, "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of series",
         "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
         "fingerprint": row.get("fingerprint"),
     }  # fmt: skip
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run, by the bent law if law.json has one."""
-    beta, bent = paper_batch_size(batch_tokens), law.get("bent")
-    if not bent:  # equation 6 of the paper with beta^q for beta
-        return law["a"] * beta ** law["q"] * total_tokens ** law["b"]
-    beta_c = bent["c"] * total_tokens ** bent["kappa"]
-    bend = (1 + (beta_c / beta) ** bent["r"]) ** (-bent["q"] / bent["r"])
-    return bent["a"] * total_tokens ** bent["b0"] * bend
+    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
+    return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
 
 
 def report_prediction(args) -> None:
@@ -385,36 +290,20 @@ def report_prediction(args) -> None:
 
 def report_wsd(records: list[dict], out: Path) -> None:
     """Print the law, write law.json, and draw the figures."""
-    fits = both_laws(records)
+    fits = fits_of(records)
     content = as_json(fits, records[0])
-    readings = {"cubic through 7 rates": fits.straight}
+    readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
         if points := usable(parabolas(records, window)):
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
-    step_law = step_law_reading(fits.found)
-    report.straight(readings, fits.paper, step_law, a_of(fits.straight, fits.points))
-    report_ends(fits)
-    if fits.bent:
-        report.bent(fits.bent, [m.T for m in fits.points], fits.gain)
+    report.law(readings, fits.paper, step_law_reading(fits.found))
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     report.draw_valleys(out / "valleys.png", fits.points)
     report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
     print(f"\n{out}: law.json, valleys.png, law.png")
-
-
-def report_ends(fits: Fits) -> None:
-    """Print b at the smallest and largest batch size, q at both ends of T, and how they mix."""
-    T, batch_size, beta = np.array([(m.T, m.batch_size, m.beta) for m in fits.points]).T
-    shapes = [m.shape for m in fits.points]
-    for name, at, u in (("b by batch size", batch_size, T), ("q by run length", T, beta)):
-        draws = lambda end: slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
-        low, high = (f"{show(draws(end), 2)} at {size(end)}" for end in (at.min(), at.max()))
-        print(f"{name}: {low} and {high}")
-    both = interaction(fits.points, fits.x, fits.weight)
-    print(f"coefficient of log2 T log2 beta: {show(both)}")
 
 
 def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
@@ -473,12 +362,10 @@ def run(args) -> None:
     """Do one of the jobs of the command line. Raises OSError or ValueError."""
     if args.predict:
         return report_prediction(args)
-    if not (args.table or args.folders):
-        raise ValueError("name the folder of a sweep, or --table, or --predict; see --help")
-    if args.table:
-        rows = [complete(row) for row in read_table(args.table, args.columns, args.seq_len)]
-    read = lambda some: only(rows, some) if args.table else read_records(args.folders, some)
-    first = args.table or args.folders[0]
+    if not args.folders:
+        raise ValueError("name the folder of a sweep, or --predict; see --help")
+    read = lambda some: read_records(args.folders, some)
+    first = args.folders[0]
     out = args.out or (first.parent if first.is_file() else first)
     if not args.against:
         return report_records(read(args.only), out)
@@ -496,8 +383,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
     add("--against", metavar="FIELD=V,V,...", help="compare runs with these values")
-    add("--table", type=Path, help="a CSV file of runs from elsewhere")
-    add("--columns", default="", metavar="FIELD=COLUMN,...", help="its columns, see fit.law")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
     add("--total_tokens", type=whole_number, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")

@@ -1,7 +1,6 @@
 """Read the records of runs, and decide which of them belong together."""
 
 import contextlib
-import csv
 import json
 import math
 import sys
@@ -81,32 +80,6 @@ def read_metrics(run: Path) -> list[dict]:
             metrics = json.loads(line)
             found[metrics["tokens"], "val_loss" in metrics] = metrics
     return [found[at] for at in sorted(found)]
-
-
-def read_table(path: Path, columns: str, seq_len: float | None) -> list[dict]:
-    """Rows of a CSV file with our names. columns: 'lr=LR,batch_size=BS,...', ours and theirs.
-
-    An empty loss is that of a diverged run. Raises ValueError for a wrong column or cell.
-    """
-    names = dict(pair.partition("=")[::2] for pair in columns.split(",") if pair)
-    more = {} if seq_len is None else {"seq_len": seq_len}
-    rows = []
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for name, column in names.items():
-            if column not in (reader.fieldnames or ()):
-                has = ", ".join(reader.fieldnames or ())
-                raise ValueError(f"--columns {name}={column}: {path} has only {has}")
-        if "val_loss" not in names:
-            raise ValueError("--columns: needs lr, total_tokens, batch_size and val_loss")
-        for line in reader:
-            row = {name: line[column] for name, column in names.items()}
-            try:
-                numbers = {n: float(row[n] or "nan") for n in row.keys() - {"shape", "schedule"}}
-            except (TypeError, ValueError):
-                raise ValueError(f"{path}, line {reader.line_num}: not numbers, {row}") from None
-            rows.append(row | numbers | more)
-    return rows
 
 
 # -- Which records may be fitted or compared together ----------------------------------------------

@@ -55,33 +55,23 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 # -- The law of WSD --------------------------------------------------------------------------------
 
 
-def straight(readings: dict, paper: tuple, step_law: np.ndarray, a_of: dict) -> None:
-    """Print the straight law as several readings of the same runs give it."""
+def law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
+    """Print the law as several readings of the same runs give it. The first one is ours."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
-    (b_paper, s, _), law = paper, next(iter(readings.values()))  # the first reading is our law
-    same = law.b[0] + (law.q[0] - 1) * s[0]
+    (b_paper, s, _), ours = paper, next(iter(readings.values()))
+    same = ours.b[0] + (ours.q[0] - 1) * s[0]
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
     print(f"{'Step Law, best batch':<29} b {show(step_law)}")
-    for shape, a in a_of.items():
-        print(f"{shape}: a {a[0]:.3g}, {show(a / next(iter(a_of.values())), 2)} times the first")
-
-
-def bent(law, lengths: list, gain: np.ndarray) -> None:
-    """Print the bent law, and which law predicts held-out cells better."""
-    T = np.mean(np.log2(lengths))
-    beta_c = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * T)
-    low, high = map(size, interval(beta_c))
-    print(f"\nbent law: b0 {show(law.b)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
-    print(f"far below the bend T^{show(law.b - law.kappa * law.q)}, bend at "
-          f"T = {size(2**T)}: {size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
-    print(f"squared error of held-out cells, straight minus bent: {show(gain, 4)}")
+    first = next(iter(ours.a.values()))
+    for shape, a in ours.a.items():
+        print(f"{shape}: a {a[0]:.3g}, {show(a / first, 2)} times the first")
 
 
 def change(one, two) -> None:
-    """Print by how much the minima of the same cells moved, and the straight law. Both: Fits."""
+    """Print by how much the minima of the same cells moved, and the law. Both: Fits."""
     shift, weight = two.x - one.x, one.weight * two.weight
     loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
     batch_size = np.array([m.batch_size for m in one.points])
@@ -92,23 +82,21 @@ def change(one, two) -> None:
         total = weight[:, i].sum(axis=1)
         mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
         print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss[i].mean():+.4f}")
-    if np.isfinite(one.straight.b[0]):  # else the cells have a single batch size or T
+    if np.isfinite(one.law.b[0]):  # else the cells have a single batch size or T
         for name in ("b", "q"):
-            before, after = getattr(one.straight, name), getattr(two.straight, name)
+            before, after = getattr(one.law, name), getattr(two.law, name)
             print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
 
 
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape = statistics.mode(m.shape for m in fits.points)
-    law, where = (fits.bent, " below bend") if "bent" in content else (fits.straight, "")
-    b = law.b[0] - np.nan_to_num(law.kappa[0] * law.q[0])
     points: dict = {}
-    for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, law.fitted[0]):
+    for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, fits.law.fitted[0]):
         if m.shape == shape:
             here = point(m.batch_size, x, weight, fitted, m in chosen)
             points.setdefault(label(m, "T"), []).append(here)
-    title = f"Best learning rate{where} ∝ T^{b:.2f} beta^{law.q[0]:.2f}"
+    title = f"Best learning rate ∝ T^{fits.law.b[0]:.2f} beta^{fits.law.q[0]:.2f}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
     figures.draw_points(path, points, title, xlabel)
 
@@ -133,7 +121,7 @@ def draw_change(path: Path, field: str, sets: dict) -> None:
         draws = zip(fits.points, fits.x.T, fits.weight.T)
         here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
         points[f"{field} {value}"] = here
-    b, c = (sets[value].straight.b[0] for value in (low, high))
+    b, c = (sets[value].law.b[0] for value in (low, high))
     laws = f": T^{b:.2f} to T^{c:.2f} over all cells" if math.isfinite(b) else ""
     xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
     figures.draw_points(path, points, field.capitalize() + laws, xlabel)
