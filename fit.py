@@ -176,7 +176,7 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
     return Law(b, q, dict(zip(shapes, np.exp2(log_a))), solutions @ design.T)
 
 
-# -- How other papers read it -----------------------------------------------------------------------
+# -- How the papers read it -------------------------------------------------------------------------
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
@@ -256,9 +256,9 @@ def as_json(fits: Fits, row: dict) -> dict:
     b_paper, _, a_paper = fits.paper
     draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
     intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
+    rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
     return {name: some[0] for name, some in draws.items()} | intervals | {
-        "a_paper": a_paper, "rule": f"cubic through 7 rates of mean losses, {DRAWS} draws of series",
-        "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
+        "a_paper": a_paper, "rule": rule, "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
         "fingerprint": row.get("fingerprint"),
     }  # fmt: skip
 

@@ -92,7 +92,7 @@ class TrainConfig(GPTConfig):
         fill_in(self, decay_tokens=self.total_tokens // 10)
         micro = self.micro_batch_size or self.batch_size
         if self.batch_size % micro and micro % self.batch_size:
-            raise ValueError(f"--micro_batch_size {micro}: must divide batch size {self.batch_size}")
+            raise ValueError(f"--micro_batch_size {micro}: must divide {self.batch_size}")
         if self.total_tokens < self.batch_tokens:
             raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:

@@ -103,7 +103,7 @@ def interaction(found: list[Minimum], x, weight) -> np.ndarray:
 
 
 def gain(fits: Fits) -> np.ndarray:
-    """Mean squared error of held-out cells, straight minus bent. Above 0, the bent law is better."""
+    """Mean squared error of held-out cells, straight minus bent. The better law has less."""
     points, x, weight, *_ = fits[1:]
     errors = [held_out(points, x, weight, law) for law in (fit.fit_law, fit_bent)]
     both = np.isfinite(errors).all(axis=0)

@@ -38,16 +38,13 @@ def content(folder: Path) -> dict:
     records, found, law = measured(folder)
     cells = [cell for cell in map(valley, found) if len(cell["lr"]) > 1]
     points = [m for m in found if not m.why_not]
-    bent, lengths = law.get("bent"), {cell["T"] for cell in cells}
+    lengths = {cell["T"] for cell in cells}
     middle = round(math.prod(lengths) ** (1 / len(lengths)))
-    if bent:
-        same = {name: bent[name] for name in ("a", "q", "kappa", "r")}
-        bent = dict(b=bent["b0"], beta_c=bent["c"] * middle ** bent["kappa"]) | same
     return {
         "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
         "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in points],
         "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
-        "bent": bent, "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
+        "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
         "seeds": max(len(cell["losses"]) for cell in cells),
         "warmup": sorted({r["warmup_tokens"] for r in records}),
     }  # fmt: skip

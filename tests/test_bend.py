@@ -1,13 +1,13 @@
-"""Does the procedure of fit.py give a known law back, straight or bent, from runs like ours?"""
+"""Do fit.py and docs/bent.py give a known law back, straight or bent, from runs like ours?"""
 
 import itertools
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import bent
 import fit
 import sweep
 from test_figures import figures  # noqa: F401
@@ -97,30 +97,31 @@ def bent_rows(noise: float, law: dict = TRUE) -> list[dict]:
     return rows
 
 
-def test_a_clean_bent_law_is_recovered_and_used_by_predict(tmp_path, capsys):
-    law = fit.law(bent_rows(0))
-    bent = law["bent"]
-    assert bent["r"] == 4 and bent["q"] == pytest.approx(0.8, abs=0.02)
-    assert (bent["b0"], bent["kappa"]) == pytest.approx((0.2, 0.6), abs=0.02)
-    Path("law.json").write_text(json.dumps(law))
-    for row in bent_rows(0)[4::9]:  # the middle of every valley
-        lr = fit.predict(law, row["total_tokens"], 128 * row["batch_size"])
-        assert lr == pytest.approx(row["lr"], rel=0.02)
-    argv = f"--predict --total_tokens {row['total_tokens']} --batch_size {row['batch_size']}"
-    assert fit.main([*argv.split(), "--law", "law.json"]) == 0
-    assert float(capsys.readouterr().out) == pytest.approx(row["lr"], rel=0.06)
+def fits_of(rows: list[dict]) -> fit.Fits:
+    return fit.fits_of([complete(row) for row in rows])
 
 
-def test_noise_without_a_bend_gives_no_bent_law():
+def test_a_clean_bent_law_is_recovered():
+    fits = fits_of(bent_rows(0))
+    law = bent.fit_bent(*fits[1:4])
+    assert law.r[0] == 4 and law.q[0] == pytest.approx(0.8, abs=0.02)
+    assert (law.b0[0], law.kappa[0]) == pytest.approx((0.2, 0.6), abs=0.02)
+    best = np.log2([row["lr"] for row in bent_rows(0)[4::9]])  # the middle of every valley
+    assert sorted(law.fitted[0]) == pytest.approx(sorted(best), abs=0.03)
+    assert bent.gain(fits)[0] > 0.05
+
+
+def test_noise_without_a_bend_is_no_gain():
+    gains = lambda rows: fit.interval(bent.gain(fits_of(rows)))
     worlds = [world(seed, [32], batches=[1, 4, 8, 32, 128]) for seed in range(3)]
-    assert not any("bent" in fit.law(rows) for rows in worlds)
-    assert "bent" in fit.law(bent_rows(0.003, law=TRUE | {"c": 1e-4}))
+    assert all(gains(rows)[0] < 0 for rows in worlds)
+    assert gains(bent_rows(0.003, law=TRUE | {"c": 1e-4}))[0] > 0
 
 
 def test_held_out_error_is_that_of_a_dumb_loop():
     points = fit.usable(fit.minima([complete(row) for row in bent_rows(0.004)]))
     x, weight = fit.redraw(points)
-    errors = fit.held_out(points, x, weight, bent=False)
+    errors = bent.held_out(points, x, weight, fit.fit_law)
     for m, error in zip(points, errors):
         squares = []
         for kept in ([p for p in points if p.T != m.T], [p for p in points if p.beta != m.beta]):
@@ -130,36 +131,7 @@ def test_held_out_error_is_that_of_a_dumb_loop():
         assert error == pytest.approx(np.mean(squares))
 
 
-# -- Tables from elsewhere, and two sets of runs ---------------------------------------------------
-
-
-def write_table(rows: list[dict], path: Path) -> list[str]:
-    lines = [f"{r['lr']},{r['batch_size']},{r['total_tokens']},{r['val_loss']},N" for r in rows]
-    path.write_text("\n".join(["LR,BS,D,Final Loss,model", *lines, "1.0,1,5e5,,N", ""]))
-    columns = "lr=LR,batch_size=BS,total_tokens=D,val_loss=Final Loss,shape=model"
-    return ["--table", str(path), "--columns", columns, "--seq_len", "128"]
-
-
-def test_a_table_gives_the_law_of_its_rows(tmp_path, capsys):
-    argv = write_table(bent_rows(0), tmp_path / "runs.csv")
-    assert fit.main(argv) == 0 and "left out: none" in capsys.readouterr().out
-    law = lambda rows: json.loads(json.dumps(fit.law(rows)))
-    assert json.loads(Path("law.json").read_text()) == law(bent_rows(0))
-    assert fit.main([*argv, "--only", "batch_size=2,4,8"]) == 0
-    some = [r for r in bent_rows(0) if r["batch_size"] in (2, 4, 8)]
-    assert json.loads(Path("law.json").read_text()) == law(some)
-
-
-def test_bad_tables_are_refused_in_one_line(tmp_path, capsys):
-    argv = write_table(bent_rows(0), tmp_path / "runs.csv")
-    text = Path(argv[1]).read_text()
-    assert "lr=Lr" in refused([*argv[:3], "lr=Lr", *argv[4:]], capsys)
-    assert "total_tokens" in refused([*argv[:3], "lr=LR", *argv[4:]], capsys)
-    (tmp_path / "runs.csv").write_text(text.replace("2.12,", "two,", 1))
-    assert "runs.csv, line 2" in refused(argv, capsys)
-    assert "none.csv" in refused(["--table", "none.csv", *argv[2:]], capsys)
-    assert fit.main([argv[1]]) == 2 and "runs.csv: no records" in capsys.readouterr().err
-    assert not Path("law.json").exists()
+# -- Two sets of runs ------------------------------------------------------------------------------
 
 
 def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811

@@ -72,9 +72,9 @@ def few_draws(monkeypatch):
 @pytest.mark.parametrize("law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str)
 def test_a_clean_law_is_recovered(law):
     records = wsd_records(**law)
-    fits = fit.both_laws(records)
-    assert (fits.straight.b[0], fits.straight.q[0]) == pytest.approx((law["b"], law["q"]))
-    a = [*fit.a_of(fits.straight, fits.points).values()]
+    fits = fit.fits_of(records)
+    assert (fits.law.b[0], fits.law.q[0]) == pytest.approx((law["b"], law["q"]))
+    a = [*fits.law.a.values()]
     assert [draws[0] for draws in a] == pytest.approx([law["a"]] * 3, rel=1e-4)
     for window in (5, 7):
         points = fit.parabolas(records, window)
@@ -222,7 +222,7 @@ def test_diverged_runs_do_not_move_the_law():
     found = fit.minima(records)
     assert sum(bool(m.why_not) for m in found) <= 5
     assert {(m.shape, m.batch_size) for m in found if m.why_not} <= {("width 128", 8)}
-    assert fit.both_laws(records).straight.b[0] == pytest.approx(-0.4, abs=1e-3)
+    assert fit.fits_of(records).law.b[0] == pytest.approx(-0.4, abs=1e-3)
 
 
 # -- the comparison --------------------------------------------------------------------------------
@@ -260,7 +260,8 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
-    assert [*law] == (names + "warmup_tokens fingerprint").split() and law["warmup_tokens"] == 2500
+    assert {*law} == {*(names + "warmup_tokens fingerprint").split()}
+    assert law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
     assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "law.png"}

@@ -140,18 +140,3 @@ def test_nothing_is_cut_off(browser):
     for width, question in [(360, 1), (360, 2), (360, 3), (1600, 1)]:
         browser.open(INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width)
         assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
-
-
-def test_only_a_bent_law_has_a_switch_and_two_sliders(browser, tmp_path, monkeypatch):
-    *measured, law = page.measured(page.FOLDER)
-    law["bent"] = dict(a=0.2, b0=-0.2, q=0.6, c=0.05, kappa=0.2, r=4)
-    monkeypatch.setattr(page, "measured", lambda folder: (*measured, law))
-    (tmp_path / "index.html").write_text(page.page(), encoding="utf-8")
-    sliders, switch = SHOWN.format("[type=range]") + ".map(x => x.id)", "[value=bent]"
-    browser.open(INDEX.as_uri())
-    assert browser.js(sliders) == SLIDERS and browser.js(SHOWN.format(switch)) == []
-    browser.open((tmp_path / "index.html").as_uri())
-    browser.js(f"document.querySelector('{switch}').click()")
-    assert browser.js(sliders) == [*SLIDERS[:4], "beta_c", "kappa", *SLIDERS[4:]]
-    lr = 0.2 * 8e4**-0.2 * (1 + (0.05 * 8e4**0.2 / 0.3) ** 4) ** -0.15
-    assert 2 ** browser.js("log2Rate(state, 8e4, .3)") == pytest.approx(lr, rel=1e-4)

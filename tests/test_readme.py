@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tools import compare
 
+import bent
 import fit
 import train
 
@@ -42,7 +43,7 @@ def values(folder: str, name: str = "val_loss") -> list[float]:
 
 @cache
 def fits(folders: tuple, *choices: str) -> fit.Fits:
-    return fit.both_laws(fit.read_records([ROOT / "results" / f for f in folders], choices))
+    return fit.fits_of(fit.read_records([ROOT / "results" / f for f in folders], choices))
 
 
 paper_lr = lambda beta, T: 4.6 * beta * T**-0.51  # equations 5 and 6
@@ -56,7 +57,7 @@ def law_row(label: str) -> list[np.ndarray]:
     warmup, _, window = label.partition(", ")  # as in "2,000, 5"
     folders = LONG if warmup == "32,000" else SHORT
     if not window:
-        law = fits(folders).straight
+        law = fits(folders).law
         return [law.b, law.q, fits(folders).paper[0]]
     points = fit.usable(fit.parabolas(records(*folders), int(window)))
     parabolas = fit.fit_law(points, *fit.redraw(points))
@@ -76,7 +77,7 @@ def question_row(label: str) -> list[np.ndarray]:
     at_32 = bend(W80K, "n_embd=32")
     if "three" in label:
         return [at_32.paper[0]]
-    return [at_32.straight.b if "fixed" in label else fit.step_law_reading(at_32.found)]
+    return [at_32.law.b if "fixed" in label else fit.step_law_reading(at_32.found)]
 
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
@@ -86,7 +87,7 @@ def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
 
 
 def a_ratio(width: int) -> np.ndarray:
-    a = fit.a_of(fits(SHORT).straight, fits(SHORT).points)
+    a = fits(SHORT).law.a
     return a[f"width {width}"] / a["width 32"]
 
 
@@ -154,13 +155,13 @@ NUMBERS = {
     "moe.params": lambda: values("laptop-moe", "n_params")[0] / values("laptop", "n_params")[0],
     "float32": lambda: values("dtype")[:3], "bfloat16": lambda: values("dtype")[3:],
     "beta": lambda: 8 * 128 / 4096, "quadruple.paper": lambda: 4**-0.51,
-    "quadruple.ours": lambda: 4 ** round(fits(SHORT).straight.b[0], 2),
+    "quadruple.ours": lambda: 4 ** round(fits(SHORT).law.b[0], 2),
     "valleys.T": lambda: best_lr(1_280_000, 2) / best_lr(80_000, 2),
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
     "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
     "transfer.mup": lambda: transfer(""), "transfer.standard": lambda: transfer(", standard"),
     "law.b": lambda: law_row("2,000")[0], "law.q": lambda: law_row("2,000")[1],
-    "long.b": lambda: law_row("32,000")[0], "both": lambda: fit.interaction(*fits(SHORT)[1:4]),
+    "long.b": lambda: law_row("32,000")[0], "both": lambda: bent.interaction(*fits(SHORT)[1:4]),
     "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],
     "long.runs": lambda: [len(fits(LONG).points), len(records(*LONG))],
     "small.b": lambda: slope_of(SHORT, "b", batch_size=[1, 2]),
@@ -169,23 +170,23 @@ NUMBERS = {
     "long.large.b": lambda: slope_of(LONG, "b", batch_size=[4, 8]),
     "long.first.q": lambda: slope_of(LONG, "q", T=[80_000]),
     "long.last.q": lambda: slope_of(LONG, "q", T=[1_280_000]),
-    "long.both": lambda: fit.interaction(*fits(LONG)[1:4]),
+    "long.both": lambda: bent.interaction(*fits(LONG)[1:4]),
     "late.b": lambda: slope_of(SHORT, "b", T=[320_000, 640_000, 1_280_000]),
     "long.late.b": lambda: slope_of(LONG, "b", T=[320_000, 640_000, 1_280_000]),
     "s": lambda: fits(SHORT).paper[1][0], "long.s": lambda: fits(LONG).paper[1][0],
     "bend.s": lambda: bend(W80K, "n_embd=32").paper[1],
     "bend.paper": lambda: bend(W80K, "n_embd=32").paper[0],
-    "bend.both": lambda: fit.interaction(*bend(W80K, "n_embd=32")[1:4]),
-    "bend.all.both": lambda: fit.interaction(*bend(W80K)[1:4]),
-    "warmup.late": lambda: [sweep.straight.b for sweep in warmups(LATE)[::-1]],
-    "long.late.both": lambda: fit.interaction(*fits(LONG, LATE_LONG)[1:4]),
+    "bend.both": lambda: bent.interaction(*bend(W80K, "n_embd=32")[1:4]),
+    "bend.all.both": lambda: bent.interaction(*bend(W80K)[1:4]),
+    "warmup.late": lambda: [sweep.law.b for sweep in warmups(LATE)[::-1]],
+    "long.late.both": lambda: bent.interaction(*fits(LONG, LATE_LONG)[1:4]),
     "bend.seed.0": lambda: fit.step_law_reading(bend(W80K, "n_embd=32", "seed=0").found),
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),
-    "bend.all": lambda: bend(W80K).straight.q, "bend.b": lambda: bend(W80K).straight.b,
-    "warmup.short": lambda: warmups()[0].straight.b, "warmup.long": lambda: warmups()[1].straight.b,
+    "bend.all": lambda: bend(W80K).law.q, "bend.b": lambda: bend(W80K).law.b,
+    "warmup.short": lambda: warmups()[0].law.b, "warmup.long": lambda: warmups()[1].law.b,
     "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
     "memory.q": lambda: change_of("q", memory("0"), memory("0.3")),
-    "memory.0": lambda: memory("0").straight.b, "memory.0.3": lambda: memory("0.3").straight.b,
+    "memory.0": lambda: memory("0").law.b, "memory.0.3": lambda: memory("0.3").law.b,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
@@ -210,7 +211,7 @@ NUMBERS = {
     "power.a.cost": lambda: np.mean([cost_beside(scan("a"), step) for step in (-1, 1)]),
     "power.b.cost": lambda: np.mean([cost_beside(scan("b"), step) for step in (-0.06, 0.06)]),
 }  # fmt: skip
-b_and_q = lambda fits: [fits.straight.b, fits.straight.q]
+b_and_q = lambda fits: [fits.law.b, fits.law.q]
 TABLES = {  # name -> (first column -> the numbers of that row)
     "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
     "law": law_row, "questions": question_row, "two-stage": stages,

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A growing batch size against a falling learning rate: the runs behind docs/bend.md. Type it again
 # to resume. Four methods try nine values each in a short run, and keep the best for all lengths.
+# Needs `git apply forks/batch_ramp.patch`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
@@ -12,9 +13,9 @@ SAME="--n_layer 2 --n_embd 64 --n_head 4 --dtype float32 --device cpu --final_ev
 flags() {  # method, value
     case $1 in
         wsd)        echo "--schedule wsd --batch_size 8 --lr $2" ;;
-        wsd-ramp)   echo "--schedule wsd --batch_ramp $RAMP --lr $2" ;;
+        wsd-ramp)   echo "--schedule wsd --batch_size 8 --batch_ramp $RAMP --lr $2" ;;
         power)      echo "--schedule power --batch_size 8 --power_b=$B --power_a $2" ;;
-        power-ramp) echo "--schedule power --batch_ramp $RAMP --power_b=$B --power_a $2" ;;
+        power-ramp) echo "--schedule power --batch_size 8 --batch_ramp $RAMP --power_b=$B --power_a $2" ;;
     esac
 }
 

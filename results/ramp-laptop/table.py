@@ -11,7 +11,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
-from tools.config import parse_ramp  # noqa: E402
 from tools.records import records_in  # noqa: E402
 
 T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
@@ -19,10 +18,11 @@ T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 
 def steps(record: dict) -> int:
     """Optimizer steps of a run; a step that would end after total_tokens is not made."""
-    ramp = parse_ramp(record["batch_ramp"] or f"{record['batch_size']}@0")
+    ramp = record["batch_ramp"] or f"{record['batch_size']}@0"
+    stages = [stage.split("@") for stage in ramp.split(",")]
     tokens = count = 0
     while True:
-        batch_size = [size for start, size in ramp.items() if start <= tokens][-1]
+        batch_size = [int(size) for size, start in stages if float(start) <= tokens][-1]
         tokens += batch_size * record["seq_len"]
         if tokens > record["total_tokens"]:
             return count
