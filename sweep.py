@@ -23,11 +23,12 @@ import functools
 import hashlib
 import json
 import math
+import multiprocessing
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ from tools.config import add_flags, fail, format_mixture, parse_mixture, program
 from tools.devices import pick_device, resolve_device
 from tools.records import identity, loss_of, records_in, settings
 from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
-from tools.workers import deal, start_workers
+from tools.workers import devices_of, run_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
@@ -289,40 +290,86 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
-def train_missing(plan: Plan, runs: list[TrainConfig], folder: Path, number: int | None) -> bool:
-    """Train what the plan lacks, such as `runs`, in `number` processes. Write records as they come.
+def learn(plan: Plan, lines) -> None:
+    """Add the new lines of records.jsonl, an open file, to what the plan knows."""
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # a power cut tore it
+            plan.known.update(losses_of([json.loads(line)]))
 
-    Adds to plan.known. Returns whether Ctrl-C or SIGTERM stopped us. Raises EOFError or
-    ConnectionError if a worker dies.
+
+def append(folder: Path, record: dict, curve: list) -> None:
+    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
+    lines = {"curves": settings(record) | {"curve": curve}, "records": record}
+    for name, line in lines.items():
+        with append_to(folder / f"{name}.jsonl") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def work(plan: Plan, folder: Path, device: str, must_stop: Callable) -> Iterator[None]:
+    """Train what is missing, and yield after every run. Any number of processes may do this.
+
+    The folder is their queue, which they read and write one after the other, under its lock. Each
+    locks the trunk that it trains, and the system frees the trunk if its process dies.
     """
-    first, trunks = runs[0], folder / "trunks"
-    starting = start_workers(first.device, number, prepare_worker, first, trunks)
-    records, curves = (append_to(folder / f"{name}.jsonl") for name in ("records", "curves"))
-    bar = tqdm(total=len(runs), unit=" runs")
-    with stop_request(None) as must_stop, starting as workers, records, curves, bar:
-        for record, curve in deal(workers, plan.jobs, must_stop):
-            curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-            curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
-            records.write(json.dumps(record) + "\n")
-            plan.known.update(losses_of([record]))
-            bar.total = bar.n + 1 + len(plan.left())
-            bar.update()
-    return must_stop()
-
-
-def prepare_worker(device: str, first: TrainConfig, trunks: Path) -> Callable:
-    """Open the corpus in a worker. Return the function that trains a job there."""
     if device == "cpu":
         torch.set_num_threads(1)
-    first, corpus = train.load_data(first, {}, None)
-    here = {"device": device, "tokenizer": first.tokenizer}
+    first, corpus = train.load_data(plan.left()[0], {}, None)
+    here, trunks = {"device": device, "tokenizer": first.tokenizer}, folder / "trunks"
+    trunks.mkdir(exist_ok=True)
+    with open(folder / "records.jsonl") as lines:
+        while not must_stop():
+            with lock(folder / ".lock", wait=True):
+                learn(plan, lines)
+                jobs = plan.jobs()
+                trunk, held = first_free(trunks, jobs)
+            if not jobs:
+                return
+            if not held:  # others train all that is missing, and more may follow from it
+                time.sleep(0.5)
+                continue
+            with held:
+                cfg, look_at = jobs[trunk]
+                cfg = resolve_device(dataclasses.replace(cfg, **here))
+                if result := train_run(cfg, corpus, trunks, must_stop, look_at):
+                    with lock(folder / ".lock", wait=True):
+                        append(folder, *result)
+            yield
 
-    def work(job: tuple, must_stop: Callable) -> tuple[dict, list] | None:
-        cfg, look_at = job
-        cfg = resolve_device(dataclasses.replace(cfg, **here))
-        return train_run(cfg, corpus, trunks, must_stop, look_at)
 
-    return work
+def first_free(trunks: Path, names: Iterable[str]) -> tuple:
+    """Lock the first of these trunks that no process trains. Return its name and the lock."""
+    for name in names:
+        with contextlib.suppress(BlockingIOError):
+            return name, lock(trunks / f"{name}.lock")
+    return None, None
+
+
+def run_worker(*args) -> None:
+    """`work` in a process that stops at Ctrl-C, at SIGTERM, or if its parent has died."""
+    parent = multiprocessing.parent_process()
+    with stop_request(None) as stop:
+        for _ in work(*args, must_stop=lambda: stop() or not parent.is_alive()):
+            pass
+
+
+def train_missing(plan: Plan, folder: Path, devices: list[str]) -> bool:
+    """Train what the plan lacks, in a process for every device. Return whether a signal stopped us.
+
+    Raises ChildProcessError if a worker dies.
+    """
+    append_to(folder / "records.jsonl").close()
+    before, bar = len(plan.known), tqdm(total=len(plan.left()), unit=" runs")
+    with stop_request(None) as must_stop, open(folder / "records.jsonl") as lines, bar:
+        if len(devices) == 1:
+            steps = work(plan, folder, *devices, must_stop)
+        else:
+            steps = run_workers(run_worker, [(plan, folder, d) for d in devices], must_stop)
+        for _ in steps:
+            learn(plan, lines)
+            if (done := len(plan.known) - before) > bar.n:
+                bar.total = done + len(plan.left())
+                bar.update(done - bar.n)
+    return must_stop()
 
 
 # -- The command line ------------------------------------------------------------------------------
@@ -362,30 +409,24 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 def main(argv: list[str] | None = None) -> int:
     args, typed = parse(argv)
-    shard, n_shards = args.shard
-    folder = args.out / (f"shard-{shard}-of-{n_shards}" if n_shards > 1 else "")
     try:
         plan = prepare(args, typed)
         if not args.dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
-            held = lock(folder)  # noqa: F841  until we end
+            args.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         return fail("sweep.py", error)
-    plan = plan._replace(series=plan.series[shard - 1 :: n_shards])
     runs = plan.left()
     todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
     print(f"{args.out}: {len(plan.known):,} runs are done, {todo}", flush=True)
     if args.dry_run:
         return 0
     try:
-        stopped = bool(runs) and train_missing(plan, runs, folder, args.workers)
-    except (EOFError, ConnectionError):
-        return fail("sweep.py", "a worker died; out of memory or disk? This command resumes")
-    if stopped or plan.left():
-        waits = "the other runs wait for runs of other shards; after those, repeat this command"
-        print("stopped and saved; the same command resumes" if stopped else waits)
-        return 3
-    shutil.rmtree(folder / "trunks", ignore_errors=True)
+        if runs and train_missing(plan, args.out, devices_of(runs[0].device, args.workers)):
+            print("stopped and saved; the same command resumes")
+            return 3
+    except ChildProcessError as error:
+        return fail("sweep.py", f"{error}; out of memory or disk? The same command resumes")
+    shutil.rmtree(args.out / "trunks", ignore_errors=True)
     finished = f"finished: {len(plan.known):,} records"
     print(f"{finished}; next: python fit.py {shlex.quote(str(args.out))}")
     return 0

@@ -282,7 +282,7 @@ def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_p
 
 
 def test_two_processes_in_one_folder(corpus_path, capsys):
-    held = runs.lock(stopped_run(corpus_path))
+    held = runs.lock(stopped_run(corpus_path) / ".lock")
     assert "another process" in one_line(train.main, RESUME, capsys)
     held.close()
     assert train.main(RESUME) == 0

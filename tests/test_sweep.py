@@ -1,6 +1,5 @@
 """Sweeps: a branch is the separate run, the rule finds the valley, nothing is done twice."""
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -220,7 +219,6 @@ def undisturbed(corpus_path, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
-        train_here(patch)
         flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
         assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
     assert not (out / "trunks").exists()
@@ -230,39 +228,18 @@ def undisturbed(corpus_path, tmp_path_factory):
     return records(out)
 
 
-def train_here(monkeypatch) -> None:
-    """From now on, train in this process and not in workers."""
-
-    def deal(workers, jobs, must_stop):
-        while not must_stop() and (todo := jobs()):
-            yield from filter(None, [workers[0](next(iter(todo.values())), must_stop)])
-
-    def start(device, number, prepare, *args):
-        return contextlib.nullcontext([prepare(device, *args)])
-
-    monkeypatch.setattr(sweep, "start_workers", start)
-    monkeypatch.setattr(sweep, "deal", deal)
-
-
 TINY_COMPARISON = dict(
     common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, [1280, 2560]), trials=range(13, 15),
     rows=[(SHAPE, [4, 16], 1)], budgets=[1280, 2560], guess=0.02,
 )  # fmt: skip
 
 
-def test_a_comparison_on_two_shards(corpus_path, corpus, monkeypatch, capsys):
-    """The second half waits for the trials in the first. test_grids.py checks what they are for."""
-    train_here(monkeypatch)
+def test_a_comparison_tunes_and_looks_at_its_longest_cosine(corpus_path, corpus, monkeypatch):
+    """test_grids.py checks what the trials are for."""
     monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
     monkeypatch.setitem(sweep.grids.GRIDS["compare"], "tiny", TINY_COMPARISON)
     argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
-    waited = []
-    for shard in ("2/2", "1/2", "2/2"):
-        status = sweep.main([*argv, f"--data={corpus_path}", f"--shard={shard}"])
-        waited.append("wait for runs of other shards" in capsys.readouterr().out)
-        assert status == (3 if waited[-1] else 0)
-    assert waited == [True, False, False]
-
+    assert sweep.main([*argv, f"--data={corpus_path}"]) == 0
     found = list(records().values())
     assert {r["seed"] for r in found} == {0, 100, 101}
     assert all(r["decay_tokens"] == 0 for r in found if r["average"])
@@ -291,25 +268,41 @@ def when_there_are(n: int, do) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_a_stopped_sweep_resumes_on_two_shards_and_on_one(undisturbed, tiny, capsys, monkeypatch):
-    def interrupted(*args, deal=sweep.deal):  # Ctrl-C reaches them, too, even at once
+def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, capsys, monkeypatch):
+    def interrupted(*args, run=sweep.run_workers):  # Ctrl-C reaches them, too, even at once
+        steps = run(*args)
+        next(steps)
         [os.kill(child.pid, signal.SIGINT) for child in multiprocessing.active_children()]
-        return deal(*args)
+        yield from steps
 
-    monkeypatch.setattr(sweep, "deal", interrupted)
-    when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert sweep.main(tiny) == 3
+    three = ["--workers=3" if word == "--workers=1" else word for word in tiny]
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "run_workers", interrupted)
+        when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert sweep.main(three) == 3
     assert "the same command resumes" in capsys.readouterr().out
-    train_here(monkeypatch)
     assert 4 <= len(before := records()) < len(undisturbed)
     with open("out/records.jsonl", "a") as file:
         file.write('{"n_embd": 32, "los')  # power cut in the middle of a line
     when_there_are(len(before) + 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert sweep.main([*tiny, "--shard=1/2"]) == 3
-    assert len(records()) >= len(before) + 3
-    assert sweep.main([*tiny, "--shard=2/2"]) == 0 and len(records()) < len(undisturbed)
-    assert sweep.main(tiny) == 0 and records() == undisturbed
+    assert sweep.main(tiny) == 3
+    assert len(before) + 3 <= len(records()) < len(undisturbed)
+    assert sweep.main(three) == 0 and records() == undisturbed
     assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
+
+
+def test_a_trunk_in_training_is_left_alone(undisturbed, tiny):
+    """Here this test holds it. Everything else gets done, and then the sweep waits."""
+    plan = sweep.prepare(*sweep.parse(tiny))
+    Path("out/trunks").mkdir(parents=True)
+    Path("out/records.jsonl").touch()
+    held = next(iter(plan.jobs()))
+    with sweep.lock(Path(f"out/trunks/{held}.lock")):
+        waited = iter([False] * 300)
+        for _ in sweep.work(plan, Path("out"), "cpu", lambda: next(waited, True)):
+            assert sweep.trunk_of(sweep.config_of([*records_in(Path("out"))][-1])) != held
+    assert len(records()) > 3 and held in plan.jobs()
+    assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
 def dies(*_):
@@ -317,14 +310,14 @@ def dies(*_):
 
 
 def test_a_dead_worker_ends_the_sweep(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "prepare_worker", dies)
-    assert sweep.main(tiny) == 2
+    monkeypatch.setattr(sweep, "run_worker", dies)
+    assert sweep.main([*tiny, "--workers=2"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]  # after the progress bar
     assert last.startswith("sweep.py: a worker died")
 
 
 WRONG = [
-    ("", "experiment"), ("wsd --workers 0", "--workers"), ("wsd --shard 3/2", "--shard"),
+    ("", "experiment"), ("wsd --workers 0", "--workers"),
     ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
     ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),

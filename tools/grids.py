@@ -168,14 +168,6 @@ def numbers(text: str) -> list[int]:
     return [whole_number(part) for part in text.split(",")]
 
 
-def shard(text: str) -> tuple[int, int]:
-    """'1/4' -> (1, 4)"""
-    first, n = map(int, text.split("/"))
-    if not 1 <= first <= n:
-        raise ValueError
-    return first, n
-
-
 def count(text: str) -> int:
     if int(text) < 1:
         raise ValueError
@@ -193,7 +185,6 @@ def add_own_flags(parser, parse_field) -> None:
     add("experiment", choices=tuple(GRIDS))
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
     add("--workers", type=count, help="processes (default: one per GPU, or per CPU core)")
-    add("--shard", type=shard, default=(1, 1), metavar="I/N", help="series I, I + N, ... only")
     add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"

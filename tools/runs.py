@@ -121,17 +121,20 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
     return stages
 
 
-def lock(folder: Path):
-    """Lock a folder until the returned file is closed. Raises BlockingIOError if it is locked."""
-    file = open(folder / ".lock", "w")
+def lock(path: Path, wait: bool = False):
+    """Lock a file until what we return is closed. Without `wait`, raises BlockingIOError if it is
+    locked already.
+    """
+    file = open(path, "w")
     try:
         import fcntl  # Windows has no flock, and no lock here
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except ImportError:
         pass
     except BlockingIOError:
-        raise BlockingIOError(f"--out {folder}: another process is training there") from None
+        file.close()
+        raise BlockingIOError(f"--out {path.parent}: another process is training there") from None
     return file
 
 
@@ -142,7 +145,7 @@ def make_folder(out: str | None, name: str, resume: bool):
             folder = Path("runs", f"{name}-{number}")
             with contextlib.suppress(FileExistsError):  # another process may take it first
                 folder.mkdir(parents=True)
-                return folder, lock(folder)
+                return folder, lock(folder / ".lock")
     folder = Path(out)
     if folder.is_dir() and set(os.listdir(folder)) - {".lock"}:
         if not (resume and read_config(folder)):
@@ -152,7 +155,7 @@ def make_folder(out: str | None, name: str, resume: bool):
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
-    return folder, lock(folder)
+    return folder, lock(folder / ".lock")
 
 
 @functools.cache  # the code that we loaded, even if it changes during a sweep

@@ -1,6 +1,5 @@
-"""Worker processes, which receive jobs through a pipe and send back results as they come."""
+"""Worker processes, one for each GPU or CPU core."""
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import signal
@@ -9,67 +8,30 @@ from collections.abc import Callable, Iterator
 import torch
 
 
-def serve(connection, prepare: Callable, args: tuple) -> None:
-    """Run in a worker. prepare(*args) returns the function (job, must_stop) -> result.
-
-    End when the parent closes the pipe or dies. A message during a job means stop.
-    """
-    work = prepare(*args)
-    with contextlib.suppress(EOFError, ConnectionError):
-        while (job := connection.recv()) != "stop":
-            connection.send(work(job, connection.poll))
-
-
-@contextlib.contextmanager
-def start_workers(device: str, number: int | None, prepare: Callable, *args):
-    """Start processes that call prepare(device, *args). Yield our ends of their pipes.
-
-    number: None is one per GPU, or one per CPU core. At the end, wait until all have ended.
-    """
+def devices_of(device: str, number: int | None) -> list[str]:
+    """The device of every worker. number: None is one per GPU, or one per CPU core."""
     n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
+    return [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
+
+
+def run_workers(target: Callable, all_args: list[tuple], must_stop: Callable) -> Iterator[None]:
+    """Call target(*args) in a process for every args. Yield twice a second until all have ended.
+
+    After must_stop(), or if one of them dies, all get SIGTERM. Raises ChildProcessError if one dies.
+    """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    # Ctrl-C reaches all processes, but workers inherit that they ignore it, and the parent decides
+    # until they can handle signals, workers ignore them. They inherit that from us
     before = {x: signal.signal(x, signal.SIG_IGN) for x in (signal.SIGINT, signal.SIGTERM)}
-    workers = []
-    for i in range(number or n):
-        ours, theirs = context.Pipe()
-        one = f"cuda:{i % n}" if device == "cuda" else device
-        context.Process(target=serve, args=(theirs, prepare, (one, *args)), daemon=True).start()
-        theirs.close()  # or we would not notice that the worker died
-        workers.append(ours)
+    workers = [context.Process(target=target, args=args, daemon=True) for args in all_args]
+    for worker in workers:
+        worker.start()
     for x, handler in before.items():
         signal.signal(x, handler)
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.close()  # if it still trains after an error, it saves its trunk and ends
-        for process in multiprocessing.active_children():
-            process.join()
-
-
-def deal(workers: list, jobs: Callable[[], dict], must_stop: Callable) -> Iterator:
-    """Give out jobs until none is left, or must_stop(). Yield the results, except None.
-
-    jobs() returns {name: job} of the jobs that may start now. We call it again after every result.
-    Raises EOFError or ConnectionError if a worker dies.
-    """
-    running: dict = {}  # worker -> name of its job
-    stopping = False
-    while True:
-        if must_stop() and not stopping:
-            stopping = True
+    while running := [worker for worker in workers if worker.is_alive()]:
+        multiprocessing.connection.wait([worker.sentinel for worker in running], timeout=0.5)
+        if must_stop() or any(worker.exitcode for worker in workers):
             for worker in running:
-                worker.send("stop")
-        idle = [worker for worker in workers if worker not in running and not stopping]
-        ready = jobs() if idle else {}
-        ready = {name: job for name, job in ready.items() if name not in running.values()}
-        for worker, (name, job) in zip(idle, ready.items()):
-            worker.send(job)
-            running[worker] = name
-        if not running:
-            return
-        for worker in multiprocessing.connection.wait(list(running), timeout=0.5):
-            del running[worker]
-            if (result := worker.recv()) is not None:
-                yield result
+                worker.terminate()
+        yield
+    if any(worker.exitcode for worker in workers):
+        raise ChildProcessError("a worker died")
