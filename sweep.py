@@ -23,12 +23,11 @@ import functools
 import hashlib
 import json
 import math
-import multiprocessing
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +40,10 @@ import train
 from tools import grids
 from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
 from tools.config import add_flags, fail, format_mixture, parse_mixture, program_parser
-from tools.devices import pick_device, resolve_device
+from tools.devices import all_devices, pick_device, resolve_device
 from tools.records import identity, loss_of, records_in, settings
-from tools.runs import append_to, lock, origin, read_checkpoint, stop_request, write_checkpoint
-from tools.workers import devices_of, run_workers
+from tools.runs import append_to, origin, read_checkpoint, stop_request, write_checkpoint
+from tools.workers import do_jobs, run_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
@@ -261,6 +260,13 @@ class Plan(NamedTuple):
     series: list[Callable]  # their rules
     known: dict[frozenset, float]  # identity of a run -> its loss, infinite if it diverged
 
+    def learn(self, lines) -> "Plan":
+        """Add the new lines of records.jsonl, an open file, to what is known."""
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):  # a power cut tore it
+                self.known.update(losses_of([json.loads(line)]))
+        return self
+
     def missing(self, made_up=lambda cfg: None) -> list[TrainConfig]:
         """The runs that we can train now. made_up(config) is the loss of an unknown run."""
         loss = lambda cfg: self.known.get(identity_of(cfg), made_up(cfg))
@@ -290,83 +296,39 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
-def learn(plan: Plan, lines) -> None:
-    """Add the new lines of records.jsonl, an open file, to what the plan knows."""
-    for line in lines:
-        with contextlib.suppress(json.JSONDecodeError):  # a power cut tore it
-            plan.known.update(losses_of([json.loads(line)]))
-
-
-def append(folder: Path, record: dict, curve: list) -> None:
-    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-    lines = {"curves": settings(record) | {"curve": curve}, "records": record}
-    for name, line in lines.items():
-        with append_to(folder / f"{name}.jsonl") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 def work(plan: Plan, folder: Path, device: str, must_stop: Callable) -> Iterator[None]:
-    """Train what is missing, and yield after every run. Any number of processes may do this.
-
-    The folder is their queue, which they read and write one after the other, under its lock. Each
-    locks the trunk that it trains, and the system frees the trunk if its process dies.
-    """
+    """Train what the plan lacks, and yield after every run. Other processes may do the same."""
     if device == "cpu":
         torch.set_num_threads(1)
     first, corpus = train.load_data(plan.left()[0], {}, None)
-    here, trunks = {"device": device, "tokenizer": first.tokenizer}, folder / "trunks"
-    trunks.mkdir(exist_ok=True)
+    here = {"device": device, "tokenizer": first.tokenizer}
+
+    def do(job: tuple) -> dict | None:
+        cfg, look_at = job
+        cfg = resolve_device(dataclasses.replace(cfg, **here))
+        if result := train_run(cfg, corpus, folder / "trunks", must_stop, look_at):
+            record, curve = result
+            curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
+            return {"curves.jsonl": settings(record) | {"curve": curve}, "records.jsonl": record}
+
     with open(folder / "records.jsonl") as lines:
-        while not must_stop():
-            with lock(folder / ".lock", wait=True):
-                learn(plan, lines)
-                jobs = plan.jobs()
-                trunk, held = first_free(trunks, jobs)
-            if not jobs:
-                return
-            if not held:  # others train all that is missing, and more may follow from it
-                time.sleep(0.5)
-                continue
-            with held:
-                cfg, look_at = jobs[trunk]
-                cfg = resolve_device(dataclasses.replace(cfg, **here))
-                if result := train_run(cfg, corpus, trunks, must_stop, look_at):
-                    with lock(folder / ".lock", wait=True):
-                        append(folder, *result)
-            yield
-
-
-def first_free(trunks: Path, names: Iterable[str]) -> tuple:
-    """Lock the first of these trunks that no process trains. Return its name and the lock."""
-    for name in names:
-        with contextlib.suppress(BlockingIOError):
-            return name, lock(trunks / f"{name}.lock")
-    return None, None
-
-
-def run_worker(*args) -> None:
-    """`work` in a process that stops at Ctrl-C, at SIGTERM, or if its parent has died."""
-    parent = multiprocessing.parent_process()
-    with stop_request(None) as stop:
-        for _ in work(*args, must_stop=lambda: stop() or not parent.is_alive()):
-            pass
+        yield from do_jobs(folder, lambda: plan.learn(lines).jobs(), do, must_stop)
 
 
 def train_missing(plan: Plan, folder: Path, devices: list[str]) -> bool:
     """Train what the plan lacks, in a process for every device. Return whether a signal stopped us.
 
-    Raises ChildProcessError if a worker dies.
+    Raises ChildProcessError if one of the processes dies.
     """
-    append_to(folder / "records.jsonl").close()
+    append_to(folder / "records.jsonl").close()  # now it exists
     before, bar = len(plan.known), tqdm(total=len(plan.left()), unit=" runs")
     with stop_request(None) as must_stop, open(folder / "records.jsonl") as lines, bar:
         if len(devices) == 1:
             steps = work(plan, folder, *devices, must_stop)
         else:
-            steps = run_workers(run_worker, [(plan, folder, d) for d in devices], must_stop)
+            steps = run_workers([(work, plan, folder, device) for device in devices], must_stop)
         for _ in steps:
-            learn(plan, lines)
-            if (done := len(plan.known) - before) > bar.n:
+            if (done := len(plan.learn(lines).known) - before) > bar.n:
                 bar.total = done + len(plan.left())
                 bar.update(done - bar.n)
     return must_stop()
@@ -421,7 +383,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
     try:
-        if runs and train_missing(plan, args.out, devices_of(runs[0].device, args.workers)):
+        if runs and train_missing(plan, args.out, all_devices(runs[0].device, args.workers)):
             print("stopped and saved; the same command resumes")
             return 3
     except ChildProcessError as error:

@@ -21,6 +21,7 @@ from test_mistakes import one_line
 from test_resume import TIMELESS
 from test_train import SMALL
 from tools.records import differs, identity, records_in
+from tools.runs import lock
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
@@ -297,7 +298,7 @@ def test_a_trunk_in_training_is_left_alone(undisturbed, tiny):
     Path("out/trunks").mkdir(parents=True)
     Path("out/records.jsonl").touch()
     held = next(iter(plan.jobs()))
-    with sweep.lock(Path(f"out/trunks/{held}.lock")):
+    with lock(Path(f"out/trunks/{held}.lock")):
         waited = iter([False] * 300)
         for _ in sweep.work(plan, Path("out"), "cpu", lambda: next(waited, True)):
             assert sweep.trunk_of(sweep.config_of([*records_in(Path("out"))][-1])) != held
@@ -310,7 +311,7 @@ def dies(*_):
 
 
 def test_a_dead_worker_ends_the_sweep(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "run_worker", dies)
+    monkeypatch.setattr(sweep, "work", dies)
     assert sweep.main([*tiny, "--workers=2"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]  # after the progress bar
     assert last.startswith("sweep.py: a worker died")

@@ -29,6 +29,12 @@ def pick_device(name: str = "auto") -> str:
     return name
 
 
+def all_devices(device: str, number: int | None) -> list[str]:
+    """The device of every worker. number: None is one per GPU, or one per CPU core."""
+    n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
+    return [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
+
+
 def pick_dtype(cfg, device: str) -> str:
     """The dtype of matrix products for "auto": bfloat16 if it is faster on this device."""
     if device.startswith("cuda"):

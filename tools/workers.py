@@ -1,28 +1,69 @@
-"""Worker processes, one for each GPU or CPU core."""
+"""A folder as a queue of jobs for any number of processes, on one machine or on several."""
 
+import contextlib
+import json
 import multiprocessing
 import multiprocessing.connection
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
-import torch
-
-
-def devices_of(device: str, number: int | None) -> list[str]:
-    """The device of every worker. number: None is one per GPU, or one per CPU core."""
-    n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
-    return [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
+from tools.runs import append_to, lock, stop_request
 
 
-def run_workers(target: Callable, all_args: list[tuple], must_stop: Callable) -> Iterator[None]:
-    """Call target(*args) in a process for every args. Yield twice a second until all have ended.
+def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> Iterator[None]:
+    """Do what is missing, job by job, and yield after each. Other processes may do the same.
+
+    jobs() returns the missing ones, {name: job}. do(job) returns {file: line to append}, or None.
+    All processes read and write the files one after the other, under a lock. Each holds a lock on
+    the job that it does, which the system removes if the process dies.
+    """
+    locks = folder / "trunks"
+    locks.mkdir(exist_ok=True)
+    while not must_stop():
+        with lock(folder / ".lock", wait=True):
+            missing = jobs()
+            name, held = first_free(locks, missing)
+        if not missing:
+            return
+        if not held:  # others do all that is missing, and more may follow from it
+            time.sleep(0.5)
+            continue
+        with held:
+            if lines := do(missing[name]):
+                with lock(folder / ".lock", wait=True):
+                    for file, line in lines.items():
+                        with append_to(folder / file) as stream:
+                            stream.write(json.dumps(line) + "\n")
+        yield
+
+
+def first_free(locks: Path, names: Iterable[str]) -> tuple:
+    """Lock the first job that no process does. Return its name and the lock, or None twice."""
+    for name in names:
+        with contextlib.suppress(BlockingIOError):
+            return name, lock(locks / f"{name}.lock")
+    return None, None
+
+
+def run_worker(work: Callable, *args) -> None:
+    """Exhaust work(*args, must_stop), and stop at Ctrl-C, at SIGTERM, or if our parent has died."""
+    parent = multiprocessing.parent_process()
+    with stop_request(None) as stop:
+        for _ in work(*args, lambda: stop() or not parent.is_alive()):
+            pass
+
+
+def run_workers(all_args: list[tuple], must_stop: Callable) -> Iterator[None]:
+    """run_worker(*args) in a process for every args. Yield twice a second until all have ended.
 
     After must_stop(), or if one of them dies, all get SIGTERM. Raises ChildProcessError if one dies.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     # until they can handle signals, workers ignore them. They inherit that from us
     before = {x: signal.signal(x, signal.SIG_IGN) for x in (signal.SIGINT, signal.SIGTERM)}
-    workers = [context.Process(target=target, args=args, daemon=True) for args in all_args]
+    workers = [context.Process(target=run_worker, args=args, daemon=True) for args in all_args]
     for worker in workers:
         worker.start()
     for x, handler in before.items():
