@@ -1,7 +1,7 @@
 """The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/bend --against warmup_tokens=5000,80000,320000    what a setting changes
+    python fit.py runs/bend --only warmup_tokens=5000                    of some of the runs
     python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
 
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
@@ -30,9 +30,8 @@ import numpy as np
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
 from tools.config import fail, program_parser, whole_number
-from tools.records import OF_A_SHAPE, STANDARD, VARIED, complete, differs, loss_of, narrow_first
-from tools.records import read_records, shape_of
-from tools.report import interval, reasons, show
+from tools.records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from tools.report import interval, reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 DRAWS = 2000
@@ -306,32 +305,6 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def report_change(field: str, sets: dict[str, list[dict]], out: Path) -> None:
-    """Print how the best learning rates and the law change from the first value to the others.
-
-    sets: {value: records}. Only cells that all of them have count.
-    """
-    one, *rest = (some[0] for some in sets.values())
-    for other in rest:
-        if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
-            raise ValueError(f"--against {field}: the runs also differ in {different[0]} (--only)")
-    found = [{m[:3]: m for m in usable(minima(some))} for some in sets.values()]  # by cell
-    common = sorted(set.intersection(*map(set, found)))
-    if not common:
-        raise ValueError("--against: no cell has a minimum in all; is the sweep still running?")
-    fits = {}
-    for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # all independent
-        points = [by_cell[c] for c in common]
-        x, weight = redraw(points, rng_seed)
-        fits[value] = Fits(points, points, x, weight, fit_law(points, x, weight))
-    first, *others = fits
-    for value in others:
-        print(f"\n{field}: {first} -> {value}")
-        report.change(fits[first], fits[value])
-    report.draw_change(out / "against.png", field, fits)
-    print(f"\n{out}: against.png")
-
-
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
     a, b = (statistics.mode(r[name] for r in records) for name in ("power_a", "power_b"))
@@ -364,16 +337,9 @@ def run(args) -> None:
         return report_prediction(args)
     if not args.folders:
         raise ValueError("name the folder of a sweep, or --predict; see --help")
-    read = lambda some: read_records(args.folders, some)
     first = args.folders[0]
     out = args.out or (first.parent if first.is_file() else first)
-    if not args.against:
-        return report_records(read(args.only), out)
-    field, _, values = args.against.partition("=")
-    choices = {value: [*args.only, f"{field}={value}"] for value in values.split(",")}
-    if len(choices) < 2:
-        raise ValueError(f"--against {args.against}: needs two values, as in seed=0,1")
-    report_change(field, {value: read(choice) for value, choice in choices.items()}, out)
+    report_records(read_records(args.folders, args.only), out)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -382,7 +348,6 @@ def main(argv: list[str] | None = None) -> int:
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
-    add("--against", metavar="FIELD=V,V,...", help="compare runs with these values")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
     add("--total_tokens", type=whole_number, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 import mup
 from eval import check_corpus, check_tokenizer, sample, validation_loss
-from model import GPT, PRESETS, GPTConfig, is_granite, load_model
+from model import GPT, PRESETS, GPTConfig, empty_model, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
 from tools.config import add_flags, check_effect, fail, fill_in, format_mixture, option
@@ -421,7 +421,9 @@ def main(argv: list[str] | None = None) -> int:
         devices.join(typed.get("device", "auto"))
         with devices.rank_0_first():
             cfg, start = plan(typed, actions)
-            cfg, corpus = load_data(resolve_device(cfg), typed, start)
+            cfg = resolve_device(cfg)
+            devices.check_memory(cfg, empty_model(cfg).n_params())
+            cfg, corpus = load_data(cfg, typed, start)
             out = None
             if rank_and_world()[0] == 0:  # only rank 0 writes
                 name = f"{cfg.preset}-{cfg.schedule}"

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import against
 import bent
 import fit
 import sweep
 from test_figures import figures  # noqa: F401
-from test_fit import few_draws, record, refused, write, wsd_records  # noqa: F401
+from test_fit import few_draws, record, write, wsd_records  # noqa: F401
+from test_mistakes import one_line
 from tools.records import complete
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
@@ -142,15 +144,17 @@ def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811
         more = dict(lr=r["lr"] / (1 + half), val_loss=r["val_loss"] + 0.1 * half)
         records.append(r | more | dict(warmup_tokens=50_000))
     write(records, Path("a"))
-    only = ["a", "--only", "batch_size=2,4,8", "--against"]
-    assert fit.main([*only, "warmup_tokens=2500,50000"]) == 0
+    only = ["a", "--only", "batch_size=2,4,8"]
+    assert against.main(["warmup_tokens=2500,50000", *only]) == 0 and Path("a/against.png").exists()
     lines = {line[:26].strip(): line[26:].split() for line in capsys.readouterr().out.splitlines()}
     for name, cells, moved, deeper in (("batch size 2", 5, 0, 0), ("batch size 8", 5, -1, 0.1),
                                        ("all", 15, -2 / 3, 0.2 / 3)):  # fmt: skip
         words = lines[name]
         assert int(words[0]) == cells and float(words[1]) == pytest.approx(moved, abs=0.02)
         assert float(words[-1]) == pytest.approx(deeper, abs=1e-4)
-    assert "warmup_tokens=7" in refused([*only, "warmup_tokens=2500,7"], capsys)
-    assert "two values" in refused([*only, "warmup_tokens=2500"], capsys)
+    refused = lambda *argv: one_line(against.main, [*argv, *only], capsys)
+    assert "warmup_tokens=7" in refused("warmup_tokens=2500,7")
+    assert "two values" in refused("warmup_tokens=2500")
     write([r | {"dtype": str(r["warmup_tokens"])} for r in records], Path("b"))
-    assert "differ in dtype" in refused(["b", *only[1:], "warmup_tokens=2500,50000"], capsys)
+    only[0] = "b"
+    assert "differ in dtype" in refused("warmup_tokens=2500,50000")

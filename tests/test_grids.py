@@ -7,6 +7,7 @@ import pytest
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_fit import refused, write
 
+import against
 import fit
 import sweep
 from schedules import paper_batch_size
@@ -111,7 +112,7 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     with pytest.raises(ValueError, match="several T"):
         fit.report_records([*records, records[0] | {"batch_size": 99}], Path("transfer"))
     scales = ",".join({str(r["attention_multiplier"]) for r in records})
-    assert fit.main(["transfer", f"--against=attention_multiplier={scales}"]) == 0
+    assert against.main([f"attention_multiplier={scales}", "transfer"]) == 0
     assert "nan" not in capsys.readouterr().out  # one T and one batch size have no law
 
 

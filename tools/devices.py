@@ -52,24 +52,18 @@ def resolve_device(cfg):
     _, world = rank_and_world()
     if cfg.batch_size % world:
         raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
-    check_memory(cfg, device)
     dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     compile = worth_compiling if cfg.compile is None else cfg.compile
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
 
 
-def check_memory(cfg, device: str) -> None:
+def check_memory(cfg, n_params: int) -> None:
     """Raise ValueError if weights, gradients and AdamW's moments alone exceed the memory."""
-    mlp = 3 * cfg.n_embd * cfg.n_ffn * max(1, cfg.n_expert)
-    attention = 2 * cfg.n_embd * (cfg.n_embd + cfg.n_kv_head * cfg.d_head)
-    n_params = cfg.vocab_size * cfg.n_embd + cfg.n_layer * (attention + mlp)
-    need, have = 16 * n_params, memory_of(device)  # four float32 numbers per parameter
+    need, have = 16 * n_params / 2**30, memory_of(cfg.device) / 2**30  # four float32 numbers each
     if need > have:
-        raise ValueError(
-            f"--n_embd {cfg.n_embd} --n_layer {cfg.n_layer}: {n_params:.3g} parameters need "
-            f"{need / 2**30:,.0f} GiB, {device} has {have / 2**30:,.0f}; choose a smaller model"
-        )
+        raise ValueError(f"--n_embd {cfg.n_embd}: {n_params:.3g} parameters need {need:,.0f} GiB, "
+                         f"{cfg.device} has {have:,.0f}; choose a smaller model")  # fmt: skip
 
 
 def memory_of(device: str) -> float:

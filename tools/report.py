@@ -13,7 +13,7 @@ import numpy as np
 
 from tools import compare, figures
 from tools.figures import size
-from tools.records import PAPER_SEQ_LEN, STANDARD
+from tools.records import STANDARD
 
 
 def label(m, field: str) -> str:
@@ -70,24 +70,6 @@ def law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
         print(f"{shape}: a {a[0]:.3g}, {show(a / first, 2)} times the first")
 
 
-def change(one, two) -> None:
-    """Print by how much the minima of the same cells moved, and the law. Both: Fits."""
-    shift, weight = two.x - one.x, one.weight * two.weight
-    loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
-    batch_size = np.array([m.batch_size for m in one.points])
-    groups = {"all": batch_size > 0}
-    groups |= {f"batch size {B:g}": batch_size == B for B in np.unique(batch_size)}
-    print("what changes               cells  log2 of the best learning rate   lowest loss")
-    for name, i in groups.items():
-        total = weight[:, i].sum(axis=1)
-        mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
-        print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss[i].mean():+.4f}")
-    if np.isfinite(one.law.b[0]):  # else the cells have a single batch size or T
-        for name in ("b", "q"):
-            before, after = getattr(one.law, name), getattr(two.law, name)
-            print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
-
-
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape = statistics.mode(m.shape for m in fits.points)
@@ -105,26 +87,6 @@ def point(at: float, x: np.ndarray, weight=1, line: float | None = None, filled=
     """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through x)."""
     low, high = interval(np.where(weight > 0, x, np.nan))
     return math.log2(at), x[0], low, high, x[0] if line is None else line, filled
-
-
-def draw_change(path: Path, field: str, sets: dict) -> None:
-    """Best learning rates against T at the middle batch size of the shape with most minima.
-
-    A line for every value of a field, {value: Fits}, all with minima of the same cells.
-    """
-    low, *_, high = sets
-    shape = statistics.mode(m.shape for m in sets[low].points)
-    batches = sorted({m.batch_size for m in sets[low].points if m.shape == shape})
-    cell = shape, batches[len(batches) // 2]
-    points, field = {}, field.replace("_", " ")
-    for value, fits in sets.items():
-        draws = zip(fits.points, fits.x.T, fits.weight.T)
-        here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
-        points[f"{field} {value}"] = here
-    b, c = (sets[value].law.b[0] for value in (low, high))
-    laws = f": T^{b:.2f} to T^{c:.2f} over all cells" if math.isfinite(b) else ""
-    xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
-    figures.draw_points(path, points, field.capitalize() + laws, xlabel)
 
 
 def draw_valleys(path: Path, found: list) -> None:
