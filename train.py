@@ -371,7 +371,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def open_parent(path: Path) -> dict:
     """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not is_granite(path):
-        return runs.read_checkpoint(resume.branch_point(path), verify=rank_and_world()[0] == 0)
+        return runs.read_checkpoint(resume.branch_point(path))
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
     return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],

@@ -7,18 +7,6 @@ from tools.devices import rank_and_world
 from tools.records import RUNTIME_FLAGS
 
 
-def resume_point(out: Path) -> dict | None:
-    """Read the newest whole checkpoint of a run, if it has any; rename damaged newer files."""
-    paths, rank = runs.checkpoints(out), rank_and_world()[0]
-    if not paths:
-        return None
-    start = runs.newest_checkpoint(out, verify=rank == 0)
-    if rank == 0:
-        for path in paths[paths.index(Path(start["path"])) + 1 :]:
-            path.rename(path.with_suffix(".damaged"))  # so that all processes start from the same
-    return start
-
-
 def branch_point(path: Path) -> Path:
     """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
     config = runs.read_config(path)
@@ -44,8 +32,9 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
     if rank_and_world()[1] > 1:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
     fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
-    start = resume_point(Path(typed["out"]))
-    return fields, start, None if start else saved.get("parent")  # no checkpoint yet
+    if not runs.checkpoints(Path(typed["out"])):
+        return fields, None, saved.get("parent")
+    return fields, runs.newest_checkpoint(Path(typed["out"]), rename=True), None
 
 
 def branched_fields(parent: dict, changes: dict, shape: set) -> dict:

@@ -51,10 +51,10 @@ def write_checkpoint(path: Path, content: dict) -> None:
         raise OSError(f"{path}: cannot be written ({reason})") from None
 
 
-def read_checkpoint(path: Path, verify: bool = True) -> dict:
+def read_checkpoint(path: Path) -> dict:
     """Read a checkpoint, and add its path (and its stages, which older versions lack).
 
-    weights_only refuses a pickle that would run code. `verify` compares checksums first, because
+    weights_only refuses a pickle that would run code. Rank 0 compares checksums first, because
     torch.load would accept a weight with a flipped bit.
     Raises FileNotFoundError, or ValueError for a damaged file.
     """
@@ -62,7 +62,7 @@ def read_checkpoint(path: Path, verify: bool = True) -> dict:
         raise FileNotFoundError(f"{path}: no such run or checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
-            if verify and (broken := archive.testzip()):
+            if rank_and_world()[0] == 0 and (broken := archive.testzip()):
                 raise zipfile.BadZipFile(f"wrong checksum in {broken}")
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not {"config", "tokens", "model"} <= set(saved):
@@ -73,16 +73,18 @@ def read_checkpoint(path: Path, verify: bool = True) -> dict:
         raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
 
 
-def newest_checkpoint(run: Path, verify: bool = True) -> dict:
-    """Read the newest whole checkpoint of a run folder, and report every damaged one.
+def newest_checkpoint(run: Path, rename: bool = False) -> dict:
+    """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged ones.
 
     Raises FileNotFoundError if none is whole.
     """
     for path in reversed(checkpoints(run)):
         try:
-            return read_checkpoint(path, verify)
+            return read_checkpoint(path)
         except ValueError as damage:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
+            if rename:
+                path.rename(path.with_suffix(".damaged"))
     raise FileNotFoundError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
 
 
