@@ -2,7 +2,6 @@
 
     python bench.py                                    time training steps
     python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
-    python bench.py --profile trace.json               a timeline of a few steps
     torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
 """
 
@@ -11,7 +10,6 @@ import itertools
 import math
 import statistics
 import time
-from pathlib import Path
 
 import tools.threads  # noqa: F401  before torch
 
@@ -100,23 +98,10 @@ speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process"""
     return text
 
 
-def profile(cfg: TrainConfig, corpus, file: Path) -> str:
-    """Save a timeline of 3 steps, after 3 for warming up."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    state, (rank, _) = train.build(cfg), devices.rank_and_world()
-    steps(cfg, state, corpus, 3)
-    with torch.profiler.profile() as record:
-        steps(cfg, state, corpus, 3 + 3)
-    if rank == 0:
-        record.export_chrome_trace(str(file))
-    return f"trace: {file}; open it at ui.perfetto.dev"
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("bench.py", __doc__)
     add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"])
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="save a trace of a few steps")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
@@ -127,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
-            text = profile(cfg, corpus, args.profile) if args.profile else benchmark(cfg, corpus)
+            text = benchmark(cfg, corpus)
     except torch.OutOfMemoryError as error:
         return fail("bench.py", devices.reason_of(error))
     except (ValueError, OSError) as error:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
-from tools.config import fail, program_parser, whole_number
+from tools.config import at_least, fail, program_parser
 from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
 from tools.runs import write_json
 
@@ -191,30 +191,26 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
-    add, number = parser.add_argument, dict(type=whole_number, metavar="N")
-    low = dict(limit=1, num_fewshot=0, max_len=1, top_k=1, max_new_tokens=0, temperature=0, seed=0)
+    add, zero, one = parser.add_argument, at_least(0), at_least(1)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
         "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
-    add("--limit", **number, help="evaluate only the first N items of each task")
-    add("--num_fewshot", **number, help="examples before a question (default: as in the paper)")
-    add("--max_len", **number, help="tokens in the window (default: seq_len of the model)")
+    add("--limit", type=one, help="evaluate only the first N items of each task")
+    add("--num_fewshot", type=zero, help="examples before a question (default: as in the paper)")
+    add("--max_len", type=one, help="tokens in the window (default: seq_len of the model)")
     add("--out", type=Path, help="JSON file for the results of --tasks")
     add("--prompt", help="continue this text instead of evaluating")
-    add("--max_new_tokens", **number, default=400, help="length of the sample (default: 400)")
-    add("--top_k", **number, default=50, help="sample from the N likeliest tokens (default: 50)")
-    add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
-    add("--seed", **number, default=0, help="random seed of the sample (default: 0)")
+    add("--max_new_tokens", type=zero, default=400, help="length of the sample (default: 400)")
+    add("--top_k", type=one, default=50, help="sample from the N likeliest tokens (default: 50)")
+    add("--temperature", type=at_least(0, float), default=0.8, help="0 takes the likeliest (default: 0.8)")
+    add("--seed", type=zero, default=0, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")
     args = parser.parse_args(argv)
-    for name in low:
-        value = getattr(args, name)
-        if value is not None and not value >= low[name]:  # refuses NaN, too
-            raise ValueError(f"--{name} {value}: must be at least {low[name]}")
-        if name in ("limit", "num_fewshot", "max_len") and value is not None and not args.tasks:
-            raise ValueError(f"--{name} {value}: has no effect without --tasks")
+    for name in ("limit", "num_fewshot", "max_len"):
+        if getattr(args, name) is not None and not args.tasks:
+            raise ValueError(f"--{name} {getattr(args, name)}: has no effect without --tasks")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args

@@ -32,8 +32,8 @@ from eval import check_corpus, check_tokenizer, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, empty_model, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, resume, runs
-from tools.config import add_flags, check_effect, fail, fill_in, format_mixture, option
-from tools.config import parse_mixture, program_parser
+from tools.config import add_flags, at_least, check_effect, fail, fill_in, format_mixture
+from tools.config import option, parse_mixture, program_parser
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
@@ -356,15 +356,14 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
-    add("--time_limit", type=float, metavar="SECONDS", help="when to save and exit with status 3")
+    limit = dict(type=at_least(0, float), metavar="SECONDS")
+    add("--time_limit", **limit, help="when to save and exit with status 3")
     add("--dry_run", "--benchmark", "--profile", dest="bench", nargs="*", help="see bench.py")
     args = parser.parse_args(argv)
     if args.bench is not None:
-        parser.error("--dry_run, --benchmark, --profile: use python bench.py (same config flags)")
+        parser.error("--dry_run, --benchmark: use python bench.py; --profile: see docs/speed.md")
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
-    if args.time_limit is not None and not args.time_limit > 0:  # refuses NaN, too
-        parser.error(f"--time_limit {args.time_limit}: must be above 0")
     return {name: value for name, value in vars(args).items() if name in FIELDS}, args
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_fit import refused, write
+from test_mistakes import one_line
 
 import against
+import anytime
 import fit
 import sweep
 from schedules import paper_batch_size
@@ -162,6 +164,7 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
             found = [x - 0.01 * seed for seed, x in lines[name][cell].items()]
             assert found == pytest.approx([loss] * len(seeds), abs=1e-3)
             assert list(best[name].values()) == [lr] * len(seeds)
+    assert anytime.main(["compare"]) == 0
     said = capsys.readouterr().out
     assert ("| MoE, " in said) == any("experts" in cell[0] for cell in cells)
     assert sum(said.count(f"] {word} |") for word in ("level", "better", "worse")) > 5
@@ -172,7 +175,7 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(capsys):
     last = [r for r in records if (r["schedule"], r["total_tokens"]) == ("cosine", 160_000)]
     folder = write([r for r in records if r not in last], Path("a"))
     assert fit.main([str(folder)]) == 0 and "| dense, 12 cells |" in capsys.readouterr().out
-    assert [path.name for path in folder.glob("*.png")] == ["compare.png"]
+    assert "longest cosines" in one_line(anytime.main, [str(folder)], capsys)
     some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
     assert "still running" in refused([write(some, Path("b"))], capsys)
     folder = write([r for r in records if r["seed"] < 100], Path("c"))

@@ -5,7 +5,6 @@ import base64
 import pytest
 import torch
 
-import bench
 import data
 import eval as evaluation
 import fit
@@ -77,12 +76,11 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--data corpus --out file/run", "--out file/run"),
     (train, "--data corpus --out file", "--out file"), (train, "--data corpus --out .", "--out ."),
     (train, "--resume", "--out"), (train, "--resume --out file", "--out file"),
-    (train, "--time_limit -1", "--time_limit -1"),
+    (train, "--time_limit -1", "--time_limit: -1: must be at least 0"),
     (train, "--branch nowhere", "nowhere"), (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
     (train, "--branch run --data words", "words: its tokenizer is not that of"),
-    (train, "--profile trace.json", "--profile: use python bench.py"),
-    (bench, "--device cpu --data corpus --profile file/trace.json", "file"),
+    (train, "--profile trace.json", "use python bench.py"),
     (schedules, "--ot x", "--ot"),
     (fit, "", "name the folder"), (fit, "tiny", "tiny: no records"),
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
@@ -95,8 +93,8 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),
     (evaluation, "--model run --data words", "words: its tokenizer is not that of run"),
-    (evaluation, "--model run --num_fewshot -1", "--num_fewshot -1"),
-    (evaluation, "--model run --prompt x --temperature nan", "--temperature nan"),
+    (evaluation, "--model run --num_fewshot -1", "--num_fewshot: -1: must be at least 0"),
+    (evaluation, "--model run --prompt x --temperature nan", "nan: must be"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)

@@ -1,7 +1,6 @@
 """What the speed rests on: no graph breaks, one compilation, estimates that hold; no timings."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -135,10 +134,6 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     flags = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
     assert bench.main(flags) == 0
     assert "tokens/s" in capsys.readouterr().out and not list(tmp_path.iterdir())
-    assert bench.main([*flags, "--profile", "trace.json"]) == 0
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any("scaled_dot_product" in event.get("name", "") for event in events)
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
     peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": None}
     assert {card: devices.PEAK_FLOPS.get(card) for card in peaks} == peaks  # no card has another's
 

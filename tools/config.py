@@ -99,6 +99,17 @@ def whole_number(text: str) -> int:
         raise
 
 
+def at_least(low: float, kind=whole_number):
+    """The type of a flag whose value has a lower limit."""
+
+    def number(text: str):
+        if not kind(text) >= low:  # refuses NaN, too
+            raise argparse.ArgumentTypeError(f"{text}: must be at least {low}")
+        return kind(text)
+
+    return number
+
+
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
     """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise ValueError."""
     shares = {}

@@ -7,7 +7,7 @@ smallest T and 1,024 tokens per batch.
 
 from pathlib import Path
 
-from tools.config import whole_number
+from tools.config import at_least, whole_number
 from tools.records import differs, identity
 
 
@@ -168,12 +168,6 @@ def numbers(text: str) -> list[int]:
     return [whole_number(part) for part in text.split(",")]
 
 
-def count(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def add_own_flags(parser, parse_field) -> None:
     """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
 
@@ -184,12 +178,12 @@ def add_own_flags(parser, parse_field) -> None:
     add = parser.add_argument
     add("experiment", choices=tuple(GRIDS))
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
-    add("--workers", type=count, help="processes (default: one per GPU, or per CPU core)")
+    add("--workers", type=at_least(1), help="processes (default: one per GPU, or per CPU core)")
     add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"
         add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
-    add("--seeds", type=count, metavar="N", help="seeds 0 to N-1 in place of the grid's")
+    add("--seeds", type=at_least(1), metavar="N", help="seeds 0 to N-1 in place of the grid's")
     add("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...",
         help="a field with several values; may be repeated")  # fmt: skip
     add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")

@@ -179,7 +179,7 @@ def verdict(draws: np.ndarray) -> str:
 
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figures."""
-    lines, best, runs_of = compare.losses_of_lines(records)
+    lines, best, _ = compare.losses_of_lines(records)
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
@@ -190,8 +190,7 @@ def comparison(records: list[dict], out: Path) -> None:
         if some:
             panels.append(table_of_differences(lines, some, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
-    drawn = draw_anytime(out / "anytime.png", lines, runs_of)
-    print(f"\n{out}: compare.png" + ", anytime.png" * drawn)
+    print(f"\n{out}: compare.png")
 
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
@@ -216,31 +215,3 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     verb = VERBS[verdict(draws["Power (fitted), averaged"])]
     rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
     return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
-
-
-def draw_anytime(path: Path, lines: dict, runs_of: Callable) -> bool:
-    """If you stop here, how good are one Power run, and the longest cosine, cut short?
-
-    Draws nothing and returns False while some of these runs are still in training.
-    """
-    planned, run = "cosine ∝ √batch", "Power (fitted)"
-    shapes = [shape for shape, *_ in lines[run]]
-    shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
-    batch_size = min(B for *_, B in lines[run])
-    cells = [cell for cell in lines[run] if (cell[0], cell[2]) == (shape, batch_size)]
-    longest = runs_of(planned, cells[-1])
-    name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
-    if not all(look in r for r in longest.values() for look in name.values()):
-        return False
-    loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
-    cut = {cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells}
-    named = {"one Power run": lines[run], "planned cosines": lines[planned]}
-    named["one cosine, cut short"] = cut
-    above = lambda line, some: compare.differences(line, lines[planned], some)
-    verb = VERBS[verdict(above(lines[run], cells))]
-    points = {label: [point(cell[1], above(line, [cell])) for cell in cells]
-              for label, line in named.items()}  # fmt: skip
-    title = f"One Power run {verb} {len(cells)} planned cosines on average"
-    xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
-    figures.draw_points(path, points, title, xlabel, ylabel="loss minus planned cosine (nats)")
-    return True
