@@ -3,6 +3,7 @@
 import re
 import subprocess
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from test_readme import PAGES
@@ -12,8 +13,8 @@ import train
 
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
-INLINE = re.findall(r"`(python \w+\.py[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
-LAUNCHER = r"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?=\w+\.py)"
+INLINE = re.findall(r"`(python (?:docs/)?\w+\.py[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
+LAUNCHER = r"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?=(?:docs/)?\w+\.py)"
 
 
 class Understood(Exception):
@@ -25,7 +26,7 @@ def commands() -> list[str]:
     lines = "\n".join([*BLOCKS, *INLINE]).replace("\\\n", " ").splitlines()
     found = [re.sub(LAUNCHER, "", line) for line in lines if re.match(LAUNCHER, line)]
     found = [line.partition(" #")[0].rstrip() for line in found]
-    return [line for line in dict.fromkeys(found) if not re.search("--help|power_q", line)]
+    return [line for line in dict.fromkeys(found) if not re.search("--help|power_q|batch_ramp", line)]
 
 
 def words_of(command: str) -> list[str]:
@@ -46,7 +47,7 @@ def test_a_command_is_understood(command, monkeypatch):
     monkeypatch.setattr(parser, "parse_args", parse_and_stop)
     file, *argv = words_of(command)
     with pytest.raises(Understood) as caught:
-        import_module(file.removesuffix(".py")).main(argv)
+        import_module(Path(file).stem).main(argv)
     given = vars(caught.value.args[0])
     if file in ("train.py", "bench.py"):
         train.make_config(**{name: given[name] for name in given if name in train.FIELDS})
