@@ -181,7 +181,7 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
         facts = dict(n=len(questions), num_fewshot=shots, max_len=args.max_len, dtype=dtype)
         results[name] = tasks.measure(name, questions, answers) | facts
         if first:
-            print(tasks.report(name, results[name]))
+            tasks.report(name, results[name])
         if first and args.out:  # now, because a later task may fail
             write_json(args.out, results)
 

@@ -169,8 +169,8 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 
 # -- The experiments -------------------------------------------------------------------------------
 # Every series (one shape, batch size and seed) has a rule, a pure function of the losses so far. It
-# gets loss(config), None if that run is not done yet, and returns all runs that it wants by now, or
-# none while it waits for other series. So a stopped or divided sweep makes the same runs.
+# gets loss(config), None if that run is not done yet, and returns all runs that it wants by now.
+# Series may want the same runs. So any number of processes, stopped at any time, make these runs.
 
 
 @functools.cache
@@ -224,18 +224,13 @@ def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig
             for lr in map(nth_lr, grid["trials"])}  # fmt: skip
 
 
-def all_trials(grid: dict, seed: int, _loss: Callable) -> list[TrainConfig]:
-    """The runs that tune all lines for a seed."""
-    tried = [trials_of(grid, line, seed) for line in LINES.values()]
-    return [cfg for runs in tried for some in runs.values() for cfg in some]
-
-
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
-    """All lines, each at the learning rate with the lowest mean loss of its trials."""
+    """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
     runs = []
     for line in LINES.values():
-        tried = trials_of(grid, line, base["seed"])
-        if best := best_of({lr: [loss(cfg) for cfg in some] for lr, some in tried.items()}):
+        trials = trials_of(grid, line, base["seed"])
+        runs += sum(trials.values(), [])
+        if best := best_of({lr: [loss(cfg) for cfg in some] for lr, some in trials.items()}):
             runs += [run_of(grid, line, best, base, T) for T in grid["budgets"]]
     return runs
 
@@ -243,11 +238,7 @@ def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
 def series_of(experiment: str, grid: dict) -> list[Callable]:
     """The rules of all series. Each maps loss to the runs that it wants by now."""
     rule = {"power": power_runs, "compare": compare_runs}.get(experiment, wsd_runs)
-    series = [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
-    if experiment == "compare":  # the series wait for the trials of their seed
-        seeds = sorted({base["seed"] for base in grids.bases_of(grid)})
-        series = [functools.partial(all_trials, grid, seed) for seed in seeds] + series
-    return series
+    return [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
 
 
 # -- Training what is missing ----------------------------------------------------------------------

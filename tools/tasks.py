@@ -239,18 +239,18 @@ def measure(name: str, questions: list[Question], answers: list) -> dict:
     result = {"rule": RULES[metric], "paper_metric": metric}
     if name == "wikitext":
         return result | perplexities([q.doc["page"] for q in questions], answers)
-    right = [accuracies(q, sums, metric) for q, sums in zip(questions, answers)]
-    for kind in right[0]:
-        mean, stderr = mean_and_stderr([of[kind] for of in right], [q.group for q in questions])
+    for kind in dict.fromkeys(("acc", metric)):
+        right = [is_right(q, sums, kind) for q, sums in zip(questions, answers)]
+        mean, stderr = mean_and_stderr(right, [q.group for q in questions])
         result |= {kind: mean, f"{kind}_stderr": stderr}
     return result
 
 
-def accuracies(question: Question, sums: list[float], metric: str) -> dict[str, bool]:
+def is_right(question: Question, sums: list[float], kind: str) -> bool:
     """Is the most likely choice right? acc_norm divides by the number of characters."""
-    means = [nats / max(1, len(text)) for nats, text in zip(sums, question.choices)]
-    scores = {"acc": sums} | ({"acc_norm": means} if metric == "acc_norm" else {})
-    return {name: int(np.argmax(s)) == question.gold for name, s in scores.items()}  # first on ties
+    lengths = [max(1, len(text)) for text in question.choices]
+    scores = np.divide(sums, lengths) if kind == "acc_norm" else sums
+    return int(np.argmax(scores)) == question.gold  # the first of equal ones
 
 
 def perplexities(pages: list[str], answers: list[float]) -> dict:
@@ -272,12 +272,10 @@ def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | Non
     return values.mean().item(), math.sqrt(squares / freedom / len(values)) if freedom else None
 
 
-def report(name: str, result: dict) -> str:
-    """Write one line per metric of a task."""
+def report(name: str, result: dict) -> None:
+    """Print one line per metric of a task."""
     facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
-    lines = []
     for metric in (key for key in result if f"{key}_stderr" in result):
         stderr = result[f"{metric}_stderr"]
         spread = "" if stderr is None else f"+-{stderr:.4f}"
-        lines.append(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
-    return "\n".join(lines)
+        print(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
