@@ -81,7 +81,7 @@ def question_row(label: str) -> list[np.ndarray]:
 
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
-    """Change of b or q between two sweeps with the same cells, as fit.report_change computes it."""
+    """Change of b or q between two sweeps with the same cells, as docs/against.py computes it."""
     laws = [fit.fit_law(f.points, *fit.redraw(f.points, i)) for i, f in enumerate(sweeps)]
     return getattr(laws[1], name) - getattr(laws[0], name)
 
