@@ -106,12 +106,12 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
     to its decay. Folders that only its parents read may be missing.
     """
     data = data or "embedded"
-    stages = [(start, parse_mixture(text)) for start, text in stages or [(0, data)]]
-    now = max(i for i, (_, m) in enumerate(stages) if m == parse_mixture(data))  # stage of --data
-    folders = dict.fromkeys(folder for _, mixture in stages[now:] for folder in mixture)
+    mixtures = [(start, parse_mixture(text)) for start, text in stages or [(0, data)]]
+    i = max(i for i, (_, m) in enumerate(mixtures) if m == parse_mixture(data))  # where we are now
+    folders = dict.fromkeys(folder for _, mixture in mixtures[i:] for folder in mixture)
     sources = open_sources(folders, tokenizer)
-    stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in stages]
-    shares = {name: [m.get(name, 0.0) for _, m in stages[now:]] for name in sources}
+    stages = [(start, {basename(f): share for f, share in m.items()}) for start, m in mixtures]
+    shares = {name: [m.get(name, 0.0) for _, m in stages[i:]] for name in sources}
     first = next(iter(sources.values()))
     meta = dict(first.meta)
     if len(sources) > 1:  # of all sources and their shares from now on
@@ -189,7 +189,7 @@ def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict
         drawn, here = mixed(np.clip(g, start, end) - start, shares, seed)
         names = np.where(g >= start, drawn, names)
         for name in here:
-            counts[name] = counts[name] + here[name]
+            counts[name] += here[name]
     return names, counts
 
 

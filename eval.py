@@ -101,8 +101,8 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     a tree, first the few-shot examples that all items share, then the contexts, then the choices.
     """
     contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
-    root, fork = len(commonprefix(contexts)), min(map(len, contexts))
-    root = root if root >= 32 else 0  # a few tokens are not worth a pass
+    shared, fork = len(commonprefix(contexts)), min(map(len, contexts))
+    root = shared if shared >= 32 else 0  # a few tokens are not worth a pass
     cache: list[dict] = [{} for _ in model.blocks]
     if root:
         read(model, cache, [contexts[0][:root]])
@@ -203,7 +203,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", type=zero, default=400, help="length of the sample (default: 400)")
     add("--top_k", type=one, default=50, help="sample from the N likeliest tokens (default: 50)")
-    add("--temperature", type=at_least(0, float), default=0.8, help="0 takes the likeliest (default: 0.8)")
+    add("--temperature", type=at_least(0, float), default=0.8, help="0: the likeliest (default: 0.8)")
     add("--seed", type=zero, default=0, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")

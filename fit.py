@@ -73,7 +73,7 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
     if len(near) < degree + 2:
         return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
-    *_, c3, c2, c1, _ = 0.0, *np.polyfit(x - lowest, y, degree)  # a parabola has c3 = 0
+    _, c1, c2, c3 = [*np.polyfit(x - lowest, y, degree)[::-1], 0.0][:4]  # a parabola has c3 = 0
     root = c2**2 - 3 * c3 * c1  # for the zeros of the slope c1 + 2 c2 u + 3 c3 u^2
     below = c2 + math.sqrt(root) if root >= 0 else 0.0
     at = lowest - c1 / below if below else math.inf  # the other zero is a maximum
@@ -95,7 +95,8 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
 
     Of runs of Power, `of` maps a record to the scanned x. Raises ValueError for equal runs.
     """
-    of, cells = of or (lambda r: math.log2(r["lr"])), {}
+    of = of or (lambda r: math.log2(r["lr"]))
+    cells: dict = {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
         cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] if by_seed else 0
@@ -175,7 +176,7 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
     return Law(b, q, dict(zip(shapes, np.exp2(log_a))), solutions @ design.T)
 
 
-# -- How the papers read it -------------------------------------------------------------------------
+# -- How the papers read it ------------------------------------------------------------------------
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
@@ -228,10 +229,11 @@ def fits_of(rows: list[dict]) -> Fits:
     """Raises ValueError if the usable minima do not determine a, b and q."""
     found = minima(rows)
     points = usable(found)
+    law = None
     if points:
         x, weight = redraw(points)
         law = fit_law(points, x, weight)
-    if not points or not math.isfinite(law.b[0]):
+    if law is None or not math.isfinite(law.b[0]):
         raise ValueError(
             f"{len(points)} of {len(found)} minima are usable, and a law needs two run lengths "
             f"and two batch sizes in one shape; left out: {reasons(found) or 0}"
@@ -257,8 +259,8 @@ def as_json(fits: Fits, row: dict) -> dict:
     intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
     rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
     return {name: some[0] for name, some in draws.items()} | intervals | {
-        "a_paper": a_paper, "rule": rule, "seq_len": row["seq_len"], "warmup_tokens": row.get("warmup_tokens"),
-        "fingerprint": row.get("fingerprint"),
+        "a_paper": a_paper, "rule": rule, "seq_len": row["seq_len"],
+        "warmup_tokens": row.get("warmup_tokens"), "fingerprint": row.get("fingerprint"),
     }  # fmt: skip
 
 
@@ -331,17 +333,6 @@ def report_records(records: list[dict], out: Path) -> None:
         report_wsd(records, out)
 
 
-def run(args) -> None:
-    """Do one of the jobs of the command line. Raises OSError or ValueError."""
-    if args.predict:
-        return report_prediction(args)
-    if not args.folders:
-        raise ValueError("name the folder of a sweep, or --predict; see --help")
-    first = args.folders[0]
-    out = args.out or (first.parent if first.is_file() else first)
-    report_records(read_records(args.folders, args.only), out)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("fit.py", __doc__)
     add = parser.add_argument
@@ -353,8 +344,16 @@ def main(argv: list[str] | None = None) -> int:
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
     add("--seq_len", type=float, help="tokens per sequence (default: as in --law; else 4096)")
     add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")
+    args = parser.parse_args(argv)
+    if not (args.folders or args.predict):
+        parser.error("name the folder of a sweep, or --predict; see --help")
     try:
-        run(parser.parse_args(argv))
+        if args.predict:
+            report_prediction(args)
+        else:
+            first = args.folders[0]
+            out = args.out or (first.parent if first.is_file() else first)
+            report_records(read_records(args.folders, args.only), out)
     except (ValueError, OSError) as error:
         return fail("fit.py", error)
     return 0

@@ -179,9 +179,8 @@ def config(**fields) -> TrainConfig:
     unread = set().union(*READS.values()) - READS[fields["schedule"]]
     share = fields.pop("decay_share", None)
     if share is not None:  # at most all tokens after the warmup
-        warm = config(**fields | dict(decay_tokens=0)).warmup_tokens
-        total = fields["total_tokens"]
-        fields["decay_tokens"] = min(round(share * total), total - warm)
+        total, warm = fields["total_tokens"], fields["warmup_tokens"]
+        fields["decay_tokens"] = min(round(share * total), max(0, total - warm))
     return make_config(**{name: value for name, value in fields.items() if name not in unread})
 
 
@@ -270,11 +269,14 @@ class Plan(NamedTuple):
         return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
 
     def jobs(self) -> dict[str, tuple]:
-        """Trunk -> (its next run, the shorter T if that is the longest cosine), most work first."""
+        """Trunk -> (its next run, T at which to look at the loss without a decay), longest first.
+
+        We look at the longest cosine at all shorter T, to know what it is worth if cut short there.
+        """
         *shorter, longest = self.grid["budgets"]
         cut_short = lambda cfg: cfg.schedule in PLANNED and cfg.total_tokens == longest
-        work = lambda item: tokens_of(item[1]) * item[1][0].n_embd
-        todo = sorted(by_trunk(self.missing()).items(), key=work, reverse=True)
+        cost = lambda item: tokens_of(item[1]) * item[1][0].n_embd
+        todo = sorted(by_trunk(self.missing()).items(), key=cost, reverse=True)
         return {trunk: (runs[0], shorter if cut_short(runs[0]) else []) for trunk, runs in todo}
 
 

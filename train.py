@@ -390,7 +390,9 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
         fields = resume.branched_fields(parent, fields, SHAPE)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, cfg.schedule, READS)
-    return cfg, resume.branch(parent, cfg, cfg.schedule in PLANNED) if parent else start
+    if parent:
+        start = resume.branch(parent, cfg, cfg.schedule in PLANNED)
+    return cfg, start
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:

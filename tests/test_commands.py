@@ -12,9 +12,10 @@ from tools.config import program_parser
 import train
 
 TEXT = "\n".join(PAGES.values())
+PROGRAM = r"(?:docs/)?\w+\.py"
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
-INLINE = re.findall(r"`(python (?:docs/)?\w+\.py[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
-LAUNCHER = r"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?=(?:docs/)?\w+\.py)"
+INLINE = re.findall(rf"`(python {PROGRAM}[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
+LAUNCHER = rf"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?={PROGRAM})"
 
 
 class Understood(Exception):
@@ -26,7 +27,8 @@ def commands() -> list[str]:
     lines = "\n".join([*BLOCKS, *INLINE]).replace("\\\n", " ").splitlines()
     found = [re.sub(LAUNCHER, "", line) for line in lines if re.match(LAUNCHER, line)]
     found = [line.partition(" #")[0].rstrip() for line in found]
-    return [line for line in dict.fromkeys(found) if not re.search("--help|power_q|batch_ramp", line)]
+    patched = "--help|power_q|batch_ramp"
+    return [line for line in dict.fromkeys(found) if not re.search(patched, line)]
 
 
 def words_of(command: str) -> list[str]:

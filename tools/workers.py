@@ -58,7 +58,7 @@ def run_worker(work: Callable, *args) -> None:
 def run_workers(all_args: list[tuple], must_stop: Callable) -> Iterator[None]:
     """run_worker(*args) in a process for every args. Yield twice a second until all have ended.
 
-    After must_stop(), or if one of them dies, all get SIGTERM. Raises ChildProcessError if one dies.
+    After must_stop(), or if a process dies, all get SIGTERM. Raises ChildProcessError if one dies.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     # until they can handle signals, workers ignore them. They inherit that from us
