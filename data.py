@@ -233,10 +233,10 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("data.py", __doc__)
     add = parser.add_argument
-    add("--source", nargs="+", help="files, folders, quoted patterns, hf:NAME (default: embedded)")
+    add("--source", nargs="+", help="files, folders, quoted patterns (default: embedded)")
     add("--out", type=Path, help="folder of the new corpus")
     add("--tokenizer", default="bytes", help="bytes (default), a tiktoken name, a tokenizer file")
-    add("--text_field", default="text", help="field or column with the text (default: text)")
+    add("--text_field", default="text", help="field with the text (default: text)")
     add("--val_fraction", default=0.02, type=float, help="share to hold out (default: 0.02)")
     args = parser.parse_args(argv)
     try:

@@ -29,13 +29,11 @@ HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single fil
 BATCH_SIZE = 2**20  # characters that a process encodes at a time
 
 
-def source_files(sources: list[str]) -> Iterator[Path | str]:
-    """The files in the folders and quoted patterns of --source. hf:NAME stays as it is."""
+def source_files(sources: list[str]) -> Iterator[Path]:
+    """The files in the folders and quoted patterns of --source, without hidden ones."""
     for source in sources:
         path = Path(source)
-        if source.startswith("hf:"):
-            yield source
-        elif path.is_dir():
+        if path.is_dir():
             hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
             yield from (p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p))
         else:
@@ -49,56 +47,33 @@ def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
     """Yield texts and lines of JSON. Raises ValueError for a damaged file or a missing field."""
     for file in list(source_files(sources)):  # finds a wrong name before any work
         try:
-            if re.search(r"^hf:|\.parquet$", str(file)):
-                yield from read_rows(file, field)
-            else:
-                yield from read_file(file, field)
-        except (ImportError, EOFError, OSError, ValueError, zlib.error) as error:
-            problem = " ".join(str(error).split())
-            advice = "; pip install datasets" if isinstance(error, ImportError) else ""
-            raise ValueError(f"--source {file}: {problem}{advice}") from None
+            yield from read_file(file, field)
+        except (EOFError, OSError, ValueError, zlib.error) as error:
+            raise ValueError(f"--source {file}: {error}") from None
 
 
 def read_file(file: Path, field: str) -> Iterator[str | bytes]:
     """A line of JSON is one document. So is a text file, but we skip binary files, as git does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
-    if is_json and file.suffix not in (".jsonl", ".ndjson", ".gz"):
-        raise ValueError("of packed files we read only .gz; unpack it first")
+    packed = is_json and file.suffix not in (".jsonl", ".ndjson", ".gz")
+    if packed or file.suffix == ".parquet":
+        raise ValueError("we read text, JSON lines and .gz; convert it first (docs/train.md)")
     with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
-        if is_json:
-            yield from checked(stream, field)
-        else:
+        if not is_json:
             raw = stream.read()
             yield "" if b"\0" in raw[:8192] else raw.decode(errors="surrogateescape")
+            return
+        for i, line in enumerate(stream):  # of JSON
+            if i == 0 and field not in parse(line):
+                fields = ", ".join(parse(line)) or "nothing"
+                raise ValueError(f"line 1 has no text {field!r}, but {fields}; choose --text_field")
+            yield line
 
 
-def read_rows(file: Path | str, field: str) -> Iterator[str]:
-    """A row of a Parquet file, or of a hub dataset hf:NAME or hf:NAME:CONFIG, is one document."""
-    import datasets
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report errors, in one line
-    if isinstance(file, Path):
-        source = {"path": "parquet", "data_files": glob.escape(str(file))}
-    else:
-        name, _, config = file.removeprefix("hf:").partition(":")
-        source = {"path": name, "name": config or None}
-    rows = datasets.load_dataset(**source, split="train", streaming=True)
-    for row in checked(rows, field):
-        yield row[field] if isinstance(row.get(field), str) else ""
-
-
-def checked(rows: Iterable, field: str) -> Iterator:
-    """Yield the rows. Raises ValueError if the first one lacks the field."""
-    for i, row in enumerate(rows):
-        if i == 0 and field not in parse(row):
-            fields = ", ".join(parse(row)) or "nothing"
-            raise ValueError(f"row 1 has no text {field!r}, but {fields}; choose --text_field")
-        yield row
-
-
-def parse(row: bytes | dict) -> dict:
+def parse(line: bytes) -> dict:
+    """The fields of a line of JSON; none if it is not a JSON object."""
     try:
-        row = json.loads(row) if isinstance(row, bytes) else row
+        row = json.loads(line)
     except ValueError:
         return {}
     return row if isinstance(row, dict) else {}
