@@ -8,7 +8,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
-    python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line or row
+    python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line
 """
 
 import hashlib

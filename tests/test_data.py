@@ -6,7 +6,6 @@ import hashlib
 import json
 import multiprocessing
 import signal
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
