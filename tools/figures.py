@@ -137,17 +137,10 @@ def draw_curve(out: Path, record: dict) -> None:
         rates.plot(*column(lines, "lr"), color=color, linewidth=2)
         rates.set(ylabel="learning rate", ylim=(0, None))
         if moe:
-            draw_experts(axes[2], lines)
+            loads = column(lines, "max_load")  # of the busiest expert, with a curve for every layer
+            axes[2].plot(*loads, color=COLORS["other"], linewidth=0.8)
+            axes[2].set(ylabel="max / mean load", ylim=(0, None))
         axes[-1].set_xlabel("tokens seen (millions)")
-
-
-def draw_experts(ax, lines: list[dict]) -> None:
-    parts = [("max_load", "max load / mean", 0), ("aux_loss", "auxiliary loss", 0.4),
-             ("router_entropy", "entropy", 0.75)]  # fmt: skip
-    for (name, label, x), color in zip(parts, COLORS.values()):
-        ax.plot(*column(lines, name), color=color, linewidth=0.8)  # max_load has a line per layer
-        ax.text(x, 1.04, label, color=color, transform=ax.transAxes)
-    ax.set(ylabel="experts", ylim=(0, None))
 
 
 # -- Minima and the law ----------------------------------------------------------------------------
