@@ -124,9 +124,7 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
 
 
 def lock(path: Path, wait: bool = False):
-    """Lock a file until what we return is closed. Without `wait`, raises BlockingIOError if it is
-    locked already.
-    """
+    """Lock a file until what we return is closed. Without `wait`, None if it is locked already."""
     file = open(path, "w")
     try:
         import fcntl  # Windows has no flock, and no lock here
@@ -136,7 +134,7 @@ def lock(path: Path, wait: bool = False):
         pass
     except BlockingIOError:
         file.close()
-        raise BlockingIOError(f"--out {path.parent}: another process is training there") from None
+        return None
     return file
 
 
@@ -157,7 +155,9 @@ def make_folder(out: str | None, name: str, resume: bool):
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
-    return folder, lock(folder / ".lock")
+    if not (held := lock(folder / ".lock")):
+        raise BlockingIOError(f"--out {out}: another process is training there")
+    return folder, held
 
 
 @functools.cache  # the code that we loaded, even if it changes during a sweep

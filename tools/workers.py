@@ -1,12 +1,11 @@
 """A folder as a queue of jobs for any number of processes, on one machine or on several."""
 
-import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.runs import append_to, lock, stop_request
@@ -23,8 +22,10 @@ def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> 
     locks.mkdir(exist_ok=True)
     while not must_stop():
         with lock(folder / ".lock", wait=True):
-            missing = jobs()
-            name, held = first_free(locks, missing)
+            missing, held = jobs(), None
+            for name in missing:  # find the first that no process does
+                if held := lock(locks / f"{name}.lock"):
+                    break
         if not missing:
             return
         if not held:  # others do all that is missing, and more may follow from it
@@ -37,14 +38,6 @@ def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> 
                         with append_to(folder / file) as stream:
                             stream.write(json.dumps(line) + "\n")
         yield
-
-
-def first_free(locks: Path, names: Iterable[str]) -> tuple:
-    """Lock the first job that no process does. Return its name and the lock, or None twice."""
-    for name in names:
-        with contextlib.suppress(BlockingIOError):
-            return name, lock(locks / f"{name}.lock")
-    return None, None
 
 
 def run_worker(work: Callable, *args) -> None:
