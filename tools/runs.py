@@ -165,10 +165,10 @@ def git_version() -> str | None:
     """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
     words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
-        silent = dict(stderr=subprocess.DEVNULL, text=True)
-        return subprocess.check_output(words, cwd=Path(__file__).parent, **silent).strip()
-    except (OSError, subprocess.CalledProcessError):
+        git = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
         return None
+    return git.stdout.strip() or None
 
 
 def origin(device: str, fingerprint: str) -> dict:
@@ -223,12 +223,11 @@ class Run:
     """
 
     def __init__(self, out: Path | None, config: dict, fingerprint: str, start: dict | None):
-        self.stages = start["stages"] if start else stages_of(config)
-        start = start or {}
-        self.out, self.config = out, config
+        start = start or {"tokens": 0, "stages": stages_of(config)}
+        self.out, self.config, self.stages = out, config, start["stages"]
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = False
-        self.logged_tokens, self.logged_at = start.get("tokens", 0), time.perf_counter()
+        self.logged_tokens, self.logged_at = start["tokens"], time.perf_counter()
         if out:
             resumed = {}
             self.origin = origin(config["device"], fingerprint) | {"parent": start.get("parent")}
