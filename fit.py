@@ -326,7 +326,7 @@ def report_records(records: list[dict], out: Path) -> None:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
         raise ValueError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
-    elif {STANDARD in shape_of(r) for r in records} == {True, False}:  # with and without muP
+    elif {STANDARD in r["shape"] for r in records} == {True, False}:  # with and without muP
         found = minima(records)
         report.transfer(found, *redraw(found), out)
     else:

@@ -33,8 +33,8 @@ DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, batch_ramp
 def settings(record: dict, without=()) -> dict:
     """The fields of a record, or of vars(config), that determine its loss, `without` some."""
     skip = NOT_SETTINGS.union(without)
-    kept = [name for name in record if name not in skip and not name.startswith(RESULT_PREFIXES)]
-    return {name: record[name] for name in kept}
+    return {name: value for name, value in record.items()
+            if name not in skip and not name.startswith(RESULT_PREFIXES)}  # fmt: skip
 
 
 def identity(record: dict, without=()) -> frozenset:
@@ -104,7 +104,7 @@ def knobs_of(fields: dict) -> tuple[str, ...]:
 
 def complete(row: dict) -> dict:
     """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
-    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
+    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd", "shape": shape_of(row)} | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row["batch_tokens"] / row["seq_len"]
     for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
@@ -148,12 +148,11 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
     if empty := [path for path in paths if not some[path]]:
         raise FileNotFoundError(f"{empty[0]}: no records; give the folder of a sweep")
     found = [complete(r) for r in only(sum(some.values(), []), choices)]
-    found = [r | {"shape": shape_of(r)} for r in found]
     if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
         found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
     check_same_settings(found)
-    names = [*VARIED, *OF_A_LINE]  # the other settings are all equal
-    return list({tuple(map(r.get, names)): r for r in found}.values())
+    # all settings but these are equal
+    return list({tuple(map(r.get, VARIED + OF_A_LINE)): r for r in found}.values())
 
 
 def check_same_settings(records: list[dict]) -> None:
