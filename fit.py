@@ -22,6 +22,7 @@ import json
 import math
 import statistics
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,6 @@ from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
 from tools.config import fail, program_parser, whole_number
 from tools.records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
-from tools.report import interval, reasons
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 DRAWS = 2000
@@ -189,8 +189,8 @@ def slope(x, weight, u, groups: list) -> np.ndarray:
 
 def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
     """Minima of the n batch sizes with the lowest loss, for every shape and T."""
-    cells = report.group(usable(found), lambda m: (m.shape, m.T))
-    return [m for cell in cells.values() for m in sorted(cell, key=lambda m: m.loss)[:n]]
+    cells = groupby(sorted(usable(found), key=lambda m: m.T), lambda m: (m.shape, m.T))
+    return [m for _, cell in cells for m in sorted(cell, key=lambda m: m.loss)[:n]]
 
 
 def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
@@ -236,7 +236,7 @@ def fits_of(rows: list[dict]) -> Fits:
     if law is None or not math.isfinite(law.b[0]):
         raise ValueError(
             f"{len(points)} of {len(found)} minima are usable, and a law needs two run lengths "
-            f"and two batch sizes in one shape; left out: {reasons(found) or 0}"
+            f"and two batch sizes in one shape; left out: {report.reasons(found) or 0}"
         )
     return Fits(found, points, x, weight, law, paper_reading(found))
 
@@ -256,7 +256,7 @@ def as_json(fits: Fits, row: dict) -> dict:
     a = np.exp2(np.mean(np.log2([*fits.law.a.values()]), axis=0))
     b_paper, _, a_paper = fits.paper
     draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
-    intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
+    intervals = {f"{name}_interval": report.interval(some) for name, some in draws.items()}
     rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
     return {name: some[0] for name, some in draws.items()} | intervals | {
         "a_paper": a_paper, "rule": rule, "seq_len": row["seq_len"],
@@ -297,7 +297,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
     for window in (5, 7):
         if points := usable(parabolas(records, window)):
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
-    left_out = reasons(fits.found) or "none"
+    left_out = report.reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
     report.law(readings, fits.paper, step_law_reading(fits.found))
     out.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ def test_least_squares_match_lstsq_on_repeated_points():
 
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():
-    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
+    assert fit.report.interval(np.array([1e9, *range(1001)])) == (25, 975)
     one_seed = np.array([0.3, 0.3, 0.1 + 0.2])  # it has no interval, only rounding
     assert fit.report.show(one_seed) == "0.300" and fit.report.verdict(one_seed) == "undecided"
 

@@ -222,7 +222,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
 def as_numbers(value) -> list[float]:
     """Bootstrap draws become an estimate and its 95% interval; lists of them one long list."""
     if isinstance(value, np.ndarray):
-        return [value[0], *fit.interval(value)]
+        return [value[0], *fit.report.interval(value)]
     return sum(map(as_numbers, value), []) if isinstance(value, list) else [value]
 
 

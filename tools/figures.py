@@ -6,7 +6,7 @@ values, and `log_ticks` labels them. `found` is a list of minima as fit.minima r
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from tools.records import read_metrics
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
           "other": "#7a3b8f"}  # fmt: skip
-short = "{:.2g}".format
 
 # -- Parts of a figure -----------------------------------------------------------------------------
 
@@ -50,8 +49,8 @@ def shades(values: dict) -> dict:
     return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
 
 
-def log_ticks(axis, values, text: Callable[[float], str], unit=None) -> None:
-    """Label an axis in log2 units at six values or fewer: unit * 2^k, or from the lowest one on."""
+def log_ticks(axis, values, unit: float | None = None) -> None:
+    """Label an axis in log2 units at six values or fewer: unit * 2^k, or sizes from the lowest."""
     low, high = min(values), max(values)
     step = max(1, math.ceil((high - low) / 5 - 0.01))
     if unit:
@@ -60,7 +59,7 @@ def log_ticks(axis, values, text: Callable[[float], str], unit=None) -> None:
         low = zero + grid * math.floor((low - zero) / grid + 0.7)
         high = max(high, low + step)  # at least two
     at = np.arange(low, high + 0.01, step)
-    axis.set_ticks(at, [text(2**x) for x in at])
+    axis.set_ticks(at, [f"{2**x:.2g}" if unit else size(2**x) for x in at])
 
 
 def push_apart(heights: list[float], gap: float) -> list[float]:
@@ -160,7 +159,7 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
             ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel="loss above lowest (nats)")
             if panel["log"]:
-                log_ticks(ax.xaxis, x, short, unit=0.001 if min(x) < 0 else 1)  # or a of Power
+                log_ticks(ax.xaxis, x, unit=0.001 if min(x) < 0 else 1)  # or a of Power
 
 
 def draw_valley(ax, found: list, color) -> float:
@@ -218,8 +217,8 @@ def draw_points(path: Path, groups: dict, title: str, xlabel: str, ylabel: str =
                 ax.plot([x[-1], right], [line[-1], end], ":", color=color)
                 ends[label] = right, end, color
         if not ylabel:
-            log_ticks(ax.yaxis, all_y, short, unit=0.001)
-        log_ticks(ax.xaxis, all_x, size)
+            log_ticks(ax.yaxis, all_y, unit=0.001)
+        log_ticks(ax.xaxis, all_x)
         label_ends(ax, ends)  # last, because ticks may change the limits
         ax.set(title=title, xlabel=xlabel, ylabel=ylabel or "best learning rate")
 

@@ -6,7 +6,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,6 @@ from tools.records import STANDARD
 
 def label(m, field: str) -> str:
     return f"T = {size(m.T)}" if field == "T" else f"batch size {m.batch_size:g}"
-
-
-def group(found: list, key: Callable) -> dict:
-    groups: dict = {}
-    for m in sorted(found, key=lambda m: (m.T, m.batch_size)):
-        groups.setdefault(key(m), []).append(m)
-    return groups
 
 
 def middle_shape(found: list) -> list:
@@ -155,7 +148,8 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     x = [value(m.x) for m in good]
     print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
     some = [m for m in middle_shape(found) if m.T == lengths[-1]]
-    groups = group(some, lambda m: label(m, "batch_size"))
+    by_batch = groupby(some, lambda m: label(m, "batch_size"))  # some is in order of batch size
+    groups = {batch: list(seeds) for batch, seeds in by_batch}
     mean_x = lambda seeds: np.mean([m.x for m in seeds if not m.why_not] or math.nan)
     best = [value(mean_x(seeds)) for seeds in groups.values()]
     title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
