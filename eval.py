@@ -194,7 +194,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add, zero, one = parser.add_argument, at_least(0), at_least(1)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
     add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
-        "its examples are TASK.train.jsonl or mmlu.dev.jsonl (default: download)")  # fmt: skip
+        "its examples are TASK.train.jsonl or mmlu.dev.jsonl")  # fmt: skip
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
     add("--limit", type=one, help="evaluate only the first N items of each task")
     add("--num_fewshot", type=zero, help="examples before a question (default: as in the paper)")
@@ -203,7 +203,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--prompt", help="continue this text instead of evaluating")
     add("--max_new_tokens", type=zero, default=400, help="length of the sample (default: 400)")
     add("--top_k", type=one, default=50, help="sample from the N likeliest tokens (default: 50)")
-    add("--temperature", type=at_least(0, float), default=0.8, help="0: the likeliest (default: 0.8)")
+    add("--temperature", type=at_least(0, float), default=0.8, help="0: likeliest (default: 0.8)")
     add("--seed", type=zero, default=0, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="dtype of weights")

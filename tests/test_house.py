@@ -42,7 +42,7 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     assert [name for name in used if "tools/" in name and used[name] & MAY_IMPORT.keys()] == []
     assert [name for name in used if "matplotlib" in used[name]] == ["tools/figures.py"]
     listed = re.findall(r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
-    others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools", "datasets", "pyarrow"}
+    others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"}
     assert set().union(*used.values()) - others == set(listed)
 
 

@@ -26,7 +26,6 @@ class Question(NamedTuple):
 
 
 class Task(NamedTuple):
-    source: str  # public dataset, configuration, split to evaluate, split of the examples
     metric: str  # the metric in the tables of the paper
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
@@ -87,53 +86,31 @@ def detokenize(page: str) -> str:
 
 ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
 TASKS = {
-    "wikitext": Task(
-        "EleutherAI/wikitext_document_level wikitext-2-raw-v1 test -", "word_perplexity",
-        lambda d: choose("", [detokenize(d["page"])])),
-    "arc_easy": Task("allenai/ai2_arc ARC-Easy test train", "acc_norm", ARC),
-    "arc_challenge": Task("allenai/ai2_arc ARC-Challenge test train", "acc_norm", ARC),
-    "boolq": Task("aps/super_glue boolq validation train", "acc", lambda d: choose(
+    "wikitext": Task("word_perplexity", lambda d: choose("", [detokenize(d["page"])])),
+    "arc_easy": Task("acc_norm", ARC),
+    "arc_challenge": Task("acc_norm", ARC),
+    "boolq": Task("acc", lambda d: choose(
         f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]),
         "others"),
-    "hellaswag": Task("Rowan/hellaswag default validation train", "acc_norm", hellaswag, "others"),
-    "openbookqa": Task("allenai/openbookqa main test train", "acc_norm",
-        lambda d: labelled(d["question_stem"], d)),
-    "piqa": Task("baber/piqa default validation train", "acc_norm", lambda d: choose(
+    "hellaswag": Task("acc_norm", hellaswag, "others"),
+    "openbookqa": Task("acc_norm", lambda d: labelled(d["question_stem"], d)),
+    "piqa": Task("acc_norm", lambda d: choose(
         f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
-    "winogrande": Task(
-        "allenai/winogrande winogrande_xl validation train", "acc", winogrande, "others"),
-    "mmlu": Task("cais/mmlu all test dev", "acc", mmlu, "first", shots=5),
+    "winogrande": Task("acc", winogrande, "others"),
+    "mmlu": Task("acc", mmlu, "first", shots=5),
 }  # fmt: skip
 
 # -- Reading items -----------------------------------------------------------------------------
 
 
-def download(name: str, examples: bool) -> list[dict]:
-    repo, config, *splits = TASKS[name].source.split()
-    try:
-        import datasets
-
-        return list(datasets.load_dataset(repo, config, split=splits[examples]))
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(f"--data: name the folder with {name}.jsonl; downloading {repo} takes "
-                         f"`pip install datasets` and a network ({error!r})") from None  # fmt: skip
-
-
-def read_questions(name: str, folder: str | None, examples: bool, limit=None) -> list[Question]:
-    """Read the items of a task, or the examples for it, from the folder or from the network.
-
-    The files are FOLDER/TASK.jsonl and FOLDER/TASK.train.jsonl (mmlu.dev.jsonl). Raises ValueError,
-    naming file and line, for anything but an item of the public dataset.
-    """
+def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
+    """Read items of a task, one per line. Raises ValueError, naming the line, for anything else."""
     questions = []
-    kind = "" if not examples else ".dev" if name == "mmlu" else ".train"
-    path = Path(folder or "", f"{name}{kind}.jsonl")
-    if folder and not path.is_file():
+    if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; put items of {name} there, one per line")
-    items = path.read_bytes().splitlines() if folder else download(name, examples)
-    for number, item in enumerate(items[:limit], 1):
+    for number, item in enumerate(path.read_bytes().splitlines()[:limit], 1):
         try:
-            doc = json.loads(item) if folder else item
+            doc = json.loads(item)
             question = TASKS[name].ask(doc)._replace(doc=doc)
             if not 0 <= question.gold < len(question.choices):
                 raise ValueError(f"no choice number {question.gold}")
@@ -156,11 +133,12 @@ def draw_examples(draw: str, question: Question, pool: list, n: int, generator) 
     return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
 
 
-def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[Question]:
+def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Question]:
     """Read the questions of a task, and put `shots` examples before every question."""
-    task, questions = TASKS[name], read_questions(name, folder, False, limit)
+    task, questions = TASKS[name], read_questions(name, Path(folder, f"{name}.jsonl"), limit)
+    path = Path(folder, f"{name}.dev.jsonl" if name == "mmlu" else f"{name}.train.jsonl")
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
-    for example in read_questions(name, folder, True) if shots else ():
+    for example in read_questions(name, path) if shots else ():
         pools[example.group].append(example)
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
     for i, question in enumerate(questions):
@@ -179,6 +157,8 @@ def questions_of(name: str, folder: str | None, shots: int, limit=None) -> list[
 def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     """Read the items of all --tasks -> {task: (its questions, number of examples)}."""
     work = {}
+    if not args.data:
+        raise ValueError("--tasks: needs --data, the folder of their items (docs/evaluate.md)")
     if args.max_len > seq_len:
         raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
