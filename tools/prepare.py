@@ -169,12 +169,10 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
         if not text or not isinstance(text, str):
             notes["documents without text skipped"] += 1
             continue
-        try:
-            raw = text.encode()
-        except UnicodeEncodeError:  # surrogates, from bytes that are not UTF-8 or JSON
-            text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
+        text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)  # bytes that are not UTF-8 or JSON
+        if times:
             notes["invalid characters replaced"] += times
-            raw = text.encode()
+        raw = text.encode()
         number = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") / 2**64
         split = "val" if number < val_fraction and not first else "train"
         if split == "val" and len(raw) > HELD_OUT_BYTES:
