@@ -31,7 +31,7 @@ import mup
 from eval import check_corpus, check_tokenizer, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, empty_model, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
-from tools import devices, resume, runs
+from tools import devices, runs
 from tools.config import add_flags, at_least, check_effect, fail, fill_in, format_mixture
 from tools.config import option, parse_mixture, program_parser
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
@@ -370,7 +370,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def open_parent(path: Path) -> dict:
     """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not is_granite(path):
-        return runs.read_checkpoint(resume.branch_point(path))
+        return runs.read_checkpoint(runs.branch_point(path))
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
     return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
@@ -384,14 +384,14 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
             typed[flag] = format_mixture(parse_mixture(typed[flag], f"--{flag}"))
     if data.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
-    fields, start, path = resume.choose(typed, actions)
+    fields, start, path = runs.choose(typed, actions)
     parent = open_parent(Path(path)) if path else None
     if parent:
-        fields = resume.branched_fields(parent, fields, SHAPE)
+        fields = runs.branched_fields(parent, fields, SHAPE)
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, cfg.schedule, READS)
     if parent:
-        start = resume.branch(parent, cfg, cfg.schedule in PLANNED)
+        start = runs.branch(parent, cfg, cfg.schedule in PLANNED)
     return cfg, start
 
 

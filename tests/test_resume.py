@@ -21,7 +21,7 @@ import schedules
 import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
-from tools import resume, runs
+from tools import runs
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
@@ -179,8 +179,8 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
     """Rank 0 saved the name of its GPU."""
     config = read(stopped_run(corpus_path) / "config.json")
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"device": "cuda:0"}))
-    monkeypatch.setattr(resume, "rank_and_world", lambda: (3, 8))
-    fields, _, _ = resume.choose({"out": "run"}, SimpleNamespace(resume=True, branch=None))
+    monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
+    fields, _, _ = runs.choose({"out": "run"}, SimpleNamespace(resume=True, branch=None))
     assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
 
 

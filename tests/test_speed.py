@@ -140,7 +140,7 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
 
 def test_a_model_is_refused_if_its_training_state_exceeds_the_memory(monkeypatch, capsys):
     cfg = train.make_config(device="cpu")
-    monkeypatch.setattr(devices, "memory_of", lambda device: 16 * 1000)  # four floats for each
+    monkeypatch.setattr(devices.os, "sysconf", {"SC_PHYS_PAGES": 16, "SC_PAGE_SIZE": 1000}.get)
     devices.check_memory(cfg, 1000)
     with pytest.raises(ValueError, match="--n_embd 128"):
         devices.check_memory(cfg, 1001)

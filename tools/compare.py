@@ -13,9 +13,6 @@ import numpy as np
 from tools.records import PAPER_SEQ_LEN, cell_of, knobs_of, loss_of, narrow_first
 
 DRAWS = 10_000
-
-# -- The lines -------------------------------------------------------------------------------------
-
 TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
 
 

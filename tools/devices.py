@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import sys
@@ -60,19 +59,15 @@ def resolve_device(cfg):
 
 def check_memory(cfg, n_params: int) -> None:
     """Raise ValueError if weights, gradients and AdamW's moments alone exceed the memory."""
-    need, have = 16 * n_params / 2**30, memory_of(cfg.device) / 2**30  # four float32 numbers each
+    if cfg.device.startswith("cuda"):
+        have = torch.cuda.get_device_properties(cfg.device).total_memory
+    else:
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    need = 16 * n_params  # bytes, of four float32 numbers for each
     if need > have:
-        raise ValueError(f"--n_embd {cfg.n_embd}: {n_params:.3g} parameters need {need:,.0f} GiB, "
-                         f"{cfg.device} has {have:,.0f}; choose a smaller model")  # fmt: skip
-
-
-def memory_of(device: str) -> float:
-    """Bytes of memory that the device has."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_properties(device).total_memory
-    if not hasattr(os, "sysconf"):  # on Windows
-        return math.inf
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        raise ValueError(f"--n_embd {cfg.n_embd}: {n_params:.3g} parameters need "
+                         f"{need / 2**30:,.0f} GiB, {cfg.device} has {have / 2**30:,.0f}; "
+                         "choose a smaller model")  # fmt: skip
 
 
 def mixed_precision(cfg):

@@ -1,7 +1,7 @@
 """Every figure, drawn from plain arrays. No other file imports matplotlib.
 
-A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2
-values, and `log_ticks` labels them. `found` is a list of minima as fit.minima returns them.
+A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2 values, and
+`log_ticks` labels them. `found` is a list of minima as fit.minima returns them.
 """
 
 import contextlib

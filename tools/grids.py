@@ -31,10 +31,6 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
     return widths(*sizes, head=head, **more) + widths(*sizes, head=head, **more, **standard)
 
 
-def presets(*names: str) -> list[dict]:
-    return [dict(preset=name) for name in names]
-
-
 # The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
 # warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
 # of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
@@ -59,15 +55,15 @@ GRIDS = {
                     doublings(10**6, 5)),
         # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
         # many minima would be too close to an edge.
-        "paper": grid(PAPER, 10**9, presets("12M", "36M", "121M"), doublings(16, 6), 1,
-                      doublings(2 * 10**9, 8), guess=5e-4),
+        "paper": grid(PAPER, 10**9, [dict(preset=name) for name in ("12M", "36M", "121M")],
+                      doublings(16, 6), 1, doublings(2 * 10**9, 8), guess=5e-4),
     },
     "power": {
         "quick": grid(LAPTOP, 16_000, widths(32), [2, 8], 1, doublings(40_000, 4), **SCAN),
         "laptop": grid(LAPTOP, 32_000, widths(64), [2, 4, 8], 2, doublings(80_000, 5), **SCAN),
         "gpu": grid(GPU, 400_000, widths(256, head=64), [16, 32, 64], 1, doublings(10**6, 5),
                     **SCAN),
-        "paper": grid(PAPER, 10**9, presets("36M-power"), doublings(32, 5), 1,
+        "paper": grid(PAPER, 10**9, [dict(preset="36M-power")], doublings(32, 5), 1,
                       doublings(2 * 10**9, 7), **FINER_SCAN),
     },
     "transfer": {
@@ -87,9 +83,10 @@ GRIDS = {
                     doublings(10**6, 5), trials=range(8, 17),
                     tune=(*widths(128, head=64), 8, [10**6, 4 * 10**6])),
         # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
-        "paper": grid(PAPER | dict(decay_tokens=None), 10**9, presets("121M", "1B", "1B-moe"),
-                      [128, 512], 3, doublings(16 * 10**9, 5), trials=range(4, 15),
-                      tune=(*presets("36M-power"), 128, [4 * 10**9, 16 * 10**9])),
+        "paper": grid(PAPER | dict(decay_tokens=None), 10**9,
+                      [dict(preset=name) for name in ("121M", "1B", "1B-moe")], [128, 512], 3,
+                      doublings(16 * 10**9, 5), trials=range(4, 15),
+                      tune=(dict(preset="36M-power"), 128, [4 * 10**9, 16 * 10**9])),
     },
 }  # fmt: skip
 # batch size 1 at width 128 would take as long as all of width 32

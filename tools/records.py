@@ -10,8 +10,6 @@ import numpy as np
 
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 
-# -- Settings --------------------------------------------------------------------------------------
-
 # These fields only change how we compute and report a run. --resume accepts new values
 RUNTIME_FLAGS = set("""
     device compile recompute micro_batch_size save_every keep_checkpoints
@@ -89,7 +87,6 @@ VARIED = (  # settings that an experiment may vary
     "decay_tokens shape"
 ).split()
 OF_A_LINE = ["decay_shape", "min_lr_ratio"]  # settings that only a comparison varies
-KIND = "schedule", "average", "decay_shape"  # of a decay
 OF_A_SHAPE = (  # settings that only differ between shapes
     "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling "
     "attention_multiplier"
@@ -162,14 +159,14 @@ def check_same_settings(records: list[dict]) -> None:
     after the same number of tokens.
     """
     first_of, decays = {}, {}
-    compared = len({r["schedule"] for r in records}) > 1
-    varied = VARIED + OF_A_LINE * compared
+    varied = VARIED + OF_A_LINE * (len({r["schedule"] for r in records}) > 1)
     for r in records:
         first = first_of.setdefault(r["shape"], r)
         different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
         if different:
             raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
-        decay, kind = r.get("decay_tokens", 0), tuple(map(r.get, KIND))
+        decay = r.get("decay_tokens", 0)
+        kind = r["schedule"], r.get("average"), r.get("decay_shape")
         share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
         decays.setdefault(kind, []).append((decay, share, start))
     for some in decays.values():

@@ -29,7 +29,6 @@ class Task(NamedTuple):
     metric: str  # the metric in the tables of the paper
     ask: Callable[[dict], Question]
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
-    shots: int = 0  # examples before a question, in the paper
 
 
 # -- Items to questions ------------------------------------------------------------------------
@@ -82,8 +81,6 @@ def detokenize(page: str) -> str:
     return page
 
 
-# -- The tasks ---------------------------------------------------------------------------------
-
 ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
 TASKS = {
     "wikitext": Task("word_perplexity", lambda d: choose("", [detokenize(d["page"])])),
@@ -97,7 +94,7 @@ TASKS = {
     "piqa": Task("acc_norm", lambda d: choose(
         f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
     "winogrande": Task("acc", winogrande, "others"),
-    "mmlu": Task("acc", mmlu, "first", shots=5),
+    "mmlu": Task("acc", mmlu, "first"),
 }  # fmt: skip
 
 # -- Reading items -----------------------------------------------------------------------------
@@ -166,7 +163,7 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
             raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
                              "export the model and run lm_eval (docs/evaluate.md)")
         fixed = args.num_fewshot is None or name == "wikitext"  # it has no examples
-        shots = TASKS[name].shots if fixed else args.num_fewshot
+        shots = 5 * (name == "mmlu") if fixed else args.num_fewshot  # as in the paper
         work[name] = questions_of(name, args.data, shots, args.limit), shots
     return work
 
