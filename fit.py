@@ -229,10 +229,8 @@ def fits_of(rows: list[dict]) -> Fits:
     """Raises ValueError if the usable minima do not determine a, b and q."""
     found = minima(rows)
     points = usable(found)
-    law = None
-    if points:
-        x, weight = redraw(points)
-        law = fit_law(points, x, weight)
+    x, weight = redraw(points) if points else (None, None)
+    law = fit_law(points, x, weight) if points else None
     if law is None or not math.isfinite(law.b[0]):
         raise ValueError(
             f"{len(points)} of {len(found)} minima are usable, and a law needs two run lengths "

@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import shlex
 import shutil
@@ -41,9 +40,9 @@ from tools import grids
 from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
 from tools.config import add_flags, fail, format_mixture, parse_mixture, program_parser
 from tools.devices import all_devices, pick_device, resolve_device
-from tools.records import identity, loss_of, records_in, settings
-from tools.runs import append_to, origin, read_checkpoint, stop_request, write_checkpoint
-from tools.workers import do_jobs, run_workers
+from tools.records import as_record, identity, loss_of, records_in, settings
+from tools.runs import origin, read_checkpoint, stop_request, write_checkpoint
+from tools.workers import do_jobs, join, run_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
@@ -253,8 +252,8 @@ class Plan(NamedTuple):
     def learn(self, lines) -> "Plan":
         """Add the new lines of records.jsonl, an open file, to what is known."""
         for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):  # a power cut tore it
-                self.known.update(losses_of([json.loads(line)]))
+            with contextlib.suppress(ValueError, TypeError):  # a power cut tore it
+                self.known.update(losses_of([as_record(line)]))
         return self
 
     def missing(self, made_up=lambda cfg: None) -> list[TrainConfig]:
@@ -304,7 +303,7 @@ def work(plan: Plan, folder: Path, device: str, must_stop: Callable) -> Iterator
             curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
             return {"curves.jsonl": settings(record) | {"curve": curve}, "records.jsonl": record}
 
-    with open(folder / "records.jsonl") as lines:
+    with open(folder / "records.jsonl", encoding="utf-8", errors="replace") as lines:
         yield from do_jobs(folder, lambda: plan.learn(lines).jobs(), do, must_stop)
 
 
@@ -313,9 +312,10 @@ def train_missing(plan: Plan, folder: Path, devices: list[str]) -> bool:
 
     Raises ChildProcessError if one of the processes dies.
     """
-    append_to(folder / "records.jsonl").close()  # now it exists
-    before, bar = len(plan.known), tqdm(total=len(plan.left()), unit=" runs")
-    with stop_request(None) as must_stop, open(folder / "records.jsonl") as lines, bar:
+    path, before = folder / "records.jsonl", len(plan.known)
+    path.touch()
+    lines = open(path, encoding="utf-8", errors="replace")
+    with stop_request(None) as must_stop, lines, tqdm(total=len(plan.left()), unit=" runs") as bar:
         if len(devices) == 1:
             steps = work(plan, folder, *devices, must_stop)
         else:
@@ -353,7 +353,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     runs = Plan(grid, series, {}).left()
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, runs, READS)
-    _, corpus = train.load_data(max(runs, key=lambda cfg: cfg.seq_len), typed, None)
+    _, corpus = train.load_data(max(runs, key=lambda cfg: (cfg.seq_len, cfg.n_embd)), typed, None)
     records = records_in(args.out)
     found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
     own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
@@ -368,6 +368,8 @@ def main(argv: list[str] | None = None) -> int:
         plan = prepare(args, typed)
         if not args.dry_run:
             args.out.mkdir(parents=True, exist_ok=True)
+            name = hashlib.sha256(repr(plan.grid).encode()).hexdigest()[:16]
+            held = join(args.out, name)  # noqa: F841  until we end
     except (ValueError, OSError) as error:
         return fail("sweep.py", error)
     runs = plan.left()
@@ -379,7 +381,7 @@ def main(argv: list[str] | None = None) -> int:
         if runs and train_missing(plan, args.out, all_devices(runs[0].device, args.workers)):
             print("stopped and saved; the same command resumes")
             return 3
-    except ChildProcessError as error:
+    except (OSError, torch.OutOfMemoryError) as error:  # or a worker died
         return fail("sweep.py", f"{error}; out of memory or disk? The same command resumes")
     shutil.rmtree(args.out / "trunks", ignore_errors=True)
     finished = f"finished: {len(plan.known):,} records"

@@ -356,8 +356,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
-    limit = dict(type=at_least(0, float), metavar="SECONDS")
-    add("--time_limit", **limit, help="when to save and exit with status 3")
+    add("--time_limit", type=at_least(0, float), help="seconds until it saves and exits with 3")
     add("--dry_run", "--benchmark", "--profile", dest="bench", nargs="*", help="see bench.py")
     args = parser.parse_args(argv)
     if args.bench is not None:
@@ -388,6 +387,8 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     parent = open_parent(Path(path)) if path else None
     if parent:
         fields = runs.branched_fields(parent, fields, SHAPE)
+    if fields.get("batch_ramp") and "batch_ramp" not in FIELDS:
+        raise ValueError(f"--batch_ramp {fields['batch_ramp']}: apply forks/batch_ramp.patch")
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, cfg.schedule, READS)
     if parent:
@@ -397,6 +398,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
     """Open the corpus, and put its tokenizer into the config. Raises ValueError or OSError."""
+    devices.check_memory(cfg, empty_model(cfg).n_params())
     prepared = cfg.data and "embedded" not in parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
         raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
@@ -422,9 +424,7 @@ def main(argv: list[str] | None = None) -> int:
         devices.join(typed.get("device", "auto"))
         with devices.rank_0_first():
             cfg, start = plan(typed, actions)
-            cfg = resolve_device(cfg)
-            devices.check_memory(cfg, empty_model(cfg).n_params())
-            cfg, corpus = load_data(cfg, typed, start)
+            cfg, corpus = load_data(resolve_device(cfg), typed, start)
             out = None
             if rank_and_world()[0] == 0:  # only rank 0 writes
                 name = f"{cfg.preset}-{cfg.schedule}"

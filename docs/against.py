@@ -88,18 +88,19 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     field, _, values = args.setting.partition("=")
     try:
-        if "," not in values:
+        if len(set(values.split(","))) < 2:
             raise ValueError(f"{args.setting}: needs two values, as in seed=0,1")
         read = lambda value: fit.read_records(args.folders, [*args.only, f"{field}={value}"])
         fits = same_cells(field, {value: read(value) for value in values.split(",")})
+        first, *others = fits
+        for value in others:
+            print(f"\n{field}: {first} -> {value}")
+            report(fits[first], fits[value])
+        folder = args.folders[0]
+        path = (args.out or (folder.parent if folder.is_file() else folder)) / "against.png"
+        draw(path, field, fits)
     except (ValueError, OSError) as error:
         return fail("against.py", error)
-    first, *others = fits
-    for value in others:
-        print(f"\n{field}: {first} -> {value}")
-        report(fits[first], fits[value])
-    path = (args.out or args.folders[0]) / "against.png"
-    draw(path, field, fits)
     print(f"\n{path}")
     return 0
 

@@ -28,9 +28,9 @@ def draw(path: Path, records: list[dict]) -> None:
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
     batch_size = min(B for *_, B in lines[POWER])
     cells = [cell for cell in lines[POWER] if (cell[0], cell[2]) == (shape, batch_size)]
-    longest = runs_of(PLANNED, cells[-1])
-    name = {T: f"val_loss_at_{T}" for _, T, _ in cells[:-1]} | {cells[-1][1]: "val_loss"}
-    if not all(look in r for r in longest.values() for look in name.values()):
+    longest = runs_of(PLANNED, cells[-1]) if cells else {}
+    name = {T: f"val_loss_at_{T}" for _, T, _ in cells} | {T: "val_loss" for _, T, _ in cells[-1:]}
+    if not longest or not all(look in r for r in longest.values() for look in name.values()):
         raise ValueError("the longest cosines are missing; is the sweep still running?")
     loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
     cut = {cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells}
@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", help="folders of a comparison's records")
     parser.add_argument("--out", type=Path, help="folder for the figure (default: the first)")
     args = parser.parse_args(argv)
-    path = (args.out or args.folders[0]) / "anytime.png"
+    folder = args.folders[0]
+    path = (args.out or (folder.parent if folder.is_file() else folder)) / "anytime.png"
     try:
         draw(path, read_records(args.folders))
     except (ValueError, OSError) as error:

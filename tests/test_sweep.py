@@ -306,6 +306,24 @@ def test_a_trunk_in_training_is_left_alone(undisturbed, tiny):
     assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
+def test_a_different_sweep_in_the_same_folder_is_refused(tiny, capsys):
+    name = sweep.hashlib.sha256(b"its grid").hexdigest()[:16]
+    Path("out").mkdir()
+    with sweep.join(Path("out"), name), sweep.join(Path("out"), name):  # the same one is welcome
+        assert "a different sweep is running" in one_line(sweep.main, tiny, capsys)
+    assert sweep.main([*tiny, "--budgets=1280"]) == 0
+
+
+def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(sweep, "write_checkpoint", full)
+    assert sweep.main(tiny) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "sweep.py: no space left; out of memory or disk? The same command resumes"
+
+
 def dies(*_):
     os._exit(1)  # as if the kernel had killed it, short of memory
 

@@ -28,8 +28,6 @@ def check_limits(cfg) -> None:
 
 def violated(value, limits) -> str | None:
     """Return the first limit that a value breaks, in words; None if it keeps all."""
-    if value == "":
-        return "something"
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if value not in limits.get("choices", (value,)):

@@ -65,9 +65,8 @@ def check_memory(cfg, n_params: int) -> None:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     need = 16 * n_params  # bytes, of four float32 numbers for each
     if need > have:
-        raise ValueError(f"--n_embd {cfg.n_embd}: {n_params:.3g} parameters need "
-                         f"{need / 2**30:,.0f} GiB, {cfg.device} has {have / 2**30:,.0f}; "
-                         "choose a smaller model")  # fmt: skip
+        sizes = f"{need / 2**30:,.0f} GiB, {cfg.device} has {have / 2**30:,.0f}"
+        raise ValueError(f"--n_embd {cfg.n_embd}: needs {sizes}; choose a smaller model")
 
 
 def mixed_precision(cfg):

@@ -17,8 +17,6 @@ STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
           "other": "#7a3b8f"}  # fmt: skip
 
-# -- Parts of a figure -----------------------------------------------------------------------------
-
 
 @contextlib.contextmanager
 def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.ndarray]:

@@ -32,9 +32,7 @@ DEFAULTS = {  # of transformers, for files without experts or without rotary set
     "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0,
     "rope_type": "default", "hidden_act": "silu",
 }  # fmt: skip
-SUPPORTED = {
-    "model_type": ["granite", "granitemoe"], "rope_type": ["default"], "hidden_act": ["silu"],
-}  # fmt: skip
+SUPPORTED = dict(model_type=["granite", "granitemoe"], rope_type=["default"], hidden_act=["silu"])
 
 
 def granite_name(name: str) -> str:

@@ -161,7 +161,6 @@ def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) 
 
 
 def numbers(text: str) -> list[int]:
-    """'320k,1.28M' -> [320000, 1280000]"""
     return [whole_number(part) for part in text.split(",")]
 
 

@@ -145,12 +145,8 @@ def start_worker(*args) -> None:
     global settings
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
+    wait = multiprocessing.parent_process().join
+    threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
 
 
 def work(batch: list) -> tuple[dict, Counter]:

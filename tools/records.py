@@ -52,8 +52,7 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
 def records_in(path: Path) -> list[dict]:
     """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
 
-    Older records get defaults for newer fields. We report and skip a torn line, which a process
-    leaves if killed while writing.
+    We report and skip a torn line, which a process leaves if killed while writing.
     """
     found = [*path.rglob("records.jsonl"), *path.rglob("record.json")]
     records = []
@@ -62,12 +61,16 @@ def records_in(path: Path) -> list[dict]:
         lines = text.splitlines() if file.suffix == ".jsonl" else [text]
         for i, line in enumerate(lines, 1):
             try:
-                record = DEFAULTS | json.loads(line)
+                records.append(as_record(line))
             except (json.JSONDecodeError, TypeError):
                 print(f"{file}: line {i} is not a whole record, so we ignore it", file=sys.stderr)
-                continue
-            records.append({"final_eval_tokens": record.get("eval_tokens")} | record)
     return records
+
+
+def as_record(line: str) -> dict:
+    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or TypeError."""
+    record = DEFAULTS | json.loads(line)
+    return {"final_eval_tokens": record.get("eval_tokens")} | record
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -126,7 +129,7 @@ def only(records: list[dict], choices: list | tuple) -> list[dict]:
     """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
     for choice in choices:
         name, _, text = choice.partition("=")
-        values = [text, *text.split(",")]  # a ramp or a mixture contains commas itself
+        values = [text, *text.split(",")]  # a mixture contains commas itself
         for word in text.split(","):
             with contextlib.suppress(json.JSONDecodeError):
                 values.append(json.loads(word))  # 0 then equals 0.0, and null None

@@ -45,9 +45,6 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
     return f"{draws[0]:.{digits}f}{spread}"
 
 
-# -- The law of WSD --------------------------------------------------------------------------------
-
-
 def law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
     """Print the law as several readings of the same runs give it. The first one is ours."""
     print("lr = a beta^q T^b, 95% intervals")

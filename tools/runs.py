@@ -1,4 +1,4 @@
-"""Run folders, with config.json, metrics.jsonl, checkpoints and record.json: write, resume, branch."""
+"""Run folders (config.json, metrics.jsonl, ckpt/, record.json), which a run resumes or leaves."""
 
 import contextlib
 import datetime
@@ -79,13 +79,17 @@ def newest_checkpoint(run: Path, rename: bool = False) -> dict:
 
     Raises FileNotFoundError if none is whole.
     """
+    damaged = []
     for path in reversed(checkpoints(run)):
         try:
-            return read_checkpoint(path)
+            saved = read_checkpoint(path)
         except ValueError as damage:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
-            if rename:
-                path.rename(path.with_suffix(".damaged"))
+            damaged.append(path)
+            continue
+        for other in damaged if rename else ():  # so that all processes start from the same
+            other.rename(other.with_suffix(".damaged"))
+        return saved
     raise FileNotFoundError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
 
 
@@ -187,7 +191,7 @@ def origin(device: str, fingerprint: str) -> dict:
 @contextlib.contextmanager
 def stop_request(time_limit: float | None):
     """Yield a function that is true after Ctrl-C, SIGTERM or time_limit seconds."""
-    end, signals = time.perf_counter() + (time_limit or math.inf), []
+    end, signals = time.perf_counter() + (math.inf if time_limit is None else time_limit), []
 
     def note(number, _frame):
         signals.append(number)

@@ -31,9 +31,6 @@ class Task(NamedTuple):
     draw: str = "any"  # examples: "first", "any", or "others" (any but the item itself)
 
 
-# -- Items to questions ------------------------------------------------------------------------
-
-
 def choose(context: str, choices: list[str], gold: int = 0) -> Question:
     return Question([context] * len(choices), choices, int(gold))
 
@@ -96,8 +93,6 @@ TASKS = {
     "winogrande": Task("acc", winogrande, "others"),
     "mmlu": Task("acc", mmlu, "first"),
 }  # fmt: skip
-
-# -- Reading items -----------------------------------------------------------------------------
 
 
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:

@@ -24,8 +24,7 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
     """Load 'bytes', a .tiktoken or tokenizer.json file, or a name known to tiktoken (which may
     download it). Raises ValueError if no tokenizer has this name.
     """
-    if name == "bytes":
-        # Ids are the bytes themselves. 255 never occurs in UTF-8, so it can be end-of-text.
+    if name == "bytes":  # 255 never occurs in UTF-8, so it can be end-of-text
         ranks = {bytes([i]): i for i in range(255)}
         return encoding("bytes", r"[\s\S]", ranks, {"<|endoftext|>": 255})
     try:

@@ -1,5 +1,6 @@
 """A folder as a queue of jobs for any number of processes, on one machine or on several."""
 
+import fcntl
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -9,6 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.runs import append_to, lock, stop_request
+
+
+def join(folder: Path, name: str):
+    """Share a folder with processes that use the same name, until what we return is closed.
+
+    Raises BlockingIOError if a process uses a different one.
+    """
+    ours = folder / f".sweep-{name}"
+    file = open(ours, "w")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    if not all(lock(other) for other in folder.glob(".sweep-*") if other != ours):
+        raise BlockingIOError(f"--out {folder}: a different sweep is running there")
+    return file
 
 
 def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> Iterator[None]:
@@ -21,7 +35,7 @@ def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> 
     locks = folder / "trunks"
     locks.mkdir(exist_ok=True)
     while not must_stop():
-        with lock(folder / ".lock", wait=True):
+        with lock(folder / ".queue", wait=True):
             missing, held = jobs(), None
             for name in missing:  # find the first that no process does
                 if held := lock(locks / f"{name}.lock"):
@@ -33,7 +47,7 @@ def do_jobs(folder: Path, jobs: Callable, do: Callable, must_stop: Callable) -> 
             continue
         with held:
             if lines := do(missing[name]):
-                with lock(folder / ".lock", wait=True):
+                with lock(folder / ".queue", wait=True):
                     for file, line in lines.items():
                         with append_to(folder / file) as stream:
                             stream.write(json.dumps(line) + "\n")
