@@ -1,4 +1,4 @@
-"""Run folders (config.json, metrics.jsonl, ckpt/, record.json), which a run resumes or leaves."""
+"""Write, resume and branch runs: the folder with config.json, metrics.jsonl, ckpt, record.json."""
 
 import contextlib
 import datetime
