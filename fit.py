@@ -11,7 +11,7 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
    leave a cell out, and count it, if this is impossible.
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with one a per
    shape. (docs/bent.py asks whether a law that flattens at large batch sizes is better.)
-3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes the best.
+3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes one.
 4. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
    *series* is a shape, a batch size and a seed, because its runs share trunks.
 
@@ -74,9 +74,10 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
         return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
     _, c1, c2, c3 = [*np.polyfit(x - lowest, y, degree)[::-1], 0.0][:4]  # a parabola has c3 = 0
-    root = c2**2 - 3 * c3 * c1  # for the zeros of the slope c1 + 2 c2 u + 3 c3 u^2
+    # the slope c1 + 2 c2 u + 3 c3 u^2 is 0, and rises, at u = -c1 / (c2 + sqrt(c2^2 - 3 c3 c1))
+    root = c2**2 - 3 * c3 * c1
     below = c2 + math.sqrt(root) if root >= 0 else 0.0
-    at = lowest - c1 / below if below else math.inf  # the other zero is a maximum
+    at = lowest - c1 / below if below else math.inf
     return (at, "") if x[0] <= at <= x[-1] else (lowest, "no valley")
 
 
@@ -93,7 +94,7 @@ def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
 def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None) -> list:
     """The best learning rate of every cell, or of every cell and seed, narrow to wide.
 
-    Of runs of Power, `of` maps a record to the scanned x. Raises ValueError for equal runs.
+    `of` maps a record to x, by default log2 of the learning rate. Raises ValueError for equal runs.
     """
     of = of or (lambda r: math.log2(r["lr"]))
     cells: dict = {}
@@ -161,7 +162,7 @@ class Law(NamedTuple):
 def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
     """Weighted least squares in every draw, x and weight [1 + draws, n].
 
-    NaN for the a of shapes that a draw lacks, and for all if T and beta vary together in it.
+    In a draw without a shape, its a is NaN. If T and beta vary together, all values are NaN.
     """
     shapes = list(dict.fromkeys(m.shape for m in found))
     rows = [[math.log2(m.T), math.log2(m.beta), *(m.shape == s for s in shapes)] for m in found]

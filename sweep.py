@@ -55,7 +55,7 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
 
     Append (tokens, mean training loss since the last point, learning rate) to the curve.
     """
-    if must_stop():  # already, in an earlier call
+    if must_stop():  # an earlier call was stopped
         return
     losses = []
     for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
@@ -90,10 +90,10 @@ def train_run(
         advance(cfg, state, corpus, T, curve, must_stop)
         if f"val_loss_at_{T}" not in looks and not must_stop():
             looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
-    advance(cfg, state, corpus, cfg.decay_start, curve, must_stop)
+    advance(cfg, state, corpus, cfg.decay_start, curve, must_stop)  # the trunk
     saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
     write_checkpoint(checkpoint, saved)
-    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # the branch, a decay
+    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # a branch
     if must_stop():
         return None
     _, record = train.evaluate(cfg, state, corpus)
