@@ -263,7 +263,7 @@ class Plan(NamedTuple):
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
 
     def left(self) -> list[TrainConfig]:
-        """All runs to come, if unknown losses are above all known ones and lowest at our guess."""
+        """All runs to come, if all unknown losses are high, and lowest at our guess."""
         from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
         return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
 

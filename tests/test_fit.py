@@ -90,6 +90,8 @@ def test_law_of_plain_rows_is_the_law_of_records():
                  val_loss=r["val_loss"], seed=r["seed"], shape=f"width {r['n_embd']}")
             for r in wsd_records(noise=0.002)]  # fmt: skip
     of_records = fit.law(wsd_records(noise=0.002))
+    write(rows, Path("rows"))
+    assert fit.main(["rows"]) == 0
     for name, value in fit.law(rows).items():
         if name not in ("seq_len", "fingerprint", "warmup_tokens", "rule"):
             assert value == pytest.approx(of_records[name])

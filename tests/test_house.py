@@ -61,7 +61,7 @@ def test_every_story_file_runs_and_says_how(name):
 
 
 # Lines. PROGRAMS belong to single pages of docs and to forks.
-LIMITS = [(STORY, 2700), (TOOLS, 2500), (TESTS, 4650), (PROGRAMS, 555)]
+LIMITS = [(STORY, 2700), (TOOLS, 2500), (TESTS, 4652), (PROGRAMS, 555)]
 
 
 @pytest.mark.parametrize("files, limit", LIMITS, ids=["story", "tools", "tests", "programs"])

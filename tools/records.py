@@ -106,7 +106,7 @@ def complete(row: dict) -> dict:
     """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd", "shape": shape_of(row)} | row
     if "batch_size" not in row and "batch_tokens" in row:
-        row["batch_size"] = row["batch_tokens"] / row["seq_len"]
+        row["batch_size"] = row.pop("batch_tokens") / row["seq_len"]
     for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
         value = row.get(name)
         if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):

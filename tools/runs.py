@@ -327,7 +327,7 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
 
 
 def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
-    """The config of the parent checkpoint with these changes, but again with the default decay.
+    """The config of the parent with these changes. Decay, out, device, compile become defaults.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
     the weights. Raises ValueError if one of them changes.

@@ -13,9 +13,9 @@ from tools.runs import append_to, lock, stop_request
 
 
 def join(folder: Path, name: str):
-    """Share a folder with processes that use the same name, until what we return is closed.
+    """Share a folder with processes of the same sweep, until what we return is closed.
 
-    Raises BlockingIOError if a process uses a different one.
+    name: of the sweep. Raises BlockingIOError if a process of a different sweep is there.
     """
     ours = folder / f".sweep-{name}"
     file = open(ours, "w")
@@ -68,7 +68,7 @@ def run_workers(all_args: list[tuple], must_stop: Callable) -> Iterator[None]:
     After must_stop(), or if a process dies, all get SIGTERM. Raises ChildProcessError if one dies.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    # until they can handle signals, workers ignore them. They inherit that from us
+    # workers inherit that we ignore signals, and ignore them until run_worker handles them
     before = {x: signal.signal(x, signal.SIG_IGN) for x in (signal.SIGINT, signal.SIGTERM)}
     workers = [context.Process(target=run_worker, args=args, daemon=True) for args in all_args]
     for worker in workers:
