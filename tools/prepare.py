@@ -55,8 +55,7 @@ def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
 def read_file(file: Path, field: str) -> Iterator[str | bytes]:
     """A line of JSON is one document. So is a text file, but we skip binary files, as git does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
-    packed = is_json and file.suffix not in (".jsonl", ".ndjson", ".gz")
-    if packed or file.suffix == ".parquet":
+    if file.suffix == ".parquet" or is_json and file.suffix not in (".jsonl", ".ndjson", ".gz"):
         raise ValueError("we read text, JSON lines and .gz; convert it first (docs/train.md)")
     with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
         if not is_json:
@@ -165,10 +164,12 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
         if not text or not isinstance(text, str):
             notes["documents without text skipped"] += 1
             continue
-        text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)  # bytes that are not UTF-8 or JSON
-        if times:
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError:  # surrogates, from bytes that are not UTF-8 or JSON
+            text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
             notes["invalid characters replaced"] += times
-        raw = text.encode()
+            raw = text.encode()
         number = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") / 2**64
         split = "val" if number < val_fraction and not first else "train"
         if split == "val" and len(raw) > HELD_OUT_BYTES:

@@ -21,9 +21,8 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
-    """Load 'bytes', a .tiktoken or tokenizer.json file, or a name known to tiktoken (which may
-    download it). Raises ValueError if no tokenizer has this name.
-    """
+    """Load 'bytes', a .tiktoken or tokenizer.json file, or a name that tiktoken knows (and may
+    download). Raises ValueError if no tokenizer has this name."""
     if name == "bytes":  # 255 never occurs in UTF-8, so it can be end-of-text
         ranks = {bytes([i]): i for i in range(255)}
         return encoding("bytes", r"[\s\S]", ranks, {"<|endoftext|>": 255})
