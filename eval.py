@@ -7,7 +7,7 @@ writes an answer, such as GSM8K, export it and run the harness itself (docs/eval
     python eval.py --model runs/laptop-power-1                 loss on the whole validation split
     python eval.py --model runs/laptop-power-1 --prompt "def " continues a text
     python eval.py --model DIR --tasks arc_easy,piqa --data FOLDER    FOLDER/arc_easy.jsonl, ...
-    torchrun --nproc_per_node 8 eval.py --model DIR --tasks mmlu      8 GPUs share the items
+    torchrun --nproc_per_node 8 eval.py --model DIR --tasks mmlu --data FOLDER    on eight GPUs
 """
 
 import argparse
