@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from os.path import basename
 from pathlib import Path
 
@@ -159,6 +160,12 @@ def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
     return x.astype(np.int64)
 
 
+@lru_cache(maxsize=64)
+def order(block: int, n: int, seed: int) -> list[int]:
+    """`shuffled` at 1,024 positions, for which numpy takes only 8 times as long as for one."""
+    return shuffled(1024 * block + np.arange(1024), n, seed).tolist()
+
+
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
     """Sequence g [B] of a mixture -> (its source [B], {name: its sequences before g [B]}).
 
@@ -209,7 +216,8 @@ def draw(corpus: Corpus, g: np.ndarray, seq_len: int, seed: int) -> tuple[np.nda
     names, counts = sources_of(g, corpus.stages, seed)
     for name in set(names):
         tokens, here = corpus.sources[name].train, names == name
-        index = shuffled(counts[name][here], n_sequences(tokens, seq_len), seed)
+        n = n_sequences(tokens, seq_len)
+        index = np.array([order(i // 1024, n, seed)[i % 1024] for i in counts[name][here].tolist()])
         inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
     return inputs, targets
 

@@ -163,8 +163,7 @@ def answer(name: str, questions: list[tasks.Question], model: GPT, tokenizer, ma
     """Log-likelihoods of the choices of every question, or of its page of wikitext, in nats."""
     if name == "wikitext":
         pages = [list(tasks.rolling_windows(tokenizer, q.choices[0], max_len)) for q in questions]
-        windows = [[window] for page in pages for window in page]
-        sums = iter(score_all(model, windows, title=name))
+        sums = iter(score_all(model, [[window] for page in pages for window in page], title=name))
         return [math.fsum(next(sums)[0] for _ in page) for page in pages]
     items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
     return score_all(model, items, [q.group for q in questions], name)

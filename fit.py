@@ -233,10 +233,8 @@ def fits_of(rows: list[dict]) -> Fits:
     x, weight = redraw(points) if points else (None, None)
     law = fit_law(points, x, weight) if points else None
     if law is None or not math.isfinite(law.b[0]):
-        raise ValueError(
-            f"{len(points)} of {len(found)} minima are usable, and a law needs two run lengths "
-            f"and two batch sizes in one shape; left out: {report.reasons(found) or 0}"
-        )
+        few = f"{len(points)} of {len(found)} minima usable, left out: {report.reasons(found) or 0}"
+        raise ValueError(f"{few}; a law needs two run lengths and two batch sizes in one shape")
     return Fits(found, points, x, weight, law, paper_reading(found))
 
 

@@ -52,10 +52,9 @@ def rules(cfg) -> dict[str, Rule]:
         "router":    Rule(std / m,    1.0 / m,  1.0),  # if router_rule is "readout"
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
-    # The paper gives no rule for the router. IBM's code first used the row "embedding" and later
-    # "hidden". In theory it is a readout, because its few outputs do not grow with the width. As
-    # "hidden", its share of the gradient after a few steps grows with the width m as m^0.4, and as
-    # "readout" as m^0.1.
+    # The paper has no rule for the router. IBM's code first used the row "embedding", and later
+    # "hidden". In theory it is a readout, as its few outputs do not grow with the width. As hidden,
+    # its share of the gradient after a few steps grows with the width m as m^0.4, else as m^0.1.
     if cfg.router_rule != "readout":
         table["router"] = table[cfg.router_rule]
     return table

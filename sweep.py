@@ -68,9 +68,8 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
             return  # as in train.py, which checks the loss for divergence at every log_every
 
 
-def train_run(
-    cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False, look_at=()
-) -> tuple[dict, list] | None:
+def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
+              look_at=()) -> tuple[dict, list] | None:  # fmt: skip
     """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
 
     The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
@@ -384,8 +383,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, torch.OutOfMemoryError) as error:  # or a worker died
         return fail("sweep.py", f"{error}; out of memory or disk? The same command resumes")
     shutil.rmtree(args.out / "trunks", ignore_errors=True)
-    finished = f"finished: {len(plan.known):,} records"
-    print(f"{finished}; next: python fit.py {shlex.quote(str(args.out))}")
+    print(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(args.out))}")
     return 0
 
 

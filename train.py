@@ -131,9 +131,8 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     n_micro = len(mine) // math.gcd(len(mine), most)  # equal parts of at most `most` sequences
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
-        inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
-        inputs = to_device(inputs, cfg.device)  # [len(part), seq_len]
-        targets = to_device(targets, cfg.device)
+        batch = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
+        inputs, targets = (to_device(x, cfg.device) for x in batch)  # both [len(part), seq_len]
         if world > 1:  # DDP averages the gradients once, in the last backward pass
             model.require_backward_grad_sync = i == n_micro - 1
         with mixed_precision(cfg):
@@ -410,10 +409,9 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
         check_corpus(cfg, source)
     if start:
         check_tokenizer(start["path"], start["config"], corpus)
-    fingerprint = corpus.meta["fingerprint"]
-    if start and start["fingerprint"] not in (None, fingerprint):
-        raise ValueError(f"--data {corpus.path}: fingerprint {fingerprint}, but the checkpoint was "
-                         f"trained on {start['fingerprint']}")  # fmt: skip
+    known, found = start and start["fingerprint"], corpus.meta["fingerprint"]
+    if known not in (None, found):
+        raise ValueError(f"--data {corpus.path}: fingerprint {found}, the checkpoint has {known}")
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 
