@@ -409,9 +409,9 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
         check_corpus(cfg, source)
     if start:
         check_tokenizer(start["path"], start["config"], corpus)
-    known, found = start and start["fingerprint"], corpus.meta["fingerprint"]
-    if known not in (None, found):
-        raise ValueError(f"--data {corpus.path}: fingerprint {found}, the checkpoint has {known}")
+    old, found = start and start["fingerprint"], corpus.meta["fingerprint"]
+    if old not in (None, found):
+        raise ValueError(f"--data {corpus.path}: fingerprint {found}, but the run trained on {old}")
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 
