@@ -18,7 +18,7 @@ import torch
 import train
 from model import PRESETS, empty_model
 from tools import devices
-from tools.config import add_flags, fail, program_parser
+from tools.config import UserError, add_flags, fail, program_parser
 from train import FIELDS, RECIPES, TrainConfig
 
 
@@ -54,7 +54,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
 def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
     if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+        raise UserError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
     micro = math.gcd(cfg.micro_batch_size or cfg.batch_size, cfg.batch_size // world)
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             text = benchmark(cfg, corpus)
     except torch.OutOfMemoryError as error:
         return fail("bench.py", devices.reason_of(error))
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("bench.py", error)
     if rank == 0:
         print(text)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from tools.config import fail, parse_mixture, program_parser
+from tools.config import UserError, fail, parse_mixture, program_parser
 from tools.prepare import prepare, read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
@@ -44,15 +44,15 @@ class Corpus:
 
 
 def open_corpus(path: Path) -> Corpus:
-    """Map a prepared folder into memory. Raises ValueError if it is missing or damaged."""
+    """Map a prepared folder into memory. Raises UserError if it is missing or damaged."""
     try:
         meta = json.loads((path / "meta.json").read_text())
         name, dtype = meta["tokenizer"], meta["dtype"]
         train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
-            raise ValueError("meta.json has different counts")
+            raise UserError("meta.json has different counts")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--data {path}: {error}; prepare it with data.py") from None
+        raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
     corpus = Corpus(path, meta, tokenizer, train, val, stages=[(0, {path.name: 1.0})])
     corpus.sources = {path.name: corpus}
@@ -80,23 +80,23 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
         print(f"preparing the embedded corpus, once: {path}")
         try:
             prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
-        except OSError:
+        except (UserError, OSError):
             if not path.exists():  # otherwise another process was faster
                 raise
     return open_corpus(path)
 
 
 def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
-    """{name: corpus}. Raises ValueError if a corpus is missing or two do not fit together."""
+    """{name: corpus}. Raises UserError if a corpus is missing or two do not fit together."""
     sources = {}
     for folder in folders:
         if basename(folder) in sources:
-            raise ValueError(f"--decay_data {folder}: --data has one of this name; rename it")
+            raise UserError(f"--decay_data {folder}: --data has one of this name; rename it")
         new = embedded_corpus(tokenizer) if folder == "embedded" else open_corpus(Path(folder))
         sources[basename(folder)] = new
         first = next(iter(sources.values()))
         if not np.array_equal(bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)):
-            raise ValueError(f"--data {new.path}: its tokenizer is not that of {first.path}")
+            raise UserError(f"--data {new.path}: its tokenizer is not that of {first.path}")
     return sources
 
 
@@ -123,7 +123,7 @@ def load_corpus(data: str | None, tokenizer: str = "bytes", stages: list | None 
 
 
 def tokenizer_of(config: dict) -> tiktoken.Encoding:
-    """Load the tokenizer of a run or of released weights. Raises OSError or ValueError."""
+    """Load the tokenizer of a run or of released weights. Raises OSError or UserError."""
     if config.get("data") and tokenizer_file(config["tokenizer"]):  # its file is in the corpus
         return load_corpus(config["data"], config["tokenizer"]).tokenizer
     return load_tokenizer(config["tokenizer"])
@@ -249,16 +249,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if not 0 < args.val_fraction < 1:
-            raise ValueError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
+            raise UserError(f"--val_fraction {args.val_fraction}: must be between 0 and 1")
         if bool(args.source) != bool(args.out):
-            raise ValueError("--source and --out: one is missing; give both")
+            raise UserError("--source and --out: one is missing; give both")
         if not args.source and args.val_fraction != parser.get_default("val_fraction"):
-            raise ValueError(f"--val_fraction {args.val_fraction}: has no effect without --source")
+            raise UserError(f"--val_fraction {args.val_fraction}: has no effect without --source")
         if args.source:
             documents = read_files(args.source, args.text_field)
             prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
-    except (ValueError, OSError, BrokenExecutor) as error:
+    except (UserError, OSError, BrokenExecutor) as error:
         return fail("data.py", error)
     except KeyboardInterrupt:
         return fail("data.py", "interrupted; run the same command again")

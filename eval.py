@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import data
 from model import GPT, GPTConfig, load_model
 from tools import tasks
-from tools.config import at_least, fail, program_parser
+from tools.config import UserError, at_least, fail, program_parser
 from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
 from tools.runs import write_json
 
@@ -58,24 +58,24 @@ def validation_loss(model: GPT, source: data.Corpus, max_tokens: int | None = No
 
 
 def check_corpus(cfg: GPTConfig, source: data.Corpus) -> None:
-    """Raise ValueError if the model cannot read this corpus."""
+    """Raise UserError if the model cannot read this corpus."""
     size = source.meta["vocab_size"]
     if size > cfg.vocab_size:
-        raise ValueError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
+        raise UserError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
     for split, ids in (("training", source.train), ("validation", source.val)):
         if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise ValueError(f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
+            raise UserError(f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
                              f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
 
 
 def check_tokenizer(path: Path | str, config: dict, corpus: data.Corpus) -> None:
-    """Raise ValueError if the model at this path, with this config, has another tokenizer."""
+    """Raise UserError if the model at this path, with this config, has another tokenizer."""
     try:
         trained = data.tokenizer_of(config)
-    except (ValueError, OSError):  # if its corpus is gone, we trust the new one
+    except (UserError, OSError):  # if its corpus is gone, we trust the new one
         return
     if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
-        raise ValueError(f"--data {corpus.path}: its tokenizer is not that of {path}")
+        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
 
 
 # -- How likely is a text? ------------------------------------------------------------------------
@@ -209,9 +209,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     for name in ("limit", "num_fewshot", "max_len"):
         if getattr(args, name) is not None and not args.tasks:
-            raise ValueError(f"--{name} {getattr(args, name)}: has no effect without --tasks")
+            raise UserError(f"--{name} {getattr(args, name)}: has no effect without --tasks")
     if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
-        raise ValueError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
+        raise UserError(f"--out {args.out}: needs --tasks, and a file in an existing folder")
     return args
 
 
@@ -219,7 +219,7 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     """Print the validation loss on args.data, or on the corpus of the run."""
     config = model.run
     if not args.data and "data" not in config:
-        raise ValueError(f"--model {args.model}: names no corpus; choose one with --data")
+        raise UserError(f"--model {args.model}: names no corpus; choose one with --data")
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config["tokenizer"])
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
             print(sample(model, data.tokenizer_of(model.run), args.prompt, *lengths))
         else:
             print_loss(model, args)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("eval.py", error)
     return 0
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from schedules import PAPER_SEQ_LEN, paper_batch_size
 from tools import report
-from tools.config import fail, program_parser, whole_number
+from tools.config import UserError, fail, program_parser, whole_number
 from tools.records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
 
 PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
@@ -94,7 +94,7 @@ def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
 def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None) -> list:
     """The best learning rate of every cell, or of every cell and seed, narrow to wide.
 
-    `of` maps a record to x, by default log2 of the learning rate. Raises ValueError for equal runs.
+    `of` maps a record to x, by default log2 of the learning rate. Raises UserError for equal runs.
     """
     of = of or (lambda r: math.log2(r["lr"]))
     cells: dict = {}
@@ -103,7 +103,7 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
         cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] if by_seed else 0
         losses = cells.setdefault(cell, {}).setdefault(r["seed"], {})
         if of(r) in losses:
-            raise ValueError(f"{cell[:3]}: two runs have the same learning rate and seed")
+            raise UserError(f"{cell[:3]}: two runs have the same learning rate and seed")
         losses[of(r)] = loss_of(r)
     found = []
     for cell in sorted(cells, key=narrow_first):
@@ -227,14 +227,14 @@ class Fits(NamedTuple):
 
 
 def fits_of(rows: list[dict]) -> Fits:
-    """Raises ValueError if the usable minima do not determine a, b and q."""
+    """Raises UserError if the usable minima do not determine a, b and q."""
     found = minima(rows)
     points = usable(found)
     x, weight = redraw(points) if points else (None, None)
     law = fit_law(points, x, weight) if points else None
     if law is None or not math.isfinite(law.b[0]):
         few = f"{len(points)} of {len(found)} minima usable, left out: {report.reasons(found) or 0}"
-        raise ValueError(f"{few}; a law needs two run lengths and two batch sizes in one shape")
+        raise UserError(f"{few}; a law needs two run lengths and two batch sizes in one shape")
     return Fits(found, points, x, weight, law, paper_reading(found))
 
 
@@ -242,7 +242,7 @@ def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size.
-    Optional: seq_len (else 4096), shape and seed (else all have the same). Raises ValueError.
+    Optional: seq_len (else 4096), shape and seed (else all have the same). Raises UserError.
     """
     rows = [complete(row) for row in rows]
     return as_json(fits_of(rows), rows[0])
@@ -267,19 +267,19 @@ def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
 
 
 def report_prediction(args) -> None:
-    """Print the learning rate for --predict. Raises OSError or ValueError."""
+    """Print the learning rate for --predict. Raises OSError or UserError."""
     law = PAPER
     if args.law != "paper":
         try:
             law = json.loads(Path(args.law).read_text())
             predict(law, 1.0, float(law["seq_len"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"--law {args.law}: not a law.json that fit.py wrote") from None
+            raise UserError(f"--law {args.law}: not a law.json that fit.py wrote") from None
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     numbers = {"total_tokens": args.total_tokens, "batch_size": args.batch_size, "seq_len": seq_len}
     for name, value in numbers.items():
         if not 0 < (value or 0) < math.inf:
-            raise ValueError(f"--{name} {value}: --predict needs a number above 0")
+            raise UserError(f"--{name} {value}: --predict needs a number above 0")
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
 
 
@@ -322,7 +322,7 @@ def report_records(records: list[dict], out: Path) -> None:
     elif schedules == {"power"}:
         report.power(*scans(records), out)
     elif schedules != {"wsd"}:
-        raise ValueError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
+        raise UserError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
     elif {STANDARD in r["shape"] for r in records} == {True, False}:  # with and without muP
         found = minima(records)
         report.transfer(found, *redraw(found), out)
@@ -351,7 +351,7 @@ def main(argv: list[str] | None = None) -> int:
             first = args.folders[0]
             out = args.out or (first.parent if first.is_file() else first)
             report_records(read_records(args.folders, args.only), out)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("fit.py", error)
     return 0
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import mup
 from moe import MoE, Routing
 from tools import granite
-from tools.config import check_limits, fail, fill_in, option, program_parser
+from tools.config import UserError, check_limits, fail, fill_in, option, program_parser
 from tools.devices import attention_dtype, matmul_dtype
 from tools.granite import is_granite
 from tools.runs import newest_checkpoint, read_checkpoint
@@ -70,7 +70,7 @@ class GPTConfig:
             ("n_ffn", experts and self.n_ffn % 8, "must be a multiple of 8 with experts"),
         ):
             if wrong:
-                raise ValueError(f"--{flag} {getattr(self, flag)}: {rule}")
+                raise UserError(f"--{flag} {getattr(self, flag)}: {rule}")
 
     @property
     def d_head(self) -> int:
@@ -255,7 +255,7 @@ def empty_model(cfg: GPTConfig) -> GPT:
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
-    dtype: of the weights, by default as saved. Raises FileNotFoundError or ValueError.
+    dtype: of the weights, by default as saved. Raises UserError.
     """
     path = Path(path)
     if is_granite(path):
@@ -270,7 +270,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
-        raise ValueError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
+        raise UserError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
@@ -318,7 +318,7 @@ def main(argv: list[str] | None = None) -> int:
         tokenizer = data.tokenizer_of(model.run)
         fields, files = dataclasses.asdict(model.cfg), tokenizer_files(tokenizer)
         granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("model.py", error)
     print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}")
     return 0

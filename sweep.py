@@ -38,7 +38,7 @@ from tqdm import tqdm
 import train
 from tools import grids
 from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
-from tools.config import add_flags, fail, format_mixture, parse_mixture, program_parser
+from tools.config import UserError, add_flags, fail, format_mixture, parse_mixture, program_parser
 from tools.devices import all_devices, pick_device, resolve_device
 from tools.records import as_record, identity, loss_of, records_in, settings
 from tools.runs import origin, read_checkpoint, stop_request, write_checkpoint
@@ -78,7 +78,7 @@ def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
     state, saved, looks, curve = train.build(cfg), None, {}, []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(cfg)}.pt"
-    with contextlib.suppress(FileNotFoundError, ValueError):  # no checkpoint yet, or a damaged one
+    with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
     if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= cfg.decay_start:
         train.restore(saved, state)
@@ -343,7 +343,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> Plan:
-    """Check the command line and the records in --out. Raises ValueError or OSError."""
+    """Check the command line and the records in --out. Raises UserError or OSError."""
     if "data" in typed:
         typed["data"] = format_mixture(parse_mixture(typed["data"]))
     typed["device"] = pick_device(typed.get("device", "auto"))
@@ -369,7 +369,7 @@ def main(argv: list[str] | None = None) -> int:
             args.out.mkdir(parents=True, exist_ok=True)
             name = hashlib.sha256(repr(plan.grid).encode()).hexdigest()[:16]
             held = join(args.out, name)  # noqa: F841  until we end
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("sweep.py", error)
     runs = plan.left()
     todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"

@@ -32,8 +32,8 @@ from eval import check_corpus, check_tokenizer, sample, validation_loss
 from model import GPT, PRESETS, GPTConfig, empty_model, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, runs
-from tools.config import add_flags, at_least, check_effect, fail, fill_in, format_mixture
-from tools.config import option, parse_mixture, program_parser
+from tools.config import UserError, add_flags, at_least, check_effect, fail, fill_in
+from tools.config import format_mixture, option, parse_mixture, program_parser
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
@@ -92,12 +92,15 @@ class TrainConfig(GPTConfig):
         fill_in(self, decay_tokens=self.total_tokens // 10)
         micro = self.micro_batch_size or self.batch_size
         if self.batch_size % micro and micro % self.batch_size:
-            raise ValueError(f"--micro_batch_size {micro}: must divide {self.batch_size}")
+            raise UserError(f"--micro_batch_size {micro}: must divide {self.batch_size}")
         if self.total_tokens < self.batch_tokens:
-            raise ValueError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
+            raise UserError(f"--total_tokens {self.total_tokens}: a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
-            raise ValueError(f"--decay_data {self.decay_data}: this run has no decay")
-        make_schedule(self)  # raises ValueError if warmup and decay do not fit
+            raise UserError(f"--decay_data {self.decay_data}: this run has no decay")
+        try:
+            make_schedule(self)
+        except ValueError as error:  # warmup and decay do not fit
+            raise UserError(error) from None
 
     @property
     def batch_tokens(self) -> int:
@@ -343,7 +346,7 @@ RECIPES = {
 
 
 def make_config(**typed) -> TrainConfig:
-    """The config of a preset with the typed fields. Raises ValueError for an impossible value."""
+    """The config of a preset with the typed fields. Raises UserError for an impossible value."""
     preset = typed.get("preset", "laptop")
     return TrainConfig(**PRESETS[preset] | RECIPES[preset] | typed)
 
@@ -376,7 +379,7 @@ def open_parent(path: Path) -> dict:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises ValueError, OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
     for flag in ("data", "decay_data"):
         if flag in typed:  # absolute paths are valid from any folder
             typed[flag] = format_mixture(parse_mixture(typed[flag], f"--{flag}"))
@@ -387,7 +390,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     if parent:
         fields = runs.branched_fields(parent, fields, SHAPE)
     if fields.get("batch_ramp") and "batch_ramp" not in FIELDS:
-        raise ValueError(f"--batch_ramp {fields['batch_ramp']}: apply forks/batch_ramp.patch")
+        raise UserError(f"--batch_ramp {fields['batch_ramp']}: apply forks/batch_ramp.patch")
     cfg = make_config(**{name: value for name, value in fields.items() if name in FIELDS})
     check_effect(typed, cfg.schedule, READS)
     if parent:
@@ -396,11 +399,11 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, and put its tokenizer into the config. Raises ValueError or OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
     prepared = cfg.data and "embedded" not in parse_mixture(cfg.data)
     if prepared and "tokenizer" in typed:
-        raise ValueError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
+        raise UserError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
     # the mixtures that the parents read and that this run reads, with their first tokens
     stages = start["stages"] if start else runs.stages_of(vars(cfg))
     sequences = [(math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages]
@@ -411,7 +414,7 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
         check_tokenizer(start["path"], start["config"], corpus)
     old, found = start and start["fingerprint"], corpus.meta["fingerprint"]
     if old not in (None, found):
-        raise ValueError(f"--data {corpus.path}: fingerprint {found}, but the run trained on {old}")
+        raise UserError(f"--data {corpus.path}: fingerprint {found}, but the run trained on {old}")
     tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
     return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
 
@@ -428,7 +431,7 @@ def main(argv: list[str] | None = None) -> int:
                 name = f"{cfg.preset}-{cfg.schedule}"
                 out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
                 cfg = dataclasses.replace(cfg, out=str(out))
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("train.py", error)
     say = print if out else lambda _: None
     if actions.resume and all(Path(cfg.out, x).exists() for x in ("record.json", "curve.png")):

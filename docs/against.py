@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import fit
 from fit import Fits
 from tools import figures
-from tools.config import fail, program_parser
+from tools.config import UserError, fail, program_parser
 from tools.records import OF_A_SHAPE, VARIED, differs
 from tools.report import point, show
 
@@ -27,11 +27,11 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
     one, *rest = (some[0] for some in sets.values())
     for other in rest:
         if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
-            raise ValueError(f"{field}: the runs also differ in {different[0]} (--only)")
+            raise UserError(f"{field}: the runs also differ in {different[0]} (--only)")
     found = [{m[:3]: m for m in fit.usable(fit.minima(some))} for some in sets.values()]  # by cell
     common = sorted(set.intersection(*map(set, found)))
     if not common:
-        raise ValueError(f"{field}: no cell has a minimum in all; is the sweep still running?")
+        raise UserError(f"{field}: no cell has a minimum in all; is the sweep still running?")
     fits = {}
     for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # all independent
         points = [by_cell[cell] for cell in common]
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     field, _, values = args.setting.partition("=")
     try:
         if len(set(values.split(","))) < 2:
-            raise ValueError(f"{args.setting}: needs two values, as in seed=0,1")
+            raise UserError(f"{args.setting}: needs two values, as in seed=0,1")
         read = lambda value: fit.read_records(args.folders, [*args.only, f"{field}={value}"])
         fits = same_cells(field, {value: read(value) for value in values.split(",")})
         first, *others = fits
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = args.folders[0]
         path = (args.out or (folder.parent if folder.is_file() else folder)) / "against.png"
         draw(path, field, fits)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("against.py", error)
     print(f"\n{path}")
     return 0

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tools import figures
 from tools.compare import differences, losses_of_lines
-from tools.config import fail, program_parser
+from tools.config import UserError, fail, program_parser
 from tools.records import read_records
 from tools.report import VERBS, point, verdict
 
@@ -22,7 +22,7 @@ PLANNED, POWER = "cosine ∝ √batch", "Power (fitted)"
 
 
 def draw(path: Path, records: list[dict]) -> None:
-    """The figure for the widest shape and the smallest batch size. Raises ValueError."""
+    """The figure for the widest shape and the smallest batch size. Raises UserError."""
     lines, _, runs_of = losses_of_lines(records)
     shapes = [shape for shape, *_ in lines[POWER]]
     shape = max(shapes, key=lambda shape: ("experts" not in shape, len(shape), shape))  # the widest
@@ -31,7 +31,7 @@ def draw(path: Path, records: list[dict]) -> None:
     longest = runs_of(PLANNED, cells[-1]) if cells else {}
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells} | {T: "val_loss" for _, T, _ in cells[-1:]}
     if not longest or not all(look in r for r in longest.values() for look in name.values()):
-        raise ValueError("the longest cosines are missing; is the sweep still running?")
+        raise UserError("the longest cosines are missing; is the sweep still running?")
     loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
     cut = {cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells}
     named = {"one Power run": lines[POWER], "planned cosines": lines[PLANNED]}
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     path = (args.out or (folder.parent if folder.is_file() else folder)) / "anytime.png"
     try:
         draw(path, read_records(args.folders))
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("anytime.py", error)
     print(path)
     return 0

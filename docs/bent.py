@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
 from fit import Fits, Minimum, slope
-from tools.config import fail, program_parser
+from tools.config import UserError, fail, program_parser
 from tools.figures import size
 from tools.records import PAPER_SEQ_LEN
 from tools.report import interval, show
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         report(fit.fits_of(fit.read_records(args.folders, args.only)))
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("bent.py", error)
     return 0
 

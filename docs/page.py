@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from tools.config import fail, program_parser
+from tools.config import UserError, fail, program_parser
 
 FOLDER = ROOT / "results/wsd-laptop"
 
@@ -51,7 +51,7 @@ def content(folder: Path) -> dict:
 
 
 def page(folder: Path = FOLDER) -> str:
-    """The page. Raises OSError or ValueError if the folder has no records or no law."""
+    """The page. Raises OSError or UserError if the folder has no records or no law."""
     template = Path(__file__).with_suffix(".template.html").read_text(encoding="utf-8")
     return template.replace("{{DATA}}", json.dumps(content(folder), separators=(",", ":")))
 
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="records and law.json")
     try:
         text = page(parser.parse_args(argv).folder)
-    except (OSError, ValueError) as error:
+    except (UserError, OSError) as error:
         return fail("page.py", error)
     (ROOT / "docs/index.html").write_text(text, encoding="utf-8", newline="\n")
     print(f"docs/index.html, {len(text.encode()) / 1000:.0f} KB")

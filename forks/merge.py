@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from schedules import DECAY_SHAPES
 from tools import runs
-from tools.config import fail, program_parser
+from tools.config import UserError, fail, program_parser
 
 
 def shares(tokens: list[int], shape: Callable) -> list[float]:
@@ -32,11 +32,11 @@ def merge(run: Path, shape: Callable, last: float) -> dict:
     """The newest checkpoint before the run's decay, merged over this last share of its tokens."""
     config = runs.read_config(run)
     if not config or not 0 < last <= 1:
-        raise ValueError(f"{run}, --last {last:g}: needs a run folder and a share up to 1")
+        raise UserError(f"{run}, --last {last:g}: needs a run folder and a share up to 1")
     paths = runs.before_decay(runs.checkpoints(run), config)
     paths = [path for path in paths if int(path.stem) >= (1 - last) * int(paths[-1].stem)]
     if len(paths) < 2:
-        raise ValueError(f"--last {last:g}: {run} has fewer than 2 checkpoints there; save more")
+        raise UserError(f"--last {last:g}: {run} has fewer than 2 checkpoints there; save more")
     saved = [runs.read_checkpoint(path) for path in paths]
     models, c = [x["model"] for x in saved], shares([x["tokens"] for x in saved], shape)
     print("merged.pt =", " + ".join(f"{s:.4f} * {path.name}" for s, path in zip(c, paths)))
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         merged = merge(args.run, DECAY_SHAPES[args.shape], args.last)
         runs.write_checkpoint(args.run / "merged.pt", merged)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return fail("merge.py", error)
     return 0
 

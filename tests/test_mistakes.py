@@ -101,3 +101,10 @@ def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch)
     before = sorted(folder.rglob("*"))
     assert says in one_line(program.main, argv.split(), capsys)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_bug_keeps_its_traceback(folder, monkeypatch):
+    """A forgotten transpose raises ValueError, which is not a mistake of the user."""
+    monkeypatch.setattr(fit, "predict", lambda *_: dict([(1, 2, 3)]))
+    with pytest.raises(ValueError, match="dictionary update sequence"):
+        fit.main(["--predict", "--total_tokens=1e9", "--batch_size=8"])

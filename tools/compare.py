@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tools.config import UserError
 from tools.records import PAPER_SEQ_LEN, cell_of, knobs_of, loss_of, narrow_first
 
 DRAWS = 10_000
@@ -87,13 +88,13 @@ def best_of(tried: dict[float, list]) -> float | None:
 def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    Only cells that have all their runs. Raises ValueError if there is none. The third value is a
+    Only cells that have all their runs. Raises UserError if there is none. The third value is a
     function from line and cell to {seed: record}.
     """
     runs = {(cell_of(r), r["seed"], key_of(r)): r for r in records}
     tuning = {cell for cell, seed, _ in runs if seed >= TUNING}
     if not tuning:
-        raise ValueError(f"no runs tuned the schedules (seeds {TUNING} and up)")
+        raise UserError(f"no runs tuned the schedules (seeds {TUNING} and up)")
     first = min(tuning, key=lambda cell: cell[1])  # the shorter one
     tuned_at = first[2], records[0]["seq_len"], first[1]
     trials = [r for r in records if r["seed"] >= TUNING and cell_of(r) == first]
@@ -108,7 +109,7 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
         tried = {lr: [run(name, lr, *cell) for cell in cells] for lr in rates}
         lr = best_of({lr: [r and loss_of(r) for r in some] for lr, some in tried.items()})
         if lr is None:
-            raise ValueError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
+            raise UserError(f"{name} lacks trials of seed {seed}; is the sweep still running?")
         return lr
 
     seeds = sorted({r["seed"] for r in records if r["seed"] < TUNING and r["schedule"] == "power"})
@@ -119,7 +120,7 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     whole = [cell for cell in sorted(cells, key=narrow_first)
              if all(None not in runs_of(name, cell).values() for name in LINES)]  # fmt: skip
     if not whole:
-        raise ValueError("no cell of the comparison has all its runs; is the sweep still running?")
+        raise UserError("no cell of the comparison has all its runs; is the sweep still running?")
     lines = {name: {cell: losses_of(name, cell) for cell in whole} for name in LINES}
     return lines, best, runs_of
 

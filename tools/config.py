@@ -10,6 +10,12 @@ import typing
 from operator import ge, gt, le, lt
 from os.path import basename
 
+
+
+class UserError(ValueError):
+    """A mistake of the user. Programs print it as one line; any other error keeps its traceback."""
+
+
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
@@ -19,11 +25,11 @@ def option(default=dataclasses.MISSING, help: str = "", **limits):
 
 
 def check_limits(cfg) -> None:
-    """Raise ValueError, naming flag, value and limit, for the first field outside its limits."""
+    """Raise UserError, naming flag, value and limit, for the first field outside its limits."""
     for f in dataclasses.fields(cfg):
         value = getattr(cfg, f.name)
         if value is not None and (demand := violated(value, f.metadata)):
-            raise ValueError(f"--{f.name} {value}: must be {demand}")
+            raise UserError(f"--{f.name} {value}: must be {demand}")
 
 
 def violated(value, limits) -> str | None:
@@ -39,12 +45,12 @@ def violated(value, limits) -> str | None:
 
 
 def check_effect(typed: dict, schedule: str, reads: dict[str, set]) -> None:
-    """Raise ValueError for a typed field that only other schedules read."""
+    """Raise UserError for a typed field that only other schedules read."""
     for name, value in typed.items():
         readers = [other for other in reads if name in reads[other]]
         if readers and schedule not in readers:
             problem = f"has no effect with --schedule {schedule}, only with {', '.join(readers)}"
-            raise ValueError(f"--{name} {value}: {problem}")
+            raise UserError(f"--{name} {value}: {problem}")
 
 
 def fill_in(cfg, **values) -> None:
@@ -87,7 +93,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> No
 
 
 def whole_number(text: str) -> int:
-    """'2B', '2e9' and '2000000000' are the same number. Raises ValueError for 1.5."""
+    """'2B', '2e9' and '2000000000' are the same number. Raises UserError for 1.5."""
     text = text[:-1] + {"k": "e3", "M": "e6", "B": "e9"}.get(text[-1:], text[-1:])
     try:
         return int(text)
@@ -109,16 +115,16 @@ def at_least(low: float, kind=whole_number):
 
 
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise ValueError."""
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
     shares = {}
     for part in text.split(","):
         folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups("1")
         folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
         if basename(folder) in map(basename, shares):
-            raise ValueError(f"{flag} {text}: two folders have the name {basename(folder)}")
+            raise UserError(f"{flag} {text}: two folders have the name {basename(folder)}")
         shares[folder] = float(share)
     if "" in shares or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
-        raise ValueError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")
+        raise UserError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")
     return shares
 
 

@@ -11,18 +11,20 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from tools.config import UserError
+
 
 def pick_device(name: str = "auto") -> str:
     """Return the device to use; "auto" is the first available of cuda, mps, cpu.
 
-    Under torchrun, "cuda" is the GPU of this process. Raises ValueError for an unavailable device.
+    Under torchrun, "cuda" is the GPU of this process. Raises UserError for an unavailable device.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     found = ["cuda", *gpus] if gpus else []
     found += ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
     name = found[0] if name == "auto" else name
     if name not in found:
-        raise ValueError(f"--device {name}: not available; choose from {', '.join(found)}")
+        raise UserError(f"--device {name}: not available; choose from {', '.join(found)}")
     if name == "cuda" and rank_and_world()[1] > 1:
         return f"cuda:{torch.cuda.current_device()}"
     return name
@@ -44,13 +46,13 @@ def pick_dtype(cfg, device: str) -> str:
 
 
 def resolve_device(cfg):
-    """Replace every "auto" by its meaning here. Raises ValueError if cfg cannot train here."""
+    """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train here."""
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     _, world = rank_and_world()
     if cfg.batch_size % world:
-        raise ValueError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+        raise UserError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
     dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
     worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
     compile = worth_compiling if cfg.compile is None else cfg.compile
@@ -58,7 +60,7 @@ def resolve_device(cfg):
 
 
 def check_memory(cfg, n_params: int) -> None:
-    """Raise ValueError if weights, gradients and AdamW's moments alone exceed the memory."""
+    """Raise UserError if weights, gradients and AdamW's moments alone exceed the memory."""
     if cfg.device.startswith("cuda"):
         have = torch.cuda.get_device_properties(cfg.device).total_memory
     else:
@@ -66,7 +68,7 @@ def check_memory(cfg, n_params: int) -> None:
     need = 16 * n_params  # bytes, of four float32 numbers for each
     if need > have:
         sizes = f"{need / 2**30:,.0f} GiB, {cfg.device} has {have / 2**30:,.0f}"
-        raise ValueError(f"--n_embd {cfg.n_embd}: needs {sizes}; choose a smaller model")
+        raise UserError(f"--n_embd {cfg.n_embd}: needs {sizes}; choose a smaller model")
 
 
 def mixed_precision(cfg):

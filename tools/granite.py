@@ -11,6 +11,8 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
+from tools.config import UserError
+
 NAMES = {  # last part of our parameter names -> theirs, within a layer or the model
     "embed": "embed_tokens", "norm": "norm",
     "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -41,7 +43,7 @@ def granite_name(name: str) -> str:
     if part == "head":
         return "lm_head.weight"
     if part not in NAMES:
-        raise ValueError(f"{name}: Granite has no such weight, so this model has no such form")
+        raise UserError(f"{name}: Granite has no such weight, so this model has no such form")
     layer = f"layers.{where[1]}." if where else ""
     return f"model.{layer}{NAMES[part]}.weight"
 
@@ -56,14 +58,14 @@ def read_json(file: Path) -> dict:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file}: damaged ({error}); is the download complete?") from None
+        raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
 
 
 def read_config(path: Path) -> dict:
     """The fields of a GPTConfig, from config.json.
 
     It lacks m_width, which training needs. In the released models m_width is logits_scaling.
-    Raises ValueError for a damaged file or an architecture different from ours.
+    Raises UserError for a damaged file or an architecture different from ours.
     """
     file = path / "config.json"
     config = DEFAULTS | read_json(file)
@@ -71,9 +73,9 @@ def read_config(path: Path) -> dict:
     config["rope_type"] = config.get("type", config["rope_type"])  # its name in older files
     for name, known in SUPPORTED.items():
         if (value := config.get(name)) not in known:
-            raise ValueError(f"{file}: {name} is {value!r}; we support only {', '.join(known)}")
+            raise UserError(f"{file}: {name} is {value!r}; we support only {', '.join(known)}")
     if missing := set(FIELDS.values()) - set(config):
-        raise ValueError(f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?")
+        raise UserError(f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?")
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
     return fields | {"m_width": fields["logits_scaling"]}
 
@@ -82,7 +84,7 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     """The weights of a folder under our names, mapped from the files and not yet read.
 
     names: all our parameters. A tensor that is none of them keeps its name.
-    Raises FileNotFoundError or ValueError if a file is missing or damaged.
+    Raises OSError if a file is missing, UserError if it is damaged.
     """
     ours, weights = {granite_name(name): name for name in names}, {}
     files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
@@ -92,7 +94,7 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
         try:
             loaded = safetensors.torch.load_file(file)
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{file}: damaged ({error}); is the download complete?") from None
+            raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
         weights |= {ours.get(name, name): tensor for name, tensor in loaded.items()}
     if "head.weight" not in names:
         weights.pop("lm_head.weight", None)  # tied, so it is the embedding once more

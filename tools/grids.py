@@ -7,7 +7,7 @@ smallest T and 1,024 tokens per batch.
 
 from pathlib import Path
 
-from tools.config import at_least, whole_number
+from tools.config import UserError, at_least, whole_number
 from tools.records import differs, identity
 
 
@@ -110,10 +110,10 @@ def changed(grid: dict, args, typed: dict) -> dict:
     """
     rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
     if args.sweep and "tune" in grid:
-        raise ValueError("--sweep: a comparison tunes for one value only; give it as a flag")
+        raise UserError("--sweep: a comparison tunes for one value only; give it as a flag")
     if args.widths:
         if first is None:
-            raise ValueError(f"--widths {args.widths[0]}: this scale has presets; leave it out")
+            raise UserError(f"--widths {args.widths[0]}: this scale has presets; leave it out")
         rows = [(shape | resized(shape, n), batches, seeds) for n in args.widths
                 for shape, batches, seeds in rows if shape["n_embd"] == first]  # fmt: skip
     for name, values in args.sweep:
@@ -127,7 +127,7 @@ def changed(grid: dict, args, typed: dict) -> dict:
 def resized(shape: dict, n: int) -> dict:
     sizes = {name: shape[name] for name in ("n_embd", "n_head", "n_ffn") if shape.get(name)}
     if n * sizes["n_head"] % sizes["n_embd"]:
-        raise ValueError(f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit")
+        raise UserError(f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit")
     return {name: size * n // shape["n_embd"] for name, size in sizes.items()}
 
 
@@ -135,7 +135,7 @@ UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "ke
 
 
 def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -> None:
-    """Raise ValueError for a field on the command line unless the runs have exactly these values.
+    """Raise UserError for a field on the command line unless the runs have exactly these values.
 
     asked has a list of values for every field, reads the fields that depend on the schedule.
     """
@@ -144,19 +144,19 @@ def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -
         found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
         if name in UNUSED or "auto" in values or found != set(values):
             why = "the experiment chooses or ignores this; leave it out, or see --widths, --sweep"
-            raise ValueError(f"--{name} {values[0]}: {why}")
+            raise UserError(f"--{name} {values[0]}: {why}")
     if len({identity(vars(cfg)) for cfg in configs}) < len(configs):
-        raise ValueError("--sweep: two values make the same run; sweep a field that changes runs")
+        raise UserError("--sweep: two values make the same run; sweep a field that changes runs")
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise ValueError for a record unlike all configs of a sweep, in fields that are not free."""
+    """Raise UserError for a record unlike all configs of a sweep, in fields that are not free."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:
             nearest = min(own, key=lambda config: len(differs(record, config, free)))
             name = differs(record, nearest, free)[0]
-            raise ValueError(f"--out {out}: has records with {name} {record[name]}, and this sweep "
+            raise UserError(f"--out {out}: has records with {name} {record[name]}, and this sweep "
                              f"has {nearest[name]}; choose another folder")  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from tools.config import UserError
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss
@@ -40,23 +41,23 @@ def source_files(sources: list[str]) -> Iterator[Path]:
             found = [path] if path.exists() else sorted(glob.glob(source, recursive=True))
             yield from (Path(p) for p in found if not Path(p).is_dir())
             if not found:
-                raise FileNotFoundError(f"--source {source}: no such file or folder")
+                raise UserError(f"--source {source}: no such file or folder")
 
 
 def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
-    """Yield texts and lines of JSON. Raises ValueError for a damaged file or a missing field."""
+    """Yield texts and lines of JSON. Raises UserError for a damaged file or a missing field."""
     for file in list(source_files(sources)):  # finds a wrong name before any work
         try:
             yield from read_file(file, field)
         except (EOFError, OSError, ValueError, zlib.error) as error:
-            raise ValueError(f"--source {file}: {error}") from None
+            raise UserError(f"--source {file}: {error}") from None
 
 
 def read_file(file: Path, field: str) -> Iterator[str | bytes]:
     """A line of JSON is one document. So is a text file, but we skip binary files, as git does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
     if file.suffix == ".parquet" or is_json and file.suffix not in (".jsonl", ".ndjson", ".gz"):
-        raise ValueError("we read text, JSON lines and .gz; convert it first (docs/train.md)")
+        raise UserError("we read text, JSON lines and .gz; convert it first (docs/train.md)")
     with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
         if not is_json:
             raw = stream.read()
@@ -65,7 +66,7 @@ def read_file(file: Path, field: str) -> Iterator[str | bytes]:
         for i, line in enumerate(stream):  # of JSON
             if i == 0 and field not in parse(line):
                 fields = ", ".join(parse(line)) or "nothing"
-                raise ValueError(f"line 1 has no text {field!r}, but {fields}; choose --text_field")
+                raise UserError(f"line 1 has no text {field!r}, but {fields}; choose --text_field")
             yield line
 
 
@@ -82,12 +83,12 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
-    make it, ValueError for an unknown tokenizer or too little text to train on and to hold out.
+    make it, UserError for an unknown tokenizer or too little text to train on and to hold out.
     """
     encoding, notes = load_tokenizer(tokenizer), Counter()
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     if out.exists():
-        raise FileExistsError(f"--out {out}: already exists; choose another folder or remove it")
+        raise UserError(f"--out {out}: already exists; choose another folder or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         folder = Path(temporary, out.name)
@@ -105,7 +106,7 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
         meta = describe(folder, tokenizer, encoding, dtype, notes)
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
-            raise ValueError("; ".join(["--source: too little text to divide", *found]))
+            raise UserError("; ".join(["--source: too little text to divide", *found]))
         if file := tokenizer_file(tokenizer):  # a copy, so that the corpus does not need it
             shutil.copy(file, folder)
         os.rename(folder, out)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.config import UserError
+
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 
 # These fields only change how we compute and report a run. --resume accepts new values
@@ -103,14 +105,14 @@ def knobs_of(fields: dict) -> tuple[str, ...]:
 
 
 def complete(row: dict) -> dict:
-    """Add defaults to a row, see fit.law. Raises ValueError if a field is missing."""
+    """Add defaults to a row, see fit.law. Raises UserError if a field is missing."""
     row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd", "shape": shape_of(row)} | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row.pop("batch_tokens") / row["seq_len"]
     for name in ("total_tokens", "batch_size", "seq_len", *knobs_of(row)):
         value = row.get(name)
         if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
-            raise ValueError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
+            raise UserError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
     loss = row.get("val_loss")
     return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
 
@@ -126,7 +128,7 @@ def shape_of(record: dict) -> str:
 
 
 def only(records: list[dict], choices: list | tuple) -> list[dict]:
-    """The records that agree with every FIELD=V,V,.... Raises ValueError if none does."""
+    """The records that agree with every FIELD=V,V,.... Raises UserError if none does."""
     for choice in choices:
         name, _, text = choice.partition("=")
         values = [text, *text.split(",")]  # a mixture contains commas itself
@@ -135,18 +137,18 @@ def only(records: list[dict], choices: list | tuple) -> list[dict]:
                 values.append(json.loads(word))  # 0 then equals 0.0, and null None
         records = [r for r in records if r.get(name) in values]
         if not records:
-            raise ValueError(f"{choice}: no such records; is it FIELD=VALUE,...?")
+            raise UserError(f"{choice}: no such records; is it FIELD=VALUE,...?")
     return records
 
 
 def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
     """Read all runs under these folders that agree with the choices, without duplicates.
 
-    Raises FileNotFoundError if a folder has no records, ValueError if their settings differ.
+    Raises UserError if a folder has no records, or if their settings differ.
     """
     some = {path: records_in(path) for path in paths}
     if empty := [path for path in paths if not some[path]]:
-        raise FileNotFoundError(f"{empty[0]}: no records; give the folder of a sweep")
+        raise UserError(f"{empty[0]}: no records; give the folder of a sweep")
     found = [complete(r) for r in only(sum(some.values(), []), choices)]
     if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
         found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
@@ -156,7 +158,7 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
 
 
 def check_same_settings(records: list[dict]) -> None:
-    """Raise ValueError if records differ in a setting that no experiment varies.
+    """Raise UserError if records differ in a setting that no experiment varies.
 
     Decays of one kind must take the same number of tokens, the same share of the run, or all of it
     after the same number of tokens.
@@ -167,14 +169,14 @@ def check_same_settings(records: list[dict]) -> None:
         first = first_of.setdefault(r["shape"], r)
         different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
         if different:
-            raise ValueError(f"runs with different {different[0]}; fit them separately (--only)")
+            raise UserError(f"runs with different {different[0]}; fit them separately (--only)")
         decay = r.get("decay_tokens", 0)
         kind = r["schedule"], r.get("average"), r.get("decay_shape")
         share, start = round(decay / r["total_tokens"], 3), r["total_tokens"] - decay
         decays.setdefault(kind, []).append((decay, share, start))
     for some in decays.values():
         if all(len(set(values)) > 1 for values in zip(*some)):  # tokens, share, start all vary
-            raise ValueError("runs with different decay_tokens; fit them separately (--only)")
+            raise UserError("runs with different decay_tokens; fit them separately (--only)")
 
 
 def loss_of(record: dict) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tools import compare, figures
+from tools.config import UserError
 from tools.figures import size
 from tools.records import STANDARD
 
@@ -105,7 +106,7 @@ def transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
     draws = np.where(weight > 0, x, np.nan).T
     best = {m.shape: 2**some for m, some in zip(found, draws)}
     if len(best) < len(found):
-        raise ValueError("several T or batch sizes; choose one with --only")
+        raise UserError("several T or batch sizes; choose one with --only")
     where, panels = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}", []
     print(f"{where}; best learning rates")
     for title, kind in (("Without μP", STANDARD), ("With μP", "")):
@@ -134,7 +135,7 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     """Print the best a or b, and return the middle shape's valleys at the longest T as a panel."""
     good = [m for m in found if not m.why_not]
     if not good:
-        raise ValueError(f"no best {name}: {reasons(found)}")
+        raise UserError(f"no best {name}: {reasons(found)}")
     value = (lambda x: 2**x) if name == "a" else (lambda x: x)
     print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
     batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})

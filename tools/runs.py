@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tools.config import UserError
 from tools.devices import all_sum, rank_and_world
 from tools.records import RUNTIME_FLAGS, read_metrics
 
@@ -57,10 +58,10 @@ def read_checkpoint(path: Path) -> dict:
 
     weights_only refuses a pickle that would run code. Rank 0 compares checksums first, because
     torch.load would accept a weight with a flipped bit.
-    Raises FileNotFoundError, or ValueError for a damaged file.
+    Raises UserError if it is missing or damaged.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such run or checkpoint")
+        raise UserError(f"{path}: no such run or checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
             if rank_and_world()[0] == 0 and (broken := archive.testzip()):
@@ -71,26 +72,26 @@ def read_checkpoint(path: Path) -> dict:
         return {"stages": stages_of(saved["config"])} | saved | {"path": str(path)}
     except Exception as error:  # damage makes zipfile, pickle and torch raise almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
+        raise UserError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
 
 
 def newest_checkpoint(run: Path, rename: bool = False) -> dict:
     """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged ones.
 
-    Raises FileNotFoundError if none is whole.
+    Raises UserError if none is whole.
     """
     damaged = []
     for path in reversed(checkpoints(run)):
         try:
             saved = read_checkpoint(path)
-        except ValueError as damage:
+        except UserError as damage:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
             damaged.append(path)
             continue
         for other in damaged if rename else ():  # so that all processes start from the same
             other.rename(other.with_suffix(".damaged"))
         return saved
-    raise FileNotFoundError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
+    raise UserError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
 
 
 def before_decay(paths: list[Path], config: dict) -> list[Path]:
@@ -150,14 +151,14 @@ def make_folder(out: str | None, name: str, resume: bool):
     folder = Path(out)
     if folder.is_dir() and set(os.listdir(folder)) - {".lock"}:
         if not (resume and read_config(folder)):
-            raise FileExistsError(f"--out {out}: is not empty; continue a run with --resume, "
+            raise UserError(f"--out {out}: is not empty; continue a run with --resume, "
                                   "or choose another folder")  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
     if not (held := lock(folder / ".lock")):
-        raise BlockingIOError(f"--out {out}: another process is training there")
+        raise UserError(f"--out {out}: another process is training there")
     return folder, held
 
 
@@ -302,21 +303,21 @@ def branch_point(path: Path) -> Path:
     if not config:
         return path
     if not (paths := before_decay(checkpoints(path), config)):
-        raise FileNotFoundError(f"--branch {path}: has no checkpoint before its decay")
+        raise UserError(f"--branch {path}: has no checkpoint before its decay")
     return paths[-1]
 
 
 def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
     """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
-    A resumed run keeps its config. Raises ValueError for a flag that would make it a different run.
+    A resumed run keeps its config. Raises UserError for a flag that would make it a different run.
     """
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
         return typed, None, actions.branch
     for name, value in typed.items():
         if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
-            raise ValueError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
+            raise UserError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
                              "leave the flag out, or use --branch for a new run")  # fmt: skip
     if rank_and_world()[1] > 1:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
@@ -330,18 +331,18 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
     """The config of the parent with these changes. Decay, out, device, compile become defaults.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
-    the weights. Raises ValueError if one of them changes.
+    the weights. Raises UserError if one of them changes.
     """
     for name in sorted(shape & set(changes)):
         old = parent["config"].get(name, changes[name])
         if changes[name] != old and (name != "seq_len" or parent["tokens"]):
-            raise ValueError(f"--{name} {changes[name]}: the checkpoint has {old}, "
+            raise UserError(f"--{name} {changes[name]}: the checkpoint has {old}, "
                              "and a branch keeps the shape of its parent")  # fmt: skip
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
-            raise ValueError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
+            raise UserError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
         if not {"lr", "power_a"} & set(changes):
-            raise ValueError("--branch: released weights carry no learning rate; choose one, "
+            raise UserError("--branch: released weights carry no learning rate; choose one, "
                              "for example --schedule wsd --lr 1e-4")  # fmt: skip
         return parent["config"] | changes
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
@@ -353,16 +354,16 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
 def branch(parent: dict, cfg, planned: bool) -> dict:
     """The checkpoint of a parent as the start of a new run, which may read a different text.
 
-    planned: does the schedule depend on the run length? Raises ValueError if cfg cannot continue.
+    planned: does the schedule depend on the run length? Raises UserError if cfg cannot continue.
     """
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
     if total < tokens + cfg.batch_tokens:
-        raise ValueError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
+        raise UserError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
-        raise ValueError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
+        raise UserError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
                          f"{old['total_tokens']:,}; branch with --schedule wsd")  # fmt: skip
     if cfg.decay_tokens and cfg.decay_start < tokens:
-        raise ValueError(f"--decay_tokens {cfg.decay_tokens:,}: would start at "
+        raise UserError(f"--decay_tokens {cfg.decay_tokens:,}: would start at "
                          f"{cfg.decay_start:,}, before the checkpoint at {tokens:,}")  # fmt: skip
     same_text = all(vars(cfg)[name] == old.get(name) for name in ("data", "decay_data"))
     return parent | {

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tools.config import UserError
+
 
 class Question(NamedTuple):
     contexts: list[str]  # the texts before the choices
@@ -96,21 +98,21 @@ TASKS = {
 
 
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
-    """Read items of a task, one per line. Raises ValueError, naming the line, for anything else."""
+    """Read items of a task, one per line. Raises UserError, naming the line, for anything else."""
     questions = []
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; put items of {name} there, one per line")
+        raise UserError(f"{path}: no such file; put items of {name} there, one per line")
     for number, item in enumerate(path.read_bytes().splitlines()[:limit], 1):
         try:
             doc = json.loads(item)
             question = TASKS[name].ask(doc)._replace(doc=doc)
             if not 0 <= question.gold < len(question.choices):
-                raise ValueError(f"no choice number {question.gold}")
+                raise UserError(f"no choice number {question.gold}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an item of {name} ({error!r})") from None
+            raise UserError(f"{path}, line {number}: not an item of {name} ({error!r})") from None
         questions.append(question)
     if not questions:
-        raise ValueError(f"{path}: is empty")
+        raise UserError(f"{path}: is empty")
     return questions
 
 
@@ -137,7 +139,7 @@ def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Questio
         group, pool = question.group, pools[question.group]
         needed = shots + (task.draw == "others") if shots else 0
         if len(pool) < needed:
-            raise ValueError(f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
+            raise UserError(f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
                              f"but has {len(pool)}")  # fmt: skip
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
@@ -150,12 +152,12 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     """Read the items of all --tasks -> {task: (its questions, number of examples)}."""
     work = {}
     if not args.data:
-        raise ValueError("--tasks: needs --data, the folder of their items (docs/evaluate.md)")
+        raise UserError("--tasks: needs --data, the folder of their items (docs/evaluate.md)")
     if args.max_len > seq_len:
-        raise ValueError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
+        raise UserError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
         if name not in TASKS:
-            raise ValueError(f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
+            raise UserError(f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
                              "export the model and run lm_eval (docs/evaluate.md)")
         fixed = args.num_fewshot is None or name == "wikitext"  # it has no examples
         shots = 5 * (name == "mmlu") if fixed else args.num_fewshot  # as in the paper

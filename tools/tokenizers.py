@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
+from tools.config import UserError
+
 # GPT-2 cuts text into these words before it merges bytes.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # StarCoder and the paper take out single digits first.
@@ -22,7 +24,7 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
     """Load 'bytes', a .tiktoken or tokenizer.json file, or a name that tiktoken knows (and may
-    download). Raises ValueError if no tokenizer has this name."""
+    download). Raises UserError if no tokenizer has this name."""
     if name == "bytes":  # 255 never occurs in UTF-8, so it can be end-of-text
         ranks = {bytes([i]): i for i in range(255)}
         return encoding("bytes", r"[\s\S]", ranks, {"<|endoftext|>": 255})
@@ -32,9 +34,9 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
         if name in tiktoken.list_encoding_names():
             return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--tokenizer {name}: cannot be loaded ({error})") from None
+        raise UserError(f"--tokenizer {name}: cannot be loaded ({error})") from None
     known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
-    raise ValueError(f"--tokenizer {name}: unknown; choose {known}, or a .tiktoken or .json file")
+    raise UserError(f"--tokenizer {name}: unknown; choose {known}, or a .tiktoken or .json file")
 
 
 def encoding(name: str, pattern: str, ranks: dict, special: dict) -> tiktoken.Encoding:
@@ -58,14 +60,14 @@ def read_tiktoken(path: Path) -> tiktoken.Encoding:
     """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
     It does not contain the pattern that cuts text into words, so we use GPT-2's. For cl100k_base
-    and o200k_base, which differ, give the name. Raises ValueError for other files.
+    and o200k_base, which differ, give the name. Raises UserError for other files.
     """
     ranks = {}
     for line in path.read_bytes().splitlines():
         token, rank = line.split()
         ranks[base64.b64decode(token, validate=True)] = int(rank)
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise ValueError("the ranks must be 0, 1, 2, ... without gaps")
+        raise UserError("the ranks must be 0, 1, 2, ... without gaps")
     return encoding(path.stem, GPT2_PATTERN, ranks, {END_OF_TEXT[0]: len(ranks)})
 
 
@@ -77,17 +79,17 @@ def byte_letters() -> dict[int, str]:
 
 
 def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
-    """Read Hugging Face's byte-level BPE, with the same ids. Raises ValueError for other kinds."""
+    """Read Hugging Face's byte-level BPE, with the same ids. Raises UserError for other kinds."""
     spec = json.loads(path.read_text(encoding="utf-8"))
     try:
         special = {token["content"]: token["id"] for token in spec["added_tokens"]}
         pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a byte-level BPE: {error!r}") from None
+        raise UserError(f"not a byte-level BPE: {error!r}") from None
     if spec.get("normalizer") or pattern is None:
-        raise ValueError("its normalizer or pre-tokenizer is one that we cannot imitate")
+        raise UserError("its normalizer or pre-tokenizer is one that we cannot imitate")
     if not (ends := [special[name] for name in END_OF_TEXT if name in special]):
-        raise ValueError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
+        raise UserError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
     return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: ends[0]})
 
 
@@ -100,7 +102,7 @@ def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
     ranks = {bytes(byte_of[letter] for letter in token): vocab[token] for token in tokens}
     merged = list(ranks.values())[len(byte_of) :]
     if merged != sorted(merged):
-        raise ValueError("its ids do not follow the order of its merges")
+        raise UserError("its ids do not follow the order of its merges")
     return ranks
 
 

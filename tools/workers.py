@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tools.config import UserError
 from tools.runs import append_to, lock, stop_request
 
 
 def join(folder: Path, name: str):
     """Share a folder with processes of the same sweep, until what we return is closed.
 
-    name: of the sweep. Raises BlockingIOError if a process of a different sweep is there.
+    name: of the sweep. Raises UserError if a process of a different sweep is there.
     """
     ours = folder / f".sweep-{name}"
     file = open(ours, "w")
     fcntl.flock(file, fcntl.LOCK_SH)
     if not all(lock(other) for other in folder.glob(".sweep-*") if other != ours):
-        raise BlockingIOError(f"--out {folder}: a different sweep is running there")
+        raise UserError(f"--out {folder}: a different sweep is running there")
     return file
 
 
