@@ -25,14 +25,14 @@ def constant(lr: float) -> Schedule:
     return lambda n: lr
 
 
-def power_law(a: float, b: float, beta: float, lr_max: float) -> Schedule:
-    """min(lr_max, beta * a * n^b), the paper's power learning rate (equation 7).
+def power_law(a: float, b: float, beta: float, lr_max: float, q: float = 1.0) -> Schedule:
+    """min(lr_max, beta^q * a * n^b), with q = 1 the paper's power learning rate (equation 7).
 
-    A WSD run of T tokens does best at learning rate beta * a * T^b. Power replaces T with n, so it
-    always uses about the best learning rate for a run that ends soon.
+    A WSD run of T tokens does best at learning rate beta^q * a * T^b. Power replaces T with n, so
+    it always uses about the best learning rate for a run that ends soon.
     """
     # b < 0, so at n = 0 the law is infinite, and the ceiling applies
-    return lambda n: min(lr_max, beta * a * n**b) if n > 0 else lr_max
+    return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
 
 
 def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
@@ -71,7 +71,9 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
 
 PLANNED = ("cosine",)  # need the end of the run from the first step
 READS = {  # schedule -> the fields of a TrainConfig that it reads, besides total_tokens
-    "power": {"power_a", "power_b", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape"},
+    "power": {
+        "power_a", "power_b", "power_q", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape",
+    },
     "wsd": {"lr", "warmup_tokens", "decay_tokens", "decay_shape"},
     "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},
     "constant": {"lr", "warmup_tokens"},
@@ -97,7 +99,7 @@ def make_schedule(cfg) -> Schedule:
         raise ValueError(f"{phases}: too long for --total_tokens {total:,}; shorten a phase")
     if cfg.schedule == "power":
         beta = paper_batch_size(cfg.batch_size * cfg.seq_len)
-        stable = power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max)
+        stable = power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max, cfg.power_q)
     elif cfg.schedule == "cosine":
         stable = cosine(cfg.lr, warm, total, cfg.min_lr_ratio)
     else:

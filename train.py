@@ -50,8 +50,9 @@ class TrainConfig(GPTConfig):
 
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
-    power_a: float = option(4.0, "a of the power schedule, beta * a * n^b", above=0)
+    power_a: float = option(4.0, "a of the power schedule, beta^q * a * n^b", above=0)
     power_b: float = option(-0.51, "b of the power schedule", at_most=0)
+    power_q: float = option(1.0, "q of the power schedule, 1 in the paper", at_least=0)
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
     decay_tokens: int | None = option(None, "tokens of the decay (default: 10%%)", at_least=0)
     decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))

@@ -20,7 +20,7 @@ def config(**changed):
     fields = dict(
         schedule="power", total_tokens=10**12, warmup_tokens=10**9, decay_tokens=10**11,
         decay_shape="exp", batch_size=1024, seq_len=4096, lr=0.01, power_a=4, power_b=-0.51,
-        lr_max=0.02, min_lr_ratio=0.1,
+        power_q=1, lr_max=0.02, min_lr_ratio=0.1,
     )  # fmt: skip
     return SimpleNamespace(**(fields | changed))
 
@@ -47,8 +47,9 @@ def test_only_planned_schedules_depend_on_the_end_before_the_decay(kind):
 def test_a_schedule_reads_the_fields_in_its_row(kind):
     """Changing a field moves the curve exactly if READS lists it."""
     base = config(schedule=kind, total_tokens=1000, warmup_tokens=100, decay_tokens=300)
-    base.batch_size, base.seq_len, base.power_a = 1, 4096, 0.1
-    changes = dict(lr=0.02, power_a=0.2, power_b=-0.4, lr_max=0.003, min_lr_ratio=0.2)
+    base.batch_size, base.power_a = 2, 0.05
+    changes = dict(lr=0.02, power_a=0.1, power_b=-0.4, lr_max=0.003, min_lr_ratio=0.2)
+    changes |= dict(power_q=0.5)
     changes |= dict(warmup_tokens=200, decay_tokens=400, decay_shape="linear")
     curve = lambda cfg: [make_schedule(cfg)(n) for n in range(0, 1000, 7)]
     moved = {f: curve(SimpleNamespace(**vars(base) | {f: value})) for f, value in changes.items()}

@@ -26,7 +26,8 @@ class Line(NamedTuple):
 
 
 WSD = dict(schedule="wsd", decay_shape="exp", min_lr_ratio=0.1, average=False)
-POWER, COSINE = WSD | dict(schedule="power"), WSD | dict(schedule="cosine")
+POWER = WSD | dict(schedule="power", power_q=1.0)  # a includes beta^(q - 1), for each batch size
+COSINE = WSD | dict(schedule="cosine")
 TO_0 = COSINE | dict(min_lr_ratio=0.0)
 LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to the end
 AVERAGED = dict(average=True, decay_tokens=0, decay_share=None)  # the average replaces the decay
@@ -36,7 +37,9 @@ LINES = {
     "WSD ∝ √batch, averaged": Line(WSD | AVERAGED, **SQRT),
     "Power (paper)": Line(POWER, **PAPER), "Power (fitted)": Line(POWER, **FITTED),
     "WSD": Line(WSD), "WSD ∝ √batch": Line(WSD, **SQRT), "WSD (fitted)": Line(WSD, **FITTED),
+    "WSD (fitted), averaged": Line(WSD | AVERAGED, **FITTED),
     "cosine": Line(COSINE), "cosine ∝ √batch": Line(COSINE, **SQRT),
+    "cosine (fitted)": Line(COSINE, **FITTED),
     "cosine to 0 ∝ √batch": Line(TO_0, **SQRT), "cosine to 0 (fitted)": Line(TO_0, **FITTED),
     "linear to 0 ∝ √batch": Line(LINEAR, **SQRT), "linear to 0 (fitted)": Line(LINEAR, **FITTED),
 }  # fmt: skip

@@ -27,7 +27,9 @@ NOT_SETTINGS = RUNTIME_FLAGS | set("""
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
 # Settings that older records lack. A new config field needs its default here, or fits mix runs
-DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, batch_ramp=None)
+DEFAULTS = dict(
+    average=False, router_rule="hidden", decay_data=None, batch_ramp=None, power_q=1.0
+)
 
 
 def settings(record: dict, without=()) -> dict:
