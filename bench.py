@@ -7,7 +7,6 @@
 
 import dataclasses
 import itertools
-import math
 import statistics
 import time
 
@@ -55,12 +54,14 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
     if cfg.batch_size % world:
         raise UserError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
-    micro = math.gcd(cfg.micro_batch_size or cfg.batch_size, cfg.batch_size // world)
+    each = cfg.batch_size // world  # sequences of a GPU in a step
+    n_micro = train.n_passes(each, cfg.micro_batch_size)
+    micro = each // n_micro
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
     compile = cfg.compile is not False
     cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
     model = empty_model(cfg)
-    n, n_micro = cfg.total_tokens // cfg.batch_tokens, cfg.batch_size // world // micro
+    n = cfg.total_tokens // cfg.batch_tokens
     flops = model.flops_per_token() * n * cfg.batch_tokens
     hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
     gib = {name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size}

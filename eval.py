@@ -12,6 +12,7 @@ writes an answer, such as GSM8K, export it and run the harness itself (docs/eval
 
 import argparse
 import math
+import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from model import GPT, GPTConfig, load_model
 from tools import tasks
 from tools.config import UserError, at_least, fail, program_parser
 from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
-from tools.runs import write_json
+from tools.files import write_json
 
 # -- Validation loss ------------------------------------------------------------------------------
 
@@ -239,6 +240,8 @@ def main(argv: list[str] | None = None) -> int:
         join(args.device)  # if torchrun started several processes
         args.device = pick_device(args.device)
         model = load_model(args.model, args.device, getattr(torch, args.dtype, None))  # None: auto
+        if model.averaged and rank_and_world()[0] == 0:
+            print(f"{args.model}: its averaged weights, which replace a decay", file=sys.stderr)
         if args.tasks:
             evaluate(model, args)
         elif args.prompt is not None:

@@ -23,6 +23,7 @@ from tools import granite
 from tools.config import UserError, check_limits, fail, fill_in, option, program_parser
 from tools.devices import attention_dtype, matmul_dtype
 from tools.granite import is_granite
+from tools.records import uses_average
 from tools.runs import newest_checkpoint, read_checkpoint
 from tools.tokenizers import tokenizer_files
 
@@ -35,7 +36,7 @@ class GPTConfig:
     n_embd: int = option(help="width of the residual stream", above=0)
     n_head: int = option(help="attention heads", above=0)
     seq_len: int = option(help="tokens per sequence", above=0)
-    vocab_size: int = option(help="rows of the embedding", above=1)
+    vocab_size: int = option(help="rows of the embedding", above=1, below=2**31)
     n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
     n_ffn: int | None = option(None, "hidden width, MLP or expert (default: 2.5 n_embd)", above=0)
     n_expert: int = option(0, "experts in an MoE layer, or 0 for a dense model", at_least=0)
@@ -255,16 +256,18 @@ def empty_model(cfg: GPTConfig) -> GPT:
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
     """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
-    dtype: of the weights, by default as saved. Raises UserError.
+    From the folder of a run whose average replaces its decay, it loads the averaged weights, and
+    sets `model.averaged`. dtype: of the weights, by default as saved. Raises UserError or OSError.
     """
-    path = Path(path)
+    path, averaged = Path(path), False
     if is_granite(path):
         run = granite.read_json(path / "config.json") | {"tokenizer": str(path / "tokenizer.json")}
         model = empty_model(GPTConfig(**granite.read_config(path)))
         weights = granite.read_weights(path, names=model.state_dict())
     else:
         saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
-        run, weights = saved["config"], saved.pop("model")
+        averaged = path.is_dir() and uses_average(saved["config"])
+        run, weights = saved["config"], saved.pop("average" if averaged else "model")
         shape = {f.name for f in dataclasses.fields(GPTConfig)} & run.keys()
         model = empty_model(GPTConfig(**{name: run[name] for name in shape}))
     try:
@@ -275,6 +278,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
     model.run = run  # its config, with the name of its tokenizer
+    model.averaged = averaged
     return model.to(device).eval()
 
 
@@ -320,7 +324,8 @@ def main(argv: list[str] | None = None) -> int:
         granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (UserError, OSError) as error:
         return fail("model.py", error)
-    print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}")
+    which = ", averaged weights" if model.averaged else ""
+    print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}")
     return 0
 
 

@@ -33,7 +33,7 @@ from model import GPT, PRESETS, GPTConfig, empty_model, is_granite, load_model
 from schedules import DECAY_SHAPES, PLANNED, READS, SCHEDULES, make_schedule
 from tools import devices, runs
 from tools.config import UserError, add_flags, at_least, check_effect, fail, fill_in
-from tools.config import format_mixture, option, parse_mixture, program_parser
+from tools.config import format_mixture, option, parse_mixture, program_parser, say
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
 
@@ -44,7 +44,7 @@ class TrainConfig(GPTConfig):
 
     preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=SCHEDULES)
-    total_tokens: int = option(help="tokens to train on", above=0)
+    total_tokens: int = option(help="tokens to train on", above=0, at_most=10**15)
     batch_size: int = option(help="sequences per optimizer step", above=0)
     micro_batch_size: int | None = option(None, "most sequences per pass (default: all)", above=0)
 
@@ -131,8 +131,7 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     rank, world = rank_and_world()  # this is process number `rank` of `world`
     g = tokens // cfg.seq_len + np.arange(cfg.batch_size)  # positions of the sequences in the run
     mine = g[rank::world]
-    most = cfg.micro_batch_size or len(mine)
-    n_micro = len(mine) // math.gcd(len(mine), most)  # equal parts of at most `most` sequences
+    n_micro = n_passes(len(mine), cfg.micro_batch_size)
     batch_loss = 0.0
     for i, part in enumerate(np.split(mine, n_micro)):
         batch = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
@@ -149,6 +148,14 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
     optimizer.step()
     optimizer.zero_grad()
     return batch_loss, grad_norm, routing
+
+
+def n_passes(n: int, most: int | None) -> int:
+    """The smallest number of equal passes over n sequences, with at most `most` in each."""
+    k = math.ceil(n / (most or n))
+    while n % k:
+        k += 1
+    return k
 
 
 AVERAGE_POWER = 16  # n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
@@ -237,7 +244,8 @@ def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
         restore(start, state)
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
 
-    for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, cfg.total_tokens):
+    until = state.tokens if run.diverged else cfg.total_tokens  # no step after a lost run
+    for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus, until):
         tokens, next_tokens = state.tokens, state.tokens + cfg.batch_tokens
         last = next_tokens > cfg.total_tokens
         if crossed(cfg.log_every, state) or last:
@@ -269,8 +277,9 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
         text = "" if record["diverged"] else sample(model, corpus.tokenizer)
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     draw_curve(run.out, record)
-    print("diverged" if record["diverged"] else f"\na sample:\n\n{text}\n")
-    print(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
+    written = text or "(the model ended the text at once)"
+    say("diverged" if record["diverged"] else f"\na sample:\n\n{written}\n")
+    say(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
 
@@ -375,7 +384,8 @@ def open_parent(path: Path) -> dict:
         return runs.read_checkpoint(runs.branch_point(path))
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
-    return dict(path=str(path), config=config, model=model.state_dict(), tokens=0, stages=[],
+    path = str(path.resolve())
+    return dict(path=path, config=config, model=model.state_dict(), tokens=0, stages=[],
                 fingerprint=None)  # fmt: skip
 
 
@@ -434,11 +444,11 @@ def main(argv: list[str] | None = None) -> int:
                 cfg = dataclasses.replace(cfg, out=str(out))
     except (UserError, OSError) as error:
         return fail("train.py", error)
-    say = print if out else lambda _: None
+    tell = say if out else lambda _: None
     if actions.resume and all(Path(cfg.out, x).exists() for x in ("record.json", "curve.png")):
-        say(f"{cfg.out} is finished already")
+        tell(f"{cfg.out} is finished already")
         return 0
-    say(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
+    tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
         with runs.stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)
@@ -447,7 +457,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return fail("train.py", reason)
     if record is None:
-        say(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
+        tell(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
         return 3
     return 0
 

@@ -11,7 +11,7 @@ from tools import runs
 import merge
 import train
 from eval import main as evaluate, sample, validation_loss
-from model import load_model
+from model import load_model, main as export
 from schedules import DECAY_SHAPES, constant, decay
 from test_readme import PAGES
 from test_resume import stop
@@ -59,6 +59,21 @@ def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
     assert "optimizer" not in saved and same(saved["model"], newest["average"])
     torch.manual_seed(0)
     assert Path("a/sample.txt").read_bytes().decode() == sample(model, corpus.tokenizer)
+
+
+def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(corpus_path, capsys):
+    """As its record reports it. A run that decays keeps its last weights."""
+    record = run(corpus_path, "a", "--average")
+    decayed = run(corpus_path, "b", "--average", decay_tokens=512)
+    for out, loss in (("a", record["average_val_loss"]), ("b", decayed["val_loss"])):
+        capsys.readouterr()
+        assert evaluate([f"--model={out}", "--device=cpu"]) == 0
+        printed = capsys.readouterr()
+        assert f"{loss:.4f} nats" in printed.out
+        assert ("averaged weights" in printed.err) == (out == "a")
+        assert export([f"--export={out}", f"--to={out}-granite"]) == 0
+        assert evaluate([f"--model={out}-granite", f"--data={corpus_path}", "--device=cpu"]) == 0
+        assert f"{loss:.4f} nats" in capsys.readouterr().out
 
 
 def test_resuming_and_branching_continue_the_average(corpus_path):

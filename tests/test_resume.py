@@ -1,5 +1,6 @@
 """A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
 
+import errno
 import json
 import os
 import pickle
@@ -99,7 +100,7 @@ def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
 
 @pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
 def test_a_signal_saves_and_resume_continues(steps, undisturbed, corpus_path, tmp_path):
-    number = signal.SIGINT if steps % 2 else signal.SIGTERM
+    number = {36: signal.SIGTERM, 37: signal.SIGHUP}.get(steps, signal.SIGINT)
     stop(flags(corpus_path, out="run", **SAVES), steps, number)
     assert not (tmp_path / "run" / "record.json").exists()
     assert train.main(["--out", "run", "--resume"]) == 0  # its configuration is in its folder
@@ -172,7 +173,7 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
         assert a["metrics"] == [line for line in b["metrics"] if line["tokens"] > 36 * 256]
         assert a["sample"] == b["sample"] and same(a["model"], b["model"])
         assert a["record"]["val_loss"] == b["record"]["val_loss"]
-        assert (a["record"]["parent"], b["record"]["parent"]) == (path, None)
+        assert (a["record"]["parent"], b["record"]["parent"]) == (str(tmp_path / path), None)
 
 
 def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch):
@@ -196,6 +197,114 @@ def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_pat
     assert record["parent"].endswith(kept[0].name)
     saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
     assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
+
+
+def test_a_closed_output_is_a_stop_request(undisturbed, corpus_path, tmp_path):
+    """`python train.py | head -1` reads one line and leaves."""
+    argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]
+    command = [sys.executable, ROOT / "train.py", *argv]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipe)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 3 and process.stderr.read() == ""
+    assert 0 < torch.load(runs.checkpoints(tmp_path / "run")[-1])["tokens"] < 10240
+    assert train.main(argv) == 0
+    assert_same(everything(tmp_path / "run"), undisturbed)
+
+
+def test_nohup_keeps_a_run_alive():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with runs.stop_request(None) as must_stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not must_stop()
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_other_files_among_the_checkpoints_are_left_alone(undisturbed, corpus_path, tmp_path):
+    run = stopped_run(corpus_path)
+    (run / "ckpt/best.pt").write_bytes(runs.checkpoints(run)[0].read_bytes())
+    assert train.main(RESUME) == 0
+    (run / "ckpt/best.pt").unlink()  # it is still there
+    assert_same(everything(run), undisturbed)
+
+
+def test_a_disk_that_fails_for_a_moment_loses_no_checkpoint(undisturbed, corpus_path, monkeypatch):
+    """A network disk may answer ESTALE, which says nothing about the file."""
+    run, real, failures = stopped_run(corpus_path), torch.load, [OSError(errno.ESTALE, "Stale")]
+    monkeypatch.setattr(runs.time, "sleep", lambda _: None)
+
+    def load(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", load)
+        assert train.main(RESUME) == 0
+    assert not list(run.rglob("*.damaged"))
+    assert_same(everything(run), undisturbed)
+
+
+def test_a_disk_that_stays_away_is_one_line_and_renames_nothing(corpus_path, monkeypatch, capsys):
+    run = stopped_run(corpus_path)
+    before = files(run)
+
+    def load(*args, **kwargs):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.time, "sleep", lambda _: None)
+        patch.setattr(torch, "load", load)
+        assert "cannot be read (Stale file handle)" in one_line(train.main, RESUME, capsys)
+    assert files(run) == before
+
+
+def test_a_run_killed_before_its_config_starts_again(undisturbed, corpus_path, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.config.json.tmp").write_text('{"n_la')
+    assert train.main([*flags(corpus_path, out="run", **SAVES), "--resume"]) == 0
+    assert_same(everything(tmp_path / "run"), undisturbed)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("content", ["", '{"n_layer": 2'])
+def test_a_damaged_config_is_that_of_the_newest_checkpoint(content, undisturbed, corpus_path):
+    run = stopped_run(corpus_path)
+    (run / "config.json").write_text(content)
+    assert train.main(RESUME) == 0
+    assert same(weights(run), undisturbed["model"])
+
+
+def test_a_folder_whose_config_is_not_that_of_a_run_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    for content in ("null", "[1]", '{"model_type": "granite"}', "no JSON"):
+        (tmp_path / "run/config.json").write_text(content)
+        assert "is not the folder of a run" in one_line(train.main, RESUME, capsys)
+
+
+def test_a_lost_run_that_was_killed_stays_lost(corpus_path, tmp_path):
+    """It has saved NaN, and was killed before its record."""
+    argv = [*flags(corpus_path, out="run", save_every=256), "--power_a=1e9", "--lr_max=1e9"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(train, "finish", None)
+        train.main(argv)
+    tokens = torch.load(runs.checkpoints(tmp_path / "run")[-1])["tokens"]
+    assert train.main(RESUME) == 0
+    record = read(tmp_path / "run/record.json")
+    assert record["diverged"] and record["tokens"] == tokens < 10240
+
+
+def test_a_branch_of_a_relative_path_resumes_from_any_folder(corpus_path, tmp_path, monkeypatch):
+    stopped_run(corpus_path)
+    assert train.main(["--branch=run", "--decay_tokens=512", "--out=whole"]) == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(train, "optimizer_step", None)  # killed before its first checkpoint
+        train.main(["--branch=run", "--decay_tokens=512", "--out=branch"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert train.main(["--out=../branch", "--resume"]) == 0
+    assert same(weights(tmp_path / "branch"), weights(tmp_path / "whole"))
 
 
 DAMAGES = {  # to the newest checkpoint, and what stands at the end of metrics.jsonl
@@ -294,7 +403,7 @@ def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path
     real = open
 
     def disk(path, mode="r", *args, **kwargs):
-        full = str(path).endswith("1536.tmp") and "w" in mode
+        full = str(path).endswith("1536.pt.tmp") and "w" in mode
         return real("/dev/full" if full else path, mode, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 import re
+import signal
 import sys
 import typing
 from operator import ge, gt, le, lt
@@ -132,6 +133,15 @@ def format_mixture(shares: dict[str, float]) -> str:
     """The text that parse_mixture reads."""
     alone = len(shares) == 1
     return ",".join(folder if alone else f"{folder}:{share}" for folder, share in shares.items())
+
+
+def say(text: str) -> None:
+    """Print a line. If nobody reads it any more, as after `| head -1`, ask the program to stop."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        signal.raise_signal(signal.SIGHUP)  # as if the terminal had been closed
 
 
 def fail(prog: str, error: Exception | str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.files import replacing
 from tools.records import read_metrics
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
@@ -28,7 +29,8 @@ def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.
         fig = Figure(figsize=(5, height))
         yield fig.subplots(panels, 1, squeeze=False, **layout)[:, 0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path)
+        with replacing(path) as temporary:
+            fig.savefig(temporary, format="png")
 
 
 def size(tokens: float) -> str:

@@ -181,10 +181,14 @@ def check_same_settings(records: list[dict]) -> None:
             raise UserError("runs with different decay_tokens; fit them separately (--only)")
 
 
+def uses_average(config: dict) -> bool:
+    """Does the average of the weights replace the decay in this run? Then it is the result."""
+    return bool(config.get("average")) and not config["decay_tokens"]
+
+
 def loss_of(record: dict) -> float:
     """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
-    replaced = record.get("average") and not record["decay_tokens"]
-    name = "average_val_loss" if replaced else "val_loss"
+    name = "average_val_loss" if uses_average(record) else "val_loss"
     return math.inf if record["diverged"] else record[name]
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import fcntl
 import functools
 import itertools
 import json
@@ -20,35 +19,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tools.config import UserError
+from tools.config import UserError, say
 from tools.devices import all_sum, rank_and_world
+from tools.files import append_to, lock, replacing, temporary_of, write_json
 from tools.records import RUNTIME_FLAGS, read_metrics
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a file that appears whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first. Their names are the tokens seen."""
-    return sorted((run / "ckpt").glob("*.pt"))
+    return sorted(path for path in (run / "ckpt").glob("*.pt") if path.stem.isdecimal())
 
 
 def write_checkpoint(path: Path, content: dict) -> None:
     """Save a dict in a file that appears whole or not at all. Raises OSError if that fails."""
     path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or "is the disk full?"
         raise OSError(f"{path}: cannot be written ({reason})") from None
 
@@ -58,10 +46,21 @@ def read_checkpoint(path: Path) -> dict:
 
     weights_only refuses a pickle that would run code. Rank 0 compares checksums first, because
     torch.load would accept a weight with a flipped bit.
-    Raises UserError if it is missing or damaged.
+    Raises UserError if it is missing or damaged, OSError if the disk cannot be read.
     """
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{path}: no such run or checkpoint")
+    for seconds in (1, 5, None):  # a network disk may fail for a moment
+        try:
+            return load_checkpoint(path)
+        except OSError as error:
+            if seconds is None:
+                reason = error.strerror or error
+                raise OSError(f"{path}: cannot be read ({reason}); try again") from None
+            time.sleep(seconds)
+
+
+def load_checkpoint(path: Path) -> dict:
     try:
         with zipfile.ZipFile(path) as archive:
             if rank_and_world()[0] == 0 and (broken := archive.testzip()):
@@ -70,6 +69,8 @@ def read_checkpoint(path: Path) -> dict:
         if not {"config", "tokens", "model"} <= set(saved):
             raise KeyError("it lacks config, tokens or model")
         return {"stages": stages_of(saved["config"])} | saved | {"path": str(path)}
+    except OSError:  # says nothing about the file
+        raise
     except Exception as error:  # damage makes zipfile, pickle and torch raise almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
@@ -100,19 +101,20 @@ def before_decay(paths: list[Path], config: dict) -> list[Path]:
     return [path for path in paths if int(path.stem) <= decay_start]
 
 
-def append_to(path: Path):
-    """Open a file to append whole lines, after ending a half-written last line."""
-    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
-    file.write("\n" if torn else "")
-    return file
-
-
 def read_config(folder: Path) -> dict | None:
-    """The config.json of a run; None for other folders, such as released weights."""
+    """The config.json of a run; None for other folders, such as released weights.
+
+    If a power cut damaged the file, the newest checkpoint has the config, too.
+    """
     file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return config if "total_tokens" in config else None
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        config = newest_checkpoint(folder)["config"] if checkpoints(folder) else None
+    is_run = isinstance(config, dict) and "total_tokens" in config
+    return config if is_run else None
 
 
 def stages_of(config: dict, past=(), tokens: int = 0) -> list:
@@ -129,17 +131,6 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
     return stages
 
 
-def lock(path: Path, wait: bool = False):
-    """Lock a file until what we return is closed. Without `wait`, None if it is locked already."""
-    file = open(path, "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
 def make_folder(out: str | None, name: str, resume: bool):
     """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises OSError."""
     if out is None:
@@ -148,11 +139,15 @@ def make_folder(out: str | None, name: str, resume: bool):
             with contextlib.suppress(FileExistsError):  # another process may take it first
                 folder.mkdir(parents=True)
                 return folder, lock(folder / ".lock")
-    folder = Path(out)
-    if folder.is_dir() and set(os.listdir(folder)) - {".lock"}:
-        if not (resume and read_config(folder)):
+    folder, config = Path(out), Path(out, "config.json")
+    # a run that was killed before it had written config.json leaves these files
+    nothing = {".lock", temporary_of(config).name}
+    if folder.is_dir() and set(os.listdir(folder)) - nothing:
+        if not resume:
             raise UserError(f"--out {out}: is not empty; continue a run with --resume, "
-                                  "or choose another folder")  # fmt: skip
+                            "or choose another folder")  # fmt: skip
+        if not read_config(folder):
+            raise UserError(f"--out {out}: is not the folder of a run; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -191,7 +186,10 @@ def origin(device: str, fingerprint: str) -> dict:
 
 @contextlib.contextmanager
 def stop_request(time_limit: float | None):
-    """Yield a function that is true after Ctrl-C, SIGTERM or time_limit seconds."""
+    """Yield a function that is true after Ctrl-C, SIGTERM, SIGHUP or time_limit seconds.
+
+    SIGHUP comes if the terminal is closed, and from `say` if nobody reads our output any more.
+    """
     end, signals = time.perf_counter() + (math.inf if time_limit is None else time_limit), []
 
     def note(number, _frame):
@@ -199,7 +197,10 @@ def stop_request(time_limit: float | None):
         if number == signal.SIGINT:  # a second Ctrl-C kills, but clusters repeat SIGTERM
             signal.signal(number, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
+        numbers.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield lambda: bool(signals) or time.perf_counter() > end
     finally:
@@ -228,9 +229,11 @@ class Run:
         start = start or {"tokens": 0, "stages": stages_of(config)}
         self.out, self.config, self.stages = out, config, start["stages"]
         self.began = time.perf_counter() - start.get("seconds", 0.0)
-        self.diverged = False
+        self.diverged = start.get("diverged", False)
         self.logged_tokens, self.logged_at = start["tokens"], time.perf_counter()
         if out:
+            for leftover in [*out.glob(".*.tmp"), *out.glob("ckpt/.*.tmp")]:
+                leftover.unlink()  # of a killed process
             resumed = {}
             self.origin = origin(config["device"], fingerprint) | {"parent": start.get("parent")}
             if saved := read_config(out):  # keep the origin of the start, and list this one
@@ -246,7 +249,7 @@ class Run:
     def write(self, text: str, **line) -> None:
         """Print a line for people, and add one to metrics.jsonl with null for NaN and infinity."""
         if self.out:
-            print(f"{line['tokens']:>14,} tokens   {text}", flush=True)
+            say(f"{line['tokens']:>14,} tokens   {text}")
             line = json.loads(json.dumps(line), parse_constant=lambda _: None)
             self.metrics.write(json.dumps(line) + "\n")
 
@@ -268,15 +271,16 @@ class Run:
         self.write(text, tokens=tokens, **losses)
 
     def save(self, content: dict) -> None:
-        """Write a checkpoint, and average.pt without the optimizer. Delete old checkpoints."""
+        """Write average.pt without the optimizer, and a checkpoint. Delete old checkpoints."""
         if self.out is None:
             return
-        content.update(parent=self.origin["parent"], stages=self.stages, seconds=self.seconds())
-        write_checkpoint(self.out / "ckpt" / f"{content['tokens']:016d}.pt", content)
-        if content["average"]:
+        content.update(parent=self.origin["parent"], stages=self.stages, seconds=self.seconds(),
+                       diverged=self.diverged)  # fmt: skip
+        if content["average"]:  # first, because after the last checkpoint nothing is written again
             averaged = content | {"model": content["average"], "average": None}
             averaged.pop("optimizer")
             write_checkpoint(self.out / "average.pt", averaged)
+        write_checkpoint(self.out / "ckpt" / f"{content['tokens']:016d}.pt", content)
         paths = checkpoints(self.out)
         keep = paths[-self.config["keep_checkpoints"] :]
         keep += before_decay(paths, self.config)[-1:]  # branches start there
@@ -299,6 +303,7 @@ class Run:
 
 def branch_point(path: Path) -> Path:
     """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
+    path = path.resolve()  # so that the branch can resume from any folder
     config = read_config(path)
     if not config:
         return path
@@ -367,7 +372,7 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
                          f"{cfg.decay_start:,}, before the checkpoint at {tokens:,}")  # fmt: skip
     same_text = all(vars(cfg)[name] == old.get(name) for name in ("data", "decay_data"))
     return parent | {
-        "parent": parent["path"], "seconds": 0.0,
+        "parent": parent["path"], "seconds": 0.0, "diverged": False,
         "fingerprint": parent["fingerprint"] if same_text else None,
         "stages": stages_of(vars(cfg), parent["stages"], tokens),
     }  # fmt: skip

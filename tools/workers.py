@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.config import UserError
-from tools.runs import append_to, lock, stop_request
+from tools.files import append_to, lock
+from tools.runs import stop_request
 
 
 def join(folder: Path, name: str):

@@ -1,0 +1,76 @@
+"""Kill a run at every write: --resume always enters, and ends with the same bits."""
+
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from test_resume import assert_same, everything
+from test_train import flags
+
+CALLS = {"rename": (os, "replace"), "fsync": (os, "fsync"), "unlink": (os, "unlink")}
+# 4 steps of 256 tokens, and a checkpoint after each
+RUN = dict(decay_tokens=0, total_tokens=1024, warmup_tokens=256, n_layer=1)
+RUN |= dict(save_every=256, keep_checkpoints=2)
+
+
+def train_and_die(argv: list[str], kind: str, k: int, quiet: str) -> None:
+    """Train, and end without any cleanup right before the k-th call of this kind."""
+    sys.stdout = sys.stderr = open(quiet, "w")
+    torch.set_num_threads(1)
+    module, name = CALLS[kind]
+    real, left = getattr(module, name), [k]
+
+    def counted(*args, **kwargs):
+        left[0] -= 1
+        if left[0] == 0:
+            os._exit(9)
+        return real(*args, **kwargs)
+
+    setattr(module, name, counted)
+    os._exit(train.main(argv))
+
+
+@pytest.fixture(scope="module")
+def spawn():
+    """Start a function in a fresh process that has imported train already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "test_kills"])
+
+    def start(*args) -> int:
+        process = context.Process(target=train_and_die, args=args)
+        process.start()
+        process.join()
+        return process.exitcode
+
+    return start
+
+
+slow = pytest.mark.slow  # the renames are between these
+
+
+@pytest.mark.parametrize(
+    "kind", ["rename", pytest.param("fsync", marks=slow), pytest.param("unlink", marks=slow)]
+)
+def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, corpus_path, tmp_path, spawn):
+    argv = [*flags(corpus_path, **RUN), "--average"]
+    assert train.main([*argv, "--out=whole"]) == 0
+    expected, average = everything(Path("whole")), torch.load("whole/average.pt")["model"]
+    kills, status = 0, 9
+    while status == 9:
+        out, kills = f"killed-{kills}", kills + 1
+        status = spawn([*argv, f"--out={out}"], kind, kills, str(tmp_path / "log"))
+        if status == 9:
+            assert train.main([*argv, f"--out={out}", "--resume"]) == 0
+        assert_same(everything(Path(out)), expected)
+        again = torch.load(f"{out}/average.pt")["model"]
+        assert all(torch.equal(again[name], average[name]) for name in average)
+        assert (Path(out) / "curve.png").read_bytes()[-8:-4] == b"IEND"
+        assert json.loads((Path(out) / "record.json").read_text())["tokens"] == 1024
+        assert list(Path(out).rglob("*.tmp")) == []
+    assert status == 0 and kills > 2

@@ -1,0 +1,61 @@
+"""Files that survive a crash: written whole or not at all, appended line by line, locked."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def temporary_of(path: Path) -> Path:
+    """The hidden name under which we write a file before it takes its place."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name. At the end of the block, its file replaces `path`.
+
+    Until then `path` is as it was, so a crash or a power cut never leaves half a file. A crash may
+    leave the temporary file, which the next write replaces.
+    """
+    temporary = temporary_of(path)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())  # a rename must not reach the disk before the content
+        os.replace(temporary, path)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: dict) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def append_to(path: Path):
+    """Open a file to append whole lines, after ending a half-written last line."""
+    torn = False
+    if path.exists() and path.stat().st_size:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read() != b"\n"
+    file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
+    file.write("\n" if torn else "")
+    return file
+
+
+def lock(path: Path, wait: bool = False):
+    """Lock a file until what we return is closed. Without `wait`, None if it is locked already."""
+    file = open(path, "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:  # the file system has no locks
+        raise OSError(f"{path}: cannot be locked ({error.strerror})") from None
+    return file
