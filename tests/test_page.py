@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -58,7 +60,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if not CHROMIUM:
-        pytest.skip("no chromium on this machine")
+        pytest.skip("no Chromium; install chromium or google-chrome (docs/extend.md)")
     (read, commands), (answers, write) = os.pipe(), os.pipe()
     flags = "--headless --no-sandbox --remote-debugging-pipe --user-data-dir=profile"
     script = f"exec {CHROMIUM} {flags} 3<&{read} 4>&{write} 2>&-"  # Chromium expects 3 and 4
@@ -178,3 +180,12 @@ def test_nothing_is_cut_off(browser):
     for width, question in [(360, 1), (360, 2), (360, 3), (1600, 1)]:
         browser.open(INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width)
         assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
+
+
+def test_ci_says_which_tests_it_skipped_and_what_they_need(tmp_path):
+    (options,) = re.findall("PYTEST_ADDOPTS=(.+?)  #", (page.ROOT / ".ci/run").read_text("utf-8"))
+    env = os.environ | {"PATH": str(tmp_path), "PYTEST_ADDOPTS": options}  # so without Chromium
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "cut_off"]
+    run = subprocess.run(command, env=env, cwd=page.ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and re.search(r"^SKIPPED .+: no Chromium; install", run.stdout, re.M)
+    assert "google-chrome" in (page.ROOT / "docs/extend.md").read_text("utf-8")
