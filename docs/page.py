@@ -53,7 +53,8 @@ def content(folder: Path) -> dict:
 def page(folder: Path = FOLDER) -> str:
     """The page. Raises OSError or UserError if the folder has no records or no law."""
     template = Path(__file__).with_suffix(".template.html").read_text(encoding="utf-8")
-    return template.replace("{{DATA}}", json.dumps(content(folder), separators=(",", ":")))
+    data = json.dumps(content(folder), separators=(",", ":"))  # pure ASCII, so no U+2028 either
+    return template.replace("{{DATA}}", data.replace("<", r"\u003c"))  # no </script> from a record
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -45,8 +47,8 @@ class Browser:
         while self.js("document.readyState") != "complete":
             pass
 
-    def js(self, code: str):
-        answer = self.do("Runtime.evaluate", expression=code, returnByValue=True)
+    def js(self, code: str, **more):
+        answer = self.do("Runtime.evaluate", expression=code, returnByValue=True, **more)
         assert "exceptionDetails" not in answer, (code, answer)
         return answer["result"].get("value")
 
@@ -58,7 +60,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if not CHROMIUM:
-        pytest.skip("no chromium on this machine")
+        pytest.skip("no Chromium; install chromium or google-chrome (docs/extend.md)")
     (read, commands), (answers, write) = os.pipe(), os.pipe()
     flags = "--headless --no-sandbox --remote-debugging-pipe --user-data-dir=profile"
     script = f"exec {CHROMIUM} {flags} 3<&{read} 4>&{write} 2>&-"  # Chromium expects 3 and 4
@@ -73,6 +75,44 @@ def test_the_program_builds_the_committed_page_which_loads_nothing():
     text = INDEX.read_bytes()
     assert text == page.page().encode() and len(text) < 400_000
     assert not any(word in text for word in (b"src=", b"import", b"url(", b"<link", b"http"))
+
+
+TITLE = "A learning rate to drag"
+IMAGE = "<img src=x onerror=document.title='ran'>"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A page from a stranger's records, whose shapes and folder try to run code."""
+    folder = tmp_path_factory.mktemp("stranger") / IMAGE
+    folder.mkdir()
+    shutil.copy(page.FOLDER / "law.json", folder)
+    with open(folder / "records.jsonl", "w", encoding="utf-8") as file:
+        for r in fit.read_records([page.FOLDER]):
+            shape = f'{r["shape"]}"</script>{IMAGE}\u2028<!--<script>'
+            file.write(json.dumps(r | {"shape": shape}) + "\n")
+    text = page.page(folder)
+    (built := folder.parent / "index.html").write_text(text, encoding="utf-8")
+    return built
+
+
+def test_no_markup_from_a_record_reaches_the_file(hostile):
+    text, own = (path.read_text(encoding="utf-8") for path in (hostile, INDEX))
+    for markup in ("<img", "<!--", "<script", "</script", "\u2028"):
+        assert text.count(markup) == own.count(markup), markup
+
+
+def test_markup_from_a_record_is_shown_and_does_not_run(hostile, browser):
+    browser.open(hostile.as_uri())
+    for i in range(browser.js("document.querySelectorAll('#widths button').length")):
+        browser.press(f"document.querySelectorAll('#widths button')[{i}]", key="Enter", text="\r")
+        browser.js("new Promise(done => setTimeout(done, 100))", awaitPromise=True)  # onerror
+        assert browser.js("state.width") == browser.js(f"all('shape')[{i}]")
+        assert browser.js("[document.title, document.images.length]") == [TITLE, 0]
+    for where in ("widths", "cell", "about"):
+        assert f"</script>{IMAGE}" in browser.js(f"$('{where}').textContent")
+    assert f"results/{IMAGE}" in browser.js("$('about').textContent")
+    assert not {"Runtime.exceptionThrown", "Log.entryAdded"} & {*browser.seen}
 
 
 def test_schedules_are_those_of_schedules_py(browser):
@@ -140,3 +180,12 @@ def test_nothing_is_cut_off(browser):
     for width, question in [(360, 1), (360, 2), (360, 3), (1600, 1)]:
         browser.open(INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width)
         assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
+
+
+def test_ci_says_which_tests_it_skipped_and_what_they_need(tmp_path):
+    (options,) = re.findall("PYTEST_ADDOPTS=(.+?)  #", (page.ROOT / ".ci/run").read_text("utf-8"))
+    env = os.environ | {"PATH": str(tmp_path), "PYTEST_ADDOPTS": options}  # so without Chromium
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "cut_off"]
+    run = subprocess.run(command, env=env, cwd=page.ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and re.search(r"^SKIPPED .+: no Chromium; install", run.stdout, re.M)
+    assert "google-chrome" in (page.ROOT / "docs/extend.md").read_text("utf-8")

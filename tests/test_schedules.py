@@ -1,5 +1,6 @@
 """The schedules: the paper's numbers, units and limits; and their curves, as the page has them."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -144,7 +145,8 @@ def oracle(name: str):
 
 
 def test_the_page_shows_every_schedule_with_its_words():
-    assert {name for _, name in COMMANDS} == set(ORACLES) == set(ROWS) | {"multi-step"}
+    assert {name for _, name in COMMANDS} == set(ORACLES)
+    assert set(ROWS) == set(ORACLES) - {"multi-step"} | {"Power of Levanter"}
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -162,3 +164,49 @@ def test_a_command_and_its_words_are_the_schedule(name):
             assert abs(by_flags(n) - expected(n)) < 1e-12 * LR
             assert abs(by_words(n) - by_flags(n)) < 1e-12 * LR
     assert tokens == T // BATCH * BATCH
+
+
+# -- docs/power_vectors.json: learning rates of other programs, by their formulas and our words ----
+
+VECTORS = json.loads((Path(__file__).parent.parent / "docs/power_vectors.json").read_text("utf-8"))
+RUN, PORTS = VECTORS["run"], VECTORS["ports"]
+HALF_STEPS = {"ours": 1, "lm-engine": 2, "OLMo-core": 0, "Levanter": 2}  # n is so far before k * c
+near = lambda lr: pytest.approx(lr, rel=1e-11, abs=1e-17)
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_vectors_follow_from_the_formula_of_the_port_and_from_our_words(name):
+    port = PORTS[name]
+    words = eval(port["words"], vars(schedules) | RUN)
+    for k, n, lr in port["vectors"]:
+        names = port["settings"] | dict(k=k, c=RUN["c"], math=math)
+        exec("\n".join(port["formula"]), names)
+        assert (names["n"], names["lr"]) == (n, near(lr))
+        assert n == (k - HALF_STEPS[name] / 2) * RUN["c"] and words(n) == near(lr)
+
+
+def test_vectors_cover_all_phases_and_the_first_is_ours():
+    assert set(PORTS) == set(HALF_STEPS)
+    assert RUN["c"] == RUN["batch_size"] * RUN["seq_len"]
+    assert RUN["beta"] == schedules.paper_batch_size(RUN["c"])
+    ours = PORTS["ours"]["settings"]
+    by_settings = make_schedule(SimpleNamespace(**ours))
+    for k, n, lr in PORTS["ours"]["vectors"]:
+        assert n == (k - 0.5) * RUN["c"] and by_settings(n) == near(lr)
+    start = RUN["T"] - ours["decay_tokens"]
+    phase = lambda n, lr: (n >= RUN["W"], lr < ours["lr_max"], n > start)
+    phases = {phase(n, lr) for _, n, lr in PORTS["ours"]["vectors"]}
+    assert len(phases) == 4  # warmup, ceiling, law, decay
+
+
+def test_ports_differ_by_what_the_page_says():
+    ours, levanter = PORTS["ours"]["settings"], PORTS["Levanter"]["settings"]
+    assert 1 - (100 / 99.5) ** ours["power_b"] == pytest.approx(0.0026, abs=5e-5)
+    first = {name: port["vectors"][0][2] / (port["vectors"][0][0] * RUN["c"] / RUN["W"])
+             for name, port in PORTS.items()}  # fmt: skip
+    assert first == {"ours": near(0.01), "lm-engine": 0, "OLMo-core": near(0.03), "Levanter": 0}
+    assert PORTS["OLMo-core"]["vectors"][-1][2] == 0
+    row = ROWS["Power of Levanter"].split("`")[1]  # until the cooldown
+    names = vars(schedules) | RUN | dict(a=levanter["a"], lr_max=levanter["learning_rate"])
+    for _, n, lr in PORTS["Levanter"]["vectors"][:-2]:
+        assert eval(row, names)(n) == near(lr)
