@@ -75,14 +75,15 @@ def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
     The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
     and return None. At every T in look_at, the loss without a decay goes into val_loss_at_T.
     """
-    state, saved, looks, curve = train.build(cfg), None, {}, []
+    state, saved, looks, curve, commits = train.build(cfg), None, {}, [], []
     made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
     checkpoint = trunks / f"{trunk_of(cfg)}.pt"
     with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
         saved = read_checkpoint(checkpoint)
     if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= cfg.decay_start:
         train.restore(saved, state)
-        looks, curve = saved["looks"], saved["curve"]
+        looks, curve, commits = saved["looks"], saved["curve"], saved.get("commits", [])
+    commits = list(dict.fromkeys([*commits, made["git_commit"]]))  # of all code that trained it
 
     began, start = time.perf_counter(), state.tokens
     for T in look_at:
@@ -91,6 +92,7 @@ def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
             looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
     advance(cfg, state, corpus, cfg.decay_start, curve, must_stop)  # the trunk
     saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
+    saved["commits"] = commits
     write_checkpoint(checkpoint, saved)
     advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # a branch
     if must_stop():
@@ -98,6 +100,7 @@ def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
     _, record = train.evaluate(cfg, state, corpus)
     seconds = time.perf_counter() - began  # without those of earlier runs of the trunk
     speed = round((state.tokens - start) / seconds)
+    made["git_commit"] = ", ".join(commit for commit in commits if commit) or None
     record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
     return record, curve[:: max(1, math.ceil(len(curve) / POINTS))]
 
@@ -278,8 +281,13 @@ class Plan(NamedTuple):
         return {trunk: (runs[0], shorter if cut_short(runs[0]) else []) for trunk, runs in todo}
 
 
+NEEDED = [f.name for f in dataclasses.fields(TrainConfig) if f.default is dataclasses.MISSING]
+
+
 def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults."""
+    """The config of a record. Fields that it lacks get their defaults, if they have one."""
+    if missing := [name for name in NEEDED if name not in record]:
+        raise UserError(f"a record lacks {missing[0]}, so no run of a sweep made it")
     return TrainConfig(**{name: value for name, value in record.items() if name in FIELDS})
 
 

@@ -101,6 +101,26 @@ def test_law_of_plain_rows_is_the_law_of_records():
         fit.law([row | {"seed": 0} for row in rows])
 
 
+def test_a_run_that_is_there_twice_is_reported_with_its_losses(capsys):
+    runs = wsd_records(noise=0.002)
+    again = [r | {"val_loss": r["val_loss"] + 0.5} for r in runs[:7]]
+    write(runs + again + runs[7:9], Path("runs"))
+    found = fit.read_records([Path("runs")])
+    assert len(found) == len(runs) and found[0]["val_loss"] == again[0]["val_loss"]
+    printed = capsys.readouterr().out
+    assert "7 runs are there twice" in printed and "0.5000" in printed
+
+
+@pytest.mark.parametrize("row, says", [
+    ({}, "total_tokens None"), ({"lr": 0.1, "total_tokens": 9, "batch_size": 1}, "left out"),
+    ({"lr": 0.1, "total_tokens": 9, "batch_size": 1, "val_loss": "x"}, "val_loss 'x'"),
+    ({"lr": "high", "total_tokens": 9, "batch_size": 1}, "lr high"),
+])  # fmt: skip
+def test_an_odd_row_is_one_line(row, says, capsys):
+    write([row], Path("runs"))
+    assert says in refused(["runs"], capsys)
+
+
 def test_the_papers_grid_of_factors_of_two_gives_the_law():
     """Eight rates for everything, so many minima lie close to an edge."""
     rates = [2**-k for k in range(5, 13)]

@@ -9,8 +9,10 @@ import data
 import eval as evaluation
 import fit
 import schedules
+import sweep
 import train
 from test_train import flags
+from tools import devices
 
 
 def one_line(main, argv, capsys) -> str:
@@ -37,6 +39,8 @@ def folder(corpus_path, tmp_path_factory):
     assert train.main(flags(corpus_path, **quick)) == 0
     torch.save({"weights": torch.zeros(3)}, folder / "foreign.pt")
     data.prepare(["too short for a sequence"], "bytes", folder / "tiny", 0.2)
+    (folder / "odd").mkdir()
+    (folder / "odd/records.jsonl").write_text("{}\n")
     ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
     (folder / "words.tiktoken").write_bytes(b"".join(ranks))
     texts = [f"some text {i}" for i in range(500)]
@@ -81,6 +85,10 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--branch .", "checkpoint"),
     (train, "--branch run --data words", "words: its tokenizer is not that of"),
     (train, "--profile trace.json", "use python bench.py"),
+    (train, "--total_tokens 1e19", "--total_tokens 10000000000000000000: must be at most"),
+    (train, "--vocab_size 1e18", "--vocab_size 1000000000000000000: must be below"),
+    (sweep, "wsd --sweep branch=x", "--branch=x"),
+    (sweep, "wsd --out odd --dry_run", "a record lacks n_layer"),
     (schedules, "--ot x", "--ot"),
     (fit, "", "name the folder"), (fit, "tiny", "tiny: no records"),
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
@@ -108,3 +116,21 @@ def test_a_bug_keeps_its_traceback(folder, monkeypatch):
     monkeypatch.setattr(fit, "predict", lambda *_: dict([(1, 2, 3)]))
     with pytest.raises(ValueError, match="dictionary update sequence"):
         fit.main(["--predict", "--total_tokens=1e9", "--batch_size=8"])
+
+
+def test_a_missing_compiler_is_one_line(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/no/compiler"))
+    argv = flags("corpus", total_tokens=512, warmup_tokens=0, out="compiled")
+    assert "no working C++ compiler" in one_line(train.main, [*argv, "--compile"], capsys)
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("Connection closed by peer [127.0.0.1]:1", "lost the other processes"),
+    ("NCCL error: invalid argument", None), ("gloo: shapes do not match", None),
+])  # fmt: skip
+def test_only_a_lost_process_is_called_that(text, reason, monkeypatch):
+    monkeypatch.setattr(devices.dist, "is_initialized", lambda: True)
+    found = devices.reason_of(RuntimeError(text))
+    assert (reason or "") in (found or "") and (found is None) == (reason is None)

@@ -110,6 +110,16 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
     assert all(map(torch.equal, expected, final_weights))
 
 
+def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatch):
+    """As after a git pull between two runs of a trunk."""
+    runs, found = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS], []
+    for commit, cfg in zip(["old", "old", "new"], runs):
+        monkeypatch.setattr(sweep, "origin", lambda *_: {"git_commit": commit, "fingerprint": ""})
+        corpus.meta["fingerprint"] = ""
+        found += [record["git_commit"] for record, _ in train_runs([cfg], corpus)]
+    assert found == ["old", "old", "old, new"]
+
+
 @pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated", "other optimizer"])
 def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]

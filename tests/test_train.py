@@ -158,6 +158,16 @@ def test_threads_do_not_spin_for_long():
     assert source.index("import tools.threads") < source.index("import torch")
 
 
+@pytest.mark.parametrize("n, most, passes", [
+    (8, None, 1), (8, 8, 1), (8, 20, 1), (8, 4, 2), (7, 3, 7), (96, 8, 12),
+    (12, 8, 2),  # two passes of 6, where 8 does not divide 12
+])  # fmt: skip
+def test_a_batch_takes_as_few_equal_passes_as_possible(n, most, passes):
+    assert train.n_passes(n, most) == passes
+    fewer = [k for k in range(1, passes) if n % k == 0 and n // k <= (most or n)]
+    assert fewer == []
+
+
 def test_accumulated_gradients_are_those_of_the_whole_batch(corpus):
     results = [one_step(corpus, batch_size=16, micro_batch_size=m) for m in (16, 8, 2, 1)]
     whole, (loss_of_whole, norm_of_whole, _) = results[0]

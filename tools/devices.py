@@ -159,6 +159,13 @@ def rank_0_first():
         any_process(False)
 
 
+# What gloo and NCCL say if another process has ended. Their other errors are bugs.
+LOST_CONNECTION = (
+    "Connection (closed|reset) by peer|Broken pipe|timeout caused pair closure|Timed out waiting|"
+    "remote process exited"
+)
+
+
 def reason_of(error: Exception) -> str | None:
     """Explain a failure of training that is not a bug. Returns None for a bug."""
     text = str(error)
@@ -166,7 +173,9 @@ def reason_of(error: Exception) -> str | None:
         return "out of memory; try a smaller --micro_batch_size or --recompute"
     if isinstance(error, OSError):  # such as a full disk
         return f"{error}; --resume starts from the newest checkpoint"
-    if isinstance(error, RuntimeError) and re.search("gloo|nccl|Connection", text, re.IGNORECASE):
+    if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
+        return "--compile: no working C++ compiler; install one, or use --no-compile"
+    if dist.is_initialized() and re.search(LOST_CONNECTION, text):
         return "lost the other processes; one of them failed"
     return None
 

@@ -116,6 +116,8 @@ def complete(row: dict) -> dict:
         if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
             raise UserError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
     loss = row.get("val_loss")
+    if not isinstance(loss, (int, float, np.number, type(None))):
+        raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
     return row | {"diverged": row.get("diverged") or loss is None or not math.isfinite(loss)}
 
 
@@ -155,8 +157,21 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
     if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
         found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
     check_same_settings(found)
-    # all settings but these are equal
-    return list({tuple(map(r.get, VARIED + OF_A_LINE)): r for r in found}.values())
+    return without_repeats(found)
+
+
+def without_repeats(records: list[dict]) -> list[dict]:
+    """The records of different runs. Of equal runs the last counts, and we report their losses."""
+    last, gaps = {}, []
+    for r in records:
+        run = tuple(map(r.get, VARIED + OF_A_LINE))  # all other settings are equal
+        if run in last and loss_of(last[run]) != loss_of(r):
+            gaps.append(abs(loss_of(last[run]) - loss_of(r)))
+        last[run] = r
+    if gaps:
+        print(f"{len(gaps):,} runs are there twice, with losses that differ by up to "
+              f"{max(gaps):.4f}; the last one counts")  # fmt: skip
+    return list(last.values())
 
 
 def check_same_settings(records: list[dict]) -> None:
