@@ -17,6 +17,7 @@ import data
 import eval as evaluation
 import train
 from test_mistakes import one_line
+from tools.tokenizers import encoding
 
 ROOT = Path(__file__).parent.parent
 
@@ -199,6 +200,30 @@ def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     }  # fmt: skip
 
 
+def test_a_tokenizer_that_loses_text_is_refused(tmp_path, monkeypatch, capsys):
+    """In the first batch, which the main process encodes, and in later batches."""
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
+    ranks = {bytes([i]): i for i in range(256)}
+    lossy = encoding("lossy", r"[^ζ]", ranks, {"<|endoftext|>": 256})
+    monkeypatch.setattr("tools.prepare.load_tokenizer", lambda name: lossy)
+    for texts in (["a ζ"], ["a"] * 99 + ["a ζ"]):
+        monkeypatch.setattr(data, "read_files", lambda *_: iter(texts))
+        error = one_line(data.main, ["--source", "f", "--out", "c"], capsys)
+        assert "--tokenizer lossy: loses a part of the text 'a ζ'" in error
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["words", "bytes"])
+def test_only_the_bytes_tokenizer_is_raw_bytes(name, documents, tmp_path, monkeypatch):
+    """A different tokenizer with 256 ids is not, whatever the name of its file."""
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
+    lines = [base64.b64encode(bytes([i])) + b" %d\n" % (254 - i) for i in range(254, -1, -1)]
+    file = tmp_path / f"{name}.tiktoken"
+    file.write_bytes(b"".join(lines))
+    data.prepare(documents, str(file), tmp_path / "c")
+    check(tmp_path / "c", plainly(documents, str(file)))
+
+
 @pytest.mark.parametrize("content", [None, b"[]"])
 @pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
 def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, tmp_path):
@@ -215,6 +240,7 @@ PACKED = gzip.compress(b"".join(LINES))
 FILES = {
     "f": b"text", "blank": b"", "x.jsonl": b"plain text\n" * 9, "a.jsonl": b'{"body": "x"}\n' * 9,
     "bad.tiktoken": base64.b64encode(b"a") + b" 1\n", "a.parquet": b"PAR1 and then nothing",
+    "few.tiktoken": base64.b64encode(b"\0") + b" 0\n",
     "a.jsonl.gz": b"not compressed", "a.jsonl.zst": b"not supported",
     "half.gz": PACKED[:300], "flipped.jsonl.gz": PACKED[:300] + b"flipped" + PACKED[307:],
 }  # fmt: skip
@@ -228,6 +254,7 @@ FILES = {
     ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
     ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
     ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
+    ("--source f --out c --tokenizer few.tiktoken", "no token for the byte 1"),
     ("--source x.jsonl --out c", "line 1 has no text 'text'"),
     ("--source a.jsonl --out c", "'text', but body; choose --text_field"),
     ("--source a.jsonl.gz --out c", "a.jsonl.gz: Not a gzipped file"),

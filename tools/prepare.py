@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import tempfile
+import textwrap
 import threading
 import zlib
 from collections import Counter, deque
@@ -118,7 +119,7 @@ def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]
     first, running, tokenizer = True, deque(), settings[0]
     with ProcessPoolExecutor(initializer=start_worker, initargs=settings) as pool:
         for batch in batches(documents):
-            if first or tokenizer.n_vocab == 256:  # too little work to start processes
+            if first or tokenizer.name == "bytes":  # too little work to start processes
                 yield (result := encode(batch, first, *settings))
                 first = first and not result[0]["train"]
             else:
@@ -159,6 +160,7 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
     A hash of the text divides them, so it always lands on the same side. The first one trains.
     """
     tokens, notes = {"train": bytearray(), "val": bytearray()}, Counter()
+    lengths = bytes_per_token(tokenizer)
     end_of_text = dtype.type(tokenizer.eot_token).tobytes()
     for document in documents:
         text = parse(document).get(field) if isinstance(document, bytes) else document
@@ -176,10 +178,14 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
         if split == "val" and len(raw) > HELD_OUT_BYTES:
             notes[f"held-out texts cut at {HELD_OUT_BYTES // 1024} KB"] += 1
             text = raw[:HELD_OUT_BYTES].decode(errors="ignore")
-        if tokenizer.n_vocab == 256:  # only "bytes" is so small
-            ids = np.frombuffer(text.encode(), np.uint8)
+            raw = text.encode()
+        if tokenizer.name == "bytes":
+            ids = np.frombuffer(raw, np.uint8)
         else:
             ids = tokenizer.encode_to_numpy(text, disallowed_special=())
+            if lengths[ids].sum() != len(raw):  # tiktoken drops text that its pattern does not match
+                start = textwrap.shorten(text, 40)
+                raise UserError(f"--tokenizer {tokenizer.name}: loses a part of the text {start!r}")
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
         first = False
     return tokens, notes
