@@ -25,7 +25,7 @@ import numpy as np
 import tiktoken
 
 from tools.config import UserError, fail, parse_mixture, program_parser
-from tools.prepare import prepare, read_files
+from tools.prepare import prepare, read_files, spot_check
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 
@@ -51,6 +51,8 @@ def open_corpus(path: Path) -> Corpus:
         train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
             raise UserError("meta.json has different counts")
+        if "spot_check" in meta and meta["spot_check"] != spot_check(path):  # older ones have none
+            raise UserError("train.bin or val.bin has changed since data.py wrote it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import multiprocessing
+import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -233,6 +234,36 @@ def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, t
         (tmp_path / "c" / file).write_bytes(content)
     with pytest.raises(ValueError, match="--tokenizer .*tiktoken" if "words" in file else "--data"):
         data.open_corpus(tmp_path / "c")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_a_corpus_whose_files_have_changed_is_refused(split, place, tmp_path):
+    data.prepare(["All work and no play. " * 20_000], "bytes", tmp_path / "c", 0.5)
+    tokens = np.memmap(tmp_path / "c" / f"{split}.bin", np.uint16, mode="r+")
+    start = int(place * (len(tokens) - 5000))
+    tokens[start : start + 5000] = 0  # a hole
+    tokens.flush()
+    with pytest.raises(ValueError, match=f"--data {tmp_path}.* has changed"):
+        data.open_corpus(tmp_path / "c")
+    meta = json.loads((tmp_path / "c" / "meta.json").read_text())
+    del meta["spot_check"]  # older corpora have none
+    (tmp_path / "c" / "meta.json").write_text(json.dumps(meta))
+    data.open_corpus(tmp_path / "c")
+
+
+def test_files_are_on_the_disk_before_a_corpus_appears(word_tokenizer, tmp_path, monkeypatch):
+    flushed, rename = [], os.rename
+
+    def look(folder, out):
+        needed = {path.stat().st_ino for path in (folder, *folder.iterdir())}
+        assert len(needed) == 5 and needed == set(flushed)
+        rename(folder, out)
+
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_ino))
+    monkeypatch.setattr(os, "rename", look)
+    data.prepare(["some text"], word_tokenizer, tmp_path / "c", 0.5)
+    assert flushed[-1] == tmp_path.stat().st_ino
 
 
 LINES = [b'{"text": "%d"}\n' % i for i in np.random.default_rng(0).integers(0, 10**15, 100)]
