@@ -14,6 +14,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 import hashlib
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
@@ -257,8 +258,9 @@ def main(argv: list[str] | None = None) -> int:
         if not args.source and args.val_fraction != parser.get_default("val_fraction"):
             raise UserError(f"--val_fraction {args.val_fraction}: has no effect without --source")
         if args.source:
-            documents = read_files(args.source, args.text_field)
-            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)
+            notes = Counter()
+            documents = read_files(args.source, args.text_field, notes)
+            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field, notes)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
     except (UserError, OSError, BrokenExecutor) as error:
         return fail("data.py", error)

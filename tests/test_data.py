@@ -1,6 +1,7 @@
 """From text to batches: nothing lost, nothing leaked, and always in the same order."""
 
 import base64
+import glob
 import gzip
 import hashlib
 import json
@@ -18,6 +19,7 @@ import data
 import eval as evaluation
 import train
 from test_mistakes import one_line
+from tools.prepare import source_files
 from tools.tokenizers import encoding
 
 ROOT = Path(__file__).parent.parent
@@ -172,6 +174,43 @@ def test_every_source_gives_the_same_tokens(source, layout, documents, word_toke
     check(tmp_path / "c", plainly(texts, word_tokenizer))
 
 
+def test_files_come_in_the_order_of_their_names(tmp_path):
+    """As they always did, since the fingerprints depend on it."""
+    names = "b/c/x.txt b/x.txt b.txt b-c/x.txt b/.hidden/x.txt .x.txt a/d/e/d/x.txt a/[d]/x.md [x"
+    for name in names.split():
+        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "top" / name).write_text(name)
+    for source in ("top", "top/", ".", str(tmp_path / "top")):
+        found, folder = list(source_files([source])), Path(source)
+        visible = [p for p in sorted(folder.rglob("*")) if "/." not in f"/{p.relative_to(folder)}"]
+        assert found == [p for p in visible if p.is_file()] and len(found) == 7
+    patterns = "**/*.txt top/**/*.txt top/** top/**/d/**/x* top/*/** t*/*/x.txt top/b**/*"
+    for source in (*patterns.split(), "top/.x*", "top/b/.hidden/**/*", f"{tmp_path}/**/x.*"):
+        found = [str(p) for p in source_files([source])]
+        expected = [p for p in glob.glob(source, recursive=True) if os.path.isfile(p)]
+        assert found == sorted(set(expected)) and found, source
+
+
+@pytest.mark.parametrize("source", ["top", "top/**/*.txt", "**"])
+def test_a_file_with_many_links_is_read_once(source, tmp_path, capsys):
+    (tmp_path / "top" / "in").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    for name in ("top/a.txt", "top/in/b.txt", "outside/c.txt"):
+        (tmp_path / name).write_text(f"text {name}")
+    for i in (1, 2):  # two loops, through which paths multiply for ever
+        (tmp_path / "top" / "in" / f"loop{i}").symlink_to("..")
+    (tmp_path / "top" / "to-a.txt").symlink_to("a.txt")
+    (tmp_path / "top" / "to-b.txt").symlink_to("in/b.txt")
+    (tmp_path / "top" / "out").symlink_to("../outside")
+    assert data.main(["--source", source, "--out", "c", "--val_fraction", "0.5"]) == 0
+    corpus = data.open_corpus(tmp_path / "c")
+    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
+    texts = raw.removesuffix(b"\xff").split(b"\xff")
+    assert sorted(texts) == [b"text outside/c.txt", b"text top/a.txt", b"text top/in/b.txt"]
+    assert corpus.meta["linked or repeated files skipped"] == 2
+    assert "linked or repeated files skipped 2" in capsys.readouterr().out
+
+
 MESS = [
     b'\xef\xbb\xbf{"text": "byte order mark"}', b'{"text": "windows"}\r', b'{"text": ""}',
     b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]", b'{"text": 5}',
@@ -210,7 +249,7 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path, monkeypatch, capsys):
     for texts in (["a ζ"], ["a"] * 99 + ["a ζ"]):
         monkeypatch.setattr(data, "read_files", lambda *_: iter(texts))
         error = one_line(data.main, ["--source", "f", "--out", "c"], capsys)
-        assert "--tokenizer lossy: loses a part of the text 'a ζ'" in error
+        assert "--tokenizer lossy: loses part of the text 'a ζ'" in error
         assert list(tmp_path.iterdir()) == []
 
 
@@ -279,6 +318,7 @@ FILES = {
 
 @pytest.mark.parametrize("argv, says", [
     ("--source nowhere --out c", "--source nowhere: no such file"),
+    ("--source= --out c", "--source: an empty name"),
     ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
     ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
     ("--source blank --out c", "too little text"), ("--source f --out f/c", "'f'"),

@@ -35,19 +35,58 @@ def source_files(sources: list[str]) -> Iterator[Path]:
     """The files in the folders and quoted patterns of --source, without hidden ones."""
     for source in sources:
         path = Path(source)
+        if not source:
+            raise UserError("--source: an empty name; the current folder is --source .")
         if path.is_dir():
-            hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
-            yield from (p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p))
+            found = map(Path, expand(f"{glob.escape(source)}/**/*"))
+            yield from (p for p in sorted(found) if p.is_file())
         else:
-            found = [path] if path.exists() else sorted(glob.glob(source, recursive=True))
+            found = [path] if path.exists() else sorted(expand(source))
             yield from (Path(p) for p in found if not Path(p).is_dir())
             if not found:
                 raise UserError(f"--source {source}: no such file or folder")
 
 
-def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
-    """Yield texts and lines of JSON. Raises UserError for a damaged file or a missing field."""
+def expand(pattern: str) -> set[str]:
+    """The paths of glob.glob(pattern, recursive=True), which may never end if links form loops."""
+    if pattern.endswith("/**") or pattern == "**":
+        pattern += "/*"
+    recursive = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
+    if not recursive:
+        return set(glob.glob(pattern))
+    before, after = recursive.groups()
+    found = set()
+    for top in glob.glob(before or "./"):
+        for folder in walk(top):
+            found |= expand(os.path.join(glob.escape(folder), after))
+    return found
+
+
+def walk(top: str) -> Iterator[str]:
+    """A folder and all folders in it, also through links, but none of them twice or hidden."""
+    seen = set()
+    for folder, inside, _ in os.walk(top, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+        else:
+            seen.add(real)
+            yield folder
+
+
+def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str | bytes]:
+    """Yield texts and lines of JSON, reading every file once, however many links lead to it.
+
+    Raises UserError for a damaged file or a missing field.
+    """
+    seen = set()
     for file in list(source_files(sources)):  # finds a wrong name before any work
+        real = os.path.realpath(file)
+        if real in seen:
+            notes["linked or repeated files skipped"] += 1
+            continue
+        seen.add(real)
         try:
             yield from read_file(file, field)
         except (EOFError, OSError, ValueError, zlib.error) as error:
@@ -80,13 +119,16 @@ def parse(line: bytes) -> dict:
     return row if isinstance(row, dict) else {}
 
 
-def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, field="text"):
+def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, field="text",
+            notes: Counter | None = None) -> dict:  # fmt: skip
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
+    notes: in it, the source of the documents may count what it skips, for meta.json.
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
     make it, UserError for an unknown tokenizer or too little text to train on and to hold out.
     """
-    encoding, notes = load_tokenizer(tokenizer), Counter()
+    encoding = load_tokenizer(tokenizer)
+    notes = Counter() if notes is None else notes
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     if out.exists():
         raise UserError(f"--out {out}: already exists; choose another folder or remove it")
@@ -195,9 +237,9 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
             ids = np.frombuffer(raw, np.uint8)
         else:
             ids = tokenizer.encode_to_numpy(text, disallowed_special=())
-            if lengths[ids].sum() != len(raw):  # tiktoken drops text that its pattern does not match
+            if lengths[ids].sum() != len(raw):  # tiktoken drops what its pattern does not match
                 start = textwrap.shorten(text, 40)
-                raise UserError(f"--tokenizer {tokenizer.name}: loses a part of the text {start!r}")
+                raise UserError(f"--tokenizer {tokenizer.name}: loses part of the text {start!r}")
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
         first = False
     return tokens, notes
