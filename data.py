@@ -14,6 +14,7 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 import hashlib
 import json
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
@@ -273,4 +274,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as after Ctrl-C, and leave nothing behind
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
     raise SystemExit(main())

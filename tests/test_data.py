@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -214,6 +216,7 @@ def test_a_file_with_many_links_is_read_once(source, tmp_path, capsys):
 MESS = [
     b'\xef\xbb\xbf{"text": "byte order mark"}', b'{"text": "windows"}\r', b'{"text": ""}',
     b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]", b'{"text": 5}',
+    b"[" * 10**5, b'{"text": "deep", "more": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
     b'{"text": "bad \xff byte"}', rb'{"text": "half \ud83d pair"}',
     rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "<|endoftext|>"}',
     b'{"text": "nul \\u0000"}', b'{"text": "last"}',
@@ -223,14 +226,14 @@ MESS = [
 def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     (tmp_path / "mess.jsonl").write_bytes(b"\n".join(MESS))
     assert data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]) == 2
-    assert "too little text to divide; 7 documents without text" in capsys.readouterr().err
+    assert "too little text to divide; 9 documents without text" in capsys.readouterr().err
     (tmp_path / "more" / ".git").mkdir(parents=True)
     (tmp_path / "more" / ".git" / "hidden").write_text("never")
     (tmp_path / "more" / "picture").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "more" / "text").write_bytes(b"bad \xff text")
     (tmp_path / "more" / "z.jsonl").write_text('{"text": "more"}\n' * 99)
     assert data.main(["--source", "mess.jsonl", "more", "--out", "c"]) == 0
-    notes = {"documents without text skipped": 8, "invalid characters replaced": 2}
+    notes = {"documents without text skipped": 10, "invalid characters replaced": 2}
     corpus = data.open_corpus(tmp_path / "c")
     assert notes.items() <= corpus.meta.items()
     raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
@@ -358,3 +361,46 @@ def test_an_early_end_leaves_nothing_behind(says, word_tokenizer, monkeypatch, t
     argv = ["--source", "f", "--out", "c", "--tokenizer", word_tokenizer]
     assert says in one_line(data.main, argv, capsys)
     assert list(tmp_path.iterdir()) == [Path(word_tokenizer)]
+
+
+@pytest.fixture
+def half_done(word_tokenizer, tmp_path):
+    """Start data.py on a pipe and wait until its workers are busy; -> (process, pipe)."""
+    os.mkfifo("pipe.jsonl")
+    argv = ["data.py", "--source", "pipe.jsonl", "--out", "c", "--tokenizer", word_tokenizer]
+    code = f"""import runpy, sys, tools.prepare
+tools.prepare.BATCH_SIZE = 1
+sys.argv = {argv}
+runpy.run_path({str(ROOT / "data.py")!r}, run_name="__main__")"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, text=True,
+                               stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    with open("pipe.jsonl", "wb", buffering=0) as pipe:
+        line = b'{"text": "%s"}\n' % (b"word " * 200)
+        pipe.write(line * 300)  # more than fits into a pipe, so this waits for data.py
+        assert list(tmp_path.glob(".c.*/c/train.bin"))
+        yield process, pipe
+    process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_a_signal_leaves_nothing_behind(number, kill, half_done, word_tokenizer, tmp_path):
+    process, _ = half_done
+    kill(process.pid, number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error == "data.py: interrupted; run the same command again\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe.jsonl", "words.tiktoken"}
+
+
+def test_nohup_keeps_it_running(request, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        process, pipe = request.getfixturevalue("half_done")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.killpg(process.pid, signal.SIGHUP)
+    pipe.write(LINES[0])
+    pipe.close()
+    assert process.wait(timeout=60) == 0 and data.open_corpus(tmp_path / "c")

@@ -114,7 +114,7 @@ def parse(line: bytes) -> dict:
     """The fields of a line of JSON; none if it is not a JSON object."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # damaged, or a thousand brackets deep
         return {}
     return row if isinstance(row, dict) else {}
 
@@ -196,10 +196,12 @@ def batches(documents: Iterable) -> Iterator[list]:
 
 
 def start_worker(*args) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends."""
+    """Leave Ctrl-C and a lost terminal to the parent, and end when it ends."""
     global settings
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its workers with SIGTERM
     wait = multiprocessing.parent_process().join
     threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
 
