@@ -1,6 +1,7 @@
 """From text to batches: nothing lost, nothing leaked, and always in the same order."""
 
 import base64
+import errno
 import glob
 import gzip
 import hashlib
@@ -306,6 +307,21 @@ def test_files_are_on_the_disk_before_a_corpus_appears(word_tokenizer, tmp_path,
     monkeypatch.setattr(os, "rename", look)
     data.prepare(["some text"], word_tokenizer, tmp_path / "c", 0.5)
     assert flushed[-1] == tmp_path.stat().st_ino
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
+def test_a_failed_flush_is_an_error_if_the_disk_can_flush(number, tmp_path, monkeypatch, capsys):
+    def fsync(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "f").write_text("some text")
+    argv = ["--source", "f", "--out", "c", "--val_fraction", "0.5"]
+    if number == errno.EINVAL:
+        assert data.main(argv) == 0
+    else:
+        assert "No space left" in one_line(data.main, argv, capsys)
+        assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 LINES = [b'{"text": "%d"}\n' % i for i in np.random.default_rng(0).integers(0, 10**15, 100)]

@@ -3,6 +3,7 @@
 `read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or change.
 """
 
+import errno
 import glob
 import gzip
 import hashlib
@@ -164,6 +165,9 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder
+            raise
     finally:
         os.close(descriptor)
 
