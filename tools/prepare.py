@@ -124,7 +124,7 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
             notes: Counter | None = None) -> dict:  # fmt: skip
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
-    notes: in it, the source of the documents may count what it skips, for meta.json.
+    notes: counts of what `documents` skips. meta.json lists them too.
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
     make it, UserError for an unknown tokenizer or too little text to train on and to hold out.
     """

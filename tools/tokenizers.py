@@ -62,7 +62,7 @@ def tokenizer_file(name: str) -> Path | None:
     return Path(name) if name.endswith((".tiktoken", ".json")) else None
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # `encode` calls it for every batch
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
     """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused ids."""
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
