@@ -14,6 +14,8 @@ run depends only on the seed and g, not on batch size or processes, so a loader 
 import hashlib
 import json
 import shlex
+import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ import numpy as np
 import tiktoken
 
 from tools.config import UserError, fail, parse_mixture, program_parser
-from tools.prepare import prepare, read_files
+from tools.prepare import prepare, read_files, spot_check
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 
@@ -51,6 +53,8 @@ def open_corpus(path: Path) -> Corpus:
         train, val = (np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val"))
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
             raise UserError("meta.json has different counts")
+        if "spot_check" in meta and meta["spot_check"] != spot_check(path):  # older ones have none
+            raise UserError("train.bin or val.bin has changed since data.py wrote it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
@@ -255,8 +259,9 @@ def main(argv: list[str] | None = None) -> int:
         if not args.source and args.val_fraction != parser.get_default("val_fraction"):
             raise UserError(f"--val_fraction {args.val_fraction}: has no effect without --source")
         if args.source:
-            documents = read_files(args.source, args.text_field)
-            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field)
+            notes = Counter()
+            documents = read_files(args.source, args.text_field, notes)
+            prepare(documents, args.tokenizer, args.out, args.val_fraction, args.text_field, notes)
         corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
     except (UserError, OSError, BrokenExecutor) as error:
         return fail("data.py", error)
@@ -269,4 +274,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as after Ctrl-C, and leave nothing behind
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
     raise SystemExit(main())

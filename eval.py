@@ -11,6 +11,7 @@ writes an answer, such as GSM8K, export it and run the harness itself (docs/eval
 """
 
 import argparse
+import json
 import math
 import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
@@ -28,6 +29,8 @@ from tools import tasks
 from tools.config import UserError, at_least, fail, program_parser
 from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
 from tools.files import write_json
+
+NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it diverged"
 
 # -- Validation loss ------------------------------------------------------------------------------
 
@@ -178,12 +181,15 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
     first, results = rank_and_world()[0] == 0, {}  # process 0 reports
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         answers = answer(name, questions, model, tokenizer, args.max_len)
+        if not np.isfinite(np.hstack(answers)).all():
+            raise UserError(f"--model {args.model}: {NOT_FINITE}")
         facts = dict(n=len(questions), num_fewshot=shots, max_len=args.max_len, dtype=dtype)
         results[name] = tasks.measure(name, questions, answers) | facts
         if first:
             tasks.report(name, results[name])
         if first and args.out:  # now, because a later task may fail
-            write_json(args.out, results)
+            content = json.loads(json.dumps(results), parse_constant=lambda _: None)
+            write_json(args.out, content)  # with null for infinity, as JSON has no such number
 
 
 # -- Command line ------------------------------------------------------------------------------
@@ -234,6 +240,19 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
             print(f"{args.model} on {source.path}: {text}")
 
 
+@torch.no_grad()
+def print_sample(model: GPT, args: argparse.Namespace) -> None:
+    """Print the prompt and its continuation."""
+    tokenizer = data.tokenizer_of(model.run)
+    start = torch.tensor([[tokenizer.eot_token]], device=args.device)
+    if not model(start).isfinite().all():
+        raise UserError(f"--model {args.model}: {NOT_FINITE}")
+    torch.manual_seed(args.seed)
+    lengths = args.max_new_tokens, args.temperature, args.top_k
+    text = sample(model, tokenizer, args.prompt, *lengths)
+    print(text or "(the model ended the text at once)")
+
+
 def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
@@ -245,9 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.tasks:
             evaluate(model, args)
         elif args.prompt is not None:
-            torch.manual_seed(args.seed)
-            lengths = args.max_new_tokens, args.temperature, args.top_k
-            print(sample(model, data.tokenizer_of(model.run), args.prompt, *lengths))
+            print_sample(model, args)
         else:
             print_loss(model, args)
     except (UserError, OSError) as error:

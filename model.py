@@ -236,14 +236,20 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
+        cache: list[dict] = [{} for _ in self.blocks]
+        unread = idx  # tokens that are not in the cache
         for _ in range(max_new_tokens):
-            x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
+            if idx.shape[1] <= self.cfg.seq_len:
+                x, _ = self.hidden(unread, cache)
+            else:  # the window slides and all positions change, so read it again
+                x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
             logits = self.logits(x[:, -1]).float()  # [B, V]
             new = logits.argmax(-1, keepdim=True)  # [B, 1]
             if temperature > 0:
                 best, tokens = logits.topk(min(top_k, logits.shape[-1]))  # both [B, k]
                 new = tokens.gather(1, torch.multinomial((best / temperature).softmax(-1), 1))
             idx = torch.cat((idx, new), dim=1)
+            unread = new
         return idx
 
 

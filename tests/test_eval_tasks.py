@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import harness
 import pytest
 import torch
 from harness import MAX_LEN
+from safetensors.torch import load_file, save_file
 from test_tokenizer import train_tokenizer
 from test_train import flags
 
@@ -203,11 +206,45 @@ WRONG = [  # flags, content of the --tasks file, a part of the error
     ("--tasks piqa --data .", json.dumps(ITEM) + "\n{\n", "piqa.jsonl, line 2: not an item"),
     ("--tasks piqa --data .", '{"goal": "a"}', "'sol1'"),
     ("--tasks piqa --data .", json.dumps(ITEM | {"label": 2}), "no choice number 2"),
+    ("--tasks piqa --data .", json.dumps(ITEM | {"sol1": 5}), "line 1: not an item of piqa"),
+    ("--tasks openbookqa --data .", json.dumps(
+        {"question_stem": 5, "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "A"}),
+        "5 is not a text"),
+    ("--tasks piqa --data .", "[" * 10**5, "line 1: not an item of piqa (RecursionError"),
+    ("--tasks wikitext --data .", '{"page": ""}', "wikitext.jsonl: is empty"),
     ("--tasks gsm8k", None, "lm_eval"), ("--tasks piqa --max_len 9999", None, "--max_len 9999"),
     ("--tasks piqa --num_fewshot 18", None, "needs 19 examples"),
     ("--tasks piqa --out no/such/folder.json", None, "--out no/such"),
     ("--tasks piqa --data=", None, "needs --data"),
 ]  # fmt: skip
+
+
+def test_a_perplexity_too_large_for_a_float_is_infinite(argv, capsys):
+    """A page that is one long word, after an empty page."""
+    pages = [{"page": ""}, {"page": "x" * 3000}]
+    harness.write(Path("long"), {"wikitext": pages})
+    assert evaluation.main([*argv, *"--tasks wikitext --data long --out scores.json".split()]) == 0
+    assert re.search(r"word_perplexity +inf", capsys.readouterr().out)
+    refuse = {"parse_constant": lambda constant: pytest.fail(f"{constant} is not JSON")}
+    result = json.loads(Path("scores.json").read_text(), **refuse)["wikitext"]
+    assert result["word_perplexity"] is None and 2 < result["bits_per_byte"] < 100
+
+
+def test_a_model_of_nan_is_not_scored(argv, exported, folder, tmp_path, capsys):
+    shutil.copytree(exported, "nan")
+    weights = load_file("nan/model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, "nan/model.safetensors", {"format": "pt"})
+    argv[1] = "nan"
+    for what in ("--tasks=piqa", "--tasks=wikitext", "--tasks=mmlu", "--prompt=x"):
+        error = one_line(evaluation.main, [*argv, what], capsys)
+        assert "--model nan: its outputs are not numbers" in error
+
+
+def test_an_empty_sample_says_so(argv, monkeypatch, capsys):
+    monkeypatch.setattr(GPT, "generate", lambda self, idx, *_: torch.cat((idx, idx), 1))
+    assert evaluation.main([*argv, "--prompt="]) == 0
+    assert capsys.readouterr().out == "(the model ended the text at once)\n"
 
 
 @pytest.mark.parametrize("flags, content, says", WRONG)

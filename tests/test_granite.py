@@ -142,6 +142,8 @@ def rename_a_tensor(folder: Path) -> None:
 
 YARN = '{"model_type": "granite", "rope_parameters": {"rope_type": "yarn"}}'
 LINEAR = '{"model_type": "granite", "rope_scaling": {"type": "linear", "factor": 4}}'
+NO_OBJECT = '["model_type"]'
+INDEX = "model.safetensors.index.json"
 LOST = '{"weight_map": {"x": "model-00001.safetensors"}}'
 DAMAGES = {
     "missing tensor": (rename_a_tensor, '"norm.weight"'),
@@ -152,7 +154,9 @@ DAMAGES = {
     "scaled rope": (write(YARN), "yarn"), "older name": (write(LINEAR), "linear"),
     "no size": (write('{"model_type": "granite"}'), "hidden_size"),
     "not JSON": (write('{"model_type": "granite",'), "config.json"),
-    "lost shard": (write(LOST, "model.safetensors.index.json"), "model-00001.safetensors"),
+    "null": (write("null"), "is it a run folder?"), "a list": (write(NO_OBJECT), "config.json"),
+    "null index": (write("null", INDEX), INDEX), "no index": (write("{}", INDEX), "Missing key"),
+    "lost shard": (write(LOST, INDEX), "model-00001.safetensors"),
     "no tokenizer": (lambda f: None, "tokenizer.json"),
 }  # fmt: skip
 

@@ -101,6 +101,9 @@ CHANGES = [
     ({"added_tokens": []}, "end-of-text"),
     ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "pre-tokenizer"),
     ("reversed merges", "order"), ("without a", "'a'"), ("without ÿ", None),
+    ("pattern [a-z]+", "does not match every text"), ("pattern ([", "cannot be loaded"),
+    ("id '300'", "whole numbers"), ("id -1", "whole numbers"), ("id 2**40", "whole numbers"),
+    ("id 5.0", "whole numbers"), ("id [5]", "whole numbers"), ("id 5", "the same id"),
 ]  # fmt: skip
 
 
@@ -114,6 +117,13 @@ def test_other_kinds_are_refused(change, says, texts, tmp_path, capsys):
         spec |= change
     elif change == "reversed merges":
         model["merges"].reverse()
+    elif change.startswith("pattern "):
+        split = {"type": "Split", "behavior": "Isolated"}
+        split["pattern"] = {"Regex": change.removeprefix("pattern ")}
+        last = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, last]}
+    elif change.startswith("id "):
+        spec["added_tokens"][1]["id"] = eval(change.removeprefix("id "))
     else:
         model["merges"], _ = [], model["vocab"].pop(change[-1])
     path.write_text(json.dumps(spec), encoding="utf-8")

@@ -56,9 +56,12 @@ def is_granite(path: Path) -> bool:
 
 def read_json(file: Path) -> dict:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise UserError("not a JSON object")
     except ValueError as error:
         raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
+    return content
 
 
 def read_config(path: Path) -> dict:
@@ -89,7 +92,7 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     ours, weights = {granite_name(name): name for name in names}, {}
     files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
     if index.exists():
-        files = {path / shard for shard in read_json(index)["weight_map"].values()}
+        files = {path / shard for shard in read_json(index).get("weight_map", {}).values()}
     for file in files:
         try:
             loaded = safetensors.torch.load_file(file)

@@ -3,6 +3,7 @@
 `read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or change.
 """
 
+import errno
 import glob
 import gzip
 import hashlib
@@ -13,6 +14,7 @@ import re
 import shutil
 import signal
 import tempfile
+import textwrap
 import threading
 import zlib
 from collections import Counter, deque
@@ -34,19 +36,58 @@ def source_files(sources: list[str]) -> Iterator[Path]:
     """The files in the folders and quoted patterns of --source, without hidden ones."""
     for source in sources:
         path = Path(source)
+        if not source:
+            raise UserError("--source: an empty name; the current folder is --source .")
         if path.is_dir():
-            hidden = lambda p: re.search(r"(^|/)\.", p.relative_to(path).as_posix())
-            yield from (p for p in sorted(path.rglob("*")) if p.is_file() and not hidden(p))
+            found = map(Path, expand(f"{glob.escape(source)}/**/*"))
+            yield from (p for p in sorted(found) if p.is_file())
         else:
-            found = [path] if path.exists() else sorted(glob.glob(source, recursive=True))
+            found = [path] if path.exists() else sorted(expand(source))
             yield from (Path(p) for p in found if not Path(p).is_dir())
             if not found:
                 raise UserError(f"--source {source}: no such file or folder")
 
 
-def read_files(sources: list[str], field: str) -> Iterator[str | bytes]:
-    """Yield texts and lines of JSON. Raises UserError for a damaged file or a missing field."""
+def expand(pattern: str) -> set[str]:
+    """The paths of glob.glob(pattern, recursive=True), which may never end if links form loops."""
+    if pattern.endswith("/**") or pattern == "**":
+        pattern += "/*"
+    recursive = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
+    if not recursive:
+        return set(glob.glob(pattern))
+    before, after = recursive.groups()
+    found = set()
+    for top in glob.glob(before or "./"):
+        for folder in walk(top):
+            found |= expand(os.path.join(glob.escape(folder), after))
+    return found
+
+
+def walk(top: str) -> Iterator[str]:
+    """A folder and all folders in it, also through links, but none of them twice or hidden."""
+    seen = set()
+    for folder, inside, _ in os.walk(top, followlinks=True):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+        else:
+            seen.add(real)
+            yield folder
+
+
+def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str | bytes]:
+    """Yield texts and lines of JSON, reading every file once, however many links lead to it.
+
+    Raises UserError for a damaged file or a missing field.
+    """
+    seen = set()
     for file in list(source_files(sources)):  # finds a wrong name before any work
+        real = os.path.realpath(file)
+        if real in seen:
+            notes["linked or repeated files skipped"] += 1
+            continue
+        seen.add(real)
         try:
             yield from read_file(file, field)
         except (EOFError, OSError, ValueError, zlib.error) as error:
@@ -74,18 +115,21 @@ def parse(line: bytes) -> dict:
     """The fields of a line of JSON; none if it is not a JSON object."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # damaged, or a thousand brackets deep
         return {}
     return row if isinstance(row, dict) else {}
 
 
-def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, field="text"):
+def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, field="text",
+            notes: Counter | None = None) -> dict:  # fmt: skip
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
+    notes: counts of what `documents` skips. meta.json lists them too.
     The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
     make it, UserError for an unknown tokenizer or too little text to train on and to hold out.
     """
-    encoding, notes = load_tokenizer(tokenizer), Counter()
+    encoding = load_tokenizer(tokenizer)
+    notes = Counter() if notes is None else notes
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     if out.exists():
         raise UserError(f"--out {out}: already exists; choose another folder or remove it")
@@ -109,8 +153,23 @@ def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, f
             raise UserError("; ".join(["--source: too little text to divide", *found]))
         if file := tokenizer_file(tokenizer):  # a copy, so that the corpus does not need it
             shutil.copy(file, folder)
+        for path in (*folder.iterdir(), folder):
+            flush(path)
         os.rename(folder, out)
+        flush(out.parent)
     return meta
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk, where a power cut spares them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]:
@@ -118,7 +177,7 @@ def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]
     first, running, tokenizer = True, deque(), settings[0]
     with ProcessPoolExecutor(initializer=start_worker, initargs=settings) as pool:
         for batch in batches(documents):
-            if first or tokenizer.n_vocab == 256:  # too little work to start processes
+            if first or tokenizer.name == "bytes":  # too little work to start processes
                 yield (result := encode(batch, first, *settings))
                 first = first and not result[0]["train"]
             else:
@@ -141,10 +200,12 @@ def batches(documents: Iterable) -> Iterator[list]:
 
 
 def start_worker(*args) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends."""
+    """Leave Ctrl-C and a lost terminal to the parent, and end when it ends."""
     global settings
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its workers with SIGTERM
     wait = multiprocessing.parent_process().join
     threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
 
@@ -159,6 +220,7 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
     A hash of the text divides them, so it always lands on the same side. The first one trains.
     """
     tokens, notes = {"train": bytearray(), "val": bytearray()}, Counter()
+    lengths = bytes_per_token(tokenizer)
     end_of_text = dtype.type(tokenizer.eot_token).tobytes()
     for document in documents:
         text = parse(document).get(field) if isinstance(document, bytes) else document
@@ -176,13 +238,34 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
         if split == "val" and len(raw) > HELD_OUT_BYTES:
             notes[f"held-out texts cut at {HELD_OUT_BYTES // 1024} KB"] += 1
             text = raw[:HELD_OUT_BYTES].decode(errors="ignore")
-        if tokenizer.n_vocab == 256:  # only "bytes" is so small
-            ids = np.frombuffer(text.encode(), np.uint8)
+            raw = text.encode()
+        if tokenizer.name == "bytes":
+            ids = np.frombuffer(raw, np.uint8)
         else:
             ids = tokenizer.encode_to_numpy(text, disallowed_special=())
+            if lengths[ids].sum() != len(raw):  # tiktoken drops what its pattern does not match
+                start = textwrap.shorten(text, 40)
+                raise UserError(f"--tokenizer {tokenizer.name}: loses part of the text {start!r}")
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
         first = False
     return tokens, notes
+
+
+def spot_check(folder: Path) -> str:
+    """Hash 64 blocks of 4 KB of train.bin and of val.bin, evenly spaced from start to end.
+
+    Opening a corpus compares it, which takes milliseconds for any size. It notices other text and
+    large holes. It cannot notice a change between the blocks. The fingerprint would, but for that
+    it has to read everything.
+    """
+    digest = hashlib.sha256()
+    for split in ("train", "val"):
+        with open(folder / f"{split}.bin", "rb") as file:
+            last = max(0, file.seek(0, os.SEEK_END) - 4096)
+            for i in range(64):
+                file.seek(last * i // 63)
+                digest.update(file.read(4096))
+    return digest.hexdigest()[:16]
 
 
 def describe(folder: Path, name: str, tokenizer, dtype: np.dtype, notes: Counter) -> dict:
@@ -200,5 +283,6 @@ def describe(folder: Path, name: str, tokenizer, dtype: np.dtype, notes: Counter
         meta[f"{split}_tokens"] = int(counts.sum())
         meta[f"{split}_bytes"] = int(counts @ lengths)
     meta |= {**notes, "fingerprint": fingerprint.hexdigest()[:16]}
+    meta["spot_check"] = spot_check(folder)
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     return meta

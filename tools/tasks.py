@@ -108,10 +108,13 @@ def read_questions(name: str, path: Path, limit: int | None = None) -> list[Ques
             question = TASKS[name].ask(doc)._replace(doc=doc)
             if not 0 <= question.gold < len(question.choices):
                 raise UserError(f"no choice number {question.gold}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            for text in (*question.contexts, *question.choices, question.group):
+                if not isinstance(text, str):
+                    raise UserError(f"{text!r} is not a text")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not an item of {name} ({error!r})") from None
         questions.append(question)
-    if not questions:
+    if not any(text for question in questions for text in question.choices):
         raise UserError(f"{path}: is empty")
     return questions
 
@@ -232,9 +235,14 @@ def perplexities(pages: list[str], answers: list[float]) -> dict:
     nats = -math.fsum(answers)
     per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
     per_byte = nats / sum(len(page.encode()) for page in pages)
-    result = {"word_perplexity": math.exp(per_word), "byte_perplexity": math.exp(per_byte)}
+    result = {"word_perplexity": exp(per_word), "byte_perplexity": exp(per_byte)}
     result["bits_per_byte"] = per_byte / math.log(2)
     return result | {f"{metric}_stderr": None for metric in result}
+
+
+def exp(x: float) -> float:
+    """math.exp, but infinity beyond the largest float, which a page of one long word reaches."""
+    return math.exp(x) if x < 709 else math.inf
 
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:

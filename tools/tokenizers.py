@@ -5,6 +5,7 @@
 
 import base64
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ STARCODER_PATTERN = (
 )
 # End-of-text has one of these names in a tokenizer.json. tiktoken uses the first.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+PROBE = "".join(map(chr, range(128))) + "é 東 \N{GRINNING FACE}"  # every tokenizer can encode it
 
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
@@ -40,7 +42,19 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 
 
 def encoding(name: str, pattern: str, ranks: dict, special: dict) -> tiktoken.Encoding:
-    return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    """Make a tokenizer. Raises UserError for ids that tiktoken cannot use, or if text gets lost."""
+    ids = [*ranks.values(), *special.values()]
+    if not all(type(i) is int and 0 <= i < 2**24 for i in ids):
+        raise UserError("its ids must be whole numbers from 0 to 2**24 - 1")
+    if len(set(ids)) < len(ranks) + len(set(special.values())):  # a special token may have 2 names
+        raise UserError("two of its tokens have the same id")
+    missing = {bytes([i]) for i in range(255)} - ranks.keys()  # no text contains byte 255
+    if missing:
+        raise UserError(f"has no token for the byte {min(missing)[0]}")
+    made = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    if made.decode(made.encode_ordinary(PROBE)) != PROBE:  # tiktoken drops what does not match
+        raise UserError("its regular expression does not match every text")
+    return made
 
 
 def tokenizer_file(name: str) -> Path | None:
@@ -48,6 +62,7 @@ def tokenizer_file(name: str) -> Path | None:
     return Path(name) if name.endswith((".tiktoken", ".json")) else None
 
 
+@lru_cache(maxsize=8)  # `encode` calls it for every batch
 def bytes_per_token(tokenizer: tiktoken.Encoding) -> np.ndarray:
     """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused ids."""
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
@@ -68,7 +83,7 @@ def read_tiktoken(path: Path) -> tiktoken.Encoding:
         ranks[base64.b64decode(token, validate=True)] = int(rank)
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError("the ranks must be 0, 1, 2, ... without gaps")
-    return encoding(path.stem, GPT2_PATTERN, ranks, {END_OF_TEXT[0]: len(ranks)})
+    return encoding(path.name, GPT2_PATTERN, ranks, {END_OF_TEXT[0]: len(ranks)})
 
 
 def byte_letters() -> dict[int, str]:
@@ -86,11 +101,11 @@ def read_tokenizer_json(path: Path) -> tiktoken.Encoding:
         pattern, ranks = word_pattern(spec["pre_tokenizer"]), ranks_of(**spec["model"])
     except (KeyError, TypeError) as error:
         raise UserError(f"not a byte-level BPE: {error!r}") from None
-    if spec.get("normalizer") or pattern is None:
+    if spec.get("normalizer") or not isinstance(pattern, str):
         raise UserError("its normalizer or pre-tokenizer is one that we cannot imitate")
     if not (ends := [special[name] for name in END_OF_TEXT if name in special]):
         raise UserError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
-    return encoding(path.stem, pattern, ranks, special | {END_OF_TEXT[0]: ends[0]})
+    return encoding(path.name, pattern, ranks, special | {END_OF_TEXT[0]: ends[0]})
 
 
 def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
