@@ -62,7 +62,12 @@ def check_layout(fig: Figure) -> None:
 def figures(monkeypatch):
     """The figures that are saved while a test runs, in a list. All of them can be read."""
     saved, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda fig, path: (saved.append(fig), save(fig, path)))
+
+    def keep(fig, *args, **how):
+        saved.append(fig)
+        save(fig, *args, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     yield saved
     assert saved
     for fig in saved:

@@ -33,16 +33,6 @@ def run(folder: Path, *arguments) -> str:
     return done.stdout
 
 
-def test_free_batch_exponent_scales_the_learning_rate():
-    code = """
-import schedules, train
-for batch_size, q in [(8, 0.5), (128, 0.5), (128, 1.0)]:  # beta 0.25, 4, 4
-    cfg = train.make_config(batch_size=batch_size, power_q=q, warmup_tokens=0, lr_max=1e9)
-    print(schedules.make_schedule(cfg)(100_000))"""
-    narrow, wide, linear = map(float, run(fork("free_q"), "-c", code).split())
-    assert (wide / narrow, linear / wide) == pytest.approx((16**0.5, 4**0.5))
-
-
 def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(corpus_path):
     argv = flags(corpus_path, schedule="power", log_every=1, out="a")  # 32 tokens per sequence
     folder = fork("batch_ramp")

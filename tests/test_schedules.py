@@ -36,6 +36,13 @@ def test_the_papers_numbers():
     assert make_schedule(config(batch_size=128))(1e9) == pytest.approx(0.0132, abs=5e-5)
 
 
+def test_q_is_the_exponent_of_the_batch_size():
+    lr = lambda q, batch: make_schedule(config(power_q=q, batch_size=batch, lr_max=1e9))(1e12)
+    assert lr(0.5, 1024) / lr(0.5, 64) == pytest.approx(4)
+    assert lr(1, 1024) / lr(1, 64) == pytest.approx(16)
+    assert lr(0, 1024) == lr(0, 64) == pytest.approx(4 * 1e12**-0.51)
+
+
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_only_planned_schedules_depend_on_the_end_before_the_decay(kind):
     short = make_schedule(config(schedule=kind))
