@@ -132,22 +132,29 @@ def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndar
 
     The first row is the measurement itself. The weight of a minimum counts its seeds.
     """
+    return redraw_with_losses(found, rng_seed)[:2]
+
+
+def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
+    """`redraw`, and the lowest mean loss of every cell, [1 + draws, n]."""
     series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
     rng, share = np.random.default_rng(rng_seed), np.full(len(series), 1 / len(series))
     times = rng.multinomial(len(series), share, size=DRAWS)
     times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, series]
     x = np.tile([m.x for m in found], (len(times), 1))
-    weight = np.zeros(x.shape)
+    weight, loss = np.zeros(x.shape), np.full(x.shape, np.inf)
     for i, m in enumerate(found):
         mine = times[:, [series.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
         # draws with equal proportions of the seeds have equal valleys, so fit each of these once
         ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]
         ratios, index = np.unique(ratios, axis=0, return_inverse=True)
         for k in np.flatnonzero(ratios.any(axis=1)):
-            at, why_not = vertex(mean_valley(m.seeds, ratios[k]), *m.rule)
+            points = mean_valley(m.seeds, ratios[k])
+            at, why_not = vertex(points, *m.rule)
             x[index == k, i] = at
             weight[index == k, i] = 0 if why_not else mine[index == k].sum(axis=1)
-    return x, weight
+            loss[index == k, i] = min(y for _, y in points) if points else np.inf
+    return x, weight, loss
 
 
 class Law(NamedTuple):
@@ -194,14 +201,25 @@ def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
     return [m for _, cell in cells for m in sorted(cell, key=lambda m: m.loss)[:n]]
 
 
+def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """`redraw`, with weight 0 outside the n best batch sizes, which every draw chooses anew."""
+    x, weight, loss = redraw_with_losses(points)
+    loss = np.where(weight > 0, loss, np.inf)
+    for cell in {(m.shape, m.T) for m in points}:
+        here = [i for i, m in enumerate(points) if (m.shape, m.T) == cell]
+        order = loss[:, here].argsort(axis=1, kind="stable").argsort(axis=1)  # ranks, from 0
+        weight[:, here] *= order < n
+    return x, weight
+
+
 def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
     """b with q = 1 in the three best batch sizes, s, and a.
 
     s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the paper's b is
     b + (q - 1) s.
     """
-    points = best_batches(found, 3)
-    x, weight = redraw(points)
+    points = usable(found)
+    x, weight = redraw_best_batches(points, 3)
     T, beta = np.log2([(m.T, m.beta) for m in points]).T
     one = [0] * len(points)
     b, s = slope(x - beta, weight, T, one), slope(beta + 0 * x, weight, T, one)
@@ -210,8 +228,9 @@ def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
 
 def step_law_reading(found: list[Minimum]) -> np.ndarray:
     """Exponent of T at the best batch size. Where the law is exact, it is b + q s."""
-    points = best_batches(found, 1)
-    return slope(*redraw(points), np.log2([m.T for m in points]), [m.shape for m in points])
+    points = usable(found)
+    x, weight = redraw_best_batches(points, 1)
+    return slope(x, weight, np.log2([m.T for m in points]), [m.shape for m in points])
 
 
 # -- All of a sweep --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     python docs/anytime.py results/compare-laptop results/search-laptop
 
 Draws the first figure of README.md, from a comparison (`python sweep.py compare`). All losses are
-relative to cosines that were planned for the length at which you stop.
+relative to cosines that were planned for the length at which you stop. Both follow our law.
 """
 
 import math
@@ -18,7 +18,7 @@ from tools.config import UserError, fail, program_parser
 from tools.records import read_records
 from tools.report import VERBS, point, verdict
 
-PLANNED, POWER = "cosine ∝ √batch", "Power (fitted)"
+PLANNED, POWER = "cosine (fitted)", "Power (fitted)"  # the same law for both
 
 
 def draw(path: Path, records: list[dict]) -> None:

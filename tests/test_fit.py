@@ -250,7 +250,7 @@ def test_diverged_runs_do_not_move_the_law():
 # -- the comparison --------------------------------------------------------------------------------
 
 
-def test_a_draw_of_a_difference_takes_seeds_and_pairs_again():
+def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     """If a gap is the sum of a part of its pair and a part of its seed, the variances add up."""
     pair, seed = {2: 0.1, 4: 0.5, 8: -0.3}, [0.2, 0.0, -0.7, 0.1]
     cells = [("width 64", T, B) for B in pair for T in (100, 200)]
@@ -258,9 +258,65 @@ def test_a_draw_of_a_difference_takes_seeds_and_pairs_again():
     line = {cell: {s: pair[cell[2]] + seed[s] for s in range(4)} for cell in cells}
     draws = compare.differences(line, zero, cells)
     assert draws[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
-    assert draws[1:].mean() == pytest.approx(draws[0], abs=0.01)
-    expected = np.var([*pair.values()]) / 3 + np.var(seed) / 4
-    assert draws[1:].var() == pytest.approx(expected, rel=0.05)
+    variances = np.var([*pair.values()], ddof=1) / 3, np.var(seed, ddof=1) / 4
+    gap = np.add.outer([*pair.values()], seed)
+    mean, error, freedom = compare.mean_and_error(gap)
+    assert (mean, error) == (pytest.approx(draws[0]), pytest.approx(sum(variances) ** 0.5))
+    assert freedom == pytest.approx(error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3))
+    # one pair: Student's t over four seeds, whose quantile is 3.182
+    one_pair = compare.differences(line, zero, cells[:2])
+    low, high = fit.report.interval(one_pair)
+    assert (high - low) / 2 == pytest.approx(3.182 * np.std(seed, ddof=1) / 2, rel=0.02)
+    alone = {cell: {0: losses[0]} for cell, losses in line.items()}
+    assert len(compare.differences(alone, zero, cells[:2])) == 1  # no spread, no interval
+
+
+@pytest.mark.parametrize("pairs, seeds", [(4, 5), (4, 3), (1, 5)])
+@pytest.mark.parametrize("spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5), (0, 0, 1)], ids=str)
+def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread, monkeypatch):
+    """Of pairs, of seeds, and of both. A single pair has no spread of pairs."""
+    rng, held = np.random.default_rng(0), 0
+    quantile = {}
+    of_pair, of_seed, rest = spread
+    for _ in range(500):
+        gap = of_seed * rng.normal(size=seeds) + rest * rng.normal(size=(pairs, seeds))
+        gap += of_pair * rng.normal(size=(pairs, 1)) if pairs > 1 else 0
+        mean, error, freedom = compare.mean_and_error(gap)
+        n = round(freedom, 1)
+        if n not in quantile:
+            draws = np.random.default_rng(1).standard_t(n, size=40_000)
+            quantile[n] = np.quantile(draws, 0.975)
+        held += abs(mean) <= error * quantile[n]
+    assert held / 500 >= 0.92
+
+
+def test_holm_asks_more_of_every_difference_the_more_there_are():
+    rng = np.random.default_rng(0)
+    draws = {name: np.append(z, z + rng.normal(size=100_000)) for name, z in
+             {"clear": 6.0, "fair": 2.3, "none": 0.1}.items()}  # fmt: skip
+    assert compare.holm(draws) == ["clear", "fair"]
+    many = draws | {f"other {i}": draws["none"] for i in range(5)}
+    assert compare.holm(many) == ["clear"]
+
+
+def test_a_best_batch_is_chosen_again_in_every_draw():
+    """A second batch size is best in one seed of two, and its learning rates grow with T."""
+    def row(T, batch, seed, lr, loss):
+        return dict(total_tokens=T, batch_size=batch, seed=seed, lr=lr, val_loss=loss, seq_len=128)
+
+    rows = []
+    for T in (1e5, 2e5, 4e5):
+        for batch, b in ((2, -0.5), (4, 0.5)):
+            for seed in (0, 1):
+                best = 0.01 * (T / 1e5) ** b
+                bottom = 2 + 0.01 * (seed == (batch == 4))
+                for k in range(-4, 5):
+                    lr = best * 2 ** (k / 2)
+                    rows.append(row(T, batch, seed, lr, bottom + 0.01 * k**2 - 1e-4 * batch))
+    found = fit.minima([fit.complete(r) for r in rows])
+    draws = fit.step_law_reading(found)
+    assert draws[0] == pytest.approx(0.5, abs=1e-6)  # batch size 4 is best in the mean
+    assert {round(b, 3) for b in draws[1:] if math.isfinite(b)} >= {-0.5, 0.5}
 
 
 def test_the_search_for_a_seed_is_decided_by_the_others():

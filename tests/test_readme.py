@@ -16,6 +16,7 @@ import pytest
 from tools import compare
 
 import bent
+import checks
 import fit
 import train
 
@@ -24,6 +25,7 @@ FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
 PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
+FITTED_COSINE, FITTED_AVERAGED = "cosine (fitted)", "WSD (fitted), averaged"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 LINEAR = "linear to 0 (fitted)", "linear to 0 ∝ √batch"
 W80K, LATE_LONG = "warmup_tokens=80000", "total_tokens=320000,640000,1280000"
@@ -136,11 +138,20 @@ def difference(one: str, other: str, moe: bool = False, T: int | None = None) ->
 
 def stopped(T: int | None = None) -> np.ndarray:
     """Power (fitted), or the longest cosine stopped at T, minus planned cosines (anytime.png)."""
-    cells = [c for c in lines()[COSINE] if c[::2] == ("width 128", 2) and T in (None, c[1])]
-    cut = {r["seed"]: r[f"val_loss_at_{T}"] for r in records("compare-laptop")
-           if r["n_embd"] == 128 and r["batch_size"] == 2 and f"val_loss_at_{T}" in r
-           and r["min_lr_ratio"] > 0}  # fmt: skip
-    return compare.differences({cells[0]: cut} if T else lines()[FITTED], lines()[COSINE], cells)
+    planned = lines()[FITTED_COSINE]
+    cells = [c for c in planned if c[::2] == ("width 128", 2) and T in (None, c[1])]
+    if not T:
+        return compare.differences(lines()[FITTED], planned, cells)
+    *_, runs_of = compare.losses_of_lines(records("compare-laptop", "search-laptop"))
+    longest = runs_of(FITTED_COSINE, ("width 128", 1_280_000, 2))
+    cut = {seed: r[f"val_loss_at_{T}"] for seed, r in longest.items()}
+    return compare.differences({cells[0]: cut}, planned, cells)
+
+
+def beside(other: str, T: int | None = None) -> np.ndarray:
+    """Power (fitted) minus another line, in the cells of anytime.png."""
+    cells = [c for c in lines()[FITTED] if c[::2] == ("width 128", 2) and T in (None, c[1])]
+    return compare.differences(lines()[FITTED], lines()[other], cells)
 
 
 def stages(source: str) -> list[float]:
@@ -198,8 +209,18 @@ NUMBERS = {
     "crossing": lambda: 100 * (4 / 4.6) ** (1 / 0.51),  # 4 n^b = 4.6 T^b
     "anytime": stopped, "anytime.cut": lambda: max(stopped(80_000 * 2**i)[0] for i in range(4)),
     "wsd": lambda: difference("WSD", PLANNED), "power": lambda: difference(FITTED, PLANNED),
-    "power.linear": lambda: [difference(FITTED, line, T=1_280_000) for line in LINEAR],
+    "power.linear": lambda: difference(FITTED, LINEAR[0], T=1_280_000),
+    "power.linear.2": lambda: difference(FITTED, LINEAR[1], T=1_280_000),
     "power.short": lambda: difference(FITTED, LINEAR[0], T=160_000),
+    "power.trend": lambda: checks.trend(*checks.LONG),
+    "anytime.wsd": lambda: beside(PLANNED), "anytime.linear": lambda: beside(LINEAR[0]),
+    "averaged": lambda: difference(AVERAGED, FITTED_AVERAGED),
+    "averaged.wsd": lambda: difference(FITTED_AVERAGED, PLANNED),
+    "averaged.T": lambda: [difference(AVERAGED, PLANNED, T=T)[0] for T in (160_000, 1_280_000)],
+    "memory.cost": lambda: checks.cost_of_weight_decay()[0][:: 4],
+    "memory.costs": lambda: checks.cost_of_weight_decay()[0],
+    "memory.trend": lambda: checks.cost_of_weight_decay()[1],
+    "memory.exponent": checks.exponent_of_weight_decay, "jackknife": checks.jackknife,
     "paper": lambda: [difference(PAPER, line) for line in (WSD, COSINE)],
     "fitted": lambda: [difference(FITTED, line) for line in (WSD, COSINE)],
     "moe": lambda: [difference(line, PLANNED, True) for line in (FITTED, AVERAGED, PAPER)],

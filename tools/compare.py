@@ -5,6 +5,7 @@ seed is an experiment of its own: it tunes all lines in two small cells, with se
 tests them in larger cells. Losses are in nats per token.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from tools.config import UserError
 from tools.records import PAPER_SEQ_LEN, cell_of, knobs_of, loss_of, narrow_first
 
-DRAWS = 10_000
+DRAWS = 100_000
 TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
 
 
@@ -61,12 +62,11 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
 
 def needs_T(line: Line) -> str:
     """When must you know the run length?"""
-    schedule = line.fields["schedule"]
-    if line.fields["average"]:
-        return "never"
+    fields, schedule = line.fields, line.fields["schedule"]
     lr_of_T = schedule == "wsd" and line.b  # its constant learning rate depends on T
-    planned = schedule not in ("power", "wsd") or "decay_share" in line.fields or lr_of_T
-    return "from the start" if planned else "when it decays"
+    if schedule not in ("power", "wsd") or fields.get("decay_share") or lr_of_T:
+        return "from the start"
+    return "never" if fields["average"] else "when it decays"
 
 
 # -- The comparison --------------------------------------------------------------------------------
@@ -91,8 +91,9 @@ def best_of(tried: dict[float, list]) -> float | None:
 def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    Only cells that have all their runs. Raises UserError if there is none. The third value is a
-    function from line and cell to {seed: record}.
+    Only cells in which all seeds of WSD are there, and of a line only those in which it has all
+    seeds. Raises UserError if there is none. The third value is a function from line and cell to
+    {seed: record}.
     """
     runs = {(cell_of(r), r["seed"], key_of(r)): r for r in records}
     tuning = {cell for cell, seed, _ in runs if seed >= TUNING}
@@ -120,11 +121,12 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     runs_of = lambda name, cell: {seed: run(name, best[name][seed], cell, seed) for seed in seeds}
     losses_of = lambda *at: {seed: loss_of(r) for seed, r in runs_of(*at).items()}
     cells = {cell for cell, seed, _ in runs if seed < TUNING}
-    whole = [cell for cell in sorted(cells, key=narrow_first)
-             if all(None not in runs_of(name, cell).values() for name in LINES)]  # fmt: skip
-    if not whole:
+    lines = {}
+    for name in LINES:
+        whole = [cell for cell in cells if None not in runs_of(name, cell).values()]
+        lines[name] = {cell: losses_of(name, cell) for cell in sorted(whole, key=narrow_first)}
+    if not lines["WSD"]:
         raise UserError("no cell of the comparison has all its runs; is the sweep still running?")
-    lines = {name: {cell: losses_of(name, cell) for cell in whole} for name in LINES}
     return lines, best, runs_of
 
 
@@ -150,17 +152,49 @@ def searched(records: list[dict]) -> dict:
 
 
 def differences(one: dict, other: dict, cells: list) -> np.ndarray:
-    """Mean loss of one line minus another's, followed by its draws.
+    """Mean loss of one line minus another's, followed by draws of Student's t around it.
 
-    A draw takes the seeds again, with replacement, and the pairs of shape and batch size, because
-    all runs of a seed share its tuning, and all T of a pair share trunks.
+    All runs of a seed share its tuning, and all T of a pair of shape and batch size share trunks.
+    So we average over T, and count the spread over pairs and the spread over seeds, both as random
+    (degrees of freedom as in Welch's test). Without draws for a single seed in a single pair.
     """
     seeds = sorted(set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells)))
-    gap = np.array([[one[cell][seed] - other[cell][seed] for seed in seeds] for cell in cells])
-    pair_of = [(shape, batch_size) for shape, _, batch_size in cells]
-    pairs, rng = sorted(set(pair_of)), np.random.default_rng(0)
-    times = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    of_cell = times(len(pairs))[:, [pairs.index(pair) for pair in pair_of]]
-    of_seed = times(len(seeds))
-    total = np.einsum("dc,ds,cs->d", of_cell, of_seed, gap)
-    return np.append(gap.mean(), total / (of_cell.sum(axis=1) * of_seed.sum(axis=1)))
+    by_pair: dict = {}
+    for cell in cells:
+        shape, _, batch_size = cell
+        gaps = [one[cell][seed] - other[cell][seed] for seed in seeds]
+        by_pair.setdefault((shape, batch_size), []).append(gaps)
+    gap = np.array([np.mean(gaps, axis=0) for gaps in by_pair.values()])  # [pairs, seeds]
+    return with_t(*mean_and_error(gap))
+
+
+def with_t(mean: float, error: float, freedom: float) -> np.ndarray:
+    """A mean, followed by draws of Student's t around it, none if there is no spread."""
+    rng = np.random.default_rng(0)
+    return np.append(mean, mean + error * rng.standard_t(freedom, size=DRAWS) if freedom else [])
+
+
+def mean_and_error(gap: np.ndarray) -> tuple[float, float, float]:
+    """Mean of gap [pairs, seeds], its standard error, and the degrees of freedom of that error."""
+    parts = []  # the variance of the mean from pairs, and from seeds, with degrees of freedom
+    for means in (gap.mean(axis=1), gap.mean(axis=0)):
+        if len(means) > 1:
+            parts.append((means.var(ddof=1) / len(means), len(means) - 1))
+    # a little too wide, because what varies with both is in both parts
+    variance = sum(part for part, _ in parts)
+    below = sum(part**2 / n for part, n in parts)
+    return gap.mean(), math.sqrt(variance), variance**2 / below if below else 0.0
+
+
+def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
+    """The names whose difference is not 0 although we looked at all of them (Holm, 1979)."""
+    chance = {}
+    for name, some in draws.items():
+        above = np.mean(some[1:] > 0)
+        chance[name] = 2 * min(above, 1 - above)
+    found = []
+    for i, name in enumerate(sorted(chance, key=chance.get)):
+        if chance[name] > level / (len(chance) - i):
+            break
+        found.append(name)
+    return found

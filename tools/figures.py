@@ -235,7 +235,7 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
     """
     heights = [len(panel["rows"]) for panel in panels]
     height = 0.27 * sum(heights) + 0.8 * len(panels)
-    with figure(path, height, len(panels), sharex=True, height_ratios=heights) as axes:
+    with figure(path, height, len(panels), height_ratios=heights) as axes:
         for ax, panel in zip(axes, panels):
             ax.axvspan(-level, level, color="#dddddd", linewidth=0)
             ax.axvline(0, color="black", linewidth=0.6)
@@ -246,7 +246,7 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
             ax.invert_yaxis()
             ax.set_title(panel["title"], loc="right")
             ax.set(ylabel=" ", xlabel=f"loss minus {panel['other']} (nats)")
+            ax.locator_params(axis="x", nbins=5)
         for when, color in WHEN.items():
             axes[0].plot([], [], color=color, label=when)
         axes[0].legend(loc="upper right", handlelength=0, title="needs T")  # words have the colors
-        axes[0].locator_params(axis="x", nbins=5)

@@ -189,10 +189,13 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned one, and return them as a panel of compare.png."""
     when = {name: "from the start" for name in lines}
     when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
+    whole = [name for name in lines if lines[name].keys() >= set(cells)]
+    planned = [name for name, line in compare.LINES.items()
+               if name in whole and when[name] == "from the start" and not line.fields["average"]]  # fmt: skip
     mean = lambda name: np.mean([[*lines[name][cell].values()] for cell in cells])
-    other = min((name for name in compare.LINES if when[name] == "from the start"), key=mean)
+    other = min(planned, key=mean)
     minus = lambda name, some: compare.differences(lines[name], lines[other], some)
-    draws = {name: minus(name, cells) for name in lines if lines[name].keys() >= set(cells)}
+    draws = {name: minus(name, cells) for name in whole}
     order = sorted(draws, key=lambda name: draws[name][0])
     longest = max(T for _, T, _ in cells)
     late_cells = [cell for cell in cells if cell[1] == longest]
@@ -204,6 +207,11 @@ def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
             loss = mean(other) + draws[name][0]  # a line may have fewer seeds than the other
             both = f"{text(draws[name])} | {text(minus(name, late_cells))}"
             print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
+    tests = {f"{name}, all T": draws[name] for name in order if name != other}
+    tests |= {f"{name}, T = {size(longest)}": minus(name, late_cells) for name in order if name != other}
+    print(f"\nnot 0 after Holm's correction for {len(tests)}: {'; '.join(compare.holm(tests)) or 'none'}")
+    if missing := [name for name in compare.LINES if name not in whole]:
+        print(f"not in all of these cells: {', '.join(missing)}")
     verb = VERBS[verdict(draws["Power (fitted), averaged"])]
     rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
     return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
