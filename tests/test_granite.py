@@ -120,7 +120,7 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
     shape = ["--seq_len=64", "--batch_size=4", "--warmup_tokens=0"]
     assert train.main([*flags, *shape, "--schedule=constant", "--lr=1e-9", "--out=new"]) == 0
     record = json.loads(Path("new/record.json").read_text())
-    assert record["tokens"] == 1792 and record["parent"] == "released"
+    assert record["tokens"] == 1792 and record["parent"] == str(Path("released").absolute())
     assert record["n_embd"] == 32 and record["seq_len"] == 64
     pairs = zip(load_model("new").parameters(), load_model("released").parameters(), strict=True)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)

@@ -197,7 +197,7 @@ def test_vectors_cover_all_phases_and_the_first_is_ours():
     assert RUN["c"] == RUN["batch_size"] * RUN["seq_len"]
     assert RUN["beta"] == schedules.paper_batch_size(RUN["c"])
     ours = PORTS["ours"]["settings"]
-    by_settings = make_schedule(SimpleNamespace(**ours))
+    by_settings = make_schedule(SimpleNamespace(power_q=1, **ours))
     for k, n, lr in PORTS["ours"]["vectors"]:
         assert n == (k - 0.5) * RUN["c"] and by_settings(n) == near(lr)
     start = RUN["T"] - ours["decay_tokens"]
