@@ -186,32 +186,42 @@ def comparison(records: list[dict], out: Path) -> None:
 
 
 def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
-    """Print all lines minus the best planned one, and return them as a panel of compare.png."""
+    """Print all lines minus the best planned one, and return them as a panel of compare.png.
+
+    The best planned line decays, needs T from the start, and has the lowest mean loss.
+    """
     when = {name: "from the start" for name in lines}
-    when |= {name: compare.needs_T(line) for name, line in compare.LINES.items()}
+    planned = []
     whole = [name for name in lines if lines[name].keys() >= set(cells)]
-    planned = [name for name, line in compare.LINES.items()
-               if name in whole and when[name] == "from the start" and not line.fields["average"]]  # fmt: skip
+    for name, line in compare.LINES.items():
+        when[name] = compare.needs_T(line)
+        if name in whole and when[name] == "from the start" and not line.fields["average"]:
+            planned.append(name)
     mean = lambda name: np.mean([[*lines[name][cell].values()] for cell in cells])
     other = min(planned, key=mean)
-    minus = lambda name, some: compare.differences(lines[name], lines[other], some)
-    draws = {name: minus(name, cells) for name in whole}
-    order = sorted(draws, key=lambda name: draws[name][0])
+
     longest = max(T for _, T, _ in cells)
     late_cells = [cell for cell in cells if cell[1] == longest]
+    all_T = {name: compare.differences(lines[name], lines[other], cells) for name in whole}
+    late = {name: compare.differences(lines[name], lines[other], late_cells) for name in whole}
+    order = sorted(whole, key=lambda name: all_T[name][0])
     against = f"minus {other}, {mean(other):.3f} | at T = {size(longest)}"
     print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n" + "|---" * 5 + "|")
     text = lambda draws: f"{show(draws)} {verdict(draws)}"
+    tests = {}
     for name in order:
         if name != other:
-            loss = mean(other) + draws[name][0]  # a line may have fewer seeds than the other
-            both = f"{text(draws[name])} | {text(minus(name, late_cells))}"
+            loss = mean(other) + all_T[name][0]  # a line may have fewer seeds than the other
+            both = f"{text(all_T[name])} | {text(late[name])}"
             print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
-    tests = {f"{name}, all T": draws[name] for name in order if name != other}
-    tests |= {f"{name}, T = {size(longest)}": minus(name, late_cells) for name in order if name != other}
-    print(f"\nnot 0 after Holm's correction for {len(tests)}: {'; '.join(compare.holm(tests)) or 'none'}")
-    if missing := [name for name in compare.LINES if name not in whole]:
+            tests[f"{name}, all T"] = all_T[name]
+            tests[f"{name}, T = {size(longest)}"] = late[name]
+    survivors = "; ".join(compare.holm(tests)) or "none"
+    print(f"\nnot 0 after Holm's correction for {len(tests)}: {survivors}")
+    missing = [name for name in compare.LINES if name not in whole]
+    if missing:
         print(f"not in all of these cells: {', '.join(missing)}")
-    verb = VERBS[verdict(draws["Power (fitted), averaged"])]
-    rows = {name: (draws[name][0], *interval(draws[name]), when[name]) for name in order}
+
+    verb = VERBS[verdict(all_T["Power (fitted), averaged"])]
+    rows = {name: (all_T[name][0], *interval(all_T[name]), when[name]) for name in order}
     return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
