@@ -30,7 +30,7 @@ def draw(path: Path, records: list[dict]) -> None:
     cells = [cell for cell in lines[POWER] if (cell[0], cell[2]) == (shape, batch_size)]
     longest = runs_of(PLANNED, cells[-1]) if cells else {}
     name = {T: f"val_loss_at_{T}" for _, T, _ in cells} | {T: "val_loss" for _, T, _ in cells[-1:]}
-    if not longest or not all(look in r for r in longest.values() for look in name.values()):
+    if not longest or not all(r and r.keys() >= {*name.values()} for r in longest.values()):
         raise UserError("the longest cosines are missing; is the sweep still running?")
     loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
     cut = {cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells}

@@ -175,12 +175,14 @@ def comparison(records: list[dict], out: Path) -> None:
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
-    cells, panels = list(lines["WSD"]), []
-    lines["WSD, searched in every cell"] = compare.searched(records)
+    panels, searched = [], compare.searched(records)
     for kind in ("dense", "MoE"):
-        some = [cell for cell in cells if ("experts" in cell[0]) == (kind == "MoE")]
-        if some:
-            panels.append(table_of_differences(lines, some, kind))
+        of_kind = [cell for cell in lines["WSD"] if ("experts" in cell[0]) == (kind == "MoE")]
+        present = [some for some in lines.values() if some.keys() & set(of_kind)]
+        cells = [cell for cell in of_kind if all(cell in some for some in present)]
+        if cells:
+            with_search = lines | {"WSD, searched in every cell": searched}
+            panels.append(table_of_differences(with_search, cells, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
     print(f"\n{out}: compare.png")
 
