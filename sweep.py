@@ -21,12 +21,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import math
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,14 +37,16 @@ import tools.threads  # noqa: F401  before torch
 import torch
 from tqdm import tqdm
 
+import data
 import train
-from tools import grids
+from tools import engines, grids
 from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
-from tools.config import UserError, add_flags, fail, format_mixture, parse_mixture, program_parser
-from tools.devices import all_devices, pick_device, resolve_device
-from tools.records import as_record, identity, loss_of, records_in, settings
+from tools.config import UserError, add_flags, fail, format_mixture, parse_mixture
+from tools.config import program_parser, say
+from tools.devices import all_devices, pick_device, reason_of, resolve_device
+from tools.files import append_to, lock
+from tools.records import identity, loss_of, records_in, settings
 from tools.runs import origin, read_checkpoint, stop_request, write_checkpoint
-from tools.workers import do_jobs, join, run_workers
 from train import FIELDS, PLANNED, READS, TrainConfig, make_config
 
 # -- A trunk and its branches ----------------------------------------------------------------------
@@ -171,7 +175,7 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 # -- The experiments -------------------------------------------------------------------------------
 # Every series (one shape, batch size and seed) has a rule, a pure function of the losses so far. It
 # gets loss(config), None if that run is not done yet, and returns all runs that it wants by now.
-# Series may want the same runs. So any number of processes, stopped at any time, make these runs.
+# Series may want the same runs. Whatever order the runs are made in, these are the same runs.
 
 
 @functools.cache
@@ -251,13 +255,6 @@ class Plan(NamedTuple):
     series: list[Callable]  # their rules
     known: dict[frozenset, float]  # identity of a run -> its loss, infinite if it diverged
 
-    def learn(self, lines) -> "Plan":
-        """Add the new lines of records.jsonl, an open file, to what is known."""
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # a power cut tore it
-                self.known.update(losses_of([as_record(line)]))
-        return self
-
     def missing(self, made_up=lambda cfg: None) -> list[TrainConfig]:
         """The runs that we can train now. made_up(config) is the loss of an unknown run."""
         loss = lambda cfg: self.known.get(identity_of(cfg), made_up(cfg))
@@ -270,7 +267,7 @@ class Plan(NamedTuple):
         return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
 
     def jobs(self) -> dict[str, tuple]:
-        """Trunk -> (its next run, T at which to look at the loss without a decay), longest first.
+        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
 
         We look at the longest cosine at all shorter T, to know what it is worth if cut short there.
         """
@@ -295,43 +292,57 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
     return {identity_of(config_of(record)): loss_of(record) for record in records}
 
 
-def work(plan: Plan, folder: Path, device: str, must_stop: Callable) -> Iterator[None]:
-    """Train what the plan lacks, and yield after every run. Other processes may do the same."""
+def do_job(cfg: TrainConfig, trunks: Path, look_at: list[int], device: str, must_stop: Callable):
+    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
+    device = pick_device(device)
     if device == "cpu":
         torch.set_num_threads(1)
-    first, corpus = train.load_data(plan.left()[0], {}, None)
-    here = {"device": device, "tokenizer": first.tokenizer}
-
-    def do(job: tuple) -> dict | None:
-        cfg, look_at = job
-        cfg = resolve_device(dataclasses.replace(cfg, **here))
-        if result := train_run(cfg, corpus, folder / "trunks", must_stop, look_at):
-            record, curve = result
-            curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-            return {"curves.jsonl": settings(record) | {"curve": curve}, "records.jsonl": record}
-
-    with open(folder / "records.jsonl", encoding="utf-8", errors="replace") as lines:
-        yield from do_jobs(folder, lambda: plan.learn(lines).jobs(), do, must_stop)
+    corpus = open_corpus(cfg.data, cfg.tokenizer)
+    tokenizer = train.tokenizer_of(cfg, corpus)
+    cfg = resolve_device(dataclasses.replace(cfg, device=device, tokenizer=tokenizer))
+    return train_run(cfg, corpus, trunks, must_stop, look_at)
 
 
-def train_missing(plan: Plan, folder: Path, devices: list[str]) -> bool:
-    """Train what the plan lacks, in a process for every device. Return whether a signal stopped us.
+@functools.cache
+def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
+    return data.load_corpus(data_flag, tokenizer)
 
-    Raises ChildProcessError if one of the processes dies.
+
+def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop) -> None:
+    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
+
+    submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
-    path, before = folder / "records.jsonl", len(plan.known)
-    path.touch()
-    lines = open(path, encoding="utf-8", errors="replace")
-    with stop_request(None) as must_stop, lines, tqdm(total=len(plan.left()), unit=" runs") as bar:
-        if len(devices) == 1:
-            steps = work(plan, folder, *devices, must_stop)
-        else:
-            steps = run_workers([(work, plan, folder, device) for device in devices], must_stop)
-        for _ in steps:
-            if (done := len(plan.learn(lines).known) - before) > bar.n:
-                bar.total = done + len(plan.left())
-                bar.update(done - bar.n)
-    return must_stop()
+    running: dict = {}  # trunk -> the future of its next run
+    before, todo = len(plan.known), plan.jobs()
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(tqdm(total=len(plan.left()), unit=" runs"))
+        curves, records = (stack.enter_context(append_to(folder / f"{name}.jsonl"))
+                           for name in ("curves", "records"))  # fmt: skip
+        while todo or running:
+            if must_stop():
+                todo = {}
+                stop()
+            for trunk in [trunk for trunk in todo if trunk not in running]:
+                if len(running) < slots:
+                    cfg, look_at = todo[trunk]
+                    running[trunk] = submit(do_job, cfg, folder / "trunks", look_at)
+            done = [trunk for trunk, future in running.items() if future.done()]
+            for trunk in done:
+                result = running.pop(trunk).result()
+                if result:
+                    record, curve = result
+                    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
+                    curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
+                    records.write(json.dumps(record) + "\n")
+                    plan.known.update(losses_of([record]))
+            if done:
+                todo = plan.jobs()
+                finished = len(plan.known) - before
+                bar.total = finished + len(plan.left())
+                bar.update(finished - bar.n)
+            else:
+                time.sleep(0.02)
 
 
 # -- The command line ------------------------------------------------------------------------------
@@ -369,30 +380,60 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     return Plan(grid, series, losses_of(records))
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time."""
     args, typed = parse(argv)
     try:
         plan = prepare(args, typed)
         if not args.dry_run:
             args.out.mkdir(parents=True, exist_ok=True)
-            name = hashlib.sha256(repr(plan.grid).encode()).hexdigest()[:16]
-            held = join(args.out, name)  # noqa: F841  until we end
+            held = lock(args.out / ".lock")
+            if not held:
+                raise UserError(f"--out {args.out}: another sweep is running there")
     except (UserError, OSError) as error:
         return fail("sweep.py", error)
     runs = plan.left()
     todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
-    print(f"{args.out}: {len(plan.known):,} runs are done, {todo}", flush=True)
+    say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
     if args.dry_run:
         return 0
     try:
-        if runs and train_missing(plan, args.out, all_devices(runs[0].device, args.workers)):
-            print("stopped and saved; the same command resumes")
-            return 3
-    except (OSError, torch.OutOfMemoryError) as error:  # or a worker died
-        return fail("sweep.py", f"{error}; out of memory or disk? The same command resumes")
+        with held, stop_request(None) as must_stop:
+            with engine(args, runs, submit, must_stop) as (submit, slots, stop):
+                train_missing(plan, args.out, submit, slots, must_stop, stop)
+            stopped = must_stop()
+    except BrokenExecutor:
+        return fail("sweep.py", "a worker died; out of memory? The same command resumes")
+    except UserError as error:
+        return fail("sweep.py", error)
+    except Exception as error:
+        if (reason := reason_of(error)) is None:
+            raise
+        return fail("sweep.py", f"{reason}. The same command resumes")
+    if stopped:
+        say("stopped and saved; the same command resumes")
+        return 3
     shutil.rmtree(args.out / "trunks", ignore_errors=True)
-    print(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(args.out))}")
+    say(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(args.out))}")
     return 0
+
+
+@contextlib.contextmanager
+def engine(args, runs: list[TrainConfig], submit: Callable | None, must_stop: Callable):
+    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
+    no_stop = lambda: None
+    if submit:
+        yield functools.partial(submit, engines.do_anywhere), args.workers or 1, no_stop
+    elif args.engine == "slurm":
+        submit, stop = engines.on_slurm(args.out / "slurm", dict(args.slurm))
+        yield submit, args.workers or 1, stop
+    else:
+        devices = all_devices(runs[0].device if runs else "cpu", args.workers)
+        if len(devices) == 1:
+            yield engines.in_this_process(devices[0], must_stop), 1, no_stop
+        else:
+            with engines.in_processes(devices) as (submit, stop):
+                yield submit, len(devices), stop
 
 
 if __name__ == "__main__":

@@ -412,8 +412,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
     """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
-    prepared = cfg.data and "embedded" not in parse_mixture(cfg.data)
-    if prepared and "tokenizer" in typed:
+    if "tokenizer" in typed and is_prepared(cfg.data):
         raise UserError(f"--tokenizer {cfg.tokenizer}: --data {cfg.data} already has a tokenizer")
     # the mixtures that the parents read and that this run reads, with their first tokens
     stages = start["stages"] if start else runs.stages_of(vars(cfg))
@@ -426,8 +425,16 @@ def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainC
     old, found = start and start["fingerprint"], corpus.meta["fingerprint"]
     if old not in (None, found):
         raise UserError(f"--data {corpus.path}: fingerprint {found}, but the run trained on {old}")
-    tokenizer = corpus.meta["tokenizer"] if prepared else cfg.tokenizer
-    return dataclasses.replace(cfg, tokenizer=tokenizer), corpus
+    return dataclasses.replace(cfg, tokenizer=tokenizer_of(cfg, corpus)), corpus
+
+
+def is_prepared(data_flag: str | None) -> bool:
+    """Does --data name folders of data.py, which have a tokenizer already?"""
+    return bool(data_flag) and "embedded" not in parse_mixture(data_flag)
+
+
+def tokenizer_of(cfg: TrainConfig, corpus: data.Corpus) -> str:
+    return corpus.meta["tokenizer"] if is_prepared(cfg.data) else cfg.tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:

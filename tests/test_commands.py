@@ -27,7 +27,7 @@ def commands() -> list[str]:
     lines = "\n".join([*BLOCKS, *INLINE]).replace("\\\n", " ").splitlines()
     found = [re.sub(LAUNCHER, "", line) for line in lines if re.match(LAUNCHER, line)]
     found = [line.partition(" #")[0].rstrip() for line in found]
-    patched = "--help|power_q|batch_ramp"
+    patched = "--help|batch_ramp"
     return [line for line in dict.fromkeys(found) if not re.search(patched, line)]
 
 

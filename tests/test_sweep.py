@@ -1,14 +1,17 @@
 """Sweeps: a branch is the separate run, the rule finds the valley, nothing is done twice."""
 
+import contextlib
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,8 +23,8 @@ from schedules import PLANNED, SCHEDULES, make_schedule
 from test_mistakes import one_line
 from test_resume import TIMELESS
 from test_train import SMALL
+from tools.files import lock
 from tools.records import differs, identity, records_in
-from tools.runs import lock
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
@@ -279,18 +282,10 @@ def when_there_are(n: int, do) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, capsys, monkeypatch):
-    def interrupted(*args, run=sweep.run_workers):  # Ctrl-C reaches them, too, even at once
-        steps = run(*args)
-        next(steps)
-        [os.kill(child.pid, signal.SIGINT) for child in multiprocessing.active_children()]
-        yield from steps
-
+def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, capsys):
     three = ["--workers=3" if word == "--workers=1" else word for word in tiny]
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep, "run_workers", interrupted)
-        when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert sweep.main(three) == 3
+    when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert sweep.main(three) == 3
     assert "the same command resumes" in capsys.readouterr().out
     assert 4 <= len(before := records()) < len(undisturbed)
     with open("out/records.jsonl", "a") as file:
@@ -302,26 +297,83 @@ def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, c
     assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
 
 
-def test_a_trunk_in_training_is_left_alone(undisturbed, tiny):
-    """Here this test holds it. Everything else gets done, and then the sweep waits."""
-    plan = sweep.prepare(*sweep.parse(tiny))
-    Path("out/trunks").mkdir(parents=True)
-    Path("out/records.jsonl").touch()
-    held = next(iter(plan.jobs()))
-    with lock(Path(f"out/trunks/{held}.lock")):
-        waited = iter([False] * 300)
-        for _ in sweep.work(plan, Path("out"), "cpu", lambda: next(waited, True)):
-            assert sweep.trunk_of(sweep.config_of([*records_in(Path("out"))][-1])) != held
-    assert len(records()) > 3 and held in plan.jobs()
+def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
+    Path("out").mkdir()
+    with lock(Path("out/.lock")):
+        assert "another sweep is running" in one_line(sweep.main, tiny, capsys)
+    assert sweep.main([*tiny, "--budgets=1280"]) == 0
+
+
+SWEEP = """
+import sweep
+from test_sweep import TINY
+if __name__ in ("__main__", "__mp_main__"):
+    sweep.grids.GRIDS["wsd"]["tiny"] = TINY
+if __name__ == "__main__":
+    raise SystemExit(sweep.main())
+"""
+
+
+def start_sweep(argv: list[str], **how) -> subprocess.Popen:
+    """The tiny sweep as a program of its own, in a group of processes of its own."""
+    Path("tiny.py").write_text(SWEEP)
+    root = Path(sweep.__file__).parent
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "tiny.py", *argv]
+    return subprocess.Popen(command, env=environment, start_new_session=True, **how)
+
+
+def alive(group: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("victim", ["all, Ctrl-C", "parent, SIGKILL", "worker, SIGKILL"])
+def test_a_disturbed_sweep_loses_nothing_and_leaves_no_process(victim, undisturbed, tiny):
+    two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start_sweep(two, **pipe)
+    while not Path("out/records.jsonl").exists() or len(records()) < 3:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    children = f"/proc/{process.pid}/task/{process.pid}/children"
+    if victim == "all, Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    elif victim == "parent, SIGKILL":
+        process.kill()
+    else:
+        spawned = [pid for pid in map(int, Path(children).read_text().split())
+                   if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+        os.kill(spawned[-1], signal.SIGKILL)
+    status, error = process.wait(), process.stderr.read()
+    expected = {"all, Ctrl-C": 3, "parent, SIGKILL": -9, "worker, SIGKILL": 2}
+    assert status == expected[victim] and "Traceback" not in error, error
+    if status == 2:
+        assert error.splitlines()[-1].startswith("sweep.py: a worker died")
+    patience = time.monotonic() + 30
+    while alive(process.pid) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not alive(process.pid)
+    assert 3 <= len(records()) < len(undisturbed)
     assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
-def test_a_different_sweep_in_the_same_folder_is_refused(tiny, capsys):
-    name = sweep.hashlib.sha256(b"its grid").hexdigest()[:16]
-    Path("out").mkdir()
-    with sweep.join(Path("out"), name), sweep.join(Path("out"), name):  # the same one is welcome
-        assert "a different sweep is running" in one_line(sweep.main, tiny, capsys)
-    assert sweep.main([*tiny, "--budgets=1280"]) == 0
+def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny, capsys):
+    """Without Slurm, submitit starts a process of this machine for every job."""
+    small = [*tiny, "--engine=slurm", "--workers=3", "--batches=8", "--budgets=1280"]
+    assert "no_such" in one_line(sweep.main, [*small, "--slurm=no_such=1"], capsys)
+    assert sweep.main([*small, "--slurm=timeout_min=5"]) == 0
+    assert len(records()) > 5 and records().items() <= undisturbed.items()
+
+
+def test_any_executor_is_an_engine(undisturbed, tiny):
+    """As those of Dask and Ray."""
+    with ThreadPoolExecutor(1) as pool:
+        assert sweep.main(tiny, pool.submit) == 0
+    assert records() == undisturbed
 
 
 def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
@@ -331,18 +383,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "write_checkpoint", full)
     assert sweep.main(tiny) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "sweep.py: no space left; out of memory or disk? The same command resumes"
-
-
-def dies(*_):
-    os._exit(1)  # as if the kernel had killed it, short of memory
-
-
-def test_a_dead_worker_ends_the_sweep(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "work", dies)
-    assert sweep.main([*tiny, "--workers=2"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]  # after the progress bar
-    assert last.startswith("sweep.py: a worker died")
+    assert last.startswith("sweep.py: no space left") and "The same command resumes" in last
 
 
 WRONG = [

@@ -164,6 +164,11 @@ def numbers(text: str) -> list[int]:
     return [whole_number(part) for part in text.split(",")]
 
 
+def pair(text: str) -> tuple[str, int | str]:
+    name, _, value = text.partition("=")
+    return name, int(value) if value.isdecimal() else value
+
+
 def add_own_flags(parser, parse_field) -> None:
     """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
 
@@ -174,7 +179,10 @@ def add_own_flags(parser, parse_field) -> None:
     add = parser.add_argument
     add("experiment", choices=tuple(GRIDS))
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
-    add("--workers", type=at_least(1), help="processes (default: one per GPU, or per CPU core)")
+    add("--workers", type=at_least(1), help="jobs at a time (default: one per GPU, or per core)")
+    add("--engine", choices=("local", "slurm"), default="local", help="where jobs run")
+    add("--slurm", type=pair, action="append", default=[], metavar="NAME=VALUE",
+        help="a parameter of submitit, as in timeout_min=240; may be repeated")  # fmt: skip
     add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"

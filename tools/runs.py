@@ -185,8 +185,10 @@ def origin(device: str, fingerprint: str) -> dict:
 
 
 @contextlib.contextmanager
-def stop_request(time_limit: float | None):
+def stop_request(time_limit: float | None, *more: int):
     """Yield a function that is true after Ctrl-C, SIGTERM, SIGHUP or time_limit seconds.
+
+    more: further signals.
 
     SIGHUP comes if the terminal is closed, and from `say` if nobody reads our output any more.
     """
@@ -197,7 +199,7 @@ def stop_request(time_limit: float | None):
         if number == signal.SIGINT:  # a second Ctrl-C kills, but clusters repeat SIGTERM
             signal.signal(number, signal.SIG_DFL)
 
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
         numbers.remove(signal.SIGHUP)
     before = {number: signal.signal(number, note) for number in numbers}
