@@ -401,7 +401,7 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         with held, stop_request(None) as must_stop:
             with engine(args, runs, submit, must_stop) as (submit, slots, stop):
                 train_missing(plan, args.out, submit, slots, must_stop, stop)
-            stopped = must_stop()
+            return conclude(args.out, plan, must_stop())
     except BrokenExecutor:
         return fail("sweep.py", "a worker died; out of memory? The same command resumes")
     except UserError as error:
@@ -410,11 +410,15 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         if (reason := reason_of(error)) is None:
             raise
         return fail("sweep.py", f"{reason}. The same command resumes")
+
+
+def conclude(out: Path, plan: Plan, stopped: bool) -> int:
+    """Say how the sweep ended, and return the exit status."""
     if stopped:
         say("stopped and saved; the same command resumes")
         return 3
-    shutil.rmtree(args.out / "trunks", ignore_errors=True)
-    say(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(args.out))}")
+    shutil.rmtree(out / "trunks", ignore_errors=True)
+    say(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(out))}")
     return 0
 
 

@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name. At the end of the block, its file replaces `path`.
 
     Until then `path` is as it was, so a crash or a power cut never leaves half a file. A crash may
-    leave the temporary file, which the next write replaces.
+    leave the temporary file, which the next write replaces. Raises OSError if the disk is full.
     """
     temporary = temporary_of(path)
     try:
@@ -26,8 +26,10 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())  # a rename must not reach the disk before the content
         os.replace(temporary, path)
-    except Exception:
+    except Exception as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(f"{path}: cannot be written ({error.strerror or error})") from None
         raise
 
 

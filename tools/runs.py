@@ -36,9 +36,8 @@ def write_checkpoint(path: Path, content: dict) -> None:
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             torch.save(content, file)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        reason = getattr(error, "strerror", None) or "is the disk full?"
-        raise OSError(f"{path}: cannot be written ({reason})") from None
+    except RuntimeError:  # of torch
+        raise OSError(f"{path}: cannot be written (is the disk full?)") from None
 
 
 def read_checkpoint(path: Path) -> dict:
