@@ -130,12 +130,14 @@ def settings(warm=W, **more) -> dict:
 wsd = lambda shape, tail=T // 10, **warm: settings(num_decay_steps=tail, decay_type=shape, **warm)
 paper = lambda n: A * stable(n) ** B * lm_engine_exp(n) / LR
 multi_step = lambda n: LR * (rise(n) if n < 0.8 * T else 0.316 if n < 0.9 * T else 0.1)
+fitted = lambda n: 0.506 * 0.25**0.5 * stable(n) ** -0.3 * lm_engine_exp(n) / LR
 ORACLES = {  # a function of n, or settings for the page's function of transformers
     "linear to zero": settings(), "cosine to zero": settings(),
     "1-sqrt to zero": wsd("1-sqrt", T - W), "cosine to a tenth": settings(min_lr_rate=0.1),
     "warmup-stable": dict(num_warmup_steps=W), "WSD, exp": lm_engine_exp,
     "WSD, linear": wsd("linear"), "WSD, 1-sqrt": wsd("1-sqrt"), "WSD, cosine": wsd("cosine"),
     "trapezoid": wsd("linear", 10**6, warm=10**6), "multi-step": multi_step, "Power": paper,
+    "Power, fitted": fitted,
     "Power of lm-engine": lm_engine_power, "Power of OLMo-core": olmo_core,
     "inverse square root": dict(num_warmup_steps=W),
 }  # fmt: skip

@@ -27,7 +27,8 @@ MOE = dict(preset="laptop-moe", n_ffn=40)
 
 def flags(corpus_path, **changed) -> list[str]:
     fields = SMALL | {"data": corpus_path} | changed
-    peak = {"power_a": 5.0} if fields.get("schedule", "power") == "power" else {"lr": 0.01}
+    of_power = {"power_a": 5.0, "power_b": -0.51, "power_q": 1}
+    peak = of_power if fields.get("schedule", "power") == "power" else {"lr": 0.01}
     return [f"--{name}={value}" for name, value in (peak | fields).items()]
 
 

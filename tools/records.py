@@ -32,9 +32,14 @@ DEFAULTS = dict(
 )
 
 
+# Power reads no lr, and only Power reads its fields, so presets may change what others do not read
+OF_POWER = {"power_a", "power_b", "power_q", "lr_max"}
+
+
 def settings(record: dict, without=()) -> dict:
     """The fields of a record, or of vars(config), that determine its loss, `without` some."""
-    skip = NOT_SETTINGS.union(without)
+    unread = {"lr"} if record.get("schedule") == "power" else OF_POWER
+    skip = NOT_SETTINGS | unread | set(without)
     return {name: value for name, value in record.items()
             if name not in skip and not name.startswith(RESULT_PREFIXES)}  # fmt: skip
 
