@@ -44,7 +44,8 @@ def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(co
         size = 8 if n < 1000 else 4 if n < 4000 else 12 if n < 9000 else 8
     lines = metrics(folder / "a")
     assert [line["tokens"] for line in lines] == [n + 32 * size for n, size in steps]
-    config = lambda size: train.make_config(**SMALL | dict(power_a=5.0, batch_size=size))
+    law = dict(power_a=5.0, power_b=-0.51, power_q=1)
+    config = lambda size: train.make_config(**SMALL | law | dict(batch_size=size))
     rates = [train.make_schedule(config(size))(n + 16 * size) for n, size in steps]
     assert [line["lr"] for line in lines] == pytest.approx(rates, rel=1e-12)
 
