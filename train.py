@@ -344,7 +344,7 @@ _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
     batch_size=8, total_tokens=3_200_000, warmup_tokens=100_000, lr=0.004,
-    power_a=0.506, power_b=-0.3, power_q=0.5,
+    power_a=0.5059, power_b=-0.3, power_q=0.5,
     log_every=50_000, eval_every=10**6, eval_tokens=2**16, save_every=10**6,
 )  # fmt: skip
 RECIPES = {

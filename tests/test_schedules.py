@@ -130,7 +130,7 @@ def settings(warm=W, **more) -> dict:
 wsd = lambda shape, tail=T // 10, **warm: settings(num_decay_steps=tail, decay_type=shape, **warm)
 paper = lambda n: A * stable(n) ** B * lm_engine_exp(n) / LR
 multi_step = lambda n: LR * (rise(n) if n < 0.8 * T else 0.316 if n < 0.9 * T else 0.1)
-fitted = lambda n: 0.506 * 0.25**0.5 * stable(n) ** -0.3 * lm_engine_exp(n) / LR
+fitted = lambda n: 0.5059 * 0.25**0.5 * stable(n) ** -0.3 * lm_engine_exp(n) / LR
 ORACLES = {  # a function of n, or settings for the page's function of transformers
     "linear to zero": settings(), "cosine to zero": settings(),
     "1-sqrt to zero": wsd("1-sqrt", T - W), "cosine to a tenth": settings(min_lr_rate=0.1),
