@@ -399,8 +399,9 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         return 0
     try:
         with held, stop_request(None) as must_stop:
-            with engine(args, runs, submit, must_stop) as (submit, slots, stop):
-                train_missing(plan, args.out, submit, slots, must_stop, stop)
+            if runs:
+                with engine(args, runs[0].device, submit, must_stop) as (submit, slots, stop):
+                    train_missing(plan, args.out, submit, slots, must_stop, stop)
             return conclude(args.out, plan, must_stop())
     except BrokenExecutor:
         return fail("sweep.py", "a worker died; out of memory? The same command resumes")
@@ -423,7 +424,7 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 
 @contextlib.contextmanager
-def engine(args, runs: list[TrainConfig], submit: Callable | None, must_stop: Callable):
+def engine(args, device: str, submit: Callable | None, must_stop: Callable):
     """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
     no_stop = lambda: None
     if submit:
@@ -432,7 +433,7 @@ def engine(args, runs: list[TrainConfig], submit: Callable | None, must_stop: Ca
         submit, stop = engines.on_slurm(args.out / "slurm", dict(args.slurm))
         yield submit, args.workers or 1, stop
     else:
-        devices = all_devices(runs[0].device if runs else "cpu", args.workers)
+        devices = all_devices(device, args.workers)
         if len(devices) == 1:
             yield engines.in_this_process(devices[0], must_stop), 1, no_stop
         else:
