@@ -19,6 +19,7 @@ import bent
 import checks
 import fit
 import train
+from schedules import READS
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,6 +31,20 @@ PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), av
 LINEAR = "linear to 0 (fitted)", "linear to 0 ∝ √batch"
 W80K, LATE_LONG = "warmup_tokens=80000", "total_tokens=320000,640000,1280000"
 LARGE, LATE = "batch_size=16,32,64,128", "total_tokens=1280000,2560000,5120000"
+
+
+TUNE = runpy.run_path(str(ROOT / "results/laptop/tune.py"))
+
+
+def tuned(schedule: str) -> list[float]:
+    """Validation losses of the default run, tuned, seeds 0 to 2."""
+    return [r["val_loss"] for r in TUNE["chosen"](TUNE["read"]())[schedule]]
+
+
+def minus_power(schedule: str) -> list[float]:
+    """Mean difference, and its interval over the seeds."""
+    gaps = [x - power for x, power in zip(tuned(schedule), tuned("power"))]
+    return [*TUNE["interval"](gaps)]
 
 
 @cache
@@ -161,8 +176,8 @@ def stages(source: str) -> list[float]:
 
 
 NUMBERS = {
-    "laptop.power": lambda: values("laptop")[0], "laptop.wsd": lambda: values("laptop")[1],
-    "laptop.cosine": lambda: values("laptop")[2], "laptop.moe": lambda: values("laptop-moe")[0],
+    "laptop.power": lambda: tuned("power")[0], "laptop.cosine.0": lambda: tuned("cosine")[0],
+    "laptop.cosine": lambda: minus_power("cosine"), "laptop.moe": lambda: values("laptop-moe"),
     "moe.params": lambda: values("laptop-moe", "n_params")[0] / values("laptop", "n_params")[0],
     "float32": lambda: values("dtype")[:3], "bfloat16": lambda: values("dtype")[3:],
     "beta": lambda: 8 * 128 / 4096, "quadruple.paper": lambda: 4**-0.51,
@@ -277,6 +292,7 @@ def test_every_number_has_its_place():
     marks = re.findall(r"<!--([nt]):(.+?)-->", "".join(PAGES.values()))
     assert set(marks) == {("n", name) for name in NUMBERS} | {("t", name) for name in TABLES}
     assert runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]() in PAGES["bend.md"]
+    assert TUNE["table"]() in PAGES["train.md"]
 
 
 def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
@@ -292,9 +308,14 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
-    cfg = train.make_config()
-    for name in ("total_tokens", "n_embd", "n_layer", "power_a", "lr", "batch_size"):
-        assert {*values("laptop", name), *values("laptop-moe", name)} == {getattr(cfg, name)}
+    best = TUNE["chosen"](TUNE["read"]())
+    moe = (ROOT / "results/laptop-moe/records.jsonl").read_text("utf-8").splitlines()
+    found = [*best["power"], *best["wsd"], *map(json.loads, moe)]
+    assert len(found) == 9
+    for r in found:
+        cfg = train.make_config(preset=r["preset"], schedule=r["schedule"])
+        names = READS[r["schedule"]] | {"total_tokens", "batch_size", "n_layer", "n_embd", "n_expert"}
+        assert {name: r[name] for name in names} == {name: getattr(cfg, name) for name in names}
 
 
 def test_quoted_code_patches_links_and_figures_exist():
