@@ -1,8 +1,8 @@
 """Estimate a run, or measure how fast this machine trains. It takes the config flags of train.py.
 
-    python bench.py                                    time training steps
-    python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
-    torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
+python bench.py                                    time training steps
+python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
+torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
 """
 
 import dataclasses

@@ -76,6 +76,7 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared at its first use."""
     import torch  # here, because it takes a second or two, and other corpora do not need it
+
     version, kind, file = torch.__version__.split("+")[0], tokenizer, tokenizer_file(tokenizer)
     if file and file.is_file():  # different files may have the same name
         kind = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"

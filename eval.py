@@ -68,8 +68,10 @@ def check_corpus(cfg: GPTConfig, source: data.Corpus) -> None:
         raise UserError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
     for split, ids in (("training", source.train), ("validation", source.val)):
         if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise UserError(f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
-                             f"{len(ids):,} {split} tokens; choose a shorter one")  # fmt: skip
+            raise UserError(
+                f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
+                f"{len(ids):,} {split} tokens; choose a shorter one"
+            )
 
 
 def check_tokenizer(path: Path | str, config: dict, corpus: data.Corpus) -> None:
@@ -199,8 +201,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = program_parser("eval.py", __doc__)
     add, zero, one = parser.add_argument, at_least(0), at_least(1)
     add("--model", type=Path, required=True, help="run folder, checkpoint, or Granite folder")
-    add("--data", help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
-        "its examples are TASK.train.jsonl or mmlu.dev.jsonl")  # fmt: skip
+    add(
+        "--data",
+        help="corpus (default: as in training), or with --tasks, folder of TASK.jsonl; "
+        "its examples are TASK.train.jsonl or mmlu.dev.jsonl",
+    )
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
     add("--limit", type=one, help="evaluate only the first N items of each task")
     add("--num_fewshot", type=zero, help="examples before a question (default: as in the paper)")

@@ -274,10 +274,17 @@ def as_json(fits: Fits, row: dict) -> dict:
     draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
     intervals = {f"{name}_interval": report.interval(some) for name, some in draws.items()}
     rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
-    return {name: some[0] for name, some in draws.items()} | intervals | {
-        "a_paper": a_paper, "rule": rule, "seq_len": row["seq_len"],
-        "warmup_tokens": row.get("warmup_tokens"), "fingerprint": row.get("fingerprint"),
-    }  # fmt: skip
+    return (
+        {name: some[0] for name, some in draws.items()}
+        | intervals
+        | {
+            "a_paper": a_paper,
+            "rule": rule,
+            "seq_len": row["seq_len"],
+            "warmup_tokens": row.get("warmup_tokens"),
+            "fingerprint": row.get("fingerprint"),
+        }
+    )
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:

@@ -119,7 +119,7 @@ class Attention(nn.Module):
         (B, T, C), D = x.shape, self.cfg.d_head
         q = rotate(self.q(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, H, T, D]
         k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
-        v = self.v(x).view(B, T, -1, D).transpose(1, 2)                # [B, G, T, D]  # fmt: skip
+        v = self.v(x).view(B, T, -1, D).transpose(1, 2)  # [B, G, T, D]
         dtype = attention_dtype(x)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if cache is not None:
@@ -130,9 +130,14 @@ class Attention(nn.Module):
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
         with torch.autocast(x.device.type, enabled=False):  # it would convert q, k and v again
             y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=T == S, enable_gqa=k.shape[1] < q.shape[1],
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=T == S,
+                enable_gqa=k.shape[1] < q.shape[1],
                 scale=self.cfg.attention_multiplier,  # muP: 1 / d_head instead of 1 / sqrt(d_head)
-            )  # fmt: skip
+            )
         return self.out(y.transpose(1, 2).reshape(B, T, C).type_as(x))
 
 

@@ -27,8 +27,8 @@ class Routing(NamedTuple):
     """Statistics of the router of a layer. For a whole model, every field has n_layer in front."""
 
     aux_loss: Tensor  # added to the training loss with a small weight
-    load: Tensor      # [E] share of the pairs that each expert got  # fmt: skip
-    entropy: Tensor   # nats, of the softmax over all experts, mean over the tokens  # fmt: skip
+    load: Tensor  # [E] share of the pairs that each expert got
+    entropy: Tensor  # nats, of the softmax over all experts, mean over the tokens
 
     def metrics(self) -> dict:
         """Means over the layers of a whole model, and per layer the largest load / mean load."""
@@ -58,13 +58,13 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, multiply=None) -> tuple[Tensor, Routing]:
         """x [..., C] -> y [..., C] in x's dtype, Routing. multiply: `grouped` or `loop`."""
         shape, x = x.shape, x.flatten(0, -2)
-        scores = self.router(x)             # [N, E]
+        scores = self.router(x)  # [N, E]
         best, expert = scores.topk(self.k)  # both [N, k]
-        weight = best.softmax(-1)           # [N, k], over the chosen experts only  # fmt: skip
+        weight = best.softmax(-1)  # [N, k], over the chosen experts only
 
         # Sort the pairs by expert. Pair i belongs to token i // k.
         expert, order = expert.flatten().sort(stable=True)  # both [N*k]; row j holds pair order[j]
-        back = order.argsort()                              # [N*k], pair i is in row back[i]
+        back = order.argsort()  # [N*k], pair i is in row back[i]
         ids = torch.arange(scores.shape[1], device=x.device)  # of the experts
         ends = torch.searchsorted(expert, ids, right=True, out_int32=True)  # [E], end of their rows
 
@@ -89,7 +89,7 @@ def routing(scores: Tensor, ends: Tensor) -> Routing:
     all processes, because then their mean loss is the loss of one process with the whole batch.
     """
     log_z = scores.logsumexp(-1, keepdim=True)  # [N, 1]
-    p = (scores - log_z).exp()                  # [N, E], the softmax over all experts  # fmt: skip
+    p = (scores - log_z).exp()  # [N, E], the softmax over all experts
     load = ends.diff(prepend=ends.new_zeros(1)).to(p.dtype)
     if torch.is_grad_enabled():  # in training
         load = all_sum(load)

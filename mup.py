@@ -94,8 +94,10 @@ def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) 
     AdamW multiplies the weight decay by the learning rate of the group, so hidden matrices decay
     by lr / m_width * weight_decay.
     """
-    groups = {r: dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
-              for r, (_, lr_scale, decay) in table.items()}  # fmt: skip
+    groups = {
+        r: dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
+        for r, (_, lr_scale, decay) in table.items()
+    }
     for name, p in model.named_parameters():
         groups[role(name)]["params"].append(p)
     return [group for group in groups.values() if group["params"]]

@@ -72,7 +72,13 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
 PLANNED = ("cosine",)  # need the end of the run from the first step
 READS = {  # schedule -> the fields of a TrainConfig that it reads, besides total_tokens
     "power": {
-        "power_a", "power_b", "power_q", "lr_max", "warmup_tokens", "decay_tokens", "decay_shape",
+        "power_a",
+        "power_b",
+        "power_q",
+        "lr_max",
+        "warmup_tokens",
+        "decay_tokens",
+        "decay_shape",
     },
     "wsd": {"lr", "warmup_tokens", "decay_tokens", "decay_shape"},
     "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},

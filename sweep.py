@@ -72,8 +72,9 @@ def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop)
             return  # as in train.py, which checks the loss for divergence at every log_every
 
 
-def train_run(cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False,
-              look_at=()) -> tuple[dict, list] | None:  # fmt: skip
+def train_run(
+    cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False, look_at=()
+) -> tuple[dict, list] | None:
     """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
 
     The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
@@ -224,8 +225,10 @@ def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig
     """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
     shape, batch_size, lengths = grid["tune"]
     bases = [grids.base_of(grid, shape, batch_size, trial) for trial in tuning_seeds(seed)]
-    return {lr: [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
-            for lr in map(nth_lr, grid["trials"])}  # fmt: skip
+    return {
+        lr: [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
+        for lr in map(nth_lr, grid["trials"])
+    }
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
@@ -317,8 +320,10 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
     before, todo = len(plan.known), plan.jobs()
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=len(plan.left()), unit=" runs"))
-        curves, records = (stack.enter_context(append_to(folder / f"{name}.jsonl"))
-                           for name in ("curves", "records"))  # fmt: skip
+        curves, records = (
+            stack.enter_context(append_to(folder / f"{name}.jsonl"))
+            for name in ("curves", "records")
+        )
         while todo or running:
             if must_stop():
                 todo = {}

@@ -74,8 +74,11 @@ class TrainConfig(GPTConfig):
     out: str | None = option(None, "folder of the run (default: a new numbered one in runs/)")
 
     device: str = option("auto", "cuda, mps or cpu (auto: the first available)")
-    dtype: str = option("auto", "dtype of matrix products (auto: bfloat16 if faster)",
-                        choices=("auto", "float32", "bfloat16"))
+    dtype: str = option(
+        "auto",
+        "dtype of matrix products (auto: bfloat16 if faster)",
+        choices=("auto", "float32", "bfloat16"),
+    )
     compile: bool | None = option(None, "torch.compile (default: on cuda, width 256 and up)")
     recompute: bool = option(False, "recompute activations, for less memory and a third more work")
 
@@ -231,8 +234,9 @@ def crossed(every: int, state: State) -> bool:
 # -- A run ------------------------------------------------------------------------------------
 
 
-def train(cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None,
-          must_stop=lambda: False) -> dict | None:  # fmt: skip
+def train(
+    cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None, must_stop=lambda: False
+) -> dict | None:
     """Train, write the run folder, return the record. Once must_stop(), save and return None.
 
     start: a checkpoint of this run or, for a branch, of its parent. out: the folder on rank 0,
@@ -309,19 +313,24 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     limits = cfg.seq_len, cfg.final_eval_tokens
     sizes = [data.n_sequences(source.val, *limits) for source in corpus.sources.values()]
     return losses, dataclasses.asdict(cfg) | results | {
-        "val_tokens": cfg.seq_len * sum(sizes), "tokens": state.tokens, "diverged": diverged,
-        "n_params": state.model.n_params(), "n_active_params": state.model.n_active_params(),
-    }  # fmt: skip
+        "val_tokens": cfg.seq_len * sum(sizes),
+        "tokens": state.tokens,
+        "diverged": diverged,
+        "n_params": state.model.n_params(),
+        "n_active_params": state.model.n_active_params(),
+    }
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
     """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
-        "config": dataclasses.asdict(cfg), "fingerprint": corpus.meta["fingerprint"],
-        "tokens": state.tokens, "model": state.model.state_dict(),
+        "config": dataclasses.asdict(cfg),
+        "fingerprint": corpus.meta["fingerprint"],
+        "tokens": state.tokens,
+        "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "average": state.average.state_dict() if state.average else None,
-    }  # fmt: skip
+    }
 
 
 def restore(saved: dict, state: State) -> None:
@@ -343,10 +352,18 @@ def restore(saved: dict, state: State) -> None:
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
-    batch_size=8, total_tokens=3_200_000, warmup_tokens=100_000, lr=0.004,
-    power_a=0.5059, power_b=-0.3, power_q=0.5,
-    log_every=50_000, eval_every=10**6, eval_tokens=2**16, save_every=10**6,
-)  # fmt: skip
+    batch_size=8,
+    total_tokens=3_200_000,
+    warmup_tokens=100_000,
+    lr=0.004,
+    power_a=0.5059,
+    power_b=-0.3,
+    power_q=0.5,
+    log_every=50_000,
+    eval_every=10**6,
+    eval_tokens=2**16,
+    save_every=10**6,
+)
 RECIPES = {
     "laptop": _laptop, "laptop-moe": _laptop,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
@@ -387,8 +404,9 @@ def open_parent(path: Path) -> dict:
     model = load_model(path)
     config = dataclasses.asdict(model.cfg) | {"tokenizer": str(path.resolve() / "tokenizer.json")}
     path = str(path.resolve())
-    return dict(path=path, config=config, model=model.state_dict(), tokens=0, stages=[],
-                fingerprint=None)  # fmt: skip
+    return dict(
+        path=path, config=config, model=model.state_dict(), tokens=0, stages=[], fingerprint=None
+    )
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:

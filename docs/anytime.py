@@ -38,8 +38,10 @@ def draw(path: Path, records: list[dict]) -> None:
     named["one cosine, cut short"] = cut
     above = lambda line, some: differences(line, lines[PLANNED], some)
     verb = VERBS[verdict(above(lines[POWER], cells))]
-    points = {label: [point(cell[1], above(line, [cell])) for cell in cells]
-              for label, line in named.items()}  # fmt: skip
+    points = {
+        label: [point(cell[1], above(line, [cell])) for cell in cells]
+        for label, line in named.items()
+    }
     title = f"One Power run {verb} {len(cells)} planned cosines on average"
     xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
     figures.draw_points(path, points, title, xlabel, ylabel="loss minus planned cosine (nats)")

@@ -127,8 +127,10 @@ def report(fits: Fits) -> None:
     beta_c = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)
     low, high = map(size, interval(beta_c))
     print(f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
-    print(f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
-          f"T = {size(2**middle)}: {size(beta_c[0])} tokens [{low}, {high}]")  # fmt: skip
+    print(
+        f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
+        f"T = {size(2**middle)}: {size(beta_c[0])} tokens [{low}, {high}]"
+    )
     print(f"squared error of held-out cells, straight minus bent: {show(gain(fits), 4)}")
 
 

@@ -43,8 +43,13 @@ def trend(one: str, other: str) -> np.ndarray:
     lengths = sorted({T for _, T, _ in some})
     pairs = sorted({(shape, batch_size) for shape, _, batch_size in some})
     seeds = sorted(next(iter(some.values())))
-    gap = [[[some[shape, T, B][s] - lines()[other][shape, T, B][s] for s in seeds]
-            for shape, B in pairs] for T in lengths]  # fmt: skip
+    gap = [
+        [
+            [some[shape, T, B][s] - lines()[other][shape, T, B][s] for s in seeds]
+            for shape, B in pairs
+        ]
+        for T in lengths
+    ]
     return with_t(*mean_and_error(slope(np.array(gap))))
 
 
@@ -60,8 +65,9 @@ def change(low: str, high: str, of) -> np.ndarray:
     """of(minimum) at the higher weight decay minus the lower, [T, batch sizes, seeds]."""
     one, two = minima(low), minima(high)
     axes = [sorted({cell[i] for cell in one}) for i in range(3)]
-    return np.array([[[of(two[T, B, s]) - of(one[T, B, s]) for s in axes[2]] for B in axes[1]]
-                     for T in axes[0]])  # fmt: skip
+    return np.array(
+        [[[of(two[T, B, s]) - of(one[T, B, s]) for s in axes[2]] for B in axes[1]] for T in axes[0]]
+    )
 
 
 def cost_of_weight_decay() -> tuple[list[float], np.ndarray]:

@@ -1,7 +1,7 @@
 """Build docs/index.html, the page to drag, from page.template.html and the records of a sweep.
 
-    python docs/page.py                     from results/wsd-laptop
-    python docs/page.py results/my-sweep    from other records, with their law.json
+python docs/page.py                     from results/wsd-laptop
+python docs/page.py results/my-sweep    from other records, with their law.json
 """
 
 import json
@@ -41,13 +41,17 @@ def content(folder: Path) -> dict:
     lengths = {cell["T"] for cell in cells}
     middle = round(math.prod(lengths) ** (1 / len(lengths)))
     return {
-        "runs": len(records), "cells": cells, "middle": middle, "folder": folder.name,
+        "runs": len(records),
+        "cells": cells,
+        "middle": middle,
+        "folder": folder.name,
         "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in points],
         "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
-        "seq_len": records[0]["seq_len"], "layers": records[0]["n_layer"],
+        "seq_len": records[0]["seq_len"],
+        "layers": records[0]["n_layer"],
         "seeds": max(len(cell["losses"]) for cell in cells),
         "warmup": sorted({r["warmup_tokens"] for r in records}),
-    }  # fmt: skip
+    }
 
 
 def page(folder: Path = FOLDER) -> str:

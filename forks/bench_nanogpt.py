@@ -58,9 +58,15 @@ def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, p
     shape = dict(block_size=seq_len, n_layer=4, n_head=4, n_embd=width)
     model, optimizer = build_theirs(nanogpt, shape, compiled)
     cfg = train.make_config(
-        n_layer=4, n_embd=width, n_head=4, seq_len=seq_len, batch_size=16, device="cpu",
-        compile=compiled, dtype="bfloat16" if bfloat16 else "float32",
-    )  # fmt: skip
+        n_layer=4,
+        n_embd=width,
+        n_head=4,
+        seq_len=seq_len,
+        batch_size=16,
+        device="cpu",
+        compile=compiled,
+        dtype="bfloat16" if bfloat16 else "float32",
+    )
     state = train.build(cfg)
 
     steps = {"ours": (state.model, state.optimizer, batch, cfg.dtype, 0)}
@@ -77,8 +83,11 @@ def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, p
     for name in list(steps)[1:]:
         ratios = [theirs / ours for ours, theirs in zip(seconds["ours"][3:], seconds[name][3:])]
         low, median, high = statistics.quantiles(ratios, n=4)
-        print(f"    ours in {cfg.dtype}: {median:.3f} of nanoGPT's tokens per second in {name} "
-              f"(quartiles {low:.3f} {high:.3f})", flush=True)  # fmt: skip
+        print(
+            f"    ours in {cfg.dtype}: {median:.3f} of nanoGPT's tokens per second in {name} "
+            f"(quartiles {low:.3f} {high:.3f})",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -227,8 +227,13 @@ def test_unusable_minima_are_left_out(points, why):
 
 def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
     rates = {0: (0.01, 0.02, 0.04), 1: (0.003, 0.005, 0.007)}
-    rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=2.0, seed=seed)
-            for seed, some in rates.items() for lr in some for T in (1e5, 2e5) for B in (1, 2)]
+    rows = [
+        dict(lr=lr, total_tokens=T, batch_size=B, val_loss=2.0, seed=seed)
+        for seed, some in rates.items()
+        for lr in some
+        for T in (1e5, 2e5)
+        for B in (1, 2)
+    ]
     found = fit.minima([complete(row) for row in rows])
     assert [m.why_not for m in found] == ["no common learning rate"] * 4
     with pytest.raises(ValueError, match="4 no common"):
@@ -301,6 +306,7 @@ def test_holm_asks_more_of_every_difference_the_more_there_are():
 
 def test_a_best_batch_is_chosen_again_in_every_draw():
     """A second batch size is best in one seed of two, and its learning rates grow with T."""
+
     def row(T, batch, seed, lr, loss):
         return dict(total_tokens=T, batch_size=batch, seed=seed, lr=lr, val_loss=loss, seq_len=128)
 

@@ -192,6 +192,7 @@ PUBLISHED = {  # transformers' own tests: mean logits at each position of these 
     "PowerMoE-3B": [-4.4005, -3.6689, -3.6187, -2.8308, -3.9871, -3.1001, -2.8738, -2.8063],
 }
 
+
 @pytest.mark.skipif("GRANITE_WEIGHTS" not in os.environ, reason="GRANITE_WEIGHTS names no folder")
 def test_published_logits():
     """GRANITE_WEIGHTS: folder of PowerLM-3B or PowerMoE-3B. In float32: 14 GB of memory."""

@@ -314,7 +314,13 @@ def test_records_of_the_default_run_have_the_presets_settings():
     assert len(found) == 9
     for r in found:
         cfg = train.make_config(preset=r["preset"], schedule=r["schedule"])
-        names = READS[r["schedule"]] | {"total_tokens", "batch_size", "n_layer", "n_embd", "n_expert"}
+        names = READS[r["schedule"]] | {
+            "total_tokens",
+            "batch_size",
+            "n_layer",
+            "n_embd",
+            "n_expert",
+        }
         assert {name: r[name] for name in names} == {name: getattr(cfg, name) for name in names}
 
 

@@ -12,7 +12,6 @@ from operator import ge, gt, le, lt
 from os.path import basename
 
 
-
 class UserError(ValueError):
     """A mistake of the user. Programs print it as one line; any other error keeps its traceback."""
 
@@ -71,9 +70,12 @@ def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
         if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
             stream.reconfigure(errors="replace")
     parser = argparse.ArgumentParser(
-        prog=prog, description=description, usage=argparse.SUPPRESS, allow_abbrev=False,
+        prog=prog,
+        description=description,
+        usage=argparse.SUPPRESS,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.error = lambda message: parser.exit(fail(prog, message))
     return parser
 

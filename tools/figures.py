@@ -15,8 +15,13 @@ from tools.files import replacing
 from tools.records import read_metrics
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
-COLORS = {"power": "#0072B2", "wsd": "#B34700", "average": "#00735A", "cosine": "#6b6b6b",
-          "other": "#7a3b8f"}  # fmt: skip
+COLORS = {
+    "power": "#0072B2",
+    "wsd": "#B34700",
+    "average": "#00735A",
+    "cosine": "#6b6b6b",
+    "other": "#7a3b8f",
+}
 
 
 @contextlib.contextmanager

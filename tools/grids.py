@@ -36,8 +36,14 @@ def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
 # of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
 
 LAPTOP = dict(preset="laptop", n_layer=2, dtype="float32", final_eval_tokens=2**16)
-GPU = dict(preset="laptop", n_layer=8, seq_len=512, base_width=256, dtype="bfloat16",
-           final_eval_tokens=2**19)  # fmt: skip
+GPU = dict(
+    preset="laptop",
+    n_layer=8,
+    seq_len=512,
+    base_width=256,
+    dtype="bfloat16",
+    final_eval_tokens=2**19,
+)
 PAPER = dict(dtype="bfloat16")
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
 MOE_GPU = widths(256, head=64, preset="laptop-moe", n_ffn=320)
@@ -103,8 +109,12 @@ def base_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
 
 
 def bases_of(grid: dict) -> list[dict]:
-    return [base_of(grid, shape, batch_size, seed) for shape, batches, seeds in grid["rows"]
-            for batch_size in batches for seed in range(seeds)]  # fmt: skip
+    return [
+        base_of(grid, shape, batch_size, seed)
+        for shape, batches, seeds in grid["rows"]
+        for batch_size in batches
+        for seed in range(seeds)
+    ]
 
 
 def changed(grid: dict, args, typed: dict) -> dict:
@@ -118,8 +128,12 @@ def changed(grid: dict, args, typed: dict) -> dict:
     if args.widths:
         if first is None:
             raise UserError(f"--widths {args.widths[0]}: this scale has presets; leave it out")
-        rows = [(shape | resized(shape, n), batches, seeds) for n in args.widths
-                for shape, batches, seeds in rows if shape["n_embd"] == first]  # fmt: skip
+        rows = [
+            (shape | resized(shape, n), batches, seeds)
+            for n in args.widths
+            for shape, batches, seeds in rows
+            if shape["n_embd"] == first
+        ]
     for name, values in args.sweep:
         rows = [(shape | {name: value}, *rest) for shape, *rest in rows for value in values]
     rows = [(shape, args.batches or own, args.seeds or n) for shape, own, n in rows]
@@ -160,8 +174,10 @@ def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) 
         if identity(record, free) not in possible:
             nearest = min(own, key=lambda config: len(differs(record, config, free)))
             name = differs(record, nearest, free)[0]
-            raise UserError(f"--out {out}: has records with {name} {record[name]}, and this sweep "
-                             f"has {nearest[name]}; choose another folder")  # fmt: skip
+            raise UserError(
+                f"--out {out}: has records with {name} {record[name]}, and this sweep "
+                f"has {nearest[name]}; choose another folder"
+            )
 
 
 def numbers(text: str) -> list[int]:
@@ -185,13 +201,25 @@ def add_own_flags(parser, parse_field) -> None:
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
     add("--workers", type=at_least(1), help="jobs at a time (default: one per GPU, or per core)")
     add("--engine", choices=("local", "slurm"), default="local", help="where jobs run")
-    add("--slurm", type=pair, action="append", default=[], metavar="NAME=VALUE",
-        help="a parameter of submitit, as in timeout_min=240; may be repeated")  # fmt: skip
+    add(
+        "--slurm",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of submitit, as in timeout_min=240; may be repeated",
+    )
     add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"
         add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
     add("--seeds", type=at_least(1), metavar="N", help="seeds 0 to N-1 in place of the grid's")
-    add("--sweep", type=swept, action="append", default=[], metavar="FIELD=V,V,...",
-        help="a field with several values; may be repeated")  # fmt: skip
+    add(
+        "--sweep",
+        type=swept,
+        action="append",
+        default=[],
+        metavar="FIELD=V,V,...",
+        help="a field with several values; may be repeated",
+    )
     add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")

@@ -120,8 +120,14 @@ def parse(line: bytes) -> dict:
     return row if isinstance(row, dict) else {}
 
 
-def prepare(documents: Iterable, tokenizer: str, out: Path, val_fraction=0.02, field="text",
-            notes: Counter | None = None) -> dict:  # fmt: skip
+def prepare(
+    documents: Iterable,
+    tokenizer: str,
+    out: Path,
+    val_fraction=0.02,
+    field="text",
+    notes: Counter | None = None,
+) -> dict:
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
     notes: counts of what `documents` skips. meta.json lists them too.

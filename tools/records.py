@@ -13,23 +13,25 @@ from tools.config import UserError
 PAPER_SEQ_LEN = 4096  # the default of a row's seq_len, as in schedules.py
 
 # These fields only change how we compute and report a run. --resume accepts new values
-RUNTIME_FLAGS = set("""
+RUNTIME_FLAGS = set(
+    """
     device compile recompute micro_batch_size save_every keep_checkpoints
     log_every eval_every eval_tokens out
-""".split())
+""".split()
+)
 # A record holds the config of a run, its results and where it was made. Two runs with the same
 # settings have the same loss. All fields are settings, except these:
-NOT_SETTINGS = RUNTIME_FLAGS | set("""
+NOT_SETTINGS = RUNTIME_FLAGS | set(
+    """
     preset data tokenizer
     command started parent git_commit git_dirty python torch numpy platform device_name threads
     processes seconds tokens_per_second tokens diverged n_params n_active_params
-""".split())  # `fingerprint` stands for the data
+""".split()
+)  # `fingerprint` stands for the data
 RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
 
 # Settings that older records lack. A new config field needs its default here, or fits mix runs
-DEFAULTS = dict(
-    average=False, router_rule="hidden", decay_data=None, batch_ramp=None, power_q=1.0
-)
+DEFAULTS = dict(average=False, router_rule="hidden", decay_data=None, batch_ramp=None, power_q=1.0)
 
 
 # Power reads no lr, and only Power reads its fields, so presets may change what others do not read
@@ -40,8 +42,11 @@ def settings(record: dict, without=()) -> dict:
     """The fields of a record, or of vars(config), that determine its loss, `without` some."""
     unread = {"lr"} if record.get("schedule") == "power" else OF_POWER
     skip = NOT_SETTINGS | unread | set(without)
-    return {name: value for name, value in record.items()
-            if name not in skip and not name.startswith(RESULT_PREFIXES)}  # fmt: skip
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in skip and not name.startswith(RESULT_PREFIXES)
+    }
 
 
 def identity(record: dict, without=()) -> frozenset:
@@ -174,8 +179,10 @@ def without_repeats(records: list[dict]) -> list[dict]:
             gaps.append(abs(loss_of(last[run]) - loss_of(r)))
         last[run] = r
     if gaps:
-        print(f"{len(gaps):,} runs are there twice, with losses that differ by up to "
-              f"{max(gaps):.4f}; the last one counts")  # fmt: skip
+        print(
+            f"{len(gaps):,} runs are there twice, with losses that differ by up to "
+            f"{max(gaps):.4f}; the last one counts"
+        )
     return list(last.values())
 
 

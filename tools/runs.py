@@ -143,8 +143,9 @@ def make_folder(out: str | None, name: str, resume: bool):
     nothing = {".lock", temporary_of(config).name}
     if folder.is_dir() and set(os.listdir(folder)) - nothing:
         if not resume:
-            raise UserError(f"--out {out}: is not empty; continue a run with --resume, "
-                            "or choose another folder")  # fmt: skip
+            raise UserError(
+                f"--out {out}: is not empty; continue a run with --resume, or choose another folder"
+            )
         if not read_config(folder):
             raise UserError(f"--out {out}: is not the folder of a run; choose another folder")
     try:
@@ -175,12 +176,15 @@ def origin(device: str, fingerprint: str) -> dict:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git_commit": version and version.removesuffix("-dirty"),
         "git_dirty": version and version.endswith("-dirty"),
-        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
         "platform": platform.platform(),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
-        "threads": torch.get_num_threads(), "processes": rank_and_world()[1],
+        "threads": torch.get_num_threads(),
+        "processes": rank_and_world()[1],
         "fingerprint": fingerprint,
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -259,9 +263,15 @@ class Run:
         loss = all_sum(loss).item() / rank_and_world()[1]  # this waits for the device
         speed = (tokens - self.logged_tokens) / (time.perf_counter() - self.logged_at)
         left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
-        self.write(f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
-                   tokens=tokens, loss=loss, lr=lr, **more,
-                   tokens_per_second=round(speed), seconds=round(self.seconds(), 2))  # fmt: skip
+        self.write(
+            f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
+            tokens=tokens,
+            loss=loss,
+            lr=lr,
+            **more,
+            tokens_per_second=round(speed),
+            seconds=round(self.seconds(), 2),
+        )
         self.diverged = not math.isfinite(loss)
         self.logged_tokens, self.logged_at = tokens, time.perf_counter()
 
@@ -275,8 +285,12 @@ class Run:
         """Write average.pt without the optimizer, and a checkpoint. Delete old checkpoints."""
         if self.out is None:
             return
-        content.update(parent=self.origin["parent"], stages=self.stages, seconds=self.seconds(),
-                       diverged=self.diverged)  # fmt: skip
+        content.update(
+            parent=self.origin["parent"],
+            stages=self.stages,
+            seconds=self.seconds(),
+            diverged=self.diverged,
+        )
         if content["average"]:  # first, because after the last checkpoint nothing is written again
             averaged = content | {"model": content["average"], "average": None}
             averaged.pop("optimizer")
@@ -323,8 +337,10 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
         return typed, None, actions.branch
     for name, value in typed.items():
         if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
-            raise UserError(f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
-                             "leave the flag out, or use --branch for a new run")  # fmt: skip
+            raise UserError(
+                f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
+                "leave the flag out, or use --branch for a new run"
+            )
     if rank_and_world()[1] > 1:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
     fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
@@ -342,14 +358,18 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
     for name in sorted(shape & set(changes)):
         old = parent["config"].get(name, changes[name])
         if changes[name] != old and (name != "seq_len" or parent["tokens"]):
-            raise UserError(f"--{name} {changes[name]}: the checkpoint has {old}, "
-                             "and a branch keeps the shape of its parent")  # fmt: skip
+            raise UserError(
+                f"--{name} {changes[name]}: the checkpoint has {old}, "
+                "and a branch keeps the shape of its parent"
+            )
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
             raise UserError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
         if not {"lr", "power_a"} & set(changes):
-            raise UserError("--branch: released weights carry no learning rate; choose one, "
-                             "for example --schedule wsd --lr 1e-4")  # fmt: skip
+            raise UserError(
+                "--branch: released weights carry no learning rate; choose one, "
+                "for example --schedule wsd --lr 1e-4"
+            )
         return parent["config"] | changes
     fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
     if changes.get("decay_tokens"):
@@ -366,14 +386,20 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
     if total < tokens + cfg.batch_tokens:
         raise UserError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
-        raise UserError(f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
-                         f"{old['total_tokens']:,}; branch with --schedule wsd")  # fmt: skip
+        raise UserError(
+            f"--total_tokens {total:,}: this {cfg.schedule} was planned for "
+            f"{old['total_tokens']:,}; branch with --schedule wsd"
+        )
     if cfg.decay_tokens and cfg.decay_start < tokens:
-        raise UserError(f"--decay_tokens {cfg.decay_tokens:,}: would start at "
-                         f"{cfg.decay_start:,}, before the checkpoint at {tokens:,}")  # fmt: skip
+        raise UserError(
+            f"--decay_tokens {cfg.decay_tokens:,}: would start at "
+            f"{cfg.decay_start:,}, before the checkpoint at {tokens:,}"
+        )
     same_text = all(vars(cfg)[name] == old.get(name) for name in ("data", "decay_data"))
     return parent | {
-        "parent": parent["path"], "seconds": 0.0, "diverged": False,
+        "parent": parent["path"],
+        "seconds": 0.0,
+        "diverged": False,
         "fingerprint": parent["fingerprint"] if same_text else None,
         "stages": stages_of(vars(cfg), parent["stages"], tokens),
-    }  # fmt: skip
+    }

@@ -85,16 +85,23 @@ TASKS = {
     "wikitext": Task("word_perplexity", lambda d: choose("", [detokenize(d["page"])])),
     "arc_easy": Task("acc_norm", ARC),
     "arc_challenge": Task("acc_norm", ARC),
-    "boolq": Task("acc", lambda d: choose(
-        f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]),
-        "others"),
+    "boolq": Task(
+        "acc",
+        lambda d: choose(
+            f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]
+        ),
+        "others",
+    ),
     "hellaswag": Task("acc_norm", hellaswag, "others"),
     "openbookqa": Task("acc_norm", lambda d: labelled(d["question_stem"], d)),
-    "piqa": Task("acc_norm", lambda d: choose(
-        f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]), "others"),
+    "piqa": Task(
+        "acc_norm",
+        lambda d: choose(f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]),
+        "others",
+    ),
     "winogrande": Task("acc", winogrande, "others"),
     "mmlu": Task("acc", mmlu, "first"),
-}  # fmt: skip
+}
 
 
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
@@ -142,8 +149,10 @@ def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Questio
         group, pool = question.group, pools[question.group]
         needed = shots + (task.draw == "others") if shots else 0
         if len(pool) < needed:
-            raise UserError(f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
-                             f"but has {len(pool)}")  # fmt: skip
+            raise UserError(
+                f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
+                f"but has {len(pool)}"
+            )
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
             before += f"{shot.contexts[shot.gold]} {shot.choices[shot.gold]}\n\n"
@@ -160,8 +169,10 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
         raise UserError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
     for name in args.tasks.split(","):
         if name not in TASKS:
-            raise UserError(f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
-                             "export the model and run lm_eval (docs/evaluate.md)")
+            raise UserError(
+                f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
+                "export the model and run lm_eval (docs/evaluate.md)"
+            )
         fixed = args.num_fewshot is None or name == "wikitext"  # it has no examples
         shots = 5 * (name == "mmlu") if fixed else args.num_fewshot  # as in the paper
         work[name] = questions_of(name, args.data, shots, args.limit), shots

@@ -4,11 +4,11 @@
     python results/laptop/tune.py runs/tune    make the runs again, in about an hour on two cores
 
 The rule, fixed before the runs: every schedule tries learning rates in steps of sqrt(2), for WSD
-and the cosine the peak, for Power (b = -0.3, q = 0.5, our law) the value at the end of the run. Each
-learning rate has three seeds. It is judged by the mean loss on 2,048 sequences of the *training*
-split, those that come next in the order of the run and that it has not read. We start with three
-learning rates around 0.004. While the best is at an edge, we add the next. The validation split
-judges nothing, so its losses of the chosen runs are a fair comparison.
+and the cosine the peak, for Power (b = -0.3, q = 0.5, our law) the value at the end of the run.
+Each learning rate has three seeds. It is judged by the mean loss on 2,048 sequences of the
+*training* split, those that come next in the order of the run and that it has not read. We start
+with three learning rates around 0.004. While the best is at an edge, we add the next. The
+validation split judges nothing, so its losses of the chosen runs are a fair comparison.
 """
 
 import json
