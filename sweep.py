@@ -297,13 +297,16 @@ def losses_of(records: list[dict]) -> dict[frozenset, float]:
 
 def do_job(cfg: TrainConfig, trunks: Path, look_at: list[int], device: str, must_stop: Callable):
     """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
-    device = pick_device(device)
-    if device == "cpu":
-        torch.set_num_threads(1)
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = train.tokenizer_of(cfg, corpus)
     cfg = resolve_device(dataclasses.replace(cfg, device=device, tokenizer=tokenizer))
-    return train_run(cfg, corpus, trunks, must_stop, look_at)
+    threads = torch.get_num_threads()
+    try:
+        if cfg.device == "cpu":
+            torch.set_num_threads(1)  # a worker per core
+        return train_run(cfg, corpus, trunks, must_stop, look_at)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @functools.cache
@@ -317,37 +320,43 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
     running: dict = {}  # trunk -> the future of its next run
-    before, todo = len(plan.known), plan.jobs()
+    before, todo, stopping = len(plan.known), plan.jobs(), False
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=len(plan.left()), unit=" runs"))
-        curves, records = (
-            stack.enter_context(append_to(folder / f"{name}.jsonl"))
-            for name in ("curves", "records")
-        )
+        curves = stack.enter_context(append_to(folder / "curves.jsonl"))
+        records = stack.enter_context(append_to(folder / "records.jsonl"))
         while todo or running:
-            if must_stop():
-                todo = {}
+            if must_stop() and not stopping:
+                stopping, todo = True, {}
+                bar.write(f"stopping, {len(running)} jobs save what they have", file=sys.stderr)
                 stop()
             for trunk in [trunk for trunk in todo if trunk not in running]:
                 if len(running) < slots:
                     cfg, look_at = todo[trunk]
-                    running[trunk] = submit(do_job, cfg, folder / "trunks", look_at)
-            done = [trunk for trunk, future in running.items() if future.done()]
+                    running[trunk] = submit(do_job, cfg, folder.resolve() / "trunks", look_at)
+
+            done, errors = [trunk for trunk, future in running.items() if future.done()], []
             for trunk in done:
-                result = running.pop(trunk).result()
+                try:
+                    result = running.pop(trunk).result()
+                except Exception as error:
+                    errors.append(error)
+                    continue
                 if result:
                     record, curve = result
                     curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
                     curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
                     records.write(json.dumps(record) + "\n")
                     plan.known.update(losses_of([record]))
-            if done:
-                todo = plan.jobs()
-                finished = len(plan.known) - before
-                bar.total = finished + len(plan.left())
-                bar.update(finished - bar.n)
-            else:
+            if errors and not stopping:  # after a request to stop, an engine may cancel jobs
+                raise errors[0]
+            if not done:
                 time.sleep(0.02)
+                continue
+            todo = {} if stopping else plan.jobs()
+            finished = len(plan.known) - before
+            bar.total = finished + len(plan.left())
+            bar.update(finished - bar.n)
 
 
 # -- The command line ------------------------------------------------------------------------------
@@ -370,7 +379,10 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     """Check the command line and the records in --out. Raises UserError or OSError."""
     if "data" in typed:
         typed["data"] = format_mixture(parse_mixture(typed["data"]))
-    typed["device"] = pick_device(typed.get("device", "auto"))
+    if args.engine == "local":
+        typed["device"] = pick_device(typed.get("device", "auto"))
+    if data.tokenizer_file(typed.get("tokenizer", "")):
+        typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
     series = series_of(args.experiment, grid)
     runs = Plan(grid, series, {}).left()
@@ -386,7 +398,10 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time."""
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
+
+    It must not do the jobs in our main thread, which would not notice a Ctrl-C.
+    """
     args, typed = parse(argv)
     try:
         plan = prepare(args, typed)
@@ -399,11 +414,13 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         return fail("sweep.py", error)
     runs = plan.left()
     todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
-    say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
+    todo = f"{args.out}: {len(plan.known):,} runs are done, {todo}"
     if args.dry_run:
+        say(todo)
         return 0
     try:
         with held, stop_request(None) as must_stop:
+            say(todo)
             if runs:
                 with engine(args, runs[0].device, submit, must_stop) as (submit, slots, stop):
                     train_missing(plan, args.out, submit, slots, must_stop, stop)
@@ -432,11 +449,12 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
     """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
     no_stop = lambda: None
+    asked = getattr(args, "device", "auto")  # for another machine
     if submit:
-        yield functools.partial(submit, engines.do_anywhere), args.workers or 1, no_stop
+        yield functools.partial(submit, engines.do_anywhere, asked), args.workers or 1, no_stop
     elif args.engine == "slurm":
-        submit, stop = engines.on_slurm(args.out / "slurm", dict(args.slurm))
-        yield submit, args.workers or 1, stop
+        with engines.on_slurm(args.out / "slurm", dict(args.slurm), asked) as (submit, stop):
+            yield submit, args.workers or 1, stop
     else:
         devices = all_devices(device, args.workers)
         if len(devices) == 1:
@@ -447,4 +465,6 @@ def engine(args, device: str, submit: Callable | None, must_stop: Callable):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import sweep  # so that other processes find the functions of jobs in a module
+
+    sys.exit(sweep.main())

@@ -36,6 +36,7 @@ from tools.config import UserError, add_flags, at_least, check_effect, fail, fil
 from tools.config import format_mixture, option, parse_mixture, program_parser, say
 from tools.devices import mixed_precision, rank_and_world, resolve_device, to_device
 from tools.figures import draw_curve
+from tools.records import uses_average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +276,7 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     if run.out is None:
         return {}
     record = run.finish(record)  # before anything else can fail
-    model = (state.average or state.model).eval()
+    model = (state.average if uses_average(record) else state.model).eval()
     torch.manual_seed(cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # growing shapes would compile again and again
         text = "" if record["diverged"] else sample(model, corpus.tokenizer)
@@ -480,9 +481,11 @@ def main(argv: list[str] | None = None) -> int:
         with runs.stop_request(actions.time_limit) as must_stop:
             record = train(cfg, corpus, out, start, must_stop)
     except Exception as error:
-        if (reason := devices.reason_of(error)) is None:
+        reason = devices.reason_of(error)
+        if reason is None:
             raise
-        return fail("train.py", reason)
+        hint = "; --resume starts from the newest checkpoint" if isinstance(error, OSError) else ""
+        return fail("train.py", reason + hint)
     if record is None:
         tell(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
         return 3

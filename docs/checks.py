@@ -58,6 +58,7 @@ def minima(weight_decay: str) -> dict:
     """(T, batch size, seed) -> the minimum of this seed, at a weight decay."""
     records = fit.read_records([ROOT / "results/memory-laptop"], [f"weight_decay={weight_decay}"])
     found = fit.minima(records, by_seed=True)
+    assert len(fit.usable(found)) == len(found)
     return {(m.T, m.batch_size, *m.seeds): m for m in found}
 
 

@@ -65,7 +65,11 @@ def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(corpus_p
     """As its record reports it. A run that decays keeps its last weights."""
     record = run(corpus_path, "a", "--average")
     decayed = run(corpus_path, "b", "--average", decay_tokens=512)
-    for out, loss in (("a", record["average_val_loss"]), ("b", decayed["val_loss"])):
+    argv = flags(corpus_path, out="c", schedule="cosine", total_tokens=3072)
+    assert train.main([*argv, "--average"]) == 0
+    cosine = read(Path("c/record.json"))
+    results = [("a", record["average_val_loss"]), ("b", decayed["val_loss"])]
+    for out, loss in [*results, ("c", cosine["val_loss"])]:
         capsys.readouterr()
         assert evaluate([f"--model={out}", "--device=cpu"]) == 0
         printed = capsys.readouterr()

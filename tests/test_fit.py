@@ -13,7 +13,8 @@ import schedules
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
 from tools import compare
-from tools.records import complete
+from tools.config import UserError
+from tools.records import as_record, check_same_settings, complete
 
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
@@ -293,6 +294,23 @@ def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread, monkeypat
             quantile[n] = np.quantile(draws, 0.975)
         held += abs(mean) <= error * quantile[n]
     assert held / 500 >= 0.92
+
+
+def test_equal_lines_are_no_finding():
+    same = {"equal": np.zeros(1), "lost": np.full(10, np.nan)}
+    assert compare.holm(same) == []
+
+
+def test_runs_of_power_with_different_settings_are_never_mixed():
+    """Also if a run of another schedule comes first, which does not have these settings."""
+    wsd, power = (record(32, 2, 80_000, 0, 2.0, schedule=s) for s in ("wsd", "power"))
+    others = [dict(power, lr_max=0.5), dict(power, power_q=0.5)]
+    for other in others:
+        for runs in ([wsd, power, other], [power, wsd, other], [power, other, wsd]):
+            lines = [json.dumps({"lr_max": 0.02} | r) for r in runs]
+            found = [complete(as_record(line)) for line in lines]
+            with pytest.raises(UserError, match="different (lr_max|power_q)"):
+                check_same_settings(found)
 
 
 def test_holm_asks_more_of_every_difference_the_more_there_are():

@@ -190,7 +190,8 @@ def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
     """The names whose difference is not 0 although we looked at all of them (Holm, 1979)."""
     chance = {}
     for name, some in draws.items():
-        above = np.mean(some[1:] > 0)
+        finite = some[1:][np.isfinite(some[1:])]
+        above = np.mean(finite > 0) if finite.size else 0.5  # without a spread, we cannot tell
         chance[name] = 2 * min(above, 1 - above)
     found = []
     for i, name in enumerate(sorted(chance, key=chance.get)):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 from tools.config import UserError
 from tools.runs import stop_request
@@ -46,66 +47,63 @@ def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
     stop, free = context.Event(), context.SimpleQueue()
     for device in devices:
         free.put(device)
-    pool = ProcessPoolExecutor(len(devices), context, Worker.start, (stop, free))
-    # processes inherit that we ignore signals, until Worker.start decides for itself
+    pool = ProcessPoolExecutor(len(devices), context, start_worker, (stop, free))
+    # processes inherit that we ignore signals, until start_worker decides for itself
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    pool.submit(os.getpid)  # starts them
+    for _ in devices:
+        pool.submit(os.getpid)  # the pool starts a process for every job, while none is idle
     for number, handler in before.items():
         signal.signal(number, handler)
-    try:
-        with pool:
-            try:
-                yield lambda job, *args: pool.submit(Worker.do, job, *args), stop.set
-            finally:
-                stop.set()
-    finally:
-        free.close()
+    with pool:
+        try:
+            yield lambda job, *args: pool.submit(do_in_worker, job, *args), stop.set
+        finally:
+            stop.set()
 
 
-class Worker:
-    """The state of a worker process. It outlives neither its parent nor a SIGTERM.
+worker = SimpleNamespace(busy=False, ending=False)  # the state of a worker process
 
-    Ctrl-C and a lost terminal reach the parent too, which then asks us to stop.
+
+def start_worker(stop, free) -> None:
+    """Ctrl-C and a lost terminal reach our parent too, which then asks us to stop.
+
+    A worker ends after a SIGTERM, and if its parent has died.
     """
+    worker.stop, worker.device = stop, free.get()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: end_worker())
+    wait = multiprocessing.parent_process().join
+    threading.Thread(target=lambda: (wait(), end_worker()), daemon=True).start()
 
-    busy = ending = False
-    stop = device = None
-    parent = None
 
-    @classmethod
-    def start(cls, stop, free) -> None:
-        cls.stop, cls.device = stop, free.get()
-        cls.parent = multiprocessing.parent_process()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: cls.end())
-        threading.Thread(target=lambda: (cls.parent.join(), cls.end()), daemon=True).start()
+def end_worker() -> None:
+    """End now, or after the job has saved what it has."""
+    worker.ending = True
+    if not worker.busy:
+        os._exit(1)
 
-    @classmethod
-    def end(cls) -> None:
-        """End now, or after the job has saved what it has."""
-        cls.ending = True
-        if not cls.busy:
+
+def do_in_worker(job: Callable, *args):
+    worker.busy = True
+    try:
+        return job(*args, worker.device, lambda: worker.ending or worker.stop.is_set())
+    finally:
+        worker.busy = False
+        if worker.ending:
             os._exit(1)
-
-    @classmethod
-    def do(cls, job: Callable, *args):
-        cls.busy = True
-        result = job(*args, cls.device, lambda: cls.ending or cls.stop.is_set())
-        cls.busy = False
-        if cls.ending:
-            os._exit(1)
-        return result
 
 
 # -- On a cluster ----------------------------------------------------------------------------------
 
 
-def on_slurm(folder: Path, options: dict) -> tuple[Callable, Callable]:
-    """submit, and a function that cancels all jobs. Without Slurm, submitit uses this machine.
+@contextlib.contextmanager
+def on_slurm(folder: Path, options: dict, device: str) -> Iterator[tuple[Callable, Callable]]:
+    """Yield submit, and a function that cancels all jobs.
 
-    options: parameters of submitit, such as timeout_min or slurm_partition.
+    options: parameters of submitit, such as timeout_min or slurm_partition. Without Slurm, submitit
+    starts its jobs on this machine.
     """
     try:
         import submitit
@@ -120,7 +118,7 @@ def on_slurm(folder: Path, options: dict) -> tuple[Callable, Callable]:
         raise UserError(f"--slurm: {str(error).splitlines()[0]}") from None
 
     def submit(job: Callable, *args):
-        jobs.append(executor.submit(do_anywhere, job, *args))
+        jobs.append(executor.submit(do_anywhere, device, job, *args))
         return jobs[-1]
 
     def stop() -> None:
@@ -128,15 +126,18 @@ def on_slurm(folder: Path, options: dict) -> tuple[Callable, Callable]:
             if not job.done():
                 job.cancel(check=False)
 
-    return submit, stop
+    try:
+        yield submit, stop
+    finally:
+        stop()
 
 
-def do_anywhere(job: Callable, *args):
+def do_anywhere(device: str, job: Callable, *args):
     """Do a job on a machine of a cluster, where a signal asks to stop.
 
     Slurm sends SIGTERM if we cancel a job, and submitit SIGUSR2 before its time limit.
     """
     if threading.current_thread() is not threading.main_thread():  # as in Dask
-        return job(*args, "auto", lambda: False)
+        return job(*args, device, lambda: False)
     with stop_request(None, signal.SIGUSR2) as must_stop:
-        return job(*args, "auto", must_stop)
+        return job(*args, device, must_stop)

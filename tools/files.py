@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def temporary_of(path: Path) -> Path:
-    """The hidden name under which we write a file before it takes its place."""
-    return path.with_name(f".{path.name}.tmp")
+    """The hidden name under which this process writes a file before it takes its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name. At the end of the block, its file replaces `path`.
 
     Until then `path` is as it was, so a crash or a power cut never leaves half a file. A crash may
-    leave the temporary file, which the next write replaces. Raises OSError if the disk is full.
+    leave the temporary file. Raises OSError if the disk is full.
     """
     temporary = temporary_of(path)
     try:

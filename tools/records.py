@@ -192,11 +192,15 @@ def check_same_settings(records: list[dict]) -> None:
     Decays of one kind must take the same number of tokens, the same share of the run, or all of it
     after the same number of tokens.
     """
-    first_of, decays = {}, {}
+    first_of, decays = {}, {}  # first_of: kind of record -> the first of its kind
     varied = VARIED + OF_A_LINE * (len({r["schedule"] for r in records}) > 1)
     for r in records:
-        first = first_of.setdefault(r["shape"], r)
-        different = differs(r, first, varied) + differs(r, records[0], varied + OF_A_SHAPE)
+        shape, schedule = r["shape"], r["schedule"]
+        different = []
+        for kind in ((shape,), (shape, schedule)):
+            different += differs(r, first_of.setdefault(kind, r), varied)
+        for kind in ((), ("any shape", schedule)):
+            different += differs(r, first_of.setdefault(kind, r), varied + OF_A_SHAPE)
         if different:
             raise UserError(f"runs with different {different[0]}; fit them separately (--only)")
         decay = r.get("decay_tokens", 0)
@@ -209,8 +213,13 @@ def check_same_settings(records: list[dict]) -> None:
 
 
 def uses_average(config: dict) -> bool:
-    """Does the average of the weights replace the decay in this run? Then it is the result."""
-    return bool(config.get("average")) and not config["decay_tokens"]
+    """Does the average of the weights replace the decay in this run? Then it is the result.
+
+    A cosine has no separate decay, because all of it is one.
+    """
+    if not config.get("average"):
+        return False
+    return not config["decay_tokens"] and config["schedule"] != "cosine"
 
 
 def loss_of(record: dict) -> float:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import torch
 
 from tools.config import UserError, say
 from tools.devices import all_sum, rank_and_world
-from tools.files import append_to, lock, replacing, temporary_of, write_json
+from tools.files import append_to, lock, replacing, write_json
 from tools.records import RUNTIME_FLAGS, read_metrics
 
 
@@ -36,7 +37,9 @@ def write_checkpoint(path: Path, content: dict) -> None:
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             torch.save(content, file)
-    except RuntimeError:  # of torch
+    except RuntimeError as error:
+        if not re.search("PytorchStreamWriter|inline_container", str(error)):
+            raise
         raise OSError(f"{path}: cannot be written (is the disk full?)") from None
 
 
@@ -138,10 +141,11 @@ def make_folder(out: str | None, name: str, resume: bool):
             with contextlib.suppress(FileExistsError):  # another process may take it first
                 folder.mkdir(parents=True)
                 return folder, lock(folder / ".lock")
-    folder, config = Path(out), Path(out, "config.json")
-    # a run that was killed before it had written config.json leaves these files
-    nothing = {".lock", temporary_of(config).name}
-    if folder.is_dir() and set(os.listdir(folder)) - nothing:
+    folder = Path(out)
+    # a run that was killed before it had written config.json leaves only hidden files
+    names = os.listdir(folder) if folder.is_dir() else []
+    hidden = {name for name in names if name == ".lock" or re.fullmatch(r"\.config.*\.tmp", name)}
+    if set(names) - hidden:
         if not resume:
             raise UserError(
                 f"--out {out}: is not empty; continue a run with --resume, or choose another folder"
@@ -243,7 +247,7 @@ class Run:
             self.origin = origin(config["device"], fingerprint) | {"parent": start.get("parent")}
             if saved := read_config(out):  # keep the origin of the start, and list this one
                 resumed = {"resumed": [*saved.get("resumed", []), self.origin]}
-                self.origin = {name: saved.get(name) for name in self.origin}
+                self.origin = {name: saved.get(name, new) for name, new in self.origin.items()}
             write_json(out / "config.json", config | self.origin | resumed)
             self.metrics = append_to(out / "metrics.jsonl")
 
