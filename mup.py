@@ -11,8 +11,6 @@ Standard parametrization is the same table at m_width = 1, with 1 / sqrt(d_head)
     python mup.py        run the coordinate check on muP and standard models
 """
 
-import tools.threads  # noqa: F401, before torch starts its threads
-
 import math
 import statistics
 import sys
@@ -21,8 +19,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-
-from tools.config import program_parser
 
 ROUTER_RULES = ("hidden", "readout", "embedding")
 
@@ -174,6 +170,8 @@ def slope(sizes: list[float]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from tools.config import program_parser
+
     program_parser("mup.py", __doc__).parse_args(argv)
     moe = dict(n_expert=8, n_expert_active=2)
     failed = False

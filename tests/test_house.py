@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,13 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
 def test_it_starts_without_torch(name):
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["schedules", "mup"])
+def test_it_can_be_copied_alone(name, tmp_path):
+    shutil.copy(ROOT / f"{name}.py", tmp_path)
+    code = f"import {name}"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("name", MAY_IMPORT)
