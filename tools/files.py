@@ -50,11 +50,11 @@ def append_to(path: Path):
     return file
 
 
-def lock(path: Path, wait: bool = False):
-    """Lock a file until what we return is closed. Without `wait`, None if it is locked already."""
-    file = open(path, "a+")
+def lock(path: Path):
+    """Lock a file until what we return is closed. None if it is locked already."""
+    file = open(path, "a+")  # NFS wants a file that is open for reading and writing
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         return None
