@@ -85,7 +85,7 @@ def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
     """It has fields that are gone, and lacks newer ones."""
     run = stopped_run(corpus_path)
     config = read(run / "config.json") | {"past_data": None}
-    del config["final_eval_tokens"], config["average"]
+    del config["final_eval_tokens"], config["average"], config["power_q"]
     (run / "config.json").write_text(json.dumps(config))
     for path in runs.checkpoints(run):
         saved = torch.load(path, weights_only=True)

@@ -23,7 +23,7 @@ import torch
 from tools.config import UserError, say
 from tools.devices import all_sum, rank_and_world
 from tools.files import append_to, lock, replacing, write_json
-from tools.records import RUNTIME_FLAGS, read_metrics
+from tools.records import DEFAULTS, RUNTIME_FLAGS, read_metrics
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -347,7 +347,7 @@ def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
             )
     if rank_and_world()[1] > 1:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
-    fields = saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+    fields = DEFAULTS | saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
     if not checkpoints(Path(typed["out"])):
         return fields, None, saved.get("parent")
     return fields, newest_checkpoint(Path(typed["out"]), rename=True), None
@@ -375,7 +375,8 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
                 "for example --schedule wsd --lr 1e-4"
             )
         return parent["config"] | changes
-    fields = parent["config"] | dict(out=None, decay_tokens=None, device="auto", compile=None)
+    fields = DEFAULTS | parent["config"]
+    fields |= dict(out=None, decay_tokens=None, device="auto", compile=None)
     if changes.get("decay_tokens"):
         fields["total_tokens"] = parent["tokens"] + changes["decay_tokens"]
     return fields | changes
