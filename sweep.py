@@ -379,6 +379,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     """Check the command line and the records in --out. Raises UserError or OSError."""
     if "data" in typed:
         typed["data"] = format_mixture(parse_mixture(typed["data"]))
+    if args.slurm and args.engine != "slurm":
+        raise UserError(f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm")
     if args.engine == "local":
         typed["device"] = pick_device(typed.get("device", "auto"))
     if data.tokenizer_file(typed.get("tokenizer", "")):

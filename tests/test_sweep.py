@@ -427,7 +427,8 @@ WRONG = [
     ("compare --average", "--average"), ("compare --sweep seed=0,1", "tunes for one"),
     ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
     ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
-    ("wsd --sweep branch=x", "branch"),
+    ("wsd --sweep branch=x", "branch"), ("wsd --slurm x", "NAME=VALUE"),
+    ("wsd --slurm timeout_min=5", "without --engine slurm"),
     ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
     ("compare --schedule power", "--schedule"), ("compare --total_tokens 1e6", "--total_tokens"),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ A row is (shape, batch sizes in sequences, number of seeds). The preset has all 
 smallest T and 1,024 tokens per batch.
 """
 
+import argparse
 from pathlib import Path
 
 from tools.config import UserError, at_least, whole_number
@@ -185,7 +186,9 @@ def numbers(text: str) -> list[int]:
 
 
 def pair(text: str) -> tuple[str, int | str]:
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=VALUE")
     return name, int(value) if value.isdecimal() else value
 
 
