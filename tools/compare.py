@@ -35,7 +35,9 @@ LINES = {
     "WSD ∝ √batch, averaged": Line(WSD | AVERAGED, **SQRT),
     "Power (paper)": Line(POWER, **PAPER), "Power (fitted)": Line(POWER, **FITTED),
     "WSD": Line(WSD), "WSD ∝ √batch": Line(WSD, **SQRT), "WSD (fitted)": Line(WSD, **FITTED),
+    "WSD (fitted), averaged": Line(WSD | AVERAGED, **FITTED),
     "cosine": Line(COSINE), "cosine ∝ √batch": Line(COSINE, **SQRT),
+    "cosine (fitted)": Line(COSINE, **FITTED),
     "cosine to 0 ∝ √batch": Line(TO_0, **SQRT), "cosine to 0 (fitted)": Line(TO_0, **FITTED),
     "linear to 0 ∝ √batch": Line(LINEAR, **SQRT), "linear to 0 (fitted)": Line(LINEAR, **FITTED),
 }  # fmt: skip

@@ -77,7 +77,7 @@ GRIDS = {
         "quick": grid(LAPTOP | dict(final_eval_tokens=2**15), 8_000, widths(32, 64), [2, 8], 1,
                       doublings(20_000, 4), trials=range(10, 19, 2),
                       tune=(*widths(32), 2, [20_000, 40_000])),
-        "laptop": grid(LAPTOP, 32_000, widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
+        "laptop": grid(LAPTOP, 32_000, widths(64, 128), [2, 8], 5, doublings(80_000, 5),
                        tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(GPU, 400_000, widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
                     doublings(10**6, 5), trials=range(8, 17),
