@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -375,6 +376,13 @@ def raises(*_):
 
 def pid_of(*_) -> int:
     return os.getpid()
+
+
+def test_all_workers_start_at_once():
+    """While we ignore Ctrl-C, so that they inherit this until they have imported everything."""
+    before = set(multiprocessing.active_children())
+    with engines.in_processes(["cpu", "cpu", "cpu"]):
+        assert len(set(multiprocessing.active_children()) - before) == 3
 
 
 def test_a_worker_ends_after_sigterm_even_if_a_job_has_raised():
