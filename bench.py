@@ -15,10 +15,10 @@ import tools.threads  # noqa: F401  before torch
 import torch
 
 import train
-from model import PRESETS, empty_model
+from config import FIELDS, TrainConfig, preset_fields
+from model import empty_model
 from tools import devices
-from tools.config import UserError, add_flags, fail, program_parser
-from train import FIELDS, RECIPES, TrainConfig
+from tools.flags import UserError, add_flags, fail, program_parser
 
 
 def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
@@ -76,7 +76,7 @@ time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s"""
 def steps(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
     """Train until step n and return the seconds that every step took."""
     times = [time.perf_counter()]
-    for _, loss, _, _ in train.training_steps(cfg, state, corpus, n * cfg.batch_tokens):
+    for _, loss, _, _ in itertools.islice(train.training_steps(cfg, state, corpus), n):
         loss.item()  # waits for the device
         times.append(time.perf_counter())
     return [end - begin for begin, end in itertools.pairwise(times)]
@@ -101,7 +101,7 @@ speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process"""
 
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("bench.py", __doc__)
-    add_flags(parser, TrainConfig, PRESETS["laptop"] | RECIPES["laptop"])
+    add_flags(parser, TrainConfig, preset_fields("laptop"))
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}

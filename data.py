@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from tools.config import UserError, fail, parse_mixture, program_parser
+from tools.flags import UserError, fail, parse_mixture, program_parser
 from tools.prepare import prepare, read_files, spot_check
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
@@ -132,6 +132,39 @@ def tokenizer_of(config: dict) -> tiktoken.Encoding:
     if config.get("data") and tokenizer_file(config["tokenizer"]):  # its file is in the corpus
         return load_corpus(config["data"], config["tokenizer"]).tokenizer
     return load_tokenizer(config["tokenizer"])
+
+
+def check_corpus(cfg, source: Corpus) -> None:
+    """Raise UserError if the model cannot read this corpus."""
+    size = source.meta["vocab_size"]
+    if size > cfg.vocab_size:
+        raise UserError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
+    for split, ids in (("training", source.train), ("validation", source.val)):
+        if n_sequences(ids, cfg.seq_len) < 1:
+            raise UserError(
+                f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
+                f"{len(ids):,} {split} tokens; choose a shorter one"
+            )
+
+
+def check_tokenizer(path: Path | str, config: dict, corpus: Corpus) -> None:
+    """Raise UserError if the model at this path, with this config, has another tokenizer."""
+    try:
+        trained = tokenizer_of(config)
+    except (UserError, OSError):  # if its corpus is gone, we trust the new one
+        return
+    if not np.array_equal(bytes_per_token(trained), bytes_per_token(corpus.tokenizer)):
+        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
+
+
+def is_prepared(data_flag: str | None) -> bool:
+    """Does --data name folders of data.py, which have a tokenizer already?"""
+    return bool(data_flag) and "embedded" not in parse_mixture(data_flag)
+
+
+def tokenizer_name(cfg, corpus: Corpus) -> str:
+    """What a run notes as its tokenizer."""
+    return corpus.meta["tokenizer"] if is_prepared(cfg.data) else cfg.tokenizer
 
 
 def scramble(x: np.ndarray) -> np.ndarray:

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 
 import data
-from model import GPT, GPTConfig, load_model
+from model import GPT, load_model
 from tools import tasks
-from tools.config import UserError, at_least, fail, program_parser
+from tools.flags import UserError, at_least, fail, program_parser
 from tools.devices import all_sum, join, leave, mixed_precision, pick_device, rank_and_world, share
 from tools.files import write_json
 
@@ -59,29 +59,6 @@ def validation_loss(model: GPT, source: data.Corpus, max_tokens: int | None = No
     model.train(was_training)
     nats, n_bytes = all_sum(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
     return {"val_loss": nats / (used * seq_len), "val_bpb": nats / (math.log(2) * n_bytes)}
-
-
-def check_corpus(cfg: GPTConfig, source: data.Corpus) -> None:
-    """Raise UserError if the model cannot read this corpus."""
-    size = source.meta["vocab_size"]
-    if size > cfg.vocab_size:
-        raise UserError(f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}")
-    for split, ids in (("training", source.train), ("validation", source.val)):
-        if data.n_sequences(ids, cfg.seq_len) < 1:
-            raise UserError(
-                f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
-                f"{len(ids):,} {split} tokens; choose a shorter one"
-            )
-
-
-def check_tokenizer(path: Path | str, config: dict, corpus: data.Corpus) -> None:
-    """Raise UserError if the model at this path, with this config, has another tokenizer."""
-    try:
-        trained = data.tokenizer_of(config)
-    except (UserError, OSError):  # if its corpus is gone, we trust the new one
-        return
-    if not np.array_equal(data.bytes_per_token(trained), data.bytes_per_token(corpus.tokenizer)):
-        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
 
 
 # -- How likely is a text? ------------------------------------------------------------------------
@@ -235,9 +212,9 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config["tokenizer"])
-    check_tokenizer(args.model, config, corpus)
+    data.check_tokenizer(args.model, config, corpus)
     for source in corpus.sources.values():
-        check_corpus(model.cfg, source)
+        data.check_corpus(model.cfg, source)
         with mixed_precision(args):
             loss, bpb = validation_loss(model, source).values()
         if rank_and_world()[0] == 0:

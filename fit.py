@@ -22,18 +22,19 @@ import json
 import math
 import statistics
 import sys
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from schedules import PAPER_SEQ_LEN, paper_batch_size
-from tools import report
-from tools.config import UserError, fail, program_parser, whole_number
-from tools.records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
+from tools import figures, flags
+from tools.figures import size
+from tools.flags import UserError
 
-PAPER = {"a": 4.6, "b": -0.51, "q": 1.0, "seq_len": PAPER_SEQ_LEN}  # equation 6 of the paper
 DRAWS = 2000
 
 # -- From losses to a minimum ----------------------------------------------------------------------
@@ -124,6 +125,12 @@ def usable(found: list[Minimum]) -> list[Minimum]:
     return [m for m in found if not m.why_not]
 
 
+def reasons(found: list) -> str:
+    """Why minima are left out, with their numbers."""
+    why_not = Counter(m.why_not for m in found if m.why_not)
+    return ", ".join(f"{n} {why}" for why, n in why_not.items())
+
+
 # -- From minima to a law --------------------------------------------------------------------------
 
 
@@ -182,6 +189,19 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
         solutions.append(solution if rank == 2 + drawn.sum() else np.nan * solution)
     b, q, *log_a = np.transpose(solutions)
     return Law(b, q, dict(zip(shapes, np.exp2(log_a))), solutions @ design.T)
+
+
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95% of the draws. The first entry is the estimate and does not count."""
+    draws = draws[1:][np.isfinite(draws[1:])]
+    return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
+
+
+def show(draws: np.ndarray, digits: int = 3) -> str:
+    """The estimate and its interval, if it has one. A single seed has none."""
+    low, high = np.round(interval(draws), 9)  # without differences of mere rounding
+    spread = f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ""
+    return f"{draws[0]:.{digits}f}{spread}"
 
 
 # -- How the papers read it ------------------------------------------------------------------------
@@ -252,7 +272,7 @@ def fits_of(rows: list[dict]) -> Fits:
     x, weight = redraw(points) if points else (None, None)
     law = fit_law(points, x, weight) if points else None
     if law is None or not math.isfinite(law.b[0]):
-        few = f"{len(points)} of {len(found)} minima usable, left out: {report.reasons(found) or 0}"
+        few = f"{len(points)} of {len(found)} minima usable, left out: {reasons(found) or 0}"
         raise UserError(f"{few}; a law needs two run lengths and two batch sizes in one shape")
     return Fits(found, points, x, weight, law, paper_reading(found))
 
@@ -272,7 +292,7 @@ def as_json(fits: Fits, row: dict) -> dict:
     a = np.exp2(np.mean(np.log2([*fits.law.a.values()]), axis=0))
     b_paper, _, a_paper = fits.paper
     draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
-    intervals = {f"{name}_interval": report.interval(some) for name, some in draws.items()}
+    intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
     rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
     return (
         {name: some[0] for name, some in draws.items()}
@@ -289,12 +309,12 @@ def as_json(fits: Fits, row: dict) -> dict:
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
     """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
-    return law["a"] * paper_batch_size(batch_tokens) ** law["q"] * total_tokens ** law["b"]
+    return best_lr(total_tokens, paper_batch_size(batch_tokens), law)
 
 
 def report_prediction(args) -> None:
     """Print the learning rate for --predict. Raises OSError or UserError."""
-    law = PAPER
+    law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
     if args.law != "paper":
         try:
             law = json.loads(Path(args.law).read_text())
@@ -312,6 +332,65 @@ def report_prediction(args) -> None:
 # -- Reports ---------------------------------------------------------------------------------------
 
 
+def label(m, field: str) -> str:
+    return f"T = {size(m.T)}" if field == "T" else f"batch size {m.batch_size:g}"
+
+
+def middle_shape(found: list) -> list:
+    """The minima of one shape, in the middle between narrow and wide."""
+    shapes = list(dict.fromkeys(m.shape for m in found))
+    return [m for m in found if m.shape == shapes[len(shapes) // 2]]
+
+
+def print_law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
+    """Print the law as several readings of the same runs give it. The first one is ours."""
+    print("lr = a beta^q T^b, 95% intervals")
+    for name, law in readings.items():
+        print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
+    (b_paper, s, _), ours = paper, next(iter(readings.values()))
+    same = ours.b[0] + (ours.q[0] - 1) * s[0]
+    print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
+    print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
+    print(f"{'Step Law, best batch':<29} b {show(step_law)}")
+    first = next(iter(ours.a.values()))
+    for shape, a in ours.a.items():
+        print(f"{shape}: a {a[0]:.3g}, {show(a / first, 2)} times the first")
+
+
+def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
+    """The law of the shape with most minima. Filled are those that the paper would choose."""
+    shape = statistics.mode(m.shape for m in fits.points)
+    points: dict = {}
+    for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, fits.law.fitted[0]):
+        if m.shape == shape:
+            here = point(m.batch_size, x, weight, fitted, m in chosen)
+            points.setdefault(label(m, "T"), []).append(here)
+    title = f"Best learning rate ∝ T^{fits.law.b[0]:.2f} beta^{fits.law.q[0]:.2f}"
+    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
+    figures.draw_points(path, points, title, xlabel)
+
+
+def point(at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True) -> tuple:
+    """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through x)."""
+    low, high = interval(np.where(weight > 0, x, np.nan))
+    return math.log2(at), x[0], low, high, x[0] if line is None else line, filled
+
+
+def draw_valleys(path: Path, found: list) -> None:
+    """Valleys of the middle shape by T, and by batch size at the longest T."""
+    some, panels = middle_shape(found), []  # in order of T, then of batch size
+    best = min((m for m in some if m.T == some[-1].T), key=lambda m: m.loss)
+    for words, field, fixed in (("tokens", "T", "batch_size"), ("batch size", "batch_size", "T")):
+        row = [m for m in some if getattr(m, fixed) == getattr(best, fixed)]
+        longer = getattr(row[-1], field) / getattr(row[0], field)
+        moved = 2 ** (row[-1].x - row[0].x)
+        title = f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate"
+        xlabel = f"learning rate ({best.shape}, {label(best, fixed)})"
+        groups = {label(m, field): [m] for m in row}
+        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
+    figures.draw_valleys(path, panels)
+
+
 def report_wsd(records: list[dict], out: Path) -> None:
     """Print the law, write law.json, and draw the figures."""
     fits = fits_of(records)
@@ -320,14 +399,72 @@ def report_wsd(records: list[dict], out: Path) -> None:
     for window in (5, 7):
         if points := usable(parabolas(records, window)):
             readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
-    left_out = report.reasons(fits.found) or "none"
+    left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
-    report.law(readings, fits.paper, step_law_reading(fits.found))
+    print_law(readings, fits.paper, step_law_reading(fits.found))
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
-    report.draw_valleys(out / "valleys.png", fits.points)
-    report.draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
+    draw_valleys(out / "valleys.png", fits.points)
+    draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
     print(f"\n{out}: law.json, valleys.png, law.png")
+
+
+def report_transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
+    """Print and draw the best learning rate of every width, with and without muP.
+
+    x and weight: all draws of the minima, from fit.redraw.
+    """
+    draws = np.where(weight > 0, x, np.nan).T
+    best = {m.shape: 2**some for m, some in zip(found, draws)}
+    if len(best) < len(found):
+        raise UserError("several T or batch sizes; choose one with --only")
+    where, panels = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}", []
+    print(f"{where}; best learning rates")
+    for title, kind in (("Without μP", STANDARD), ("With μP", "")):
+        some = [m for m in found if (STANDARD in m.shape) == bool(kind)]
+        groups = {m.shape.removesuffix(kind): [m] for m in some}
+        for shape in groups:
+            print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
+        first, last = [*groups][0], [*groups][-1]
+        ratio = best[last + kind] / best[first + kind]
+        print(f"{title:<11}{last} / {first}: {show(ratio, 2)}")
+        wider = int(last.split()[1].strip(",")) / int(first.split()[1].strip(","))
+        title += f": {wider:g}× width, {ratio[0]:.2f}× the best learning rate"
+        panels.append(dict(groups=groups, title=title, xlabel=f"learning rate ({where})", log=True))
+    figures.draw_valleys(out / "transfer.png", panels)
+    print(f"\n{out}: transfer.png")
+
+
+def report_power(scans: dict[str, list], center: dict, out: Path) -> None:
+    """Print and draw the best a and b. scans: minima over a, minima over b."""
+    panels = [table_of_best(name, found, center) for name, found in scans.items()]
+    figures.draw_valleys(out / "power.png", panels)
+    print(f"{out}: power.png")
+
+
+def table_of_best(name: str, found: list, center: dict) -> dict:
+    """Print the best a or b, and return the middle shape's valleys at the longest T as a panel."""
+    good = [m for m in found if not m.why_not]
+    if not good:
+        raise UserError(f"no best {name}: {reasons(found)}")
+    value = (lambda x: 2**x) if name == "a" else (lambda x: x)
+    print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
+    batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})
+    print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
+    for T in lengths:
+        at = lambda B: [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+        print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
+    x = [value(m.x) for m in good]
+    print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
+    some = [m for m in middle_shape(found) if m.T == lengths[-1]]
+    by_batch = groupby(some, lambda m: label(m, "batch_size"))  # some is in order of batch size
+    groups = {batch: list(seeds) for batch, seeds in by_batch}
+    mean_x = lambda seeds: np.mean([m.x for m in seeds if not m.why_not] or math.nan)
+    best = [value(mean_x(seeds)) for seeds in groups.values()]
+    title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
+    other = "b" if name == "a" else "a"
+    where = f"{other} = {center[other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
+    return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
@@ -344,26 +481,28 @@ def report_records(records: list[dict], out: Path) -> None:
     """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
     if schedules >= {"cosine", "power", "wsd"}:
-        report.comparison(records, out)
+        from compare import comparison  # which imports this file
+
+        comparison(records, out)
     elif schedules == {"power"}:
-        report.power(*scans(records), out)
+        report_power(*scans(records), out)
     elif schedules != {"wsd"}:
         raise UserError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
     elif {STANDARD in r["shape"] for r in records} == {True, False}:  # with and without muP
         found = minima(records)
-        report.transfer(found, *redraw(found), out)
+        report_transfer(found, *redraw(found), out)
     else:
         report_wsd(records, out)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("fit.py", __doc__)
+    parser = flags.program_parser("fit.py", __doc__)
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
     add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
     add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
     add("--predict", action="store_true", help="print the best learning rate for T and batch size")
-    add("--total_tokens", type=whole_number, help="run length T, for --predict")
+    add("--total_tokens", type=flags.whole_number, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
     add("--seq_len", type=float, help="tokens per sequence (default: as in --law; else 4096)")
     add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")
@@ -378,7 +517,7 @@ def main(argv: list[str] | None = None) -> int:
             out = args.out or (first.parent if first.is_file() else first)
             report_records(read_records(args.folders, args.only), out)
     except (UserError, OSError) as error:
-        return fail("fit.py", error)
+        return flags.fail("fit.py", error)
     return 0
 
 

@@ -18,64 +18,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mup
+from config import PRESETS, GPTConfig
 from moe import MoE, Routing
-from tools import granite
-from tools.config import UserError, check_limits, fail, fill_in, option, program_parser
+from records import uses_average
+from tools import flags, granite, runs, tokenizers
 from tools.devices import attention_dtype, matmul_dtype
-from tools.granite import is_granite
-from tools.records import uses_average
-from tools.runs import newest_checkpoint, read_checkpoint
-from tools.tokenizers import tokenizer_files
-
-
-@dataclasses.dataclass(frozen=True)
-class GPTConfig:
-    """The shape of a model. The default None stands for the value that the help names."""
-
-    n_layer: int = option(help="transformer blocks", above=0)
-    n_embd: int = option(help="width of the residual stream", above=0)
-    n_head: int = option(help="attention heads", above=0)
-    seq_len: int = option(help="tokens per sequence", above=0)
-    vocab_size: int = option(help="rows of the embedding", above=1, below=2**31)
-    n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
-    n_ffn: int | None = option(None, "hidden width, MLP or expert (default: 2.5 n_embd)", above=0)
-    n_expert: int = option(0, "experts in an MoE layer, or 0 for a dense model", at_least=0)
-    n_expert_active: int = option(0, "experts per token", at_least=0)
-
-    # muP (the paper's Table 1)
-    base_width: int = option(256, "width at which m_width is 1", above=0)
-    m_width: float | None = option(None, "width multiplier (default: n_embd / base_width)", above=0)
-    m_emb: float = option(1.0, "multiplies the output of the embedding", above=0)
-    m_res: float = option(1.0, "multiplies every residual branch", above=0)
-    init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
-    router_rule: str = option("hidden", "the router's row in mup.rules", choices=mup.ROUTER_RULES)
-    attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
-    logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)
-
-    norm_eps: float = option(1e-5, "added inside RMSNorm's square root", above=0)
-    rope_theta: float = option(10000.0, "base of the rotary frequencies", above=0)
-    tie_embeddings: bool = option(True, "one matrix reads tokens and predicts them")
-
-    def __post_init__(self):
-        check_limits(self)
-        width, heads = self.n_embd, self.n_head
-        experts, active = self.n_expert, self.n_expert_active
-        fill_in(self, n_kv_head=heads, n_ffn=round(2.5 * width), m_width=width / self.base_width)
-        fill_in(self, attention_multiplier=heads / width, logits_scaling=self.m_width)
-        for flag, wrong, rule in (
-            ("n_head", width % (2 * heads), f"must divide n_embd {width} into even parts"),
-            ("n_kv_head", heads % self.n_kv_head, f"must divide n_head {heads}"),
-            ("n_expert_active", active > experts, f"must be at most n_expert {experts}"),
-            ("n_expert", experts and not active, "needs n_expert_active too"),
-            ("n_embd", experts and width % 8, "must be a multiple of 8 with experts"),
-            ("n_ffn", experts and self.n_ffn % 8, "must be a multiple of 8 with experts"),
-        ):
-            if wrong:
-                raise UserError(f"--{flag} {getattr(self, flag)}: {rule}")
-
-    @property
-    def d_head(self) -> int:
-        return self.n_embd // self.n_head
+from tools.flags import UserError
 
 
 # Shapes: B sequences of T tokens (in laws and schedules, T is a run length), C = n_embd,
@@ -271,12 +219,12 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     sets `model.averaged`. dtype: of the weights, by default as saved. Raises UserError or OSError.
     """
     path, averaged = Path(path), False
-    if is_granite(path):
+    if granite.is_granite(path):
         run = granite.read_json(path / "config.json") | {"tokenizer": str(path / "tokenizer.json")}
         model = empty_model(GPTConfig(**granite.read_config(path)))
         weights = granite.read_weights(path, names=model.state_dict())
     else:
-        saved = newest_checkpoint(path) if path.is_dir() else read_checkpoint(path)
+        saved = runs.newest_checkpoint(path) if path.is_dir() else runs.read_checkpoint(path)
         averaged = path.is_dir() and uses_average(saved["config"])
         run, weights = saved["config"], saved.pop("average" if averaged else "model")
         shape = {f.name for f in dataclasses.fields(GPTConfig)} & run.keys()
@@ -293,29 +241,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     return model.to(device).eval()
 
 
-# The sizes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B, 1.3B,
-# 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop models are ours, for bytes.
-_laptop = dict(n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128)
-_wsd = dict(vocab_size=49152, seq_len=4096)
-_power = dict(_wsd, init_std=0.1, m_emb=12)
-_moe = dict(_power, n_ffn=512, n_kv_head=8, n_expert_active=8)
-PRESETS = {
-    "laptop":      dict(_laptop, base_width=64),
-    "laptop-moe":  dict(_laptop, base_width=64, n_ffn=160, n_expert=8, n_expert_active=2),
-    "12M":         dict(_wsd,   n_layer=32, n_embd=128,  n_head=2,  n_ffn=320),
-    "36M":         dict(_wsd,   n_layer=32, n_embd=256,  n_head=4,  n_ffn=640),
-    "121M":        dict(_wsd,   n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280),
-    "36M-power":   dict(_power, n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26),
-    "1B":          dict(_power, n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22),
-    "1B-moe":      dict(_moe,   n_layer=24, n_embd=1024, n_head=16, n_expert=32, m_res=0.28),
-    "PowerLM-3B":  dict(_power, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22,
-                        m_width=8.0),  # as in the paper's table, although 2304 / 256 is 9
-    "PowerMoE-3B": dict(_moe,   n_layer=32, n_embd=1536, n_head=24, n_expert=40, m_res=0.22),
-}  # fmt: skip
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("model.py", __doc__)
+    parser = flags.program_parser("model.py", __doc__)
     parser.add_argument("--export", type=Path, metavar="RUN", help="run or checkpoint to export")
     parser.add_argument("--to", type=Path, metavar="DIR", default="exported", help="new folder")
     args = parser.parse_args(argv)
@@ -331,10 +258,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         model = load_model(args.export)
         tokenizer = data.tokenizer_of(model.run)
-        fields, files = dataclasses.asdict(model.cfg), tokenizer_files(tokenizer)
+        fields, files = dataclasses.asdict(model.cfg), tokenizers.tokenizer_files(tokenizer)
         granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
     except (UserError, OSError) as error:
-        return fail("model.py", error)
+        return flags.fail("model.py", error)
     which = ", averaged weights" if model.averaged else ""
     print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}")
     return 0

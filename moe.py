@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.config import program_parser
+from tools.flags import program_parser
 from tools.devices import all_sum, matmul_dtype, pick_device
 
 # Shapes: N tokens, C = n_embd, E experts of hidden width M, k of them per token, so N*k pairs
@@ -160,7 +160,7 @@ def worst_difference(layer: MoE, x: Tensor, multiply) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     program_parser("moe.py", __doc__).parse_args(argv)
-    from model import PRESETS, GPTConfig
+    from config import PRESETS, GPTConfig
 
     torch.manual_seed(0)
     device = pick_device()

@@ -20,8 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-ROUTER_RULES = ("hidden", "readout", "embedding")
-
 
 class Rule(NamedTuple):
     init_std: float | None  # standard deviation of the initial weights; None for gains, all 1
@@ -110,7 +108,7 @@ SPOTS = {"Attention": "attention", "MLP": "MLP", "MoE": "MLP", "Router": "router
 
 def config_at(width: int, mup: bool, **changed):
     """The model of the check at one width, with 2 layers, heads of 16 and base width 32."""
-    from model import GPTConfig
+    from config import GPTConfig
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=64)
     # base_width = width makes m_width 1
@@ -170,7 +168,7 @@ def slope(sizes: list[float]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tools.config import program_parser
+    from tools.flags import program_parser
 
     program_parser("mup.py", __doc__).parse_args(argv)
     moe = dict(n_expert=8, n_expert_active=2)

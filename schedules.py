@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
 
@@ -35,11 +36,20 @@ def power_law(a: float, b: float, beta: float, lr_max: float, q: float = 1.0) ->
     return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
 
 
+def half_cosine(x: float) -> float:
+    """From 1 at x = 0 to 0 at x = 1."""
+    return 0.5 * (1 + math.cos(math.pi * x))
+
+
 def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
     """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the run."""
-    done = lambda n: min(max((n - warmup_tokens) / (total_tokens - warmup_tokens), 0.0), 1.0)
-    half_cosine = lambda x: 0.5 * (1 + math.cos(math.pi * x))  # from 1 to 0
-    return lambda n: lr * (min_lr_ratio + (1 - min_lr_ratio) * half_cosine(done(n)))
+
+    def schedule(n: float) -> float:
+        done = (n - warmup_tokens) / (total_tokens - warmup_tokens)
+        done = min(max(done, 0.0), 1.0)
+        return lr * (min_lr_ratio + (1 - min_lr_ratio) * half_cosine(done))
+
+    return schedule
 
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
@@ -52,7 +62,7 @@ DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learni
     "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # from IBM's code, not in the paper
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
-    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+    "cosine": half_cosine,
 }
 
 
@@ -64,27 +74,18 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     if decay_tokens == 0:
         return schedule
     start = total_tokens - decay_tokens
-    last, f = schedule(start), DECAY_SHAPES[shape]
-    # min, because past the end `exp` would be negative
-    return lambda n: schedule(n) if n <= start else last * f(min(1.0, (n - start) / decay_tokens))
+    last = schedule(start)
+    remaining = DECAY_SHAPES[shape]
+
+    def decayed(n: float) -> float:
+        if n <= start:
+            return schedule(n)
+        done = min(1.0, (n - start) / decay_tokens)  # past the end, `exp` would be negative
+        return last * remaining(done)
+
+    return decayed
 
 
-PLANNED = ("cosine",)  # need the end of the run from the first step
-READS = {  # schedule -> the fields of a TrainConfig that it reads, besides total_tokens
-    "power": {
-        "power_a",
-        "power_b",
-        "power_q",
-        "lr_max",
-        "warmup_tokens",
-        "decay_tokens",
-        "decay_shape",
-    },
-    "wsd": {"lr", "warmup_tokens", "decay_tokens", "decay_shape"},
-    "cosine": {"lr", "min_lr_ratio", "warmup_tokens"},
-    "constant": {"lr", "warmup_tokens"},
-}
-SCHEDULES = tuple(READS)
 PAPER_SEQ_LEN = 4096  # tokens
 
 
@@ -93,29 +94,77 @@ def paper_batch_size(batch_tokens: float) -> float:
     return batch_tokens / PAPER_SEQ_LEN
 
 
+# -- From the settings of a run to its schedule ------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A row of SCHEDULES."""
+
+    stable: Callable[..., Schedule]  # config -> the schedule without warmup and decay
+    reads: set[str]  # the fields of a config that change it
+
+
+def constant_of(cfg) -> Schedule:
+    return constant(cfg.lr)
+
+
+def cosine_of(cfg) -> Schedule:
+    return cosine(cfg.lr, cfg.warmup_tokens, cfg.total_tokens, cfg.min_lr_ratio)
+
+
+def power_of(cfg) -> Schedule:
+    beta = paper_batch_size(cfg.batch_size * cfg.seq_len)
+    return power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max, cfg.power_q)
+
+
+POWER = {"power_a", "power_b", "power_q", "lr_max"}
+DECAY = {"decay_tokens", "decay_shape"}
+SCHEDULES = {  # every schedule starts with a warmup; with decay_tokens, it ends with a decay
+    "power": Kind(power_of, POWER | DECAY | {"warmup_tokens"}),
+    "wsd": Kind(constant_of, DECAY | {"lr", "warmup_tokens"}),
+    "cosine": Kind(cosine_of, {"lr", "warmup_tokens", "total_tokens", "min_lr_ratio"}),
+    "constant": Kind(constant_of, {"lr", "warmup_tokens"}),
+}
+READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values())) - {"total_tokens"}
+
+
+def unread(schedule: str) -> set[str]:
+    """The fields of a config that other schedules read, and this one does not."""
+    return READ_BY_SOME - SCHEDULES[schedule].reads
+
+
+def is_planned(schedule: str) -> bool:
+    """Does it depend on the run length from the first step?"""
+    return "total_tokens" in SCHEDULES[schedule].reads
+
+
+def has_decay(schedule: str) -> bool:
+    return "decay_tokens" in SCHEDULES[schedule].reads
+
+
 def make_schedule(cfg) -> Schedule:
     """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
 
     Training takes the value at the middle of a step, so no step has learning rate 0.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
-    tail = cfg.decay_tokens if "decay_tokens" in READS[cfg.schedule] else 0
-    if warm + tail > total or (cfg.schedule in PLANNED and warm == total):  # cosine divides by 0
+    tail = cfg.decay_tokens if has_decay(cfg.schedule) else 0
+    if warm + tail > total or (is_planned(cfg.schedule) and warm == total):  # would divide by 0
         phases = f"--warmup_tokens {warm:,}" + (f" --decay_tokens {tail:,}" if tail else "")
         raise ValueError(f"{phases}: too long for --total_tokens {total:,}; shorten a phase")
-    if cfg.schedule == "power":
-        beta = paper_batch_size(cfg.batch_size * cfg.seq_len)
-        stable = power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max, cfg.power_q)
-    elif cfg.schedule == "cosine":
-        stable = cosine(cfg.lr, warm, total, cfg.min_lr_ratio)
-    else:
-        stable = constant(cfg.lr)
+    stable = SCHEDULES[cfg.schedule].stable(cfg)
     return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
 
 
-def best_lr(T: float, beta: float) -> float:
-    """The paper's law for the best constant learning rate of WSD (equations 5 and 6)."""
-    return 4.6 * beta * T**-0.51
+# -- Figure 1 of the paper ---------------------------------------------------------------------
+
+
+PAPER_LAW = {"a": 4.6, "b": -0.51, "q": 1.0}  # equations 5 and 6
+
+
+def best_lr(T: float, beta: float, law: dict = PAPER_LAW) -> float:
+    """Best constant learning rate of a WSD run of T tokens, beta^q * a * T^b."""
+    return beta ** law["q"] * law["a"] * T ** law["b"]
 
 
 def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
@@ -130,7 +179,7 @@ def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
 
 def main(argv: list[str] | None = None) -> int:
     from tools import figures
-    from tools.config import program_parser
+    from tools.flags import program_parser
 
     program_parser("schedules.py", __doc__).parse_args(argv)
     T, beta = 32e9, 128  # from the grid in Table 2

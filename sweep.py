@@ -12,8 +12,8 @@ Ctrl-C stops a sweep and the same command resumes it. Fit its records with pytho
 A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
 for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
 Each branch is, bit for bit, the run that train.py would make, for about half the tokens in all. A
-cosine needs a separate run for every T. Read `train_run`, then `search`, the rule that chooses
-the learning rates. The grids are in tools/grids.py.
+cosine needs a separate run for every T. Read `Trunk` and `make_run`, then `search`, the rule that
+chooses the learning rates. The grids are in grids.py.
 """
 
 import argparse
@@ -37,107 +37,131 @@ import tools.threads  # noqa: F401  before torch
 import torch
 from tqdm import tqdm
 
+import compare
+import config
 import data
+import grids
+import records
 import train
-from tools import engines, grids
-from tools.compare import LINES, Line, best_of, fields_of, tuning_seeds
-from tools.config import UserError, add_flags, fail, format_mixture, parse_mixture
-from tools.config import program_parser, say
-from tools.devices import all_devices, pick_device, reason_of, resolve_device
-from tools.files import append_to, lock
-from tools.records import identity, loss_of, records_in, settings
-from tools.runs import origin, read_checkpoint, stop_request, write_checkpoint
-from train import FIELDS, PLANNED, READS, TrainConfig, make_config
+from config import TrainConfig, make_config
+from schedules import is_planned, unread
+from tools import devices, engines, files, flags, runs
+from tools.flags import UserError
 
 # -- A trunk and its branches ----------------------------------------------------------------------
 
 POINTS = 200  # of a curve, at most
 
 
-def advance(cfg: TrainConfig, state, corpus, until: int, curve: list, must_stop) -> None:
-    """Train to `until` tokens, or less if must_stop() or if the loss diverges.
+class Trunk:
+    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its curve.
 
-    Append (tokens, mean training loss since the last point, learning rate) to the curve.
+    A run starts from the checkpoint, which ends where the decay of an earlier run began, and saves
+    it anew where its own decay begins. look_at: run lengths at which to note the loss without a
+    decay.
     """
-    if must_stop():  # an earlier call was stopped
-        return
-    losses = []
-    for lr, loss, _, _ in train.training_steps(cfg, state, corpus, until):
-        losses.append(loss)
-        if train.crossed(math.ceil(cfg.total_tokens / POINTS), state):
-            mean = torch.stack(losses).mean().item()
-            curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
-            losses.clear()
-        if must_stop() or (train.crossed(cfg.log_every, state) and not math.isfinite(loss)):
-            return  # as in train.py, which checks the loss for divergence at every log_every
+
+    def __init__(self, cfg: TrainConfig, corpus, folder: Path, look_at: list[int]):
+        self.cfg = cfg
+        self.path = folder / f"{trunk_of(cfg)}.pt"
+        self.origin = runs.origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
+        self.start = None  # a checkpoint
+        self.looks: dict = {}  # val_loss_at_T, for every T in look_at
+        self.curve: list = []  # of (tokens, mean training loss since the last point, lr)
+        self.commits: list = []  # of all code that trained it
+        with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
+            saved = runs.read_checkpoint(self.path)
+            same_data = saved["fingerprint"] == self.origin["fingerprint"]
+            if same_data and saved["tokens"] <= cfg.decay_start:
+                self.start = saved
+                self.looks = saved["looks"]
+                self.curve = saved["curve"]
+                self.commits = saved.get("commits", [])
+        if self.origin["git_commit"] not in self.commits:
+            self.commits = [*self.commits, self.origin["git_commit"]]
+        self.look_at = [T for T in look_at if f"val_loss_at_{T}" not in self.looks]
+        self.losses: list = []  # of the steps since the last point of the curve
+        self.diverged = False
+
+    def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
+        self.losses.append(loss)
+        if train.crossed(math.ceil(self.cfg.total_tokens / POINTS), state):
+            mean = torch.stack(self.losses).mean().item()
+            self.curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
+            self.losses.clear()
+        if train.crossed(self.cfg.log_every, state):
+            self.diverged = not math.isfinite(loss)
+
+    def log_validation(self, tokens: int, losses: dict) -> None:
+        T = next(T for T in self.look_at if tokens <= T)
+        loss = losses["val_loss"]
+        self.looks[f"val_loss_at_{T}"] = loss if loss <= math.log(self.cfg.vocab_size) else None
+
+    def save(self, checkpoint: dict) -> None:
+        if checkpoint["tokens"] <= self.cfg.decay_start:
+            more = {"looks": self.looks, "curve": self.curve, "commits": self.commits}
+            runs.write_checkpoint(self.path, checkpoint | more)
 
 
-def train_run(
-    cfg: TrainConfig, corpus, trunks: Path, must_stop=lambda: False, look_at=()
+def make_run(
+    cfg: TrainConfig, corpus, folder: Path, must_stop=lambda: False, look_at=()
 ) -> tuple[dict, list] | None:
-    """Train a trunk up to the decay of a run, save it there, and decay. Return record and curve.
+    """Continue the trunk of a run to its decay, and decay. Return record and curve.
 
-    The next run of this trunk starts from there. If must_stop(), we save the trunk as far as it is
-    and return None. At every T in look_at, the loss without a decay goes into val_loss_at_T.
+    The next run of this trunk starts there. If must_stop(), we save the trunk as far as it is and
+    return None.
     """
-    state, saved, looks, curve, commits = train.build(cfg), None, {}, [], []
-    made = origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
-    checkpoint = trunks / f"{trunk_of(cfg)}.pt"
-    with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
-        saved = read_checkpoint(checkpoint)
-    if saved and saved["fingerprint"] == made["fingerprint"] and saved["tokens"] <= cfg.decay_start:
-        train.restore(saved, state)
-        looks, curve, commits = saved["looks"], saved["curve"], saved.get("commits", [])
-    commits = list(dict.fromkeys([*commits, made["git_commit"]]))  # of all code that trained it
-
-    began, start = time.perf_counter(), state.tokens
-    for T in look_at:
-        advance(cfg, state, corpus, T, curve, must_stop)
-        if f"val_loss_at_{T}" not in looks and not must_stop():
-            looks[f"val_loss_at_{T}"] = train.evaluate(cfg, state, corpus)[1]["val_loss"]
-    advance(cfg, state, corpus, cfg.decay_start, curve, must_stop)  # the trunk
-    saved = train.checkpoint(cfg, corpus, state) | {"looks": looks, "curve": curve}
-    saved["commits"] = commits
-    write_checkpoint(checkpoint, saved)
-    advance(cfg, state, corpus, cfg.total_tokens, curve, must_stop)  # a branch
-    if must_stop():
+    never = 10**18
+    quiet = dataclasses.replace(
+        cfg, eval_every=never, save_every=never, eval_tokens=cfg.final_eval_tokens
+    )
+    trunk = Trunk(cfg, corpus, folder, look_at)
+    began = time.perf_counter()
+    start = trunk.start["tokens"] if trunk.start else 0
+    state = train.train(quiet, corpus, trunk, trunk.start, must_stop)
+    if state is None:
         return None
     _, record = train.evaluate(cfg, state, corpus)
     seconds = time.perf_counter() - began  # without those of earlier runs of the trunk
-    speed = round((state.tokens - start) / seconds)
-    made["git_commit"] = ", ".join(commit for commit in commits if commit) or None
-    record |= looks | made | {"seconds": round(seconds, 1), "tokens_per_second": speed}
-    return record, curve[:: max(1, math.ceil(len(curve) / POINTS))]
+    record |= trunk.looks | trunk.origin
+    record["git_commit"] = ", ".join(commit for commit in trunk.commits if commit) or None
+    record["seconds"] = round(seconds, 1)
+    record["tokens_per_second"] = round((state.tokens - start) / seconds)
+    every = math.ceil(len(trunk.curve) / POINTS)
+    return record, trunk.curve[:: max(1, every)]
+
+
+# -- Equal runs and shared trunks --------------------------------------------------------------
 
 
 @functools.cache
 def identity_of(cfg: TrainConfig) -> frozenset:
-    return identity(vars(cfg))
+    return records.identity(vars(cfg))
 
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
     """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
-    end = () if cfg.schedule in PLANNED else ("total_tokens", "decay_tokens")
-    same = sorted(identity(vars(cfg), without=end))
+    end = () if is_planned(cfg.schedule) else ("total_tokens", "decay_tokens")
+    same = sorted(records.identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
 
 
-def by_trunk(runs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
+def by_trunk(configs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
     """Group runs by their trunk, in the order in which they leave it."""
     trunks: dict = {}
-    for cfg in sorted(runs, key=lambda cfg: cfg.decay_start):
+    for cfg in sorted(configs, key=lambda cfg: cfg.decay_start):
         trunks.setdefault(trunk_of(cfg), []).append(cfg)
     return trunks
 
 
-def tokens_of(runs: list[TrainConfig]) -> int:
+def tokens_of(configs: list[TrainConfig]) -> int:
     """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
-    stable = sum(trunk[-1].decay_start for trunk in by_trunk(runs).values())
-    return stable + sum(cfg.decay_tokens for cfg in runs)
+    stable = sum(trunk[-1].decay_start for trunk in by_trunk(configs).values())
+    return stable + sum(cfg.decay_tokens for cfg in configs)
 
 
-# -- Which learning rates to try -------------------------------------------------------------------
+# -- Which learning rates to try ---------------------------------------------------------------
 
 
 def nth_lr(j: int) -> float:
@@ -157,9 +181,11 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     run counts as worse than any other. A trunk passes every shorter T, so we run these, too.
     loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by now.
     """
-    wanted, more = set(), {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
+    wanted = set()
+    more = {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
     while more - wanted:
-        wanted |= {(j, shorter) for j, T in more for shorter in middle if shorter <= T}
+        for j, T in more:
+            wanted |= {(j, shorter) for shorter in middle if shorter <= T}
         losses = {run: loss(*run) for run in wanted}
         if None in losses.values():
             break
@@ -173,21 +199,21 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     return wanted
 
 
-# -- The experiments -------------------------------------------------------------------------------
+# -- The experiments ---------------------------------------------------------------------------
 # Every series (one shape, batch size and seed) has a rule, a pure function of the losses so far. It
 # gets loss(config), None if that run is not done yet, and returns all runs that it wants by now.
 # Series may want the same runs. Whatever order the runs are made in, these are the same runs.
 
 
 @functools.cache
-def config(**fields) -> TrainConfig:
+def config_of_run(**fields) -> TrainConfig:
     """The config of a run, without those fields that its schedule does not read."""
-    unread = set().union(*READS.values()) - READS[fields["schedule"]]
     share = fields.pop("decay_share", None)
     if share is not None:  # at most all tokens after the warmup
-        total, warm = fields["total_tokens"], fields["warmup_tokens"]
-        fields["decay_tokens"] = min(round(share * total), max(0, total - warm))
-    return make_config(**{name: value for name, value in fields.items() if name not in unread})
+        longest = max(0, fields["total_tokens"] - fields["warmup_tokens"])
+        fields["decay_tokens"] = min(round(share * fields["total_tokens"]), longest)
+    skip = unread(fields["schedule"])
+    return make_config(**{name: value for name, value in fields.items() if name not in skip})
 
 
 def guess(grid: dict, cfg: TrainConfig) -> int:
@@ -199,47 +225,61 @@ def guess(grid: dict, cfg: TrainConfig) -> int:
 
 def wsd_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
-    run = lambda j, T: config(**base | dict(schedule="wsd", lr=nth_lr(j), total_tokens=T))
+
+    def run(j: int, T: int) -> TrainConfig:
+        return config_of_run(**base | {"schedule": "wsd", "lr": nth_lr(j), "total_tokens": T})
+
+    def loss_at(j: int, T: int) -> float | None:
+        return loss(run(j, T))
+
     middle = {T: guess(grid, run(0, T)) for T in grid["budgets"]}
-    return [run(j, T) for j, T in sorted(search(lambda j, T: loss(run(j, T)), middle))]
+    return [run(j, T) for j, T in sorted(search(loss_at, middle))]
 
 
-def power_runs(grid: dict, base: dict, _loss: Callable) -> list[TrainConfig]:
+def power_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """Power with several a at the central b, and with several b at the central a."""
-    run = lambda T, **scanned: config(**base | dict(schedule="power", total_tokens=T) | scanned)
-    center = run(grid["budgets"][-1])
+    base = base | {"schedule": "power"}
+    center = config_of_run(**base | {"total_tokens": grid["budgets"][-1]})
     scan = [{"power_a": float(f"{center.power_a * factor:.4g}")} for factor in grid["a"]]
     scan += [{"power_b": round(center.power_b + step, 4)} for step in grid["b"]]
-    return [run(T, **scanned) for scanned in scan for T in grid["budgets"]]
+    configs = []
+    for changed in scan:
+        for T in grid["budgets"]:
+            configs.append(config_of_run(**base | changed | {"total_tokens": T}))
+    return configs
 
 
-def run_of(grid: dict, line: Line, lr: float, base: dict, T: int) -> TrainConfig:
+def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> TrainConfig:
     """The run of a line, a schedule with a learning-rate rule, that was tuned to lr."""
-    _, batch_size, (first, _) = grid["tune"]
-    seq_len = config(**base | dict(schedule="constant", total_tokens=T)).seq_len
-    fields = fields_of(line, lr, base["batch_size"], T, (batch_size, seq_len, first))
-    return config(**base | fields | dict(total_tokens=T))
+    _, batch_size, lengths = grid["tune"]
+    seq_len = config_of_run(**base | {"schedule": "constant", "total_tokens": T}).seq_len
+    tuned_at = batch_size, seq_len, lengths[0]
+    fields = compare.fields_of(line, lr, base["batch_size"], T, tuned_at)
+    return config_of_run(**base | fields | {"total_tokens": T})
 
 
-def trials_of(grid: dict, line: Line, seed: int) -> dict[float, list[TrainConfig]]:
+def trials_of(grid: dict, line: compare.Line, seed: int) -> dict[float, list[TrainConfig]]:
     """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
     shape, batch_size, lengths = grid["tune"]
-    bases = [grids.base_of(grid, shape, batch_size, trial) for trial in tuning_seeds(seed)]
-    return {
-        lr: [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
-        for lr in map(nth_lr, grid["trials"])
-    }
+    bases = [grids.base_of(grid, shape, batch_size, trial) for trial in compare.tuning_seeds(seed)]
+    trials = {}
+    for lr in map(nth_lr, grid["trials"]):
+        trials[lr] = [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
+    return trials
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
-    runs = []
-    for line in LINES.values():
-        trials = trials_of(grid, line, base["seed"])
-        runs += sum(trials.values(), [])
-        if best := best_of({lr: [loss(cfg) for cfg in some] for lr, some in trials.items()}):
-            runs += [run_of(grid, line, best, base, T) for T in grid["budgets"]]
-    return runs
+    configs = []
+    for line in compare.LINES.values():
+        losses = {}
+        for lr, trials in trials_of(grid, line, base["seed"]).items():
+            configs += trials
+            losses[lr] = [loss(cfg) for cfg in trials]
+        best = compare.best_of(losses)
+        if best:
+            configs += [run_of(grid, line, best, base, T) for T in grid["budgets"]]
+    return configs
 
 
 def series_of(experiment: str, grid: dict) -> list[Callable]:
@@ -248,7 +288,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
     return [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
 
 
-# -- Training what is missing ----------------------------------------------------------------------
+# -- Training what is missing ------------------------------------------------------------------
 
 
 class Plan(NamedTuple):
@@ -258,16 +298,24 @@ class Plan(NamedTuple):
     series: list[Callable]  # their rules
     known: dict[frozenset, float]  # identity of a run -> its loss, infinite if it diverged
 
-    def missing(self, made_up=lambda cfg: None) -> list[TrainConfig]:
+    def missing(self, made_up: Callable = lambda cfg: None) -> list[TrainConfig]:
         """The runs that we can train now. made_up(config) is the loss of an unknown run."""
-        loss = lambda cfg: self.known.get(identity_of(cfg), made_up(cfg))
-        wanted = dict.fromkeys(cfg for rule in self.series for cfg in rule(loss))
+
+        def loss(cfg: TrainConfig) -> float | None:
+            return self.known.get(identity_of(cfg), made_up(cfg))
+
+        wanted: dict = {}  # in the order of the series, each once
+        for rule in self.series:
+            wanted |= dict.fromkeys(rule(loss))
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
 
     def left(self) -> list[TrainConfig]:
         """All runs to come, if all unknown losses are high, and lowest at our guess."""
-        from_guess = lambda cfg: abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
-        return self.missing(made_up=lambda cfg: 100 + from_guess(cfg))
+
+        def made_up(cfg: TrainConfig) -> float:
+            return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
+
+        return self.missing(made_up)
 
     def jobs(self) -> dict[str, tuple]:
         """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
@@ -275,36 +323,37 @@ class Plan(NamedTuple):
         We look at the longest cosine at all shorter T, to know what it is worth if cut short there.
         """
         *shorter, longest = self.grid["budgets"]
-        cut_short = lambda cfg: cfg.schedule in PLANNED and cfg.total_tokens == longest
-        cost = lambda item: tokens_of(item[1]) * item[1][0].n_embd
-        todo = sorted(by_trunk(self.missing()).items(), key=cost, reverse=True)
-        return {trunk: (runs[0], shorter if cut_short(runs[0]) else []) for trunk, runs in todo}
+        cost = {}
+        jobs = {}
+        for trunk, configs in by_trunk(self.missing()).items():
+            cfg = configs[0]
+            cut_short = is_planned(cfg.schedule) and cfg.total_tokens == longest
+            jobs[trunk] = cfg, shorter if cut_short else []
+            cost[trunk] = tokens_of(configs) * cfg.n_embd
+        return {trunk: jobs[trunk] for trunk in sorted(jobs, key=cost.get, reverse=True)}
 
-
-NEEDED = [f.name for f in dataclasses.fields(TrainConfig) if f.default is dataclasses.MISSING]
+    def learn(self, record: dict) -> None:
+        self.known[identity_of(config_of(record))] = records.loss_of(record)
 
 
 def config_of(record: dict) -> TrainConfig:
     """The config of a record. Fields that it lacks get their defaults, if they have one."""
-    if missing := [name for name in NEEDED if name not in record]:
-        raise UserError(f"a record lacks {missing[0]}, so no run of a sweep made it")
-    return TrainConfig(**{name: value for name, value in record.items() if name in FIELDS})
+    for field in dataclasses.fields(TrainConfig):
+        if field.default is dataclasses.MISSING and field.name not in record:
+            raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
+    return TrainConfig(**{name: value for name, value in record.items() if name in config.FIELDS})
 
 
-def losses_of(records: list[dict]) -> dict[frozenset, float]:
-    return {identity_of(config_of(record)): loss_of(record) for record in records}
-
-
-def do_job(cfg: TrainConfig, trunks: Path, look_at: list[int], device: str, must_stop: Callable):
+def do_job(cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable):
     """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
-    tokenizer = train.tokenizer_of(cfg, corpus)
-    cfg = resolve_device(dataclasses.replace(cfg, device=device, tokenizer=tokenizer))
+    tokenizer = data.tokenizer_name(cfg, corpus)
+    cfg = devices.resolve_device(dataclasses.replace(cfg, device=device, tokenizer=tokenizer))
     threads = torch.get_num_threads()
     try:
         if cfg.device == "cpu":
             torch.set_num_threads(1)  # a worker per core
-        return train_run(cfg, corpus, trunks, must_stop, look_at)
+        return make_run(cfg, corpus, folder, must_stop, look_at)
     finally:
         torch.set_num_threads(threads)
 
@@ -320,22 +369,26 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
     running: dict = {}  # trunk -> the future of its next run
-    before, todo, stopping = len(plan.known), plan.jobs(), False
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(tqdm(total=len(plan.left()), unit=" runs"))
-        curves = stack.enter_context(append_to(folder / "curves.jsonl"))
-        records = stack.enter_context(append_to(folder / "records.jsonl"))
+    todo = plan.jobs()
+    before = len(plan.known)
+    stopping = False
+    with (
+        tqdm(total=len(plan.left()), unit=" runs") as bar,
+        files.append_to(folder / "curves.jsonl") as curves,
+        files.append_to(folder / "records.jsonl") as lines,
+    ):
         while todo or running:
             if must_stop() and not stopping:
-                stopping, todo = True, {}
+                stopping = True
+                todo = {}
                 bar.write(f"stopping, {len(running)} jobs save what they have", file=sys.stderr)
                 stop()
-            for trunk in [trunk for trunk in todo if trunk not in running]:
-                if len(running) < slots:
-                    cfg, look_at = todo[trunk]
+            for trunk, (cfg, look_at) in todo.items():
+                if trunk not in running and len(running) < slots:
                     running[trunk] = submit(do_job, cfg, folder.resolve() / "trunks", look_at)
 
-            done, errors = [trunk for trunk, future in running.items() if future.done()], []
+            done = [trunk for trunk, future in running.items() if future.done()]
+            errors = []
             for trunk in done:
                 try:
                     result = running.pop(trunk).result()
@@ -344,10 +397,11 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
                     continue
                 if result:
                     record, curve = result
-                    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-                    curves.write(json.dumps(settings(record) | {"curve": curve}) + "\n")
-                    records.write(json.dumps(record) + "\n")
-                    plan.known.update(losses_of([record]))
+                    tokens, losses, rates = zip(*curve) if curve else ((), (), ())
+                    points = {"tokens": tokens, "loss": losses, "lr": rates}
+                    curves.write(json.dumps(records.settings(record) | {"curve": points}) + "\n")
+                    lines.write(json.dumps(record) + "\n")
+                    plan.learn(record)
             if errors and not stopping:  # after a request to stop, an engine may cancel jobs
                 raise errors[0]
             if not done:
@@ -359,44 +413,50 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
             bar.update(finished - bar.n)
 
 
-# -- The command line ------------------------------------------------------------------------------
+# -- The command line --------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
-    parser = program_parser("sweep.py", __doc__)
-    fields = program_parser("sweep.py --sweep", "")  # reads the values like their flags
-    add_flags(fields, TrainConfig, {})
-    grids.add_own_flags(parser, lambda name, x: vars(fields.parse_args([f"--{name}={x}"]))[name])
-    add_flags(parser, TrainConfig, {})
+    fields = flags.program_parser("sweep.py --sweep", "")  # reads the values like their flags
+    flags.add_flags(fields, TrainConfig, {})
+
+    def parse_field(name: str, text: str):
+        return getattr(fields.parse_args([f"--{name}={text}"]), name)
+
+    parser = flags.program_parser("sweep.py", __doc__)
+    grids.add_own_flags(parser, parse_field)
+    flags.add_flags(parser, TrainConfig, {})
     args = parser.parse_args(argv)
-    typed = {name: value for name, value in vars(args).items() if name in FIELDS}
+    typed = {name: value for name, value in vars(args).items() if name in config.FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
     return args, typed
 
 
 def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     """Check the command line and the records in --out. Raises UserError or OSError."""
-    if "data" in typed:
-        typed["data"] = format_mixture(parse_mixture(typed["data"]))
     if args.slurm and args.engine != "slurm":
         raise UserError(f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm")
+    typed = train.with_absolute_paths(typed)
     if args.engine == "local":
-        typed["device"] = pick_device(typed.get("device", "auto"))
-    if data.tokenizer_file(typed.get("tokenizer", "")):
-        typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
+        typed["device"] = devices.pick_device(typed.get("device", "auto"))
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
-    series = series_of(args.experiment, grid)
-    runs = Plan(grid, series, {}).left()
+    plan = Plan(grid, series_of(args.experiment, grid), {})
+    configs = plan.left()
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
-    grids.check_fields(asked, runs, READS)
-    _, corpus = train.load_data(max(runs, key=lambda cfg: (cfg.seq_len, cfg.n_embd)), typed, None)
-    records = records_in(args.out)
-    found = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in records]
-    own = [vars(cfg) | {"fingerprint": corpus.meta["fingerprint"]} for cfg in runs]
+    grids.check_fields(asked, configs)
+    largest = max(configs, key=lambda cfg: (cfg.seq_len, cfg.n_embd))
+    _, corpus = train.load_data(largest, typed, None)
+
+    fingerprint = {"fingerprint": corpus.meta["fingerprint"]}
+    found = records.records_in(args.out)
+    theirs = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in found]
+    ours = [vars(cfg) | fingerprint for cfg in configs]
     free = () if args.experiment == "power" else ("lr", "power_a")  # found by a search, or tuned
-    grids.check_belongs(found, own, free, args.out)
-    return Plan(grid, series, losses_of(records))
+    grids.check_belongs(theirs, ours, free, args.out)
+    for record in found:
+        plan.learn(record)
+    return plan
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
@@ -409,61 +469,67 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         plan = prepare(args, typed)
         if not args.dry_run:
             args.out.mkdir(parents=True, exist_ok=True)
-            held = lock(args.out / ".lock")
+            held = files.lock(args.out / ".lock")
             if not held:
                 raise UserError(f"--out {args.out}: another sweep is running there")
     except (UserError, OSError) as error:
-        return fail("sweep.py", error)
-    runs = plan.left()
-    todo = f"at least {len(runs):,} with {tokens_of(runs):.3g} tokens are left"
+        return flags.fail("sweep.py", error)
+    left = plan.left()
+    todo = f"at least {len(left):,} with {tokens_of(left):.3g} tokens are left"
     todo = f"{args.out}: {len(plan.known):,} runs are done, {todo}"
     if args.dry_run:
-        say(todo)
+        flags.say(todo)
         return 0
     try:
-        with held, stop_request(None) as must_stop:
-            say(todo)
-            if runs:
-                with engine(args, runs[0].device, submit, must_stop) as (submit, slots, stop):
+        with held, runs.stop_request(None) as must_stop:
+            flags.say(todo)
+            if left:
+                with engine(args, left[0].device, submit, must_stop) as (submit, slots, stop):
                     train_missing(plan, args.out, submit, slots, must_stop, stop)
             return conclude(args.out, plan, must_stop())
     except BrokenExecutor:
-        return fail("sweep.py", "a worker died; out of memory? The same command resumes")
+        return flags.fail("sweep.py", "a worker died; out of memory? The same command resumes")
     except UserError as error:
-        return fail("sweep.py", error)
+        return flags.fail("sweep.py", error)
     except Exception as error:
-        if (reason := reason_of(error)) is None:
+        reason = devices.reason_of(error)
+        if reason is None:
             raise
-        return fail("sweep.py", f"{reason}. The same command resumes")
+        return flags.fail("sweep.py", f"{reason}. The same command resumes")
 
 
 def conclude(out: Path, plan: Plan, stopped: bool) -> int:
     """Say how the sweep ended, and return the exit status."""
     if stopped:
-        say("stopped and saved; the same command resumes")
+        flags.say("stopped and saved; the same command resumes")
         return 3
     shutil.rmtree(out / "trunks", ignore_errors=True)
-    say(f"finished: {len(plan.known):,} runs; next: python fit.py {shlex.quote(str(out))}")
+    folder = shlex.quote(str(out))
+    flags.say(f"finished: {len(plan.known):,} runs; next: python fit.py {folder}")
     return 0
 
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
     """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
-    no_stop = lambda: None
+
+    def no_stop() -> None:
+        pass
+
     asked = getattr(args, "device", "auto")  # for another machine
     if submit:
         yield functools.partial(submit, engines.do_anywhere, asked), args.workers or 1, no_stop
     elif args.engine == "slurm":
-        with engines.on_slurm(args.out / "slurm", dict(args.slurm), asked) as (submit, stop):
+        options = dict(args.slurm)
+        with engines.on_slurm(args.out / "slurm", options, asked) as (submit, stop):
             yield submit, args.workers or 1, stop
     else:
-        devices = all_devices(device, args.workers)
-        if len(devices) == 1:
-            yield engines.in_this_process(devices[0], must_stop), 1, no_stop
+        each = devices.all_devices(device, args.workers)
+        if len(each) == 1:
+            yield engines.in_this_process(each[0], must_stop), 1, no_stop
         else:
-            with engines.in_processes(devices) as (submit, stop):
-                yield submit, len(devices), stop
+            with engines.in_processes(each) as (submit, stop):
+                yield submit, len(each), stop
 
 
 if __name__ == "__main__":

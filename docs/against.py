@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import fit
 from fit import Fits
 from tools import figures
-from tools.config import UserError, fail, program_parser
-from tools.records import OF_A_SHAPE, VARIED, differs
-from tools.report import point, show
+from tools.flags import UserError, fail, program_parser
+from records import OF_A_SHAPE, VARIED, differs
+from fit import point, show
 
 
 def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:

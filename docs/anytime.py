@@ -13,10 +13,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tools import figures
-from tools.compare import differences, losses_of_lines
-from tools.config import UserError, fail, program_parser
-from tools.records import read_records
-from tools.report import VERBS, point, verdict
+from compare import differences, losses_of_lines
+from tools.flags import UserError, fail, program_parser
+from records import read_records
+from compare import VERBS, verdict
+from fit import point
 
 PLANNED, POWER = "cosine (fitted)", "Power (fitted)"  # the same law for both
 

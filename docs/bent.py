@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
 from fit import Fits, Minimum, slope
-from tools.config import UserError, fail, program_parser
+from tools.flags import UserError, fail, program_parser
 from tools.figures import size
-from tools.records import PAPER_SEQ_LEN
-from tools.report import interval, show
+from schedules import PAPER_SEQ_LEN
+from fit import interval, show
 
 
 class Bent(NamedTuple):

@@ -3,7 +3,7 @@
     python docs/checks.py
 
 Reads the committed records. Intervals are 95%, of Student's t. If several seeds and several series
-go into a mean, both count as random (`mean_and_error` in tools/compare.py).
+go into a mean, both count as random (`mean_and_error` in compare.py).
 """
 
 import math
@@ -17,10 +17,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from tools.compare import losses_of_lines, mean_and_error, with_t
-from tools.config import program_parser
+from compare import losses_of_lines, mean_and_error, with_t
+from tools.flags import program_parser
 from tools.figures import size
-from tools.report import show
+from fit import show
 
 LONG = ("Power (fitted)", "linear to 0 (fitted)")
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from tools.config import UserError, fail, program_parser
+from tools.flags import UserError, fail, program_parser
 
 FOLDER = ROOT / "results/wsd-laptop"
 

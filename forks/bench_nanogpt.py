@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train
-from tools.config import program_parser
+from tools.flags import program_parser
 
 
 def load_nanogpt(folder: Path):

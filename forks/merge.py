@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from schedules import DECAY_SHAPES
 from tools import runs
-from tools.config import UserError, fail, program_parser
+from tools.flags import UserError, fail, program_parser
 
 
 def shares(tokens: list[int], shape: Callable) -> list[float]:

@@ -14,7 +14,7 @@ import sweep
 from test_figures import figures  # noqa: F401
 from test_fit import few_draws, record, write, wsd_records  # noqa: F401
 from test_mistakes import one_line
-from tools.records import complete
+from records import complete
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
 # ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
@@ -72,7 +72,7 @@ def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, mo
         points = fit.usable(fit.minima(world(seed, widths)))
         law = fit.fit_law(points, *fit.redraw(points))
         off.append([law.b[0] - B, law.q[0] - Q])
-        ends = fit.report.interval(law.b), fit.report.interval(law.q)
+        ends = fit.interval(law.b), fit.interval(law.q)
         hit.append([low <= truth <= high for truth, (low, high) in zip((B, Q), ends)])
     bias, covered = np.mean(off, axis=0), np.mean(hit, axis=0)
     print("bias", bias, "spread", np.std(off, axis=0), "covered", covered)
@@ -114,7 +114,7 @@ def test_a_clean_bent_law_is_recovered():
 
 
 def test_noise_without_a_bend_is_no_gain():
-    gains = lambda rows: fit.report.interval(bent.gain(fits_of(rows)))
+    gains = lambda rows: fit.interval(bent.gain(fits_of(rows)))
     worlds = [world(seed, [32], batches=[1, 4, 8, 32, 128]) for seed in range(3)]
     assert all(gains(rows)[0] < 0 for rows in worlds)
     assert gains(bent_rows(0.003, law=TRUE | {"c": 1e-4}))[0] > 0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from test_readme import PAGES
-from tools.config import program_parser
+from tools.flags import program_parser
 
+import config
 import train
 
 TEXT = "\n".join(PAGES.values())
@@ -52,7 +53,7 @@ def test_a_command_is_understood(command, monkeypatch):
         import_module(Path(file).stem).main(argv)
     given = vars(caught.value.args[0])
     if file in ("train.py", "bench.py"):
-        train.make_config(**{name: given[name] for name in given if name in train.FIELDS})
+        train.make_config(**{name: given[name] for name in given if name in config.FIELDS})
 
 
 def test_shell_blocks_are_shell():

@@ -22,7 +22,8 @@ import data
 import eval as evaluation
 import model as model_file
 import train
-from model import GPT, GPTConfig, load_model
+from config import GPTConfig
+from model import GPT, load_model
 from test_mistakes import one_line
 from tools import tasks
 from tools.tasks import TASKS

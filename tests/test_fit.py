@@ -12,9 +12,9 @@ import fit
 import schedules
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
-from tools import compare
-from tools.config import UserError
-from tools.records import as_record, check_same_settings, complete
+import compare
+from tools.flags import UserError
+from records import as_record, check_same_settings, complete
 
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
@@ -154,9 +154,9 @@ def test_least_squares_match_lstsq_on_repeated_points():
 
 
 def test_interval_is_the_middle_95_percent_without_the_estimate():
-    assert fit.report.interval(np.array([1e9, *range(1001)])) == (25, 975)
+    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
     one_seed = np.array([0.3, 0.3, 0.1 + 0.2])  # it has no interval, only rounding
-    assert fit.report.show(one_seed) == "0.300" and fit.report.verdict(one_seed) == "undecided"
+    assert fit.show(one_seed) == "0.300" and compare.verdict(one_seed) == "undecided"
 
 
 def test_a_draw_takes_series_again_and_averages_their_valleys():
@@ -271,7 +271,7 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     assert freedom == pytest.approx(error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3))
     # one pair: Student's t over four seeds, whose quantile is 3.182
     one_pair = compare.differences(line, zero, cells[:2])
-    low, high = fit.report.interval(one_pair)
+    low, high = fit.interval(one_pair)
     assert (high - low) / 2 == pytest.approx(3.182 * np.std(seed, ddof=1) / 2, rel=0.02)
     alone = {cell: {0: losses[0]} for cell, losses in line.items()}
     assert len(compare.differences(alone, zero, cells[:2])) == 1  # no spread, no interval

@@ -13,9 +13,9 @@ import anytime
 import fit
 import sweep
 from schedules import paper_batch_size
-from tools import compare
+import compare
 from tools import figures as drawing
-from tools.records import STANDARD, cell_of
+from records import STANDARD, cell_of
 
 SCALES = tuple(sweep.grids.GRIDS["wsd"])
 
@@ -55,7 +55,7 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
             if cfg.total_tokens == grid["budgets"][-1]:
                 found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
             records.append(vars(cfg) | found)
-            plan.known.update(sweep.losses_of(records[-1:]))
+            plan.learn(records[-1])
     assert plan.left() == []
     return fit.read_records([write(records, Path(experiment))])
 

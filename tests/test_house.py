@@ -11,9 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # story file -> the story files at its top
-    "schedules": set(), "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe"},
-    "eval": {"model", "data"}, "train": {"schedules", "mup", "model", "data", "eval"},
-    "sweep": {"data", "train"}, "fit": {"schedules"}, "bench": {"model", "train"},
+    "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
+    "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe", "config", "records"},
+    "eval": {"model", "data"},
+    "train": {"schedules", "config", "records", "mup", "model", "data", "eval"},
+    "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
+    "grids": {"schedules", "records"},
+    "sweep": {"schedules", "config", "records", "data", "train", "compare", "grids"},
+    "bench": {"config", "model", "train"},
 }  # fmt: skip
 read = lambda pattern: {path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)}
 STORY, TOOLS, TESTS = map(read, ("*.py", "tools/*.py", "tests/*.py"))

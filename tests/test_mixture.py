@@ -10,6 +10,7 @@ import data
 import eval as evaluation
 import model as model_file
 import train
+from tools.flags import format_mixture
 from test_resume import assert_same, everything, stop
 from test_train import flags as small, metrics, read, same, weights
 
@@ -69,7 +70,7 @@ def test_no_source_has_a_fixed_place_in_the_batch():
 
 def test_counts_continue_when_the_shares_change(sources):
     """Drawn sequences against a loop that counts, over two changes of the mixture."""
-    assert train.format_mixture(data.parse_mixture("/a:0.6,/b:0.4")) == "/a:0.6,/b:0.4"
+    assert format_mixture(data.parse_mixture("/a:0.6,/b:0.4")) == "/a:0.6,/b:0.4"
     now = mixture(sources, web=0.6, code=0.4)
     stages = [(0, sources["web"]), (37, now), (101, mixture(sources, code=0.5, math=0.5))]
     corpus = data.load_corpus(now, stages=stages)

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from model import GPT, PRESETS, GPTConfig, empty_model
+from config import PRESETS, GPTConfig
+from model import GPT, empty_model
 
 TINY = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16)
 

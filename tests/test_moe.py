@@ -11,7 +11,7 @@ from test_train import MOE, flags, metrics, one_step, same, weights
 
 import moe
 import train
-from model import GPTConfig
+from config import GPTConfig
 
 
 def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64, seed=0) -> moe.MoE:

@@ -9,7 +9,8 @@ import torch
 import data
 import mup
 import train
-from model import GPT, GPTConfig
+from config import GPTConfig
+from model import GPT
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
 MOE = dict(n_expert=8, n_expert_active=2)
@@ -137,7 +138,7 @@ def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **exper
     losses = []
     for seed in (0, 1):
         cfg = train.make_config(**shape, **how, seed=seed, data_seed=seed)
-        steps = train.training_steps(cfg, train.build(cfg), corpus, cfg.total_tokens)
+        steps = train.training_steps(cfg, train.build(cfg), corpus)
         losses += [loss.item() for _, loss, *_ in steps][-2:]
     return sum(losses) / len(losses)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tools import compare
+import compare
 
 import bent
 import checks
 import fit
 import train
-from schedules import READS
+from schedules import SCHEDULES
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -258,7 +258,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
 def as_numbers(value) -> list[float]:
     """Bootstrap draws become an estimate and its 95% interval; lists of them one long list."""
     if isinstance(value, np.ndarray):
-        return [value[0], *fit.report.interval(value)]
+        return [value[0], *fit.interval(value)]
     return sum(map(as_numbers, value), []) if isinstance(value, list) else [value]
 
 
@@ -314,7 +314,7 @@ def test_records_of_the_default_run_have_the_presets_settings():
     assert len(found) == 9
     for r in found:
         cfg = train.make_config(preset=r["preset"], schedule=r["schedule"])
-        names = READS[r["schedule"]] | {
+        names = SCHEDULES[r["schedule"]].reads | {
             "total_tokens",
             "batch_size",
             "n_layer",

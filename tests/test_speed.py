@@ -106,8 +106,8 @@ class NoReads(TorchDispatchMode):
 
 def test_nothing_in_a_step_reads_a_value(corpus):
     """Reading one would make a GPU wait: `item` and friends are for lines of the log."""
-    cfg = train.resolve_device(train.make_config(**SMALL, warmup_tokens=0))
-    steps = train.training_steps(cfg, train.build(cfg), corpus, 10**6)
+    cfg = devices.resolve_device(train.make_config(**SMALL, warmup_tokens=0))
+    steps = train.training_steps(cfg, train.build(cfg), corpus)
     next(steps)  # whatever happens once, happens here
     with NoReads():
         next(steps)

@@ -20,13 +20,13 @@ import torch
 
 import sweep
 import train
-from schedules import PLANNED, SCHEDULES, make_schedule
+from schedules import SCHEDULES, is_planned, make_schedule
 from test_mistakes import one_line
 from test_resume import TIMELESS
 from test_train import SMALL
-from tools import engines
+from tools import devices, engines, runs as runs_file
 from tools.files import lock
-from tools.records import differs, identity, records_in
+from records import differs, identity, loss_of, records_in
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
@@ -52,7 +52,7 @@ def records(folder="out") -> dict:
 
 def config(corpus_path, **changed) -> train.TrainConfig:
     fields = COMMON | SHAPE | dict(batch_size=8, device="cpu", data=str(corpus_path)) | changed
-    return train.resolve_device(train.make_config(**fields))
+    return devices.resolve_device(train.make_config(**fields))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def final_weights(monkeypatch) -> list[torch.Tensor]:
 
 
 def train_runs(runs: list, corpus, trunks="trunks", *args, **more) -> list:
-    return [sweep.train_run(cfg, corpus, Path(trunks), *args, **more) for cfg in runs]
+    return [sweep.make_run(cfg, corpus, Path(trunks), *args, **more) for cfg in runs]
 
 
 KINDS = {name: dict(schedule=name) for name in SCHEDULES}
@@ -81,17 +81,17 @@ KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_s
 def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, monkeypatch):
     """Bit for bit, whatever the schedule; a planned one shares no trunk, a long decay is early."""
     monkeypatch.setattr(train, "sample", lambda *_: "")  # slow, and not what we compare
-    monkeypatch.setattr(train, "draw_curve", lambda *_: None)
+    monkeypatch.setattr(train.figures, "draw_curve", lambda *_: None)
     runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
     if kind == "wsd":
         runs[2] = config(corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500)
     trunks = sweep.by_trunk(runs).values()
-    assert len(trunks) == (3 if runs[0].schedule in PLANNED else 1)
+    assert len(trunks) == (3 if is_planned(runs[0].schedule) else 1)
     runs = sum(trunks, [])
     for cfg, (ours, _) in zip(runs, train_runs(runs, corpus)):
         out = Path(str(cfg.total_tokens))
         out.mkdir()
-        record = train.train(cfg, corpus, out)
+        record = train.train_run(cfg, corpus, out)
         assert set(ours) == set(record)
         machine = TIMELESS - {"out", "command"}
         assert all(ours[name] == value for name, value in record.items() if name not in machine)
@@ -119,7 +119,8 @@ def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatc
     """As after a git pull between two runs of a trunk."""
     runs, found = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS], []
     for commit, cfg in zip(["old", "old", "new"], runs):
-        monkeypatch.setattr(sweep, "origin", lambda *_: {"git_commit": commit, "fingerprint": ""})
+        origin = {"git_commit": commit, "fingerprint": ""}
+        monkeypatch.setattr(runs_file, "origin", lambda *_: dict(origin))
         corpus.meta["fingerprint"] = ""
         found += [record["git_commit"] for record, _ in train_runs([cfg], corpus)]
     assert found == ["old", "old", "old, new"]
@@ -152,7 +153,7 @@ def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
     together = [record for record, _ in train_runs(runs, corpus)]
     assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3
-    assert set(sweep.losses_of(together).values()) == {math.inf}
+    assert {loss_of(record) for record in together} == {math.inf}
     assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
 
 
@@ -164,7 +165,7 @@ def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
     assert {curve[0] for curve in curves} == {curves[0][0]}
     assert all(6 <= len(curve) <= 12 for curve in curves)
     state, schedule = train.build(runs[2]), make_schedule(runs[2])
-    steps = train.training_steps(runs[2], state, corpus, 12000)
+    steps = train.training_steps(runs[2], state, corpus)
     losses = [loss.item() for _, loss, _, _ in steps]
     for tokens, loss, lr in curves[2]:
         assert lr == schedule(tokens - 128)  # the middle of the last step
@@ -269,7 +270,9 @@ def test_a_comparison_tunes_and_looks_at_its_longest_cosine(corpus_path, corpus,
     same = ("n_layer", "schedule", "lr", "total_tokens", "batch_size")
     cfg = config(corpus_path, **{name: cosine[name] for name in same})
     state = train.build(cfg)
-    list(train.training_steps(cfg, state, corpus, 1280))
+    for _ in train.training_steps(cfg, state, corpus):
+        if state.tokens == 1280:
+            break
     assert train.evaluate(cfg, state, corpus)[1]["val_loss"] == cosine["val_loss_at_1280"]
 
 
@@ -420,7 +423,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(sweep, "write_checkpoint", full)
+    monkeypatch.setattr(runs_file, "write_checkpoint", full)
     assert sweep.main(tiny) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("sweep.py: no space left") and "The same command resumes" in last
@@ -476,7 +479,7 @@ def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
     same = lambda name: identity(vars(cfg)) == identity(vars(cfg) | {name: "x"})
     free = {field.name for field in dataclasses.fields(cfg) if same(field.name)}
     assert free == {
-        "power_a", "power_b", "power_q", "lr_max",  # WSD does not read them
+        "power_a", "power_b", "power_q", "lr_max", "min_lr_ratio",  # WSD does not read them
         "preset", "data", "tokenizer", "out", "device", "compile", "recompute", "micro_batch_size",
         "log_every", "eval_every", "eval_tokens", "save_every", "keep_checkpoints",
     }  # fmt: skip

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import config
 import data
 import eval as evaluation
 import model as model_file
 import schedules
 import train
-from tools import runs
+from tools import devices, runs
 
 SMALL = dict(
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8,
@@ -181,7 +182,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(corpus):
 
 
 def test_each_group_gets_its_multiplier_and_weight_decay(corpus):
-    cfg = train.resolve_device(train.make_config(**SMALL | {"n_embd": 64}))  # m_width 2
+    cfg = devices.resolve_device(train.make_config(**SMALL | {"n_embd": 64}))  # m_width 2
     state = train.build(cfg)
     train.optimizer_step(cfg, state.model, state.optimizer, corpus, 0, lr=0.02)
     groups = state.optimizer.param_groups
@@ -197,11 +198,11 @@ def test_the_gradient_is_clipped_to_its_norm(corpus):
 
 
 def test_default_below_preset_below_flag():
-    assert train.make_config().batch_size == train.RECIPES["laptop"]["batch_size"]
+    assert train.make_config().batch_size == config.RECIPES["laptop"]["batch_size"]
     preset, typed = train.make_config(preset="1B"), train.make_config(preset="1B", lr=0.5)
     assert (preset.lr, preset.m_emb, preset.decay_tokens) == (0.01, 12, 100e9)
     assert typed.lr == 0.5 and train.make_config(preset="PowerLM-3B").decay_tokens == 250e9
-    assert set(train.RECIPES) == set(model_file.PRESETS)
+    assert set(config.RECIPES) == set(config.PRESETS)
 
 
 def test_numbers_as_people_write_them():

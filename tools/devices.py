@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from tools.config import UserError
+from tools.flags import UserError
 
 
 def pick_device(name: str = "auto") -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-from tools.config import UserError
+from tools.flags import UserError
 from tools.runs import stop_request
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.files import replacing
-from tools.records import read_metrics
+from tools.files import read_metrics, replacing
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
 COLORS = {

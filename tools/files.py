@@ -61,3 +61,13 @@ def lock(path: Path):
     except OSError as error:  # the file system has no locks
         raise OSError(f"{path}: cannot be locked ({error.strerror})") from None
     return file
+
+
+def read_metrics(run: Path) -> list[dict]:
+    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last counts."""
+    found = {}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
+            metrics = json.loads(line)
+            found[metrics["tokens"], "val_loss" in metrics] = metrics
+    return [found[at] for at in sorted(found)]

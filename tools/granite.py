@@ -11,7 +11,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
-from tools.config import UserError
+from tools.flags import UserError
 
 NAMES = {  # last part of our parameter names -> theirs, within a layer or the model
     "embed": "embed_tokens", "norm": "norm",

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from tools.config import UserError
+from tools.flags import UserError
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss

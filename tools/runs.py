@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tools.config import UserError, say
+from tools.flags import UserError, say
 from tools.devices import all_sum, rank_and_world
-from tools.files import append_to, lock, replacing, write_json
-from tools.records import DEFAULTS, RUNTIME_FLAGS, read_metrics
+from tools.files import append_to, lock, read_metrics, replacing, write_json
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -217,6 +216,11 @@ def stop_request(time_limit: float | None, *more: int):
             signal.signal(number, handler)
 
 
+def crossed(every: int, before: int, tokens: int) -> bool:
+    """Is there a multiple of `every` above `before` and up to `tokens`?"""
+    return tokens // every > before // every
+
+
 def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
     """Average the losses of the sources of a mixture by share, and add the val_loss of sources."""
     if len(losses) == 1:
@@ -239,6 +243,7 @@ class Run:
         self.out, self.config, self.stages = out, config, start["stages"]
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = start.get("diverged", False)
+        self.look_at = ()  # no validations but those of --eval_every
         self.logged_tokens, self.logged_at = start["tokens"], time.perf_counter()
         if out:
             for leftover in [*out.glob(".*.tmp"), *out.glob("ckpt/.*.tmp")]:
@@ -262,8 +267,11 @@ class Run:
             line = json.loads(json.dumps(line), parse_constant=lambda _: None)
             self.metrics.write(json.dumps(line) + "\n")
 
-    def log(self, tokens: int, lr: float, loss: torch.Tensor, **more) -> None:
-        """Report progress. loss: mean over the sequences of this process, a tensor."""
+    def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
+        """Report progress at every --log_every tokens. loss: of this process, a tensor."""
+        tokens = state.tokens
+        if not (last or crossed(self.config["log_every"], state.before, tokens)):
+            return
         loss = all_sum(loss).item() / rank_and_world()[1]  # this waits for the device
         speed = (tokens - self.logged_tokens) / (time.perf_counter() - self.logged_at)
         left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
@@ -272,12 +280,14 @@ class Run:
             tokens=tokens,
             loss=loss,
             lr=lr,
-            **more,
+            grad_norm=grad_norm.item(),
+            **(routing.metrics() if routing else {}),
             tokens_per_second=round(speed),
             seconds=round(self.seconds(), 2),
         )
         self.diverged = not math.isfinite(loss)
-        self.logged_tokens, self.logged_at = tokens, time.perf_counter()
+        self.logged_tokens = tokens
+        self.logged_at = time.perf_counter()
 
     def log_validation(self, tokens: int, losses: dict, note: str = "") -> None:
         average = losses.get("average_val_loss")
@@ -331,33 +341,38 @@ def branch_point(path: Path) -> Path:
     return paths[-1]
 
 
-def choose(typed: dict, actions) -> tuple[dict, dict | None, Path | str | None]:
+def choose(
+    typed: dict, actions, runtime: set, later: dict
+) -> tuple[dict, dict | None, Path | str | None]:
     """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
-    A resumed run keeps its config. Raises UserError for a flag that would make it a different run.
+    A resumed run keeps its config. runtime: fields that it may change. later: fields that its
+    config may lack, with their defaults. Raises UserError for a flag that would make it a different
+    run.
     """
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
         return typed, None, actions.branch
     for name, value in typed.items():
-        if name not in RUNTIME_FLAGS and value not in (saved.get(name), "auto"):
+        if name not in runtime and value not in (saved.get(name), "auto"):
             raise UserError(
                 f"--{name} {value}: the run in {typed['out']} has {saved.get(name)}; "
                 "leave the flag out, or use --branch for a new run"
             )
     if rank_and_world()[1] > 1:
         saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
-    fields = DEFAULTS | saved | {name: typed[name] for name in RUNTIME_FLAGS & set(typed)}
+    fields = later | saved | {name: typed[name] for name in runtime & set(typed)}
     if not checkpoints(Path(typed["out"])):
         return fields, None, saved.get("parent")
     return fields, newest_checkpoint(Path(typed["out"]), rename=True), None
 
 
-def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
+def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dict:
     """The config of the parent with these changes. Decay, out, device, compile become defaults.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
-    the weights. Raises UserError if one of them changes.
+    the weights, later: fields that the parent may lack, with their defaults. Raises UserError if
+    one of shape changes.
     """
     for name in sorted(shape & set(changes)):
         old = parent["config"].get(name, changes[name])
@@ -375,7 +390,7 @@ def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
                 "for example --schedule wsd --lr 1e-4"
             )
         return parent["config"] | changes
-    fields = DEFAULTS | parent["config"]
+    fields = later | parent["config"]
     fields |= dict(out=None, decay_tokens=None, device="auto", compile=None)
     if changes.get("decay_tokens"):
         fields["total_tokens"] = parent["tokens"] + changes["decay_tokens"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tools.config import UserError
+from tools.flags import UserError
 
 
 class Question(NamedTuple):

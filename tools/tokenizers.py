@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from tools.config import UserError
+from tools.flags import UserError
 
 # GPT-2 cuts text into these words before it merges bytes.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

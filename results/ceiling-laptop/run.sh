@@ -11,7 +11,7 @@ SAME="--n_layer 2 --n_embd 64 --n_head 4 --dtype float32 --device cpu --eval_eve
 python - "$COMPARE" > "${TMPDIR:-/tmp}/cells" <<'P'  # seed, batch size, its tuned a
 import sys
 from pathlib import Path
-from tools import compare, records
+import compare, records
 _, best, _ = compare.losses_of_lines(records.read_records([Path(sys.argv[1])]))
 for seed in (0, 1, 2):
     for batch_size in (2, 8):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
-from tools.records import records_in  # noqa: E402
+from records import records_in  # noqa: E402
 
 T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 

@@ -49,6 +49,7 @@ def run(out: Path, schedule: str, lr: float, seed: int) -> dict:
     import data
     import train
     from model import load_model
+    import config
     from tools.devices import mixed_precision
 
     torch.set_num_threads(1)
@@ -57,7 +58,7 @@ def run(out: Path, schedule: str, lr: float, seed: int) -> dict:
     argv = [f"--{name}={value}" for name, value in fields.items()]
     assert train.main([*argv, "--resume"]) == 0
     record = json.loads((folder / "record.json").read_text())
-    cfg = train.TrainConfig(**{name: record[name] for name in train.FIELDS})
+    cfg = train.TrainConfig(**{name: record[name] for name in config.FIELDS})
     model, corpus = load_model(folder), data.load_corpus(cfg.data, cfg.tokenizer)
     first, losses = T // cfg.seq_len, []
     for g in range(first, first + UNREAD, 16):

@@ -1,4 +1,6 @@
-"""The comparison of schedules.
+"""The comparison of schedules: its lines, how each is tuned, differences, and words for them.
+
+    python compare.py        list the lines, and when each must know the run length
 
 A *cell* is (shape, T, batch size). A *line* is a schedule with a rule for its learning rate. Every
 seed is an experiment of its own: it tunes all lines in two small cells, with separate runs, and
@@ -6,13 +8,19 @@ tests them in larger cells. Losses are in nats per token.
 """
 
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tools.config import UserError
-from tools.records import PAPER_SEQ_LEN, cell_of, knobs_of, loss_of, narrow_first
+from fit import interval, show
+from records import cell_of, loss_of, narrow_first, tuned_fields
+from schedules import PAPER_SEQ_LEN, has_decay, is_planned
+from tools import figures, flags
+from tools.figures import size
+from tools.flags import UserError
 
 DRAWS = 100_000
 TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
@@ -62,11 +70,13 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
 
 def needs_T(line: Line) -> str:
     """When must you know the run length?"""
-    fields, schedule = line.fields, line.fields["schedule"]
-    lr_of_T = schedule == "wsd" and line.b  # its constant learning rate depends on T
-    if schedule not in ("power", "wsd") or fields.get("decay_share") or lr_of_T:
+    schedule = line.fields["schedule"]
+    lr_of_T = line.b != 0 and schedule != "power"  # its learning rate depends on T
+    if is_planned(schedule) or line.fields.get("decay_share") or lr_of_T:
         return "from the start"
-    return "never" if fields["average"] else "when it decays"
+    if line.fields["average"] or not has_decay(schedule):
+        return "never"
+    return "when it decays"
 
 
 # -- The comparison --------------------------------------------------------------------------------
@@ -74,7 +84,7 @@ def needs_T(line: Line) -> str:
 
 def key_of(fields: dict) -> tuple:
     """What tells a run from the others of its cell and seed, in a record or in fields_of a line."""
-    names = "schedule", "decay_shape", "min_lr_ratio", "average", *knobs_of(fields)
+    names = "schedule", "decay_shape", "min_lr_ratio", "average", *tuned_fields(fields["schedule"])
     return tuple(fields[name] for name in names)
 
 
@@ -199,3 +209,87 @@ def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
             break
         found.append(name)
     return found
+
+
+# -- In words --------------------------------------------------------------------------------
+
+LEVEL = 0.005  # nats; two lines are level if the interval of their difference lies inside
+VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "may tie"}
+
+
+def verdict(draws: np.ndarray) -> str:
+    low, high = np.round(interval(draws), 9)
+    if -LEVEL < low < high < LEVEL:  # one seed in one pair has no interval, so low == high
+        return "level"
+    return "better" if low < high < 0 else "worse" if 0 < low < high else "undecided"
+
+
+def comparison(records: list[dict], out: Path) -> None:
+    """Print the tables, in Markdown, and draw the figures."""
+    lines, best, _ = losses_of_lines(records)
+    print("tuned learning rates of the seeds")
+    for name, rates in best.items():
+        print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
+    panels = []
+    with_search = lines | {"WSD, searched in every cell": searched(records)}
+    for kind in ("dense", "MoE"):
+        of_kind = [cell for cell in lines["WSD"] if ("experts" in cell[0]) == (kind == "MoE")]
+        present = [some for some in lines.values() if some.keys() & set(of_kind)]
+        cells = [cell for cell in of_kind if all(cell in some for some in present)]
+        if cells:
+            panels.append(table_of_differences(with_search, cells, kind))
+    figures.draw_differences(out / "compare.png", panels, LEVEL)
+    print(f"\n{out}: compare.png")
+
+
+def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
+    """Print all lines minus the best planned one, and return them as a panel of compare.png.
+
+    The best planned line decays, needs T from the start, and has the lowest mean loss.
+    """
+    when = {name: "from the start" for name in lines}
+    planned = []
+    whole = [name for name in lines if lines[name].keys() >= set(cells)]
+    for name, line in LINES.items():
+        when[name] = needs_T(line)
+        if name in whole and when[name] == "from the start" and not line.fields["average"]:
+            planned.append(name)
+    mean = lambda name: np.mean([[*lines[name][cell].values()] for cell in cells])
+    other = min(planned, key=mean)
+
+    longest = max(T for _, T, _ in cells)
+    late_cells = [cell for cell in cells if cell[1] == longest]
+    all_T = {name: differences(lines[name], lines[other], cells) for name in whole}
+    late = {name: differences(lines[name], lines[other], late_cells) for name in whole}
+    order = sorted(whole, key=lambda name: all_T[name][0])
+    against = f"minus {other}, {mean(other):.3f} | at T = {size(longest)}"
+    print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n" + "|---" * 5 + "|")
+    text = lambda draws: f"{show(draws)} {verdict(draws)}"
+    tests = {}
+    for name in order:
+        if name != other:
+            loss = mean(other) + all_T[name][0]  # a line may have fewer seeds than the other
+            both = f"{text(all_T[name])} | {text(late[name])}"
+            print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
+            tests[f"{name}, all T"] = all_T[name]
+            tests[f"{name}, T = {size(longest)}"] = late[name]
+    survivors = "; ".join(holm(tests)) or "none"
+    print(f"\nnot 0 after Holm's correction for {len(tests)}: {survivors}")
+    missing = [name for name in LINES if name not in whole]
+    if missing:
+        print(f"not in all of these cells: {', '.join(missing)}")
+
+    verb = VERBS[verdict(all_T["Power (fitted), averaged"])]
+    rows = {name: (all_T[name][0], *interval(all_T[name]), when[name]) for name in order}
+    return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("compare.py", __doc__).parse_args(argv)
+    for name, line in LINES.items():
+        print(f"{name:<26} batch^{line.q:g} T^{line.b:g}   needs T {needs_T(line)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,20 @@
-"""The grids and flags of sweep.py.
+"""The grids of the experiments in sweep.py, and the flags that change them.
 
 A row is (shape, batch sizes in sequences, number of seeds). The preset has all other fields.
 `budgets` are the run lengths T in tokens. A search for the learning rate starts at `guess`, for the
 smallest T and 1,024 tokens per batch.
+
+    python grids.py        list the grids
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-from tools.config import UserError, at_least, whole_number
-from tools.records import differs, identity
+from records import differs, identity
+from schedules import SCHEDULES
+from tools import flags
+from tools.flags import UserError
 
 
 def grid(common, warmup_tokens, shapes, batches, seeds, budgets, guess=0.01, **more) -> dict:
@@ -153,13 +158,16 @@ def resized(shape: dict, n: int) -> dict:
 UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "keep_checkpoints"}
 
 
-def check_fields(asked: dict[str, list], configs: list, reads: dict[str, set]) -> None:
+def check_fields(asked: dict[str, list], configs: list) -> None:
     """Raise UserError for a field on the command line unless the runs have exactly these values.
 
-    asked has a list of values for every field, reads the fields that depend on the schedule.
+    asked: field -> the list of its values.
     """
     for name, values in asked.items():
-        some = {schedule for schedule in reads if name in reads[schedule]} or reads.keys()
+        readers = {schedule for schedule, kind in SCHEDULES.items() if name in kind.reads}
+        some = readers or SCHEDULES.keys()
+        if name == "total_tokens":
+            some = SCHEDULES.keys()
         found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
         if name in UNUSED or "auto" in values or found != set(values):
             why = "the experiment chooses or ignores this; leave it out, or see --widths, --sweep"
@@ -182,7 +190,7 @@ def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) 
 
 
 def numbers(text: str) -> list[int]:
-    return [whole_number(part) for part in text.split(",")]
+    return [flags.whole_number(part) for part in text.split(",")]
 
 
 def pair(text: str) -> tuple[str, int | str]:
@@ -202,7 +210,11 @@ def add_own_flags(parser, parse_field) -> None:
     add = parser.add_argument
     add("experiment", choices=tuple(GRIDS))
     add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
-    add("--workers", type=at_least(1), help="jobs at a time (default: one per GPU, or per core)")
+    add(
+        "--workers",
+        type=flags.at_least(1),
+        help="jobs at a time (default: one per GPU, or per core)",
+    )
     add("--engine", choices=("local", "slurm"), default="local", help="where jobs run")
     add(
         "--slurm",
@@ -216,7 +228,9 @@ def add_own_flags(parser, parse_field) -> None:
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"
         add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
-    add("--seeds", type=at_least(1), metavar="N", help="seeds 0 to N-1 in place of the grid's")
+    add(
+        "--seeds", type=flags.at_least(1), metavar="N", help="seeds 0 to N-1 in place of the grid's"
+    )
     add(
         "--sweep",
         type=swept,
@@ -226,3 +240,17 @@ def add_own_flags(parser, parse_field) -> None:
         help="a field with several values; may be repeated",
     )
     add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("grids.py", __doc__).parse_args(argv)
+    for experiment, scales in GRIDS.items():
+        for scale, some in scales.items():
+            series = len(bases_of(some))
+            lengths = f"{some['budgets'][0]:.3g} to {some['budgets'][-1]:.3g}"
+            print(f"{experiment:<10}{scale:<8}{series:>4} series, T from {lengths} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

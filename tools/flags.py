@@ -20,7 +20,7 @@ LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help and the limits of its flag, from LIMITS or choices."""
+    """A config field with the help of its flag, its limits (LIMITS or choices), and other marks."""
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
@@ -44,21 +44,11 @@ def violated(value, limits) -> str | None:
     return None
 
 
-def check_effect(typed: dict, schedule: str, reads: dict[str, set]) -> None:
-    """Raise UserError for a typed field that only other schedules read."""
-    for name, value in typed.items():
-        readers = [other for other in reads if name in reads[other]]
-        if readers and schedule not in readers:
-            problem = f"has no effect with --schedule {schedule}, only with {', '.join(readers)}"
-            raise UserError(f"--{name} {value}: {problem}")
-
-
-def fill_in(cfg, **values) -> None:
-    """Replace every None among these fields, in the __post_init__ of a frozen config."""
-    # dataclasses.replace keeps these values, so for a different width call make_config
-    for name, value in values.items():
-        if getattr(cfg, name) is None:
-            object.__setattr__(cfg, name, value)
+def fill_in(cfg, name: str, value) -> None:
+    """Replace None in a field, in the __post_init__ of a frozen config."""
+    # dataclasses.replace keeps this value, so for a different width call make_config
+    if getattr(cfg, name) is None:
+        object.__setattr__(cfg, name, value)
 
 
 def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
