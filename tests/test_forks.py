@@ -1,6 +1,7 @@
 """The patches in forks/: each applies to a copy of the project, runs, and does what it says."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -108,3 +109,32 @@ def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
     saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
     xs = [state["x"] for state in saved["optimizer"]["state"].values()]
     assert all(any(torch.equal(x, mean) for x in xs) for mean in saved["average"].values())
+
+
+def test_a_fixed_norm_is_kept_and_a_memory_lowers_the_weight_decay(corpus_path):
+    """Initial norms after every step; the weights against a loop over the definition of AdamW."""
+    folder = fork("memory")
+    argv = flags(corpus_path, schedule="constant", weight_decay=0, out="a", save_every=256)
+    for fixed in ("none", "hidden", "all"):
+        run(folder, "train.py", *argv, "--fixed_norm", fixed, "--out", fixed)
+    for fixed in ("none", "hidden", "all"):
+        newest = max((folder / fixed / "ckpt").iterdir())
+        weights = torch.load(newest, weights_only=True)["model"]
+        torch.manual_seed(0)
+        first = train.GPT(train.make_config(**SMALL)).state_dict()
+        kept = {
+            name: math.isclose(w.norm(), first[name].norm(), rel_tol=1e-5)
+            for name, w in weights.items()
+            if w.dim() == 2
+        }
+        assert kept.pop("embed.weight") == (fixed == "all")
+        assert set(kept.values()) == {fixed != "none"}
+
+    code = """
+import train
+cfg = train.make_config(schedule="constant", memory=2.0, lr=0.01, warmup_tokens=2048)
+print([train.weight_decay_at(cfg, n) for n in (100, 2048, 4096, 40960)])
+"""
+    found = json.loads(run(folder, "-c", code))
+    # a step of 1024 tokens forgets the share 1024 / (2 n)
+    assert found == pytest.approx([1024 / (2 * n) / 0.01 for n in (2048, 2048, 4096, 40960)])
