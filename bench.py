@@ -1,4 +1,5 @@
-"""Estimate a run, or measure how fast this machine trains. It takes the config flags of train.py.
+"""Estimate a run, or measure how fast this machine trains. It takes the config flags of
+train.py.
 
 python bench.py                                    time training steps
 python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
@@ -24,9 +25,10 @@ from tools.flags import UserError, add_flags, fail, program_parser
 def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     """Estimate the bytes that training needs on a GPU at the start of a backward pass.
 
-    Activations are the tensors that autograd keeps. For every token, a block keeps the residual
-    stream twice in float32 and, in the dtype of matrix products, two normed streams, queries, keys,
-    values, the attention output and 3 hidden vectors of the MLP. The allocator adds a few percent.
+    Activations are the tensors that autograd keeps. For every token, a block keeps the
+    residual stream twice in float32 and, in the dtype of matrix products, two normed
+    streams, queries, keys, values, the attention output and 3 hidden vectors of the MLP.
+    The allocator adds a few percent.
     """
     C, F = cfg.n_embd, cfg.n_ffn
     size = 2 if cfg.dtype == "bfloat16" else 4
@@ -34,7 +36,9 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     hidden = 3 if cfg.compile else 4
     mlp = size * hidden * F
     if cfg.n_expert:  # every expert also keeps its input and its weighted output
-        mlp = size * cfg.n_expert_active * (C + (hidden + 1) * F) + 4 * C  # router in float32
+        mlp = (
+            size * cfg.n_expert_active * (C + (hidden + 1) * F) + 4 * C
+        )  # router in float32
     norms = 0 if cfg.compile else 8 * C  # intermediate results
     block = 8 * C + size * (2 * C + heads) + mlp + norms
     blocks = cfg.n_layer * 4 * C + block if cfg.recompute else cfg.n_layer * block
@@ -46,14 +50,18 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
         "average": 4 * n_params * cfg.average,
         "bfloat16 copies": 2 * n_params * (size == 2),
         "blocks": tokens * blocks,
-        "logits": tokens * cfg.vocab_size * (size + 4 + 4),  # and their softmax and its gradient
+        "logits": tokens
+        * cfg.vocab_size
+        * (size + 4 + 4),  # and their softmax and its gradient
     }
 
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
     if cfg.batch_size % world:
-        raise UserError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+        raise UserError(
+            f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
+        )
     each = cfg.batch_size // world  # sequences of a GPU in a step
     n_micro = train.n_passes(each, cfg.micro_batch_size)
     micro = each // n_micro
@@ -64,7 +72,9 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     n = cfg.total_tokens // cfg.batch_tokens
     flops = model.flops_per_token() * n * cfg.batch_tokens
     hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
-    gib = {name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size}
+    gib = {
+        name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size
+    }
     return f"""{cfg.preset} under {cfg.schedule}: {n:,} steps of {cfg.batch_tokens:,} tokens
 GPUs:   {world}, with {n_micro} x {micro} sequences per GPU and step
 FLOPs:  {flops:.3g}, backward included, causal attention counted once

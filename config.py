@@ -1,7 +1,8 @@
-"""Everything that determines a run: the shape of the model, the training, and the presets.
+"""Everything that determines a run: the shape of the model, the training, and the
+presets.
 
-A field of these classes is a flag of train.py with its help, type and limits. A value on the
-command line comes before the preset, and the preset before the default here.
+A field of these classes is a flag of train.py with its help, type and limits. A value on
+the command line comes before the preset, and the preset before the default here.
 
     python config.py        list the presets with all their values
 """
@@ -23,25 +24,39 @@ class GPTConfig:
     n_head: int = option(help="attention heads", above=0)
     seq_len: int = option(help="tokens per sequence", above=0)
     vocab_size: int = option(help="rows of the embedding", above=1, below=2**31)
-    n_kv_head: int | None = option(None, "heads of keys and values (default: n_head)", above=0)
-    n_ffn: int | None = option(None, "hidden width, MLP or expert (default: 2.5 n_embd)", above=0)
-    n_expert: int = option(0, "experts in an MoE layer, or 0 for a dense model", at_least=0)
+    n_kv_head: int | None = option(
+        None, "heads of keys and values (default: n_head)", above=0
+    )
+    n_ffn: int | None = option(
+        None, "hidden width, MLP or expert (default: 2.5 n_embd)", above=0
+    )
+    n_expert: int = option(
+        0, "experts in an MoE layer, or 0 for a dense model", at_least=0
+    )
     n_expert_active: int = option(0, "experts per token", at_least=0)
 
     # muP (the paper's Table 1)
     base_width: int = option(256, "width at which m_width is 1", above=0)
-    m_width: float | None = option(None, "width multiplier (default: n_embd / base_width)", above=0)
+    m_width: float | None = option(
+        None, "width multiplier (default: n_embd / base_width)", above=0
+    )
     m_emb: float = option(1.0, "multiplies the output of the embedding", above=0)
     m_res: float = option(1.0, "multiplies every residual branch", above=0)
-    init_std: float = option(0.02, "standard deviation of initial weights at m_width 1", above=0)
+    init_std: float = option(
+        0.02, "standard deviation of initial weights at m_width 1", above=0
+    )
     router_rule: str = option(
         "hidden",
         "the router's row in mup.rules",
         choices=("hidden", "readout", "embedding"),
         later=True,
     )
-    attention_multiplier: float | None = option(None, "in attention (default 1 / d_head)", above=0)
-    logits_scaling: float | None = option(None, "divides the logits (default: m_width)", above=0)
+    attention_multiplier: float | None = option(
+        None, "in attention (default 1 / d_head)", above=0
+    )
+    logits_scaling: float | None = option(
+        None, "divides the logits (default: m_width)", above=0
+    )
 
     norm_eps: float = option(1e-5, "added inside RMSNorm's square root", above=0)
     rope_theta: float = option(10000.0, "base of the rotary frequencies", above=0)
@@ -75,10 +90,12 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-# The shapes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4 (1.2B,
-# 1.3B, 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop models are ours, for
-# bytes.
-_laptop = dict(n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128)
+# The shapes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4
+# (1.2B, 1.3B, 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop
+# models are ours, for bytes.
+_laptop = dict(
+    n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128
+)
 _wsd = dict(vocab_size=49152, seq_len=4096)
 _power = dict(_wsd, init_std=0.1, m_emb=12)
 _moe = dict(_power, n_ffn=512, n_kv_head=8, n_expert_active=8)
@@ -101,12 +118,14 @@ PRESETS = {
 class TrainConfig(GPTConfig):
     """Everything that determines a run. Lengths are in tokens, batch sizes in sequences.
 
-    Other metadata of a field: `runtime`, if it only changes how we compute and report a run (then
-    --resume accepts a new value), `alias`, if it names what other values of a record say anyway,
-    and `later`, if older runs lack the field and had its default.
+    Other metadata of a field: `runtime`, if it only changes how we compute and report a
+    run (then --resume accepts a new value), `alias`, if it names what other values of a
+    record say anyway, and `later`, if older runs lack the field and had its default.
     """
 
-    preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS), alias=True)
+    preset: str = option(
+        "laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS), alias=True
+    )
     schedule: str = option("power", "learning-rate schedule", choices=tuple(SCHEDULES))
     total_tokens: int = option(help="tokens to train on", above=0, at_most=10**15)
     batch_size: int = option(help="sequences per optimizer step", above=0)
@@ -119,24 +138,40 @@ class TrainConfig(GPTConfig):
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
     power_a: float = option(4.0, "a of the power schedule, beta^q * a * n^b", above=0)
     power_b: float = option(-0.51, "b of the power schedule", at_most=0)
-    power_q: float = option(1.0, "q of the power schedule, 1 in the paper", at_least=0, later=True)
+    power_q: float = option(
+        1.0, "q of the power schedule, 1 in the paper", at_least=0, later=True
+    )
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
-    decay_tokens: int | None = option(None, "tokens of the decay (default: 10%%)", at_least=0)
-    decay_shape: str = option("exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES))
-    min_lr_ratio: float = option(0.1, "the cosine ends at this share of lr", at_least=0, at_most=1)
+    decay_tokens: int | None = option(
+        None, "tokens of the decay (default: 10%%)", at_least=0
+    )
+    decay_shape: str = option(
+        "exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES)
+    )
+    min_lr_ratio: float = option(
+        0.1, "the cosine ends at this share of lr", at_least=0, at_most=1
+    )
 
     average: bool = option(
         False, "also average the weights over the last tenth of the tokens", later=True
     )
-    router_aux_weight: float = option(0.01, "weight of the MoE auxiliary loss", at_least=0)
+    router_aux_weight: float = option(
+        0.01, "weight of the MoE auxiliary loss", at_least=0
+    )
     weight_decay: float = option(0.1, "AdamW's weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's first beta", at_least=0, below=1)
     beta2: float = option(0.95, "AdamW's second beta", at_least=0, below=1)
     adam_eps: float = option(1e-10, "AdamW's epsilon", at_least=0)
-    grad_clip: float = option(1.0, "largest norm of the gradient (0: no clipping)", at_least=0)
+    grad_clip: float = option(
+        1.0, "largest norm of the gradient (0: no clipping)", at_least=0
+    )
 
-    seed: int = option(0, "random seed for the initial weights", at_least=0, at_most=2**63 - 1)
-    data_seed: int = option(0, "random seed for the data order", at_least=0, at_most=2**63 - 1)
+    seed: int = option(
+        0, "random seed for the initial weights", at_least=0, at_most=2**63 - 1
+    )
+    data_seed: int = option(
+        0, "random seed for the data order", at_least=0, at_most=2**63 - 1
+    )
     data: str | None = option(
         None, "corpus or mixture, as in web:0.8,code:0.2 (default: embedded)", alias=True
     )
@@ -148,7 +183,9 @@ class TrainConfig(GPTConfig):
         None, "folder of the run (default: a new numbered one in runs/)", runtime=True
     )
 
-    device: str = option("auto", "cuda, mps or cpu (auto: the first available)", runtime=True)
+    device: str = option(
+        "auto", "cuda, mps or cpu (auto: the first available)", runtime=True
+    )
     dtype: str = option(
         "auto",
         "dtype of matrix products (auto: bfloat16 if faster)",
@@ -158,15 +195,21 @@ class TrainConfig(GPTConfig):
         None, "torch.compile (default: on cuda, width 256 and up)", runtime=True
     )
     recompute: bool = option(
-        False, "recompute activations, for less memory and a third more work", runtime=True
+        False,
+        "recompute activations, for less memory and a third more work",
+        runtime=True,
     )
 
-    log_every: int = option(50_000_000, "tokens between lines of progress", above=0, runtime=True)
+    log_every: int = option(
+        50_000_000, "tokens between lines of progress", above=0, runtime=True
+    )
     eval_every: int = option(10**9, "tokens between validations", above=0, runtime=True)
     eval_tokens: int | None = option(
         None, "tokens per validation (default: all)", above=0, runtime=True
     )
-    final_eval_tokens: int | None = option(None, "tokens, last validation (default: all)", above=0)
+    final_eval_tokens: int | None = option(
+        None, "tokens, last validation (default: all)", above=0
+    )
     save_every: int = option(10**10, "tokens between checkpoints", above=0, runtime=True)
     keep_checkpoints: int = option(
         3, "how many to keep, besides the last before decay", above=1, runtime=True
@@ -205,14 +248,20 @@ def names(marked: str | None = None) -> set[str]:
 
 
 FIELDS = names()
-SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}  # no branch may change these
-LATER = {f.name: f.default for f in dataclasses.fields(TrainConfig) if f.metadata.get("later")}
+SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {
+    "preset"
+}  # no branch may change these
+LATER = {
+    f.name: f.default for f in dataclasses.fields(TrainConfig) if f.metadata.get("later")
+}
 
-# -- How the presets are trained ---------------------------------------------------------------
+# -- How the presets are trained ---------------------------------------------------------
 
-# The paper names no micro-batches, and we tried ours on no GPU. The laptop
-# models follow our law and not the paper's, with learning rates tuned by results/laptop/tune.py.
-_search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)  # Table 2
+# The paper names no micro-batches, and we tried ours on no GPU. The laptop models follow
+# our law and not the paper's, with learning rates tuned by results/laptop/tune.py.
+_search = dict(
+    batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026
+)  # Table 2
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop = dict(
     batch_size=8,
@@ -242,7 +291,8 @@ def preset_fields(preset: str) -> dict:
 
 
 def make_config(**typed) -> TrainConfig:
-    """The config of a preset with the typed fields. Raises UserError for an impossible value."""
+    """The config of a preset with the typed fields. Raises UserError for an impossible
+    value."""
     return TrainConfig(**preset_fields(typed.get("preset", "laptop")) | typed)
 
 

@@ -1,4 +1,5 @@
-"""The law behind a sweep: losses -> best learning rates -> power law with intervals -> prediction.
+"""The law behind a sweep: losses -> best learning rates -> power law with intervals ->
+prediction.
 
     python fit.py runs/wsd-quick                     the law, law.json, figures
     python fit.py runs/bend --only warmup_tokens=5000                    of some of the runs
@@ -6,16 +7,19 @@
 
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 
-1. A *cell* is a shape, a run length T and a batch size. Average its losses over the seeds. Its
-   minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest the lowest loss. We
-   leave a cell out, and count it, if this is impossible.
-2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with one a per
-   shape. (docs/bent.py asks whether a law that flattens at large batch sizes is better.)
-3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes one.
+1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
+   seeds. Its minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest
+   the lowest loss. We leave a cell out, and count it, if this is impossible.
+2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
+   one a per shape. (docs/bent.py asks whether a law that flattens at large batch sizes is
+   better.)
+3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
+   one.
 4. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
    *series* is a shape, a batch size and a seed, because its runs share trunks.
 
-T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call fit.law(rows).
+T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call
+fit.law(rows).
 """
 
 import json
@@ -37,7 +41,7 @@ from tools.flags import UserError
 
 DRAWS = 2000
 
-# -- From losses to a minimum ----------------------------------------------------------------------
+# -- From losses to a minimum ------------------------------------------------------------
 
 
 class Minimum(NamedTuple):
@@ -55,13 +59,17 @@ class Minimum(NamedTuple):
 
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
-    """The n points nearest the lowest one, in order of x. Of two at equal distance, the left."""
-    lowest = min(points, key=lambda p: p[1], default=(0, 0))[0]  # without points, any number
+    """The n points nearest the lowest one, in order of x. Of two at equal distance, the
+    left."""
+    lowest = min(points, key=lambda p: p[1], default=(0, 0))[
+        0
+    ]  # without points, any number
     return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
 
 
 def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float, str]:
-    """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or "").
+    """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or
+    "").
 
     A parabola (degree 2) is biased, because our valleys are steeper on one side.
     """
@@ -74,8 +82,11 @@ def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float
     if len(near) < degree + 2:
         return lowest, f"fewer than {degree + 2} losses"
     x, y = np.array(near).T
-    _, c1, c2, c3 = [*np.polyfit(x - lowest, y, degree)[::-1], 0.0][:4]  # a parabola has c3 = 0
-    # the slope c1 + 2 c2 u + 3 c3 u^2 is 0, and rises, at u = -c1 / (c2 + sqrt(c2^2 - 3 c3 c1))
+    _, c1, c2, c3 = [*np.polyfit(x - lowest, y, degree)[::-1], 0.0][
+        :4
+    ]  # a parabola has c3 = 0
+    # the slope c1 + 2 c2 u + 3 c3 u^2 is 0, and rises, at u = -c1 / (c2 + sqrt(c2^2 - 3
+    # c3 c1))
     root = c2**2 - 3 * c3 * c1
     below = c2 + math.sqrt(root) if root >= 0 else 0.0
     at = lowest - c1 / below if below else math.inf
@@ -87,21 +98,32 @@ def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
 
     times: how often every seed counts.
     """
-    drawn = [(n, losses) for n, losses in zip(times, seeds.values()) if n]  # 0 * inf would be NaN
+    drawn = [
+        (n, losses) for n, losses in zip(times, seeds.values()) if n
+    ]  # 0 * inf would be NaN
     mean = lambda x: sum(n * losses[x] for n, losses in drawn) / sum(times)
     return [(x, mean(x)) for x in sorted(set.intersection(*map(set, seeds.values())))]
 
 
-def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None) -> list:
+def minima(
+    records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None
+) -> list:
     """The best learning rate of every cell, or of every cell and seed, narrow to wide.
 
-    `of` maps a record to x, by default log2 of the learning rate. Raises UserError for equal runs.
+    `of` maps a record to x, by default log2 of the learning rate. Raises UserError for
+    equal runs.
     """
     of = of or (lambda r: math.log2(r["lr"]))
     cells: dict = {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
-        cell = shape_of(r), r["total_tokens"], r["batch_size"], beta, r["seed"] if by_seed else 0
+        cell = (
+            shape_of(r),
+            r["total_tokens"],
+            r["batch_size"],
+            beta,
+            r["seed"] if by_seed else 0,
+        )
         losses = cells.setdefault(cell, {}).setdefault(r["seed"], {})
         if of(r) in losses:
             raise UserError(f"{cell[:3]}: two runs have the same learning rate and seed")
@@ -111,7 +133,9 @@ def minima(records: list[dict], degree: int = 3, window: int = 7, by_seed=False,
         points = mean_valley(cells[cell], [1] * len(cells[cell]))
         near, at = nearest(points, window), vertex(points, degree, window)
         lowest = min((loss for _, loss in points), default=math.inf)
-        found.append(Minimum(*cell[:4], cells[cell], points, near, (degree, window), lowest, *at))
+        found.append(
+            Minimum(*cell[:4], cells[cell], points, near, (degree, window), lowest, *at)
+        )
     return found
 
 
@@ -131,7 +155,7 @@ def reasons(found: list) -> str:
     return ", ".join(f"{n} {why}" for why, n in why_not.items())
 
 
-# -- From minima to a law --------------------------------------------------------------------------
+# -- From minima to a law ----------------------------------------------------------------
 
 
 def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +176,8 @@ def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
     weight, loss = np.zeros(x.shape), np.full(x.shape, np.inf)
     for i, m in enumerate(found):
         mine = times[:, [series.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
-        # draws with equal proportions of the seeds have equal valleys, so fit each of these once
+        # draws with equal proportions of the seeds have equal valleys, so fit each of
+        # these once
         ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]
         ratios, index = np.unique(ratios, axis=0, return_inverse=True)
         for k in np.flatnonzero(ratios.any(axis=1)):
@@ -165,7 +190,8 @@ def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
 
 
 class Law(NamedTuple):
-    """log2 lr = log2 a(shape) + b log2 T + q log2 beta. The estimate is followed by all draws."""
+    """log2 lr = log2 a(shape) + b log2 T + q log2 beta. The estimate is followed by all
+    draws."""
 
     b: np.ndarray  # [1 + draws]
     q: np.ndarray  # [1 + draws]
@@ -176,14 +202,20 @@ class Law(NamedTuple):
 def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
     """Weighted least squares in every draw, x and weight [1 + draws, n].
 
-    In a draw without a shape, its a is NaN. If T and beta vary together, all values are NaN.
+    In a draw without a shape, its a is NaN. If T and beta vary together, all values are
+    NaN.
     """
     shapes = list(dict.fromkeys(m.shape for m in found))
-    rows = [[math.log2(m.T), math.log2(m.beta), *(m.shape == s for s in shapes)] for m in found]
+    rows = [
+        [math.log2(m.T), math.log2(m.beta), *(m.shape == s for s in shapes)]
+        for m in found
+    ]
     design, solutions = np.array(rows), []  # [n, 2 + shapes]
     for at, w in zip(x, weight):
         root, y = np.sqrt(w), np.where(w > 0, at, 0)
-        solution, _, rank, _ = np.linalg.lstsq(root[:, None] * design, root * y, rcond=1e-6)
+        solution, _, rank, _ = np.linalg.lstsq(
+            root[:, None] * design, root * y, rcond=1e-6
+        )
         drawn = w @ design[:, 2:] > 0  # shapes
         solution[2:][~drawn] = np.nan
         solutions.append(solution if rank == 2 + drawn.sum() else np.nan * solution)
@@ -194,7 +226,11 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """The middle 95% of the draws. The first entry is the estimate and does not count."""
     draws = draws[1:][np.isfinite(draws[1:])]
-    return tuple(np.percentile(draws, [2.5, 97.5]).tolist()) if draws.size else (math.nan, math.nan)
+    return (
+        tuple(np.percentile(draws, [2.5, 97.5]).tolist())
+        if draws.size
+        else (math.nan, math.nan)
+    )
 
 
 def show(draws: np.ndarray, digits: int = 3) -> str:
@@ -204,13 +240,15 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
     return f"{draws[0]:.{digits}f}{spread}"
 
 
-# -- How the papers read it ------------------------------------------------------------------------
+# -- How the papers read it --------------------------------------------------------------
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
     """Slope of x on u [n] within groups, for every draw. x, weight [1 + draws, n]."""
     same = np.array([[group == other for other in groups] for group in groups])
-    v = u - (weight * u) @ same / np.maximum(weight @ same, 1e-9)  # without the mean of its group
+    v = u - (weight * u) @ same / np.maximum(
+        weight @ same, 1e-9
+    )  # without the mean of its group
     below = (weight * v**2).sum(axis=1)
     return (weight * v * x).sum(axis=1) / np.where(below > 1e-9, below, np.nan)
 
@@ -222,12 +260,15 @@ def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
 
 
 def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """`redraw`, with weight 0 outside the n best batch sizes, which every draw chooses anew."""
+    """`redraw`, with weight 0 outside the n best batch sizes, which every draw chooses
+    anew."""
     x, weight, loss = redraw_with_losses(points)
     loss = np.where(weight > 0, loss, np.inf)
     for cell in {(m.shape, m.T) for m in points}:
         here = [i for i, m in enumerate(points) if (m.shape, m.T) == cell]
-        order = loss[:, here].argsort(axis=1, kind="stable").argsort(axis=1)  # ranks, from 0
+        order = (
+            loss[:, here].argsort(axis=1, kind="stable").argsort(axis=1)
+        )  # ranks, from 0
         weight[:, here] *= order < n
     return x, weight
 
@@ -235,8 +276,8 @@ def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.n
 def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
     """b with q = 1 in the three best batch sizes, s, and a.
 
-    s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the paper's b is
-    b + (q - 1) s.
+    s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the
+    paper's b is b + (q - 1) s.
     """
     points = usable(found)
     x, weight = redraw_best_batches(points, 3)
@@ -253,7 +294,7 @@ def step_law_reading(found: list[Minimum]) -> np.ndarray:
     return slope(x, weight, np.log2([m.T for m in points]), [m.shape for m in points])
 
 
-# -- All of a sweep --------------------------------------------------------------------------------
+# -- All of a sweep ----------------------------------------------------------------------
 
 
 class Fits(NamedTuple):
@@ -273,15 +314,18 @@ def fits_of(rows: list[dict]) -> Fits:
     law = fit_law(points, x, weight) if points else None
     if law is None or not math.isfinite(law.b[0]):
         few = f"{len(points)} of {len(found)} minima usable, left out: {reasons(found) or 0}"
-        raise UserError(f"{few}; a law needs two run lengths and two batch sizes in one shape")
+        raise UserError(
+            f"{few}; a law needs two run lengths and two batch sizes in one shape"
+        )
     return Fits(found, points, x, weight, law, paper_reading(found))
 
 
 def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
-    A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or batch_size.
-    Optional: seq_len (else 4096), shape and seed (else all have the same). Raises UserError.
+    A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or
+    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same).
+    Raises UserError.
     """
     rows = [complete(row) for row in rows]
     return as_json(fits_of(rows), rows[0])
@@ -308,7 +352,8 @@ def as_json(fits: Fits, row: dict) -> dict:
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
+    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for
+    beta."""
     return best_lr(total_tokens, paper_batch_size(batch_tokens), law)
 
 
@@ -320,16 +365,22 @@ def report_prediction(args) -> None:
             law = json.loads(Path(args.law).read_text())
             predict(law, 1.0, float(law["seq_len"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"--law {args.law}: not a law.json that fit.py wrote") from None
+            raise UserError(
+                f"--law {args.law}: not a law.json that fit.py wrote"
+            ) from None
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
-    numbers = {"total_tokens": args.total_tokens, "batch_size": args.batch_size, "seq_len": seq_len}
+    numbers = {
+        "total_tokens": args.total_tokens,
+        "batch_size": args.batch_size,
+        "seq_len": seq_len,
+    }
     for name, value in numbers.items():
         if not 0 < (value or 0) < math.inf:
             raise UserError(f"--{name} {value}: --predict needs a number above 0")
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
 
 
-# -- Reports ---------------------------------------------------------------------------------------
+# -- Reports -----------------------------------------------------------------------------
 
 
 def label(m, field: str) -> str:
@@ -343,14 +394,17 @@ def middle_shape(found: list) -> list:
 
 
 def print_law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
-    """Print the law as several readings of the same runs give it. The first one is ours."""
+    """Print the law as several readings of the same runs give it. The first one is
+    ours."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
     (b_paper, s, _), ours = paper, next(iter(readings.values()))
     same = ours.b[0] + (ours.q[0] - 1) * s[0]
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
-    print(f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}")
+    print(
+        f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}"
+    )
     print(f"{'Step Law, best batch':<29} b {show(step_law)}")
     first = next(iter(ours.a.values()))
     for shape, a in ours.a.items():
@@ -358,10 +412,13 @@ def print_law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
 
 
 def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
-    """The law of the shape with most minima. Filled are those that the paper would choose."""
+    """The law of the shape with most minima. Filled are those that the paper would
+    choose."""
     shape = statistics.mode(m.shape for m in fits.points)
     points: dict = {}
-    for m, x, weight, fitted in zip(fits.points, fits.x.T, fits.weight.T, fits.law.fitted[0]):
+    for m, x, weight, fitted in zip(
+        fits.points, fits.x.T, fits.weight.T, fits.law.fitted[0]
+    ):
         if m.shape == shape:
             here = point(m.batch_size, x, weight, fitted, m in chosen)
             points.setdefault(label(m, "T"), []).append(here)
@@ -370,8 +427,11 @@ def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
     figures.draw_points(path, points, title, xlabel)
 
 
-def point(at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True) -> tuple:
-    """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through x)."""
+def point(
+    at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True
+) -> tuple:
+    """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through
+    x)."""
     low, high = interval(np.where(weight > 0, x, np.nan))
     return math.log2(at), x[0], low, high, x[0] if line is None else line, filled
 
@@ -380,7 +440,10 @@ def draw_valleys(path: Path, found: list) -> None:
     """Valleys of the middle shape by T, and by batch size at the longest T."""
     some, panels = middle_shape(found), []  # in order of T, then of batch size
     best = min((m for m in some if m.T == some[-1].T), key=lambda m: m.loss)
-    for words, field, fixed in (("tokens", "T", "batch_size"), ("batch size", "batch_size", "T")):
+    for words, field, fixed in (
+        ("tokens", "T", "batch_size"),
+        ("batch size", "batch_size", "T"),
+    ):
         row = [m for m in some if getattr(m, fixed) == getattr(best, fixed)]
         longer = getattr(row[-1], field) / getattr(row[0], field)
         moved = 2 ** (row[-1].x - row[0].x)
@@ -398,7 +461,9 @@ def report_wsd(records: list[dict], out: Path) -> None:
     readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
         if points := usable(parabolas(records, window)):
-            readings[f"parabola through {window} rates"] = fit_law(points, *redraw(points))
+            readings[f"parabola through {window} rates"] = fit_law(
+                points, *redraw(points)
+            )
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
     print_law(readings, fits.paper, step_law_reading(fits.found))
@@ -430,7 +495,9 @@ def report_transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -
         print(f"{title:<11}{last} / {first}: {show(ratio, 2)}")
         wider = int(last.split()[1].strip(",")) / int(first.split()[1].strip(","))
         title += f": {wider:g}× width, {ratio[0]:.2f}× the best learning rate"
-        panels.append(dict(groups=groups, title=title, xlabel=f"learning rate ({where})", log=True))
+        panels.append(
+            dict(groups=groups, title=title, xlabel=f"learning rate ({where})", log=True)
+        )
     figures.draw_valleys(out / "transfer.png", panels)
     print(f"\n{out}: transfer.png")
 
@@ -443,7 +510,8 @@ def report_power(scans: dict[str, list], center: dict, out: Path) -> None:
 
 
 def table_of_best(name: str, found: list, center: dict) -> dict:
-    """Print the best a or b, and return the middle shape's valleys at the longest T as a panel."""
+    """Print the best a or b, and return the middle shape's valleys at the longest T as a
+    panel."""
     good = [m for m in found if not m.why_not]
     if not good:
         raise UserError(f"no best {name}: {reasons(found)}")
@@ -452,12 +520,16 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
     batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
     for T in lengths:
-        at = lambda B: [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+        at = lambda B: (
+            [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
+        )
         print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
     x = [value(m.x) for m in good]
     print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
     some = [m for m in middle_shape(found) if m.T == lengths[-1]]
-    by_batch = groupby(some, lambda m: label(m, "batch_size"))  # some is in order of batch size
+    by_batch = groupby(
+        some, lambda m: label(m, "batch_size")
+    )  # some is in order of batch size
     groups = {batch: list(seeds) for batch, seeds in by_batch}
     mean_x = lambda seeds: np.mean([m.x for m in seeds if not m.why_not] or math.nan)
     best = [value(mean_x(seeds)) for seeds in groups.values()]
@@ -468,7 +540,8 @@ def table_of_best(name: str, found: list, center: dict) -> dict:
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
-    """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
+    """Minima of the runs of Power that only differ in a or in b, and the common a and
+    b."""
     a, b = (statistics.mode(r[name] for r in records) for name in ("power_a", "power_b"))
     some_a = [r for r in records if r["power_b"] == b]
     some_b = [r for r in records if r["power_a"] == a]
@@ -487,8 +560,13 @@ def report_records(records: list[dict], out: Path) -> None:
     elif schedules == {"power"}:
         report_power(*scans(records), out)
     elif schedules != {"wsd"}:
-        raise UserError(f"no report for schedules {sorted(schedules)}; is the sweep running?")
-    elif {STANDARD in r["shape"] for r in records} == {True, False}:  # with and without muP
+        raise UserError(
+            f"no report for schedules {sorted(schedules)}; is the sweep running?"
+        )
+    elif {STANDARD in r["shape"] for r in records} == {
+        True,
+        False,
+    }:  # with and without muP
         found = minima(records)
         report_transfer(found, *redraw(found), out)
     else:
@@ -499,13 +577,35 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("fit.py", __doc__)
     add = parser.add_argument
     add("folders", type=Path, nargs="*", help="folders of a sweep's records")
-    add("--out", type=Path, help="folder for law.json and figures (default: that of the runs)")
-    add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
-    add("--predict", action="store_true", help="print the best learning rate for T and batch size")
+    add(
+        "--out",
+        type=Path,
+        help="folder for law.json and figures (default: that of the runs)",
+    )
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=V,...",
+        help="leave out other runs",
+    )
+    add(
+        "--predict",
+        action="store_true",
+        help="print the best learning rate for T and batch size",
+    )
     add("--total_tokens", type=flags.whole_number, help="run length T, for --predict")
     add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
-    add("--seq_len", type=float, help="tokens per sequence (default: as in --law; else 4096)")
-    add("--law", default="paper", help="for --predict, paper or a law.json (default: paper)")
+    add(
+        "--seq_len",
+        type=float,
+        help="tokens per sequence (default: as in --law; else 4096)",
+    )
+    add(
+        "--law",
+        default="paper",
+        help="for --predict, paper or a law.json (default: paper)",
+    )
     args = parser.parse_args(argv)
     if not (args.folders or args.predict):
         parser.error("name the folder of a sweep, or --predict; see --help")

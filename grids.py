@@ -1,8 +1,8 @@
 """The grids of the experiments in sweep.py, and the flags that change them.
 
-A row is (shape, batch sizes in sequences, number of seeds). The preset has all other fields.
-`budgets` are the run lengths T in tokens. A search for the learning rate starts at `guess`, for the
-smallest T and 1,024 tokens per batch.
+A row is (shape, batch sizes in sequences, number of seeds). The preset has all other
+fields. `budgets` are the run lengths T in tokens. A search for the learning rate starts
+at `guess`, for the smallest T and 1,024 tokens per batch.
 
     python grids.py        list the grids
 """
@@ -17,7 +17,9 @@ from tools import flags
 from tools.flags import UserError
 
 
-def grid(common, warmup_tokens, shapes, batches, seeds, budgets, guess=0.01, **more) -> dict:
+def grid(
+    common, warmup_tokens, shapes, batches, seeds, budgets, guess=0.01, **more
+) -> dict:
     rows = [(shape, batches, seeds) for shape in shapes]
     common = common | dict(warmup_tokens=warmup_tokens)
     return dict(common=common, rows=rows, budgets=budgets, guess=guess) | more
@@ -32,14 +34,18 @@ def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
 
 
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
-    """Each width under muP, then without its rules and with the usual scale of attention."""
+    """Each width under muP, then without its rules and with the usual scale of
+    attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
-    return widths(*sizes, head=head, **more) + widths(*sizes, head=head, **more, **standard)
+    return widths(*sizes, head=head, **more) + widths(
+        *sizes, head=head, **more, **standard
+    )
 
 
-# The paper warms up for a billion tokens at every T, half of its smallest. If we train Power, we
-# warm up for 40% of the smallest T, because a Power run starts at its ceiling, and after a warmup
-# of a few steps that hurts it for long. Searches for the learning rate of WSD take 0.6 to 2.5%.
+# The paper warms up for a billion tokens at every T, half of its smallest. If we train
+# Power, we warm up for 40% of the smallest T, because a Power run starts at its ceiling,
+# and after a warmup of a few steps that hurts it for long. Searches for the learning rate
+# of WSD take 0.6 to 2.5%.
 
 LAPTOP = dict(preset="laptop", n_layer=2, dtype="float32", final_eval_tokens=2**16)
 GPU = dict(
@@ -53,13 +59,13 @@ GPU = dict(
 PAPER = dict(dtype="bfloat16")
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
 MOE_GPU = widths(256, head=64, preset="laptop-moe", n_ffn=320)
-# Factors of a and steps of b, around the paper's exponents. The paper scans a in [3, 5], b in
-# [-0.6, -0.4].
+# Factors of a and steps of b, around the paper's exponents. The paper scans a in [3, 5],
+# b in [-0.6, -0.4].
 OF_PAPER = dict(power_a=16.0, power_b=-0.51, power_q=1.0)
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
-# A comparison tunes in the cells `tune` (shape, batch size, two T), with the learning rates
-# 1e-4 * sqrt(2)^j for all j in `trials`.
+# A comparison tunes in the cells `tune` (shape, batch size, two T), with the learning
+# rates 1e-4 * sqrt(2)^j for all j in `trials`.
 
 GRIDS = {
     "wsd": {
@@ -67,8 +73,8 @@ GRIDS = {
         "laptop": grid(LAPTOP, 2_000, widths(32, 64), [1, 2, 4, 8], 3, doublings(80_000, 5)),
         "gpu": grid(GPU, 25_000, widths(128, 256, 512, head=64), doublings(8, 4), 1,
                     doublings(10**6, 5)),
-        # In Table 2 the paper tries eight learning rates in every cell. We search instead, because
-        # many minima would be too close to an edge.
+        # In Table 2 the paper tries eight learning rates in every cell. We search
+        # instead, because many minima would be too close to an edge.
         "paper": grid(PAPER, 10**9, [dict(preset=name) for name in ("12M", "36M", "121M")],
                       doublings(16, 6), 1, doublings(2 * 10**9, 8), guess=5e-4),
     },
@@ -98,7 +104,8 @@ GRIDS = {
         "gpu": grid(GPU, 400_000, widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
                     doublings(10**6, 5), trials=range(8, 17),
                     tune=(*widths(128, head=64), 8, [10**6, 4 * 10**6])),
-        # decay over a tenth of T, and not over the 100 billion tokens of the preset 1B-moe
+        # decay over a tenth of T, and not over the 100 billion tokens of the preset
+        # 1B-moe
         "paper": grid(PAPER | dict(decay_tokens=None), 10**9,
                       [dict(preset=name) for name in ("121M", "1B", "1B-moe")], [128, 512], 3,
                       doublings(16 * 10**9, 5), trials=range(4, 15),
@@ -130,10 +137,14 @@ def changed(grid: dict, args, typed: dict) -> dict:
     """
     rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
     if args.sweep and "tune" in grid:
-        raise UserError("--sweep: a comparison tunes for one value only; give it as a flag")
+        raise UserError(
+            "--sweep: a comparison tunes for one value only; give it as a flag"
+        )
     if args.widths:
         if first is None:
-            raise UserError(f"--widths {args.widths[0]}: this scale has presets; leave it out")
+            raise UserError(
+                f"--widths {args.widths[0]}: this scale has presets; leave it out"
+            )
         rows = [
             (shape | resized(shape, n), batches, seeds)
             for n in args.widths
@@ -141,7 +152,9 @@ def changed(grid: dict, args, typed: dict) -> dict:
             if shape["n_embd"] == first
         ]
     for name, values in args.sweep:
-        rows = [(shape | {name: value}, *rest) for shape, *rest in rows for value in values]
+        rows = [
+            (shape | {name: value}, *rest) for shape, *rest in rows for value in values
+        ]
     rows = [(shape, args.batches or own, args.seeds or n) for shape, own, n in rows]
     budgets = sorted(args.budgets or grid["budgets"])
     common = grid["common"] | typed | dict(decay_share=args.decay_share)
@@ -149,17 +162,29 @@ def changed(grid: dict, args, typed: dict) -> dict:
 
 
 def resized(shape: dict, n: int) -> dict:
-    sizes = {name: shape[name] for name in ("n_embd", "n_head", "n_ffn") if shape.get(name)}
+    sizes = {
+        name: shape[name] for name in ("n_embd", "n_head", "n_ffn") if shape.get(name)
+    }
     if n * sizes["n_head"] % sizes["n_embd"]:
-        raise UserError(f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit")
+        raise UserError(
+            f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit"
+        )
     return {name: size * n // shape["n_embd"] for name, size in sizes.items()}
 
 
-UNUSED = {"preset", "decay_data", "eval_every", "eval_tokens", "save_every", "keep_checkpoints"}
+UNUSED = {
+    "preset",
+    "decay_data",
+    "eval_every",
+    "eval_tokens",
+    "save_every",
+    "keep_checkpoints",
+}
 
 
 def check_fields(asked: dict[str, list], configs: list) -> None:
-    """Raise UserError for a field on the command line unless the runs have exactly these values.
+    """Raise UserError for a field on the command line unless the runs have exactly these
+    values.
 
     asked: field -> the list of its values.
     """
@@ -173,11 +198,14 @@ def check_fields(asked: dict[str, list], configs: list) -> None:
             why = "the experiment chooses or ignores this; leave it out, or see --widths, --sweep"
             raise UserError(f"--{name} {values[0]}: {why}")
     if len({identity(vars(cfg)) for cfg in configs}) < len(configs):
-        raise UserError("--sweep: two values make the same run; sweep a field that changes runs")
+        raise UserError(
+            "--sweep: two values make the same run; sweep a field that changes runs"
+        )
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise UserError for a record unlike all configs of a sweep, in fields that are not free."""
+    """Raise UserError for a record unlike all configs of a sweep, in fields that are not
+    free."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:
@@ -201,7 +229,8 @@ def pair(text: str) -> tuple[str, int | str]:
 
 
 def add_own_flags(parser, parse_field) -> None:
-    """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept field."""
+    """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept
+    field."""
 
     def swept(text: str) -> tuple[str, list]:
         name, _, values = text.partition("=")
@@ -209,7 +238,12 @@ def add_own_flags(parser, parse_field) -> None:
 
     add = parser.add_argument
     add("experiment", choices=tuple(GRIDS))
-    add("--scale", choices=tuple(GRIDS["wsd"]), default="quick", help="the grid (default: quick)")
+    add(
+        "--scale",
+        choices=tuple(GRIDS["wsd"]),
+        default="quick",
+        help="the grid (default: quick)",
+    )
     add(
         "--workers",
         type=flags.at_least(1),
@@ -224,12 +258,19 @@ def add_own_flags(parser, parse_field) -> None:
         metavar="NAME=VALUE",
         help="a parameter of submitit, as in timeout_min=240; may be repeated",
     )
-    add("--dry_run", action="store_true", help="print the number of runs and tokens, and stop")
+    add(
+        "--dry_run",
+        action="store_true",
+        help="print the number of runs and tokens, and stop",
+    )
     for name in ("widths", "batches", "budgets"):
         help = f"{name} in place of the grid's, as in 320k,1.28M"
         add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
     add(
-        "--seeds", type=flags.at_least(1), metavar="N", help="seeds 0 to N-1 in place of the grid's"
+        "--seeds",
+        type=flags.at_least(1),
+        metavar="N",
+        help="seeds 0 to N-1 in place of the grid's",
     )
     add(
         "--sweep",
@@ -248,7 +289,9 @@ def main(argv: list[str] | None = None) -> int:
         for scale, some in scales.items():
             series = len(bases_of(some))
             lengths = f"{some['budgets'][0]:.3g} to {some['budgets'][-1]:.3g}"
-            print(f"{experiment:<10}{scale:<8}{series:>4} series, T from {lengths} tokens")
+            print(
+                f"{experiment:<10}{scale:<8}{series:>4} series, T from {lengths} tokens"
+            )
     return 0
 
 

@@ -1,7 +1,8 @@
 """A GPT under muP, dense or MoE, in the sizes of the paper and in two for laptops.
 
-The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and no biases.
-muP adds four multipliers, marked "muP" in the code. Read `Attention`, then down to `GPT.forward`.
+The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and
+no biases. muP adds four multipliers, marked "muP" in the code. Read `Attention`, then
+down to `GPT.forward`.
 
     python model.py                           list the models with counted parameters
     python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
@@ -31,16 +32,20 @@ from tools.flags import UserError
 
 
 def rope_table(cfg: GPTConfig) -> Tensor:
-    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32. As in Llama,
-    entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position t."""
+    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32. As in
+    Llama, entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position
+    t."""
     frequency = cfg.rope_theta ** -(torch.arange(0, cfg.d_head, 2).double() / cfg.d_head)
     angle = torch.outer(torch.arange(cfg.seq_len).double(), frequency)  # [seq_len, D/2]
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1))).float()[:, :, None]
+    return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1))).float()[
+        :, :, None
+    ]
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1, D]."""
+    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1,
+    D]."""
     cos, sin = rope
     # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). A roll by D/2 gives (x2, x1).
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
@@ -63,7 +68,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(cfg.n_head * cfg.d_head, cfg.n_embd, bias=False)
 
     def forward(self, x: Tensor, rope: Tensor, cache: dict | None = None) -> Tensor:
-        """x [B, T, C] -> [B, T, C]. cache: keys and values of earlier tokens; x's are appended."""
+        """x [B, T, C] -> [B, T, C]. cache: keys and values of earlier tokens; x's are
+        appended."""
         (B, T, C), D = x.shape, self.cfg.d_head
         q = rotate(self.q(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, H, T, D]
         k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
@@ -72,11 +78,18 @@ class Attention(nn.Module):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if cache is not None:
             if cache:  # it is empty at first
-                k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
+                k, v = (
+                    torch.cat((cache["k"], k), dim=2),
+                    torch.cat((cache["v"], v), dim=2),
+                )
             cache.update(k=k, v=v)
-        S = k.shape[2]  # T new tokens attend to S. One needs no mask, all (T == S) a causal one
+        S = k.shape[
+            2
+        ]  # T new tokens attend to S. One needs no mask, all (T == S) a causal one
         mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
-        with torch.autocast(x.device.type, enabled=False):  # it would convert q, k and v again
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # it would convert q, k and v again
             y = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -121,8 +134,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T].
-    gpt(idx, targets) -> mean cross-entropy in nats per token, Routing of all layers or None."""
+    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T]. gpt(idx,
+    targets) -> mean cross-entropy in nats per token, Routing of all layers or None."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -132,12 +145,17 @@ class GPT(nn.Module):
         self.norm = RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         if not cfg.tie_embeddings:
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
-        self.register_buffer("rope", rope_table(cfg), persistent=False)  # not in checkpoints
-        self.recompute = False  # True keeps only the inputs of blocks for the backward pass
+        self.register_buffer(
+            "rope", rope_table(cfg), persistent=False
+        )  # not in checkpoints
+        self.recompute = (
+            False  # True keeps only the inputs of blocks for the backward pass
+        )
         mup.init_weights(self, mup.rules(cfg))
 
     def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
-        """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every block."""
+        """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every
+        block."""
         start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # tokens in the cache
         end = start + idx.shape[1]  # idx holds positions start to end - 1
         if end > self.cfg.seq_len:
@@ -154,41 +172,67 @@ class GPT(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Output of the last block x [..., C] -> logits [..., V]."""
-        x = self.norm(x) / self.cfg.logits_scaling  # muP: logits / m_width, cheaper before the head
-        return F.linear(x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight)
+        x = (
+            self.norm(x) / self.cfg.logits_scaling
+        )  # muP: logits / m_width, cheaper before the head
+        return F.linear(
+            x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight
+        )
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         logits = self.logits(x).flatten(0, 1)
-        dtype = torch.promote_types(logits.dtype, torch.float32)  # bfloat16 is too coarse here
+        dtype = torch.promote_types(
+            logits.dtype, torch.float32
+        )  # bfloat16 is too coarse here
         return F.cross_entropy(logits.to(dtype), targets.flatten())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None):
         x, routings = self.hidden(idx)
         if targets is None:
             return self.logits(x)
-        # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer, E]
-        routing = Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None
+        # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer,
+        # E]
+        routing = (
+            Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None
+        )
         return self.loss(x, targets), routing
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
     def n_active_params(self) -> int:
-        """Parameters that one token uses. A tied embedding counts, since it is the output head."""
+        """Parameters that one token uses. A tied embedding counts, since it is the output
+        head."""
         cfg = self.cfg
-        idle = cfg.n_layer * (cfg.n_expert - cfg.n_expert_active) * 3 * cfg.n_embd * cfg.n_ffn
-        return self.n_params() - idle - (0 if cfg.tie_embeddings else self.embed.weight.numel())
+        idle = (
+            cfg.n_layer
+            * (cfg.n_expert - cfg.n_expert_active)
+            * 3
+            * cfg.n_embd
+            * cfg.n_ffn
+        )
+        return (
+            self.n_params()
+            - idle
+            - (0 if cfg.tie_embeddings else self.embed.weight.numel())
+        )
 
     def flops_per_token(self) -> float:
-        """Operations per token at full seq_len, with the causal half of attention. A weight of a
-        matrix takes 6, as a multiply-add counts as 2 and backward costs twice the forward."""
+        """Operations per token at full seq_len, with the causal half of attention. A
+        weight of a matrix takes 6, as a multiply-add counts as 2 and backward costs twice
+        the forward."""
         cfg = self.cfg
-        matrices = self.n_active_params() - sum(p.numel() for p in self.parameters() if p.dim() < 2)
+        matrices = self.n_active_params() - sum(
+            p.numel() for p in self.parameters() if p.dim() < 2
+        )
         return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
 
     @torch.no_grad()
-    def generate(self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50) -> Tensor:
-        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
+    def generate(
+        self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50
+    ) -> Tensor:
+        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature
+        0."""
         cache: list[dict] = [{} for _ in self.blocks]
         unread = idx  # tokens that are not in the cache
         for _ in range(max_new_tokens):
@@ -200,7 +244,9 @@ class GPT(nn.Module):
             new = logits.argmax(-1, keepdim=True)  # [B, 1]
             if temperature > 0:
                 best, tokens = logits.topk(min(top_k, logits.shape[-1]))  # both [B, k]
-                new = tokens.gather(1, torch.multinomial((best / temperature).softmax(-1), 1))
+                new = tokens.gather(
+                    1, torch.multinomial((best / temperature).softmax(-1), 1)
+                )
             idx = torch.cat((idx, new), dim=1)
             unread = new
         return idx
@@ -212,19 +258,27 @@ def empty_model(cfg: GPTConfig) -> GPT:
         return GPT(cfg)
 
 
-def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> GPT:
-    """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
+def load_model(
+    path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None
+) -> GPT:
+    """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in
+    eval mode.
 
-    From the folder of a run whose average replaces its decay, it loads the averaged weights, and
-    sets `model.averaged`. dtype: of the weights, by default as saved. Raises UserError or OSError.
+    From the folder of a run whose average replaces its decay, it loads the averaged
+    weights, and sets `model.averaged`. dtype: of the weights, by default as saved. Raises
+    UserError or OSError.
     """
     path, averaged = Path(path), False
     if granite.is_granite(path):
-        run = granite.read_json(path / "config.json") | {"tokenizer": str(path / "tokenizer.json")}
+        run = granite.read_json(path / "config.json") | {
+            "tokenizer": str(path / "tokenizer.json")
+        }
         model = empty_model(GPTConfig(**granite.read_config(path)))
         weights = granite.read_weights(path, names=model.state_dict())
     else:
-        saved = runs.newest_checkpoint(path) if path.is_dir() else runs.read_checkpoint(path)
+        saved = (
+            runs.newest_checkpoint(path) if path.is_dir() else runs.read_checkpoint(path)
+        )
         averaged = path.is_dir() and uses_average(saved["config"])
         run, weights = saved["config"], saved.pop("average" if averaged else "model")
         shape = {f.name for f in dataclasses.fields(GPTConfig)} & run.keys()
@@ -243,8 +297,12 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("model.py", __doc__)
-    parser.add_argument("--export", type=Path, metavar="RUN", help="run or checkpoint to export")
-    parser.add_argument("--to", type=Path, metavar="DIR", default="exported", help="new folder")
+    parser.add_argument(
+        "--export", type=Path, metavar="RUN", help="run or checkpoint to export"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", default="exported", help="new folder"
+    )
     args = parser.parse_args(argv)
     if args.export is None:
         print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
@@ -258,12 +316,19 @@ def main(argv: list[str] | None = None) -> int:
     try:
         model = load_model(args.export)
         tokenizer = data.tokenizer_of(model.run)
-        fields, files = dataclasses.asdict(model.cfg), tokenizers.tokenizer_files(tokenizer)
-        granite.write_folder(args.to, fields, model.state_dict(), tokenizer.eot_token, files)
+        fields, files = (
+            dataclasses.asdict(model.cfg),
+            tokenizers.tokenizer_files(tokenizer),
+        )
+        granite.write_folder(
+            args.to, fields, model.state_dict(), tokenizer.eot_token, files
+        )
     except (UserError, OSError) as error:
         return flags.fail("model.py", error)
     which = ", averaged weights" if model.averaged else ""
-    print(f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}")
+    print(
+        f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}"
+    )
     return 0
 
 

@@ -1,12 +1,13 @@
 """muP, the rules that keep the best learning rate the same at every width.
 
-The paper's Table 1 lists five changes for a model that is m_width times wider. Two of them, initial
-weights and learning rates, are the table in `rules`, with a row for each kind of parameter. The
-other three are multipliers in model.py, for the embedding, the residual branches and the attention
-logits, which we divide by d_head instead of sqrt(d_head). IBM's code and released models also
-divide the output logits by m_width.
+The paper's Table 1 lists five changes for a model that is m_width times wider. Two of
+them, initial weights and learning rates, are the table in `rules`, with a row for each
+kind of parameter. The other three are multipliers in model.py, for the embedding, the
+residual branches and the attention logits, which we divide by d_head instead of
+sqrt(d_head). IBM's code and released models also divide the output logits by m_width.
 
-Standard parametrization is the same table at m_width = 1, with 1 / sqrt(d_head) in attention.
+Standard parametrization is the same table at m_width = 1, with 1 / sqrt(d_head) in
+attention.
 
     python mup.py        run the coordinate check on muP and standard models
 """
@@ -22,7 +23,9 @@ from torch import nn
 
 
 class Rule(NamedTuple):
-    init_std: float | None  # standard deviation of the initial weights; None for gains, all 1
+    init_std: (
+        float | None
+    )  # standard deviation of the initial weights; None for gains, all 1
     lr_scale: float  # multiplier of the schedule's learning rate
     decay: float  # multiplier of weight_decay
 
@@ -30,11 +33,12 @@ class Rule(NamedTuple):
 def rules(cfg) -> dict[str, Rule]:
     """Table 1 of the paper for a GPTConfig, as role of a parameter -> rule.
 
-    AdamW moves every weight by about its learning rate, whatever the gradient. A hidden matrix sums
-    over m_width times more inputs, so one step changes its output m_width times as much. We
-    therefore divide its learning rate by m_width. Its initial weights are random, and their sum
-    grows like a random walk, so we divide their standard deviation by sqrt(m_width). The input of
-    the embedding is one-hot at any width, so we divide nothing.
+    AdamW moves every weight by about its learning rate, whatever the gradient. A hidden
+    matrix sums over m_width times more inputs, so one step changes its output m_width
+    times as much. We therefore divide its learning rate by m_width. Its initial weights
+    are random, and their sum grows like a random walk, so we divide their standard
+    deviation by sqrt(m_width). The input of the embedding is one-hot at any width, so we
+    divide nothing.
     """
     m, std = cfg.m_width, cfg.init_std
     hidden_std = std / math.sqrt(m)
@@ -46,16 +50,17 @@ def rules(cfg) -> dict[str, Rule]:
         "router":    Rule(std / m,    1.0 / m,  1.0),  # if router_rule is "readout"
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
-    # The paper has no rule for the router. IBM's code first used the row "embedding", and later
-    # "hidden". In theory it is a readout, as its few outputs do not grow with the width. As hidden,
-    # its share of the gradient after a few steps grows with the width m as m^0.4, else as m^0.1.
+    # The paper has no rule for the router. IBM's code first used the row "embedding", and
+    # later "hidden". In theory it is a readout, as its few outputs do not grow with the
+    # width. As hidden, its share of the gradient after a few steps grows with the width m
+    # as m^0.4, else as m^0.1.
     if cfg.router_rule != "readout":
         table["router"] = table[cfg.router_rule]
     return table
 
 
-# Last part of a parameter name -> role. A tied embedding is both input and output. It keeps the
-# row of an input, and for the output we divide the logits.
+# Last part of a parameter name -> role. A tied embedding is both input and output. It
+# keeps the row of an input, and for the output we divide the logits.
 ROLES = {
     "embed": "embedding", "head": "embedding",
     "q": "hidden", "k": "hidden", "v": "hidden", "gate": "hidden", "up": "hidden",
@@ -66,7 +71,8 @@ ROLES = {
 
 
 def role(name: str) -> str:
-    """'blocks.3.attn.q.weight' -> 'hidden'. Raises KeyError for a parameter without a rule."""
+    """'blocks.3.attn.q.weight' -> 'hidden'. Raises KeyError for a parameter without a
+    rule."""
     part = name.removesuffix(".weight").split(".")[-1]
     if part not in ROLES:
         raise KeyError(f"no rule for {name}: give {part!r} a role in mup.ROLES")
@@ -82,11 +88,14 @@ def init_weights(model: nn.Module, table: dict[str, Rule]) -> None:
             p.normal_(0.0, std)
 
 
-def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) -> list[dict]:
-    """One optimizer group per role. Every step multiplies the learning rate by its `lr_scale`.
+def param_groups(
+    model: nn.Module, table: dict[str, Rule], weight_decay: float
+) -> list[dict]:
+    """One optimizer group per role. Every step multiplies the learning rate by its
+    `lr_scale`.
 
-    AdamW multiplies the weight decay by the learning rate of the group, so hidden matrices decay
-    by lr / m_width * weight_decay.
+    AdamW multiplies the weight decay by the learning rate of the group, so hidden
+    matrices decay by lr / m_width * weight_decay.
     """
     groups = {
         r: dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
@@ -97,22 +106,34 @@ def param_groups(model: nn.Module, table: dict[str, Rule], weight_decay: float) 
     return [group for group in groups.values() if group["params"]]
 
 
-# ---------------------------------------------------------------------------------------------
-# The coordinate check. How far do activations move in four steps of AdamW? Under muP equally far
-# at any width, so log change against log width has slope 0. This is necessary but not sufficient,
-# since the best learning rate may still move. A missing 1 / d_head passes, because d_head is fixed.
+# ----------------------------------------------------------------------------------------
+# The coordinate check. How far do activations move in four steps of AdamW? Under muP
+# equally far at any width, so log change against log width has slope 0. This is necessary
+# but not sufficient, since the best learning rate may still move. A missing 1 / d_head
+# passes, because d_head is fixed.
 
 WIDTHS = (32, 64, 128, 256)
-SPOTS = {"Attention": "attention", "MLP": "MLP", "MoE": "MLP", "Router": "router", "GPT": "logits"}
+SPOTS = {
+    "Attention": "attention",
+    "MLP": "MLP",
+    "MoE": "MLP",
+    "Router": "router",
+    "GPT": "logits",
+}
 
 
 def config_at(width: int, mup: bool, **changed):
-    """The model of the check at one width, with 2 layers, heads of 16 and base width 32."""
+    """The model of the check at one width, with 2 layers, heads of 16 and base width
+    32."""
     from config import GPTConfig
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=64)
     # base_width = width makes m_width 1
-    base = dict(base_width=32) if mup else dict(base_width=width, attention_multiplier=16**-0.5)
+    base = (
+        dict(base_width=32)
+        if mup
+        else dict(base_width=width, attention_multiplier=16**-0.5)
+    )
     return GPTConfig(**shape | base | changed)
 
 
@@ -131,7 +152,8 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def train_a_little(cfg, seed: int, steps: int = 4):
-    """Activations before and after a few AdamW steps on one fixed random batch, and the model."""
+    """Activations before and after a few AdamW steps on one fixed random batch, and the
+    model."""
     from model import GPT
 
     torch.manual_seed(seed)
@@ -150,19 +172,23 @@ def train_a_little(cfg, seed: int, steps: int = 4):
 
 
 def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
-    """Mean |activation| before training, and mean |change|, both {spot: [one per config]}."""
+    """Mean |activation| before training, and mean |change|, both {spot: [one per
+    config]}."""
     start, change = defaultdict(list), defaultdict(list)
     mean = lambda tensors: torch.stack(tensors).abs().mean().item()
     for cfg in configs:
         runs = [train_a_little(cfg, seed) for seed in seeds]
         for spot in runs[0][0]:
             start[spot].append(mean([before[spot] for before, _, _ in runs]))
-            change[spot].append(mean([after[spot] - before[spot] for before, after, _ in runs]))
+            change[spot].append(
+                mean([after[spot] - before[spot] for before, after, _ in runs])
+            )
     return start, change
 
 
 def slope(sizes: list[float]) -> float:
-    """Slope of log2 size against log2 width. 0 is flat, at 1 the size doubles with the width."""
+    """Slope of log2 size against log2 width. 0 is flat, at 1 the size doubles with the
+    width."""
     x, y = [math.log2(width) for width in WIDTHS], [math.log2(size) for size in sizes]
     return statistics.linear_regression(x, y).slope
 
@@ -174,10 +200,16 @@ def main(argv: list[str] | None = None) -> int:
     moe = dict(n_expert=8, n_expert_active=2)
     failed = False
     print(f"{'slope against width':<20} {'start':>6} {'change':>6}")
-    for name, mup, more in (("muP", True, {}), ("muP MoE", True, moe), ("standard", False, {})):
+    for name, mup, more in (
+        ("muP", True, {}),
+        ("muP MoE", True, moe),
+        ("standard", False, {}),
+    ):
         start, change = coordinate_check([config_at(w, mup, **more) for w in WIDTHS])
         for spot in change:
-            print(f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slope(change[spot]):+6.2f}")
+            print(
+                f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slope(change[spot]):+6.2f}"
+            )
         slopes = [slope(sizes) for sizes in change.values()]
         claim = "changes are flat" if mup else "changes grow with the width"
         holds = all(abs(x) <= 0.25 for x in slopes) if mup else max(slopes) >= 0.8

@@ -1,7 +1,8 @@
-"""What runs leave behind: the loss of a record, equal runs, and records that fit together.
+"""What runs leave behind: the loss of a record, equal runs, and records that fit
+together.
 
-A record is a flat dict: the config of a run, its results, and where it was made. train.py writes
-one as record.json, sweep.py one per line of records.jsonl.
+A record is a flat dict: the config of a run, its results, and where it was made. train.py
+writes one as record.json, sweep.py one per line of records.jsonl.
 
     python records.py runs    a table of all records below a folder
 """
@@ -19,7 +20,7 @@ from schedules import PAPER_SEQ_LEN, SCHEDULES, unread
 from tools import flags
 from tools.flags import UserError
 
-# -- Equal runs --------------------------------------------------------------------------------
+# -- Equal runs --------------------------------------------------------------------------
 
 RESULTS = set(  # everything in a record that is not a field of its config
     """
@@ -32,10 +33,12 @@ NOT_SETTINGS = RESULTS | config.names("runtime") | config.names("alias")
 
 
 def settings(record: dict, without=()) -> dict:
-    """The fields of a record, or of vars(config), that determine its loss, `without` some.
+    """The fields of a record, or of vars(config), that determine its loss, `without`
+    some.
 
-    That is all of its config but for fields that its schedule does not read, and of data its
-    `fingerprint`. A field that we do not know is from a fork, and counts unless it is None.
+    That is all of its config but for fields that its schedule does not read, and of data
+    its `fingerprint`. A field that we do not know is from a fork, and counts unless it is
+    None.
     """
     skip = NOT_SETTINGS | set(without)
     if record.get("schedule") in SCHEDULES:
@@ -61,11 +64,12 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
     return [name for name in one if name in two and one[name] != two[name]]
 
 
-# -- What a record says ------------------------------------------------------------------------
+# -- What a record says ------------------------------------------------------------------
 
 
 def uses_average(record: dict) -> bool:
-    """Does the average of the weights replace the decay in this run? Then it is the result.
+    """Does the average of the weights replace the decay in this run? Then it is the
+    result.
 
     A cosine has no separate decay, because all of it is one.
     """
@@ -75,23 +79,29 @@ def uses_average(record: dict) -> bool:
 
 
 def loss_of(record: dict) -> float:
-    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
+    """Validation loss, of the averaged weights if they replace the decay; inf if it
+    diverged."""
     if record["diverged"]:
         return math.inf
     return record["average_val_loss" if uses_average(record) else "val_loss"]
 
 
-STANDARD = ", standard"  # in the name of a shape whose scale of attention is not that of μP
+STANDARD = (
+    ", standard"  # in the name of a shape whose scale of attention is not that of μP
+)
 
 
 def shape_of(record: dict) -> str:
-    """The name of a shape, made of width, experts and parametrization unless the row has one."""
+    """The name of a shape, made of width, experts and parametrization unless the row has
+    one."""
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     name = f"width {record['n_embd']}"
     if record.get("n_expert"):
         name += f", {record['n_expert']} experts"
-    mup = record.get("n_head", 0) / record["n_embd"]  # 1 / d_head, the scale of attention under μP
+    mup = (
+        record.get("n_head", 0) / record["n_embd"]
+    )  # 1 / d_head, the scale of attention under μP
     if not math.isclose(record.get("attention_multiplier") or mup, mup):
         name += STANDARD
     return name
@@ -113,13 +123,22 @@ def tuned_fields(schedule: str) -> tuple[str, ...]:
 
 def complete(row: dict) -> dict:
     """Add defaults to a row, see fit.law. Raises UserError if a field is missing."""
-    row = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd", "shape": shape_of(row)} | row
+    row = {
+        "seq_len": PAPER_SEQ_LEN,
+        "seed": 0,
+        "schedule": "wsd",
+        "shape": shape_of(row),
+    } | row
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row.pop("batch_tokens") / row["seq_len"]
     for name in ("total_tokens", "batch_size", "seq_len", *tuned_fields(row["schedule"])):
         value = row.get(name)
-        if not isinstance(value, (int, float, np.number)) or not (value > 0 or name == "power_b"):
-            raise UserError(f"a record has {name} {value}; a fit needs a number (see fit.law)")
+        if not isinstance(value, (int, float, np.number)) or not (
+            value > 0 or name == "power_b"
+        ):
+            raise UserError(
+                f"a record has {name} {value}; a fit needs a number (see fit.law)"
+            )
     loss = row.get("val_loss")
     if not isinstance(loss, (int, float, np.number, type(None))):
         raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
@@ -127,7 +146,7 @@ def complete(row: dict) -> dict:
     return row
 
 
-# -- Records that fit together -----------------------------------------------------------------
+# -- Records that fit together -----------------------------------------------------------
 
 VARIED = set(  # settings that an experiment may vary
     """
@@ -145,7 +164,8 @@ OF_A_SHAPE = set(  # settings that only differ between shapes
 
 
 def records_in(path: Path) -> list[dict]:
-    """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
+    """All records at or under a path, in records.jsonl of sweeps and record.json of
+    single runs.
 
     We report and skip a torn line, which a process leaves if killed while writing.
     """
@@ -160,12 +180,16 @@ def records_in(path: Path) -> list[dict]:
             try:
                 records.append(as_record(line))
             except (json.JSONDecodeError, TypeError):
-                print(f"{file}: line {i} is not a whole record, so we ignore it", file=sys.stderr)
+                print(
+                    f"{file}: line {i} is not a whole record, so we ignore it",
+                    file=sys.stderr,
+                )
     return records
 
 
 def as_record(line: str) -> dict:
-    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or TypeError."""
+    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or
+    TypeError."""
     record = config.LATER | json.loads(line)
     return {"final_eval_tokens": record.get("eval_tokens")} | record
 
@@ -173,8 +197,8 @@ def as_record(line: str) -> dict:
 def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
     """Read all runs under these folders that agree with the choices, without duplicates.
 
-    choices: as in ["weight_decay=0,0.1"]. Raises UserError if a folder has no records, or if their
-    settings differ.
+    choices: as in ["weight_decay=0,0.1"]. Raises UserError if a folder has no records, or
+    if their settings differ.
     """
     found = []
     for path in paths:
@@ -206,8 +230,8 @@ def only(records: list[dict], choices: list | tuple) -> list[dict]:
 def check_same_settings(records: list[dict]) -> None:
     """Raise UserError if records differ in a setting that no experiment varies.
 
-    Decays of one kind must take the same number of tokens, the same share of the run, or all of it
-    after the same number of tokens.
+    Decays of one kind must take the same number of tokens, the same share of the run, or
+    all of it after the same number of tokens.
     """
     schedules = {r["schedule"] for r in records}
     varied = VARIED | OF_A_LINE if len(schedules) > 1 else VARIED
@@ -224,7 +248,9 @@ def check_same_settings(records: list[dict]) -> None:
     for some in decays.values():
         tokens, shares, starts = map(set, zip(*some))
         if len(tokens) > 1 and len(shares) > 1 and len(starts) > 1:
-            raise UserError("runs with different decay_tokens; fit them separately (--only)")
+            raise UserError(
+                "runs with different decay_tokens; fit them separately (--only)"
+            )
 
 
 def check_equal(records: list[dict], varied: set[str]) -> None:
@@ -233,15 +259,20 @@ def check_equal(records: list[dict], varied: set[str]) -> None:
     for r in records:
         for name, value in settings(r, varied).items():
             if first.setdefault(name, value) != value:
-                raise UserError(f"runs with different {name}; fit them separately (--only)")
+                raise UserError(
+                    f"runs with different {name}; fit them separately (--only)"
+                )
 
 
 def without_repeats(records: list[dict]) -> list[dict]:
-    """The records of different runs. Of equal runs the last counts, and we report their losses."""
+    """The records of different runs. Of equal runs the last counts, and we report their
+    losses."""
     last: dict = {}
     gaps = []
     for r in records:
-        run = tuple(r.get(name) for name in sorted(VARIED | OF_A_LINE))  # all else is equal
+        run = tuple(
+            r.get(name) for name in sorted(VARIED | OF_A_LINE)
+        )  # all else is equal
         if run in last and loss_of(last[run]) != loss_of(r):
             gaps.append(abs(loss_of(last[run]) - loss_of(r)))
         last[run] = r
@@ -257,7 +288,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("records.py", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="folders of runs or sweeps")
     args = parser.parse_args(argv)
-    print(f"{'schedule':<10}{'T':>12}{'batch':>7}{'lr or a':>10}{'seed':>6}{'loss':>10}  shape")
+    print(
+        f"{'schedule':<10}{'T':>12}{'batch':>7}{'lr or a':>10}{'seed':>6}{'loss':>10}  shape"
+    )
     for folder in args.folders:
         for r in map(complete, records_in(folder)):
             lr = r[tuned_fields(r["schedule"])[0]]

@@ -1,15 +1,16 @@
 """The learning-rate schedules cosine, WSD and Power.
 
-A schedule is a function from n, the tokens seen so far, to a learning rate. WSD and Power are one
-line and differ in one word:
+A schedule is a function from n, the tokens seen so far, to a learning rate. WSD and Power
+are one line and differ in one word:
 
     WSD   = decay(warmup(constant(lr), ...), ...)
     Power = decay(warmup(power_law(a, b, beta, lr_max), ...), ...)
 
     python schedules.py        print the three curves and draw Figure 1 of the paper
 
-Here n and the run length T count *tokens*, and beta is the batch size in *sequences of 4096
-tokens*. So the paper's law, 4.6 * beta * T^-0.51, is 0.0011 at T = 1e13 and beta = 1024.
+Here n and the run length T count *tokens*, and beta is the batch size in *sequences of
+4096 tokens*. So the paper's law, 4.6 * beta * T^-0.51, is 0.0011 at T = 1e13 and beta =
+1024.
 """
 
 import math
@@ -18,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-Schedule = Callable[[float], float]  # tokens seen -> learning rate of a parameter with lr_scale 1
+Schedule = Callable[
+    [float], float
+]  # tokens seen -> learning rate of a parameter with lr_scale 1
 
 
 def constant(lr: float) -> Schedule:
@@ -27,10 +30,11 @@ def constant(lr: float) -> Schedule:
 
 
 def power_law(a: float, b: float, beta: float, lr_max: float, q: float = 1.0) -> Schedule:
-    """min(lr_max, beta^q * a * n^b), with q = 1 the paper's power learning rate (equation 7).
+    """min(lr_max, beta^q * a * n^b), with q = 1 the paper's power learning rate (equation
+    7).
 
-    A WSD run of T tokens does best at learning rate beta^q * a * T^b. Power replaces T with n, so
-    it always uses about the best learning rate for a run that ends soon.
+    A WSD run of T tokens does best at learning rate beta^q * a * T^b. Power replaces T
+    with n, so it always uses about the best learning rate for a run that ends soon.
     """
     # b < 0, so at n = 0 the law is infinite, and the ceiling applies
     return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
@@ -41,8 +45,11 @@ def half_cosine(x: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * x))
 
 
-def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float) -> Schedule:
-    """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the run."""
+def cosine(
+    lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float
+) -> Schedule:
+    """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the
+    run."""
 
     def schedule(n: float) -> float:
         done = (n - warmup_tokens) / (total_tokens - warmup_tokens)
@@ -54,20 +61,27 @@ def cosine(lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: f
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
-    target = schedule(warmup_tokens)  # under Power, the law may be below lr_max here already
+    target = schedule(
+        warmup_tokens
+    )  # under Power, the law may be below lr_max here already
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
 DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learning rate
-    "exp": lambda x: (math.exp(1 - x) - 1) / (math.e - 1),  # from IBM's code, not in the paper
+    "exp": lambda x: (
+        (math.exp(1 - x) - 1) / (math.e - 1)
+    ),  # from IBM's code, not in the paper
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
     "cosine": half_cosine,
 }
 
 
-def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str) -> Schedule:
-    """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and 8).
+def decay(
+    schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str
+) -> Schedule:
+    """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and
+    8).
 
     During the decay the power law holds its last value, and only the shape lowers it.
     """
@@ -80,7 +94,9 @@ def decay(schedule: Schedule, total_tokens: float, decay_tokens: float, shape: s
     def decayed(n: float) -> float:
         if n <= start:
             return schedule(n)
-        done = min(1.0, (n - start) / decay_tokens)  # past the end, `exp` would be negative
+        done = min(
+            1.0, (n - start) / decay_tokens
+        )  # past the end, `exp` would be negative
         return last * remaining(done)
 
     return decayed
@@ -94,7 +110,7 @@ def paper_batch_size(batch_tokens: float) -> float:
     return batch_tokens / PAPER_SEQ_LEN
 
 
-# -- From the settings of a run to its schedule ------------------------------------------------
+# -- From the settings of a run to its schedule ------------------------------------------
 
 
 class Kind(NamedTuple):
@@ -125,7 +141,9 @@ SCHEDULES = {  # every schedule starts with a warmup; with decay_tokens, it ends
     "cosine": Kind(cosine_of, {"lr", "warmup_tokens", "total_tokens", "min_lr_ratio"}),
     "constant": Kind(constant_of, {"lr", "warmup_tokens"}),
 }
-READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values())) - {"total_tokens"}
+READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values())) - {
+    "total_tokens"
+}
 
 
 def unread(schedule: str) -> set[str]:
@@ -143,20 +161,27 @@ def has_decay(schedule: str) -> bool:
 
 
 def make_schedule(cfg) -> Schedule:
-    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
+    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer
+    than the run.
 
     Training takes the value at the middle of a step, so no step has learning rate 0.
     """
     total, warm = cfg.total_tokens, cfg.warmup_tokens
     tail = cfg.decay_tokens if has_decay(cfg.schedule) else 0
-    if warm + tail > total or (is_planned(cfg.schedule) and warm == total):  # would divide by 0
-        phases = f"--warmup_tokens {warm:,}" + (f" --decay_tokens {tail:,}" if tail else "")
-        raise ValueError(f"{phases}: too long for --total_tokens {total:,}; shorten a phase")
+    if warm + tail > total or (
+        is_planned(cfg.schedule) and warm == total
+    ):  # would divide by 0
+        phases = f"--warmup_tokens {warm:,}" + (
+            f" --decay_tokens {tail:,}" if tail else ""
+        )
+        raise ValueError(
+            f"{phases}: too long for --total_tokens {total:,}; shorten a phase"
+        )
     stable = SCHEDULES[cfg.schedule].stable(cfg)
     return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
 
 
-# -- Figure 1 of the paper ---------------------------------------------------------------------
+# -- Figure 1 of the paper ---------------------------------------------------------------
 
 
 PAPER_LAW = {"a": 4.6, "b": -0.51, "q": 1.0}  # equations 5 and 6
@@ -168,7 +193,8 @@ def best_lr(T: float, beta: float, law: dict = PAPER_LAW) -> float:
 
 
 def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
-    """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the last 10%."""
+    """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the
+    last 10%."""
     lr = best_lr(T, beta)
     return {
         "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
@@ -186,7 +212,10 @@ def main(argv: list[str] | None = None) -> int:
     curves = paper_curves(T, beta)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
-        print(f"{n / 1e9:7.2f}B" + "".join(f"{schedule(n):10.6f}" for schedule in curves.values()))
+        print(
+            f"{n / 1e9:7.2f}B"
+            + "".join(f"{schedule(n):10.6f}" for schedule in curves.values())
+        )
     figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, beta)
     print("\nfigure: assets/schedules.png")
     return 0

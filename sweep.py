@@ -7,13 +7,15 @@
     python sweep.py compare --scale quick          cosine, WSD and Power, each tuned once
     python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --sweep weight_decay=0,0.1
 
-Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py FOLDER.
+Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py
+FOLDER.
 
-A WSD or Power run does not depend on its length T until its decay begins. So we train one *trunk*
-for each shape, batch size, learning rate and seed, and at every T a *branch* leaves it and decays.
-Each branch is, bit for bit, the run that train.py would make, for about half the tokens in all. A
-cosine needs a separate run for every T. Read `Trunk` and `make_run`, then `search`, the rule that
-chooses the learning rates. The grids are in grids.py.
+A WSD or Power run does not depend on its length T until its decay begins. So we train one
+*trunk* for each shape, batch size, learning rate and seed, and at every T a *branch*
+leaves it and decays. Each branch is, bit for bit, the run that train.py would make, for
+about half the tokens in all. A cosine needs a separate run for every T. Read `Trunk` and
+`make_run`, then `search`, the rule that chooses the learning rates. The grids are in
+grids.py.
 """
 
 import argparse
@@ -48,23 +50,26 @@ from schedules import is_planned, unread
 from tools import devices, engines, files, flags, runs
 from tools.flags import UserError
 
-# -- A trunk and its branches ----------------------------------------------------------------------
+# -- A trunk and its branches ------------------------------------------------------------
 
 POINTS = 200  # of a curve, at most
 
 
 class Trunk:
-    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its curve.
+    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its
+    curve.
 
-    A run starts from the checkpoint, which ends where the decay of an earlier run began, and saves
-    it anew where its own decay begins. look_at: run lengths at which to note the loss without a
-    decay.
+    A run starts from the checkpoint, which ends where the decay of an earlier run began,
+    and saves it anew where its own decay begins. look_at: run lengths at which to note
+    the loss without a decay.
     """
 
     def __init__(self, cfg: TrainConfig, corpus, folder: Path, look_at: list[int]):
         self.cfg = cfg
         self.path = folder / f"{trunk_of(cfg)}.pt"
-        self.origin = runs.origin(cfg.device, corpus.meta["fingerprint"]) | {"parent": None}
+        self.origin = runs.origin(cfg.device, corpus.meta["fingerprint"]) | {
+            "parent": None
+        }
         self.start = None  # a checkpoint
         self.looks: dict = {}  # val_loss_at_T, for every T in look_at
         self.curve: list = []  # of (tokens, mean training loss since the last point, lr)
@@ -95,7 +100,9 @@ class Trunk:
     def log_validation(self, tokens: int, losses: dict) -> None:
         T = next(T for T in self.look_at if tokens <= T)
         loss = losses["val_loss"]
-        self.looks[f"val_loss_at_{T}"] = loss if loss <= math.log(self.cfg.vocab_size) else None
+        self.looks[f"val_loss_at_{T}"] = (
+            loss if loss <= math.log(self.cfg.vocab_size) else None
+        )
 
     def save(self, checkpoint: dict) -> None:
         if checkpoint["tokens"] <= self.cfg.decay_start:
@@ -108,8 +115,8 @@ def make_run(
 ) -> tuple[dict, list] | None:
     """Continue the trunk of a run to its decay, and decay. Return record and curve.
 
-    The next run of this trunk starts there. If must_stop(), we save the trunk as far as it is and
-    return None.
+    The next run of this trunk starts there. If must_stop(), we save the trunk as far as
+    it is and return None.
     """
     never = 10**18
     quiet = dataclasses.replace(
@@ -131,7 +138,7 @@ def make_run(
     return record, trunk.curve[:: max(1, every)]
 
 
-# -- Equal runs and shared trunks --------------------------------------------------------------
+# -- Equal runs and shared trunks --------------------------------------------------------
 
 
 @functools.cache
@@ -141,7 +148,8 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every
+    T."""
     end = () if is_planned(cfg.schedule) else ("total_tokens", "decay_tokens")
     same = sorted(records.identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -156,16 +164,18 @@ def by_trunk(configs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
 
 
 def tokens_of(configs: list[TrainConfig]) -> int:
-    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all
+    decays."""
     stable = sum(trunk[-1].decay_start for trunk in by_trunk(configs).values())
     return stable + sum(cfg.decay_tokens for cfg in configs)
 
 
-# -- Which learning rates to try ---------------------------------------------------------------
+# -- Which learning rates to try ---------------------------------------------------------
 
 
 def nth_lr(j: int) -> float:
-    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
+    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4,
+    ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
 
@@ -173,13 +183,15 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     """Find the best learning rate of a series, for each run length T separately:
 
     1. Try three learning rates a factor of 2 apart, around a guess, nth_lr(middle[T]).
-    2. While the best is the lowest or the highest tried, try the next one, a factor of 2 beyond.
-    3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If one of
-       them is better, return to step 2.
+    2. While the best is the lowest or the highest tried, try the next one, a factor of 2
+       beyond.
+    3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If
+       one of them is better, return to step 2.
 
-    The search ends when the best learning rate has three worse neighbors on each side. A diverged
-    run counts as worse than any other. A trunk passes every shorter T, so we run these, too.
-    loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by now.
+    The search ends when the best learning rate has three worse neighbors on each side. A
+    diverged run counts as worse than any other. A trunk passes every shorter T, so we run
+    these, too. loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by
+    now.
     """
     wanted = set()
     more = {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
@@ -199,10 +211,11 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     return wanted
 
 
-# -- The experiments ---------------------------------------------------------------------------
-# Every series (one shape, batch size and seed) has a rule, a pure function of the losses so far. It
-# gets loss(config), None if that run is not done yet, and returns all runs that it wants by now.
-# Series may want the same runs. Whatever order the runs are made in, these are the same runs.
+# -- The experiments ---------------------------------------------------------------------
+# Every series (one shape, batch size and seed) has a rule, a pure function of the losses
+# so far. It gets loss(config), None if that run is not done yet, and returns all runs
+# that it wants by now. Series may want the same runs. Whatever order the runs are made
+# in, these are the same runs.
 
 
 @functools.cache
@@ -213,13 +226,17 @@ def config_of_run(**fields) -> TrainConfig:
         longest = max(0, fields["total_tokens"] - fields["warmup_tokens"])
         fields["decay_tokens"] = min(round(share * fields["total_tokens"]), longest)
     skip = unread(fields["schedule"])
-    return make_config(**{name: value for name, value in fields.items() if name not in skip})
+    return make_config(
+        **{name: value for name, value in fields.items() if name not in skip}
+    )
 
 
 def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
-    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2  # ∝ √batch, T^-0.2
+    lr = (
+        grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2
+    )  # ∝ √batch, T^-0.2
     return 2 * round(math.log2(lr / nth_lr(0)))  # even, as the paper's learning rates are
 
 
@@ -227,7 +244,9 @@ def wsd_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
 
     def run(j: int, T: int) -> TrainConfig:
-        return config_of_run(**base | {"schedule": "wsd", "lr": nth_lr(j), "total_tokens": T})
+        return config_of_run(
+            **base | {"schedule": "wsd", "lr": nth_lr(j), "total_tokens": T}
+        )
 
     def loss_at(j: int, T: int) -> float | None:
         return loss(run(j, T))
@@ -258,10 +277,16 @@ def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> Tra
     return config_of_run(**base | fields | {"total_tokens": T})
 
 
-def trials_of(grid: dict, line: compare.Line, seed: int) -> dict[float, list[TrainConfig]]:
-    """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
+def trials_of(
+    grid: dict, line: compare.Line, seed: int
+) -> dict[float, list[TrainConfig]]:
+    """Learning rate -> runs of a line in the two cells that tune it, with two separate
+    seeds."""
     shape, batch_size, lengths = grid["tune"]
-    bases = [grids.base_of(grid, shape, batch_size, trial) for trial in compare.tuning_seeds(seed)]
+    bases = [
+        grids.base_of(grid, shape, batch_size, trial)
+        for trial in compare.tuning_seeds(seed)
+    ]
     trials = {}
     for lr in map(nth_lr, grid["trials"]):
         trials[lr] = [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
@@ -269,7 +294,8 @@ def trials_of(grid: dict, line: compare.Line, seed: int) -> dict[float, list[Tra
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
-    """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
+    """The trials of all lines, then every line at the learning rate with the lowest mean
+    loss."""
     configs = []
     for line in compare.LINES.values():
         losses = {}
@@ -288,7 +314,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
     return [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
 
 
-# -- Training what is missing ------------------------------------------------------------------
+# -- Training what is missing ------------------------------------------------------------
 
 
 class Plan(NamedTuple):
@@ -296,10 +322,13 @@ class Plan(NamedTuple):
 
     grid: dict
     series: list[Callable]  # their rules
-    known: dict[frozenset, float]  # identity of a run -> its loss, infinite if it diverged
+    known: dict[
+        frozenset, float
+    ]  # identity of a run -> its loss, infinite if it diverged
 
     def missing(self, made_up: Callable = lambda cfg: None) -> list[TrainConfig]:
-        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
+        """The runs that we can train now. made_up(config) is the loss of an unknown
+        run."""
 
         def loss(cfg: TrainConfig) -> float | None:
             return self.known.get(identity_of(cfg), made_up(cfg))
@@ -318,9 +347,11 @@ class Plan(NamedTuple):
         return self.missing(made_up)
 
     def jobs(self) -> dict[str, tuple]:
-        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
+        """{trunk: (its next run, T at which to look at the loss without a decay)},
+        longest first.
 
-        We look at the longest cosine at all shorter T, to know what it is worth if cut short there.
+        We look at the longest cosine at all shorter T, to know what it is worth if cut
+        short there.
         """
         *shorter, longest = self.grid["budgets"]
         cost = {}
@@ -337,18 +368,26 @@ class Plan(NamedTuple):
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults, if they have one."""
+    """The config of a record. Fields that it lacks get their defaults, if they have
+    one."""
     for field in dataclasses.fields(TrainConfig):
         if field.default is dataclasses.MISSING and field.name not in record:
             raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
-    return TrainConfig(**{name: value for name, value in record.items() if name in config.FIELDS})
+    return TrainConfig(
+        **{name: value for name, value in record.items() if name in config.FIELDS}
+    )
 
 
-def do_job(cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable):
-    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
+def do_job(
+    cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
+):
+    """Make a run, wherever an engine wants it. Returns (record, curve), or None if
+    stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
-    cfg = devices.resolve_device(dataclasses.replace(cfg, device=device, tokenizer=tokenizer))
+    cfg = devices.resolve_device(
+        dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
+    )
     threads = torch.get_num_threads()
     try:
         if cfg.device == "cpu":
@@ -363,8 +402,11 @@ def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
     return data.load_corpus(data_flag, tokenizer)
 
 
-def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop) -> None:
-    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
+def train_missing(
+    plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop
+) -> None:
+    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their
+    records.
 
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
@@ -381,11 +423,15 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
             if must_stop() and not stopping:
                 stopping = True
                 todo = {}
-                bar.write(f"stopping, {len(running)} jobs save what they have", file=sys.stderr)
+                bar.write(
+                    f"stopping, {len(running)} jobs save what they have", file=sys.stderr
+                )
                 stop()
             for trunk, (cfg, look_at) in todo.items():
                 if trunk not in running and len(running) < slots:
-                    running[trunk] = submit(do_job, cfg, folder.resolve() / "trunks", look_at)
+                    running[trunk] = submit(
+                        do_job, cfg, folder.resolve() / "trunks", look_at
+                    )
 
             done = [trunk for trunk, future in running.items() if future.done()]
             errors = []
@@ -399,10 +445,14 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
                     record, curve = result
                     tokens, losses, rates = zip(*curve) if curve else ((), (), ())
                     points = {"tokens": tokens, "loss": losses, "lr": rates}
-                    curves.write(json.dumps(records.settings(record) | {"curve": points}) + "\n")
+                    curves.write(
+                        json.dumps(records.settings(record) | {"curve": points}) + "\n"
+                    )
                     lines.write(json.dumps(record) + "\n")
                     plan.learn(record)
-            if errors and not stopping:  # after a request to stop, an engine may cancel jobs
+            if (
+                errors and not stopping
+            ):  # after a request to stop, an engine may cancel jobs
                 raise errors[0]
             if not done:
                 time.sleep(0.02)
@@ -413,12 +463,14 @@ def train_missing(plan: Plan, folder: Path, submit: Callable, slots: int, must_s
             bar.update(finished - bar.n)
 
 
-# -- The command line --------------------------------------------------------------------------
+# -- The command line --------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
-    fields = flags.program_parser("sweep.py --sweep", "")  # reads the values like their flags
+    fields = flags.program_parser(
+        "sweep.py --sweep", ""
+    )  # reads the values like their flags
     flags.add_flags(fields, TrainConfig, {})
 
     def parse_field(name: str, text: str):
@@ -436,7 +488,9 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     """Check the command line and the records in --out. Raises UserError or OSError."""
     if args.slurm and args.engine != "slurm":
-        raise UserError(f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm")
+        raise UserError(
+            f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
+        )
     typed = train.with_absolute_paths(typed)
     if args.engine == "local":
         typed["device"] = devices.pick_device(typed.get("device", "auto"))
@@ -452,7 +506,9 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     found = records.records_in(args.out)
     theirs = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in found]
     ours = [vars(cfg) | fingerprint for cfg in configs]
-    free = () if args.experiment == "power" else ("lr", "power_a")  # found by a search, or tuned
+    free = (
+        () if args.experiment == "power" else ("lr", "power_a")
+    )  # found by a search, or tuned
     grids.check_belongs(theirs, ours, free, args.out)
     for record in found:
         plan.learn(record)
@@ -460,7 +516,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at
+    a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """
@@ -484,11 +541,17 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         with held, runs.stop_request(None) as must_stop:
             flags.say(todo)
             if left:
-                with engine(args, left[0].device, submit, must_stop) as (submit, slots, stop):
+                with engine(args, left[0].device, submit, must_stop) as (
+                    submit,
+                    slots,
+                    stop,
+                ):
                     train_missing(plan, args.out, submit, slots, must_stop, stop)
             return conclude(args.out, plan, must_stop())
     except BrokenExecutor:
-        return flags.fail("sweep.py", "a worker died; out of memory? The same command resumes")
+        return flags.fail(
+            "sweep.py", "a worker died; out of memory? The same command resumes"
+        )
     except UserError as error:
         return flags.fail("sweep.py", error)
     except Exception as error:
@@ -511,14 +574,19 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
+    """Yield submit, the number of jobs at a time, and a function that asks all jobs to
+    stop."""
 
     def no_stop() -> None:
         pass
 
     asked = getattr(args, "device", "auto")  # for another machine
     if submit:
-        yield functools.partial(submit, engines.do_anywhere, asked), args.workers or 1, no_stop
+        yield (
+            functools.partial(submit, engines.do_anywhere, asked),
+            args.workers or 1,
+            no_stop,
+        )
     elif args.engine == "slurm":
         options = dict(args.slurm)
         with engines.on_slurm(args.out / "slurm", options, asked) as (submit, stop):

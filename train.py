@@ -7,9 +7,9 @@
     python train.py --branch runs/a --decay_tokens 3e5   decay a copy of an unfinished run
     python train.py --average --decay_tokens 0           average the weights instead of a decay
 
-Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the loop around
-it, then `train`, which logs, evaluates and saves. All flags are in config.py. A run leaves a folder
-in runs/.
+Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the
+loop around it, then `train`, which logs, evaluates and saves. All flags are in config.py.
+A run leaves a folder in runs/.
 """
 
 import copy
@@ -38,15 +38,18 @@ from schedules import SCHEDULES, is_planned, make_schedule, unread
 from tools import devices, figures, flags, granite, runs
 from tools.flags import UserError
 
-# -- One step ----------------------------------------------------------------------------------
+# -- One step ----------------------------------------------------------------------------
 
 
-def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float) -> tuple:
+def optimizer_step(
+    cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float
+) -> tuple:
     """One update, with the batch that starts at token position `tokens` of the run.
 
-    model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the sequences of this
-    process in nats per token, the norm of the gradient before clipping, and the statistics of an
-    MoE in the last micro-batch. They are tensors, because reading a value would make a GPU wait.
+    model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the
+    sequences of this process in nats per token, the norm of the gradient before clipping,
+    and the statistics of an MoE in the last micro-batch. They are tensors, because
+    reading a value would make a GPU wait.
     """
     # 1. Set the learning rate
     for group in optimizer.param_groups:
@@ -68,14 +71,17 @@ def optimizer_step(cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: 
         batch_loss += loss.detach() / len(parts)  # without the auxiliary loss
 
     # 3. Clip them, and update the weights
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
+    grad_norm = torch.nn.utils.clip_grad_norm_(
+        model.parameters(), cfg.grad_clip or math.inf
+    )
     optimizer.step()
     optimizer.zero_grad()
     return batch_loss, grad_norm, routing
 
 
 def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
-    """Positions in the run of the sequences that this process reads in a step, in equal parts."""
+    """Positions in the run of the sequences that this process reads in a step, in equal
+    parts."""
     rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
@@ -83,26 +89,31 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in each."""
+    """The smallest number of equal passes over n sequences, with at most `most` in
+    each."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
     return k
 
 
-# -- The loop ----------------------------------------------------------------------------------
+# -- The loop ----------------------------------------------------------------------------
 
-AVERAGE_POWER = 16  # n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
+AVERAGE_POWER = (
+    16  # n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
+)
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     """Mix the weights after a step from `before` tokens to `tokens` into their average.
 
-    Weights at n tokens count in proportion to n^16, so the average always covers about the last
-    tenth of the tokens seen. Like Power, this needs neither the end of the run nor the size
-    of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
+    Weights at n tokens count in proportion to n^16, so the average always covers about
+    the last tenth of the tokens seen. Like Power, this needs neither the end of the run
+    nor the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
-    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)  # the share of this step in the average
+    share = 1 - (before / tokens) ** (
+        AVERAGE_POWER + 1
+    )  # the share of this step in the average
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
@@ -122,13 +133,17 @@ class State:
 def build(cfg: TrainConfig) -> State:
     """The model with its initial weights, and its optimizer."""
     torch.manual_seed(cfg.seed)
-    model = GPT(cfg).to(cfg.device)  # drawn on the CPU, so every device gets the same weights
+    model = GPT(cfg).to(
+        cfg.device
+    )  # drawn on the CPU, so every device gets the same weights
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
     adam = dict(betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if cfg.compile:  # one program per shape, because one for all shapes of a sweep would be slower
+    if (
+        cfg.compile
+    ):  # one program per shape, because one for all shapes of a sweep would be slower
         torch._dynamo.config.recompile_limit = 64
         if cfg.device == "cpu":
             model.compile(dynamic=False)
@@ -140,7 +155,8 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
-    """Train to the end of the run, and yield (lr, loss, grad_norm, routing) after every step.
+    """Train to the end of the run, and yield (lr, loss, grad_norm, routing) after every
+    step.
 
     Saving and restoring the state between two steps changes nothing.
     """
@@ -159,11 +175,13 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
         yield lr, *results
 
 
-def train(cfg: TrainConfig, corpus, run, start: dict | None = None, must_stop=lambda: False):
+def train(
+    cfg: TrainConfig, corpus, run, start: dict | None = None, must_stop=lambda: False
+):
     """Train and return the final State. Once must_stop(), save and return None.
 
-    run: takes the steps, validations and checkpoints, a runs.Run or the sweep.Trunk of a sweep.
-    start: a checkpoint of this run or, for a branch, of its parent.
+    run: takes the steps, validations and checkpoints, a runs.Run or the sweep.Trunk of a
+    sweep. start: a checkpoint of this run or, for a branch, of its parent.
     """
     state = build(cfg)
     if start:
@@ -180,10 +198,14 @@ def train(cfg: TrainConfig, corpus, run, start: dict | None = None, must_stop=la
 
         # 2. Validate
         if not last and (crossed(cfg.eval_every, state) or any(map(passed, run.look_at))):
-            run.log_validation(state.tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens))
+            run.log_validation(
+                state.tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens)
+            )
 
         # 3. Save, also where the decay begins, because branches leave there
-        stop = devices.any_process(must_stop()) and not last  # all stop after the same step
+        stop = (
+            devices.any_process(must_stop()) and not last
+        )  # all stop after the same step
         due = crossed(cfg.save_every, state) or passed(cfg.decay_start)
         if due or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
@@ -199,23 +221,29 @@ def crossed(every: int, state: State) -> bool:
     return runs.crossed(every, state.before, state.tokens)
 
 
-# -- The results of a run ----------------------------------------------------------------------
+# -- The results of a run ----------------------------------------------------------------
 
 
 def train_run(
-    cfg: TrainConfig, corpus, out: Path | None, start: dict | None = None, must_stop=lambda: False
+    cfg: TrainConfig,
+    corpus,
+    out: Path | None,
+    start: dict | None = None,
+    must_stop=lambda: False,
 ) -> dict | None:
-    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if stopped."""
+    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if
+    stopped."""
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
     state = train(cfg, corpus, run, start, must_stop)
     return finish(cfg, corpus, state, run) if state else None
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
-    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a folder.
+    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a
+    folder.
 
-    A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a record with
-    diverged = true and no val_loss.
+    A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
+    record with diverged = true and no val_loss.
     """
     losses, record = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
@@ -226,7 +254,9 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     if not record["diverged"]:
         model = state.average if uses_average(record) else state.model
         torch.manual_seed(cfg.seed)
-        with torch.compiler.set_stance("force_eager"):  # growing shapes would compile again
+        with torch.compiler.set_stance(
+            "force_eager"
+        ):  # growing shapes would compile again
             text = sample(model.eval(), corpus.tokenizer)
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     figures.draw_curve(run.out, record)
@@ -238,7 +268,9 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     return record
 
 
-def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | None) -> dict:
+def validation_losses(
+    cfg: TrainConfig, state: State, corpus, max_tokens: int | None
+) -> dict:
     """Compute val_loss and val_bpb, for a data mixture weighted by --data, and by source.
 
     With --average, add average_val_loss and so on for the averaged weights.
@@ -251,7 +283,10 @@ def validation_losses(cfg: TrainConfig, state: State, corpus, max_tokens: int | 
 
 
 def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> dict:
-    with devices.mixed_precision(cfg), torch.compiler.set_stance("force_eager"):  # as in eval.py
+    with (
+        devices.mixed_precision(cfg),
+        torch.compiler.set_stance("force_eager"),
+    ):  # as in eval.py
         losses = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
     return runs.mean_losses(list(corpus.sources), corpus.shares, losses)
 
@@ -262,7 +297,9 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
     results = dict.fromkeys(losses) if diverged else losses  # all None if diverged
     if len(corpus.sources) > 1:
-        epochs = data.epochs(corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
+        epochs = data.epochs(
+            corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed
+        )
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
     n = sum(
         data.n_sequences(source.val, cfg.seq_len, cfg.final_eval_tokens)
@@ -278,7 +315,8 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from
+    tokens."""
     return {
         "config": dataclasses.asdict(cfg),
         "fingerprint": corpus.meta["fingerprint"],
@@ -296,39 +334,55 @@ def restore(saved: dict, state: State) -> None:
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
     if "optimizer" in saved:  # released weights have none
-        for group, ours in zip(saved["optimizer"]["param_groups"], state.optimizer.param_groups):
-            group |= dict(ours, params=group["params"])  # our settings, such as weight decay
+        for group, ours in zip(
+            saved["optimizer"]["param_groups"], state.optimizer.param_groups
+        ):
+            group |= dict(
+                ours, params=group["params"]
+            )  # our settings, such as weight decay
         state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
 
 
-# -- From the command line to a run --------------------------------------------------------------
+# -- From the command line to a run ------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
-    """Split a command line into typed config fields and actions, or exit with status 2."""
+    """Split a command line into typed config fields and actions, or exit with status
+    2."""
     parser = flags.program_parser("train.py", __doc__)
     flags.add_flags(parser, TrainConfig, config.preset_fields("laptop"))
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
-    add("--branch", type=Path, help="start from a checkpoint, or from a run before its decay")
+    add(
+        "--branch",
+        type=Path,
+        help="start from a checkpoint, or from a run before its decay",
+    )
     limit = flags.at_least(0, float)
     add("--time_limit", type=limit, help="seconds until it saves and exits with 3")
     args = parser.parse_args(argv)
     if args.resume and "out" not in args:
         parser.error("--resume: needs --out, the folder of the run")
-    return {name: value for name, value in vars(args).items() if name in config.FIELDS}, args
+    return {
+        name: value for name, value in vars(args).items() if name in config.FIELDS
+    }, args
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises UserError,
+    OSError."""
     typed = with_absolute_paths(typed)
-    fields, start, path = runs.choose(typed, actions, config.names("runtime"), config.LATER)
+    fields, start, path = runs.choose(
+        typed, actions, config.names("runtime"), config.LATER
+    )
     parent = open_parent(Path(path)) if path else None
     if parent:
         fields = runs.branched_fields(parent, fields, config.SHAPE, config.LATER)
     cfg = make_config(**{name: fields[name] for name in fields if name in config.FIELDS})
     for name in typed.keys() & unread(cfg.schedule):
-        readers = ", ".join(other for other in SCHEDULES if name in SCHEDULES[other].reads)
+        readers = ", ".join(
+            other for other in SCHEDULES if name in SCHEDULES[other].reads
+        )
         raise UserError(
             f"--{name} {typed[name]}: has no effect with --schedule {cfg.schedule}, "
             f"only with {readers}"
@@ -343,21 +397,25 @@ def with_absolute_paths(typed: dict) -> dict:
     typed = dict(typed)
     for name in ("data", "decay_data"):
         if name in typed:
-            typed[name] = flags.format_mixture(flags.parse_mixture(typed[name], f"--{name}"))
+            typed[name] = flags.format_mixture(
+                flags.parse_mixture(typed[name], f"--{name}")
+            )
     if data.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     return typed
 
 
 def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
+    """The checkpoint that a branch starts from. Released weights become one at 0
+    tokens."""
     if not granite.is_granite(path):
         return runs.read_checkpoint(runs.branch_point(path))
     path = path.resolve()
     model = load_model(path)
     return {
         "path": str(path),
-        "config": dataclasses.asdict(model.cfg) | {"tokenizer": str(path / "tokenizer.json")},
+        "config": dataclasses.asdict(model.cfg)
+        | {"tokenizer": str(path / "tokenizer.json")},
         "model": model.state_dict(),
         "tokens": 0,
         "stages": [],
@@ -365,14 +423,19 @@ def open_parent(path: Path) -> dict:
     }
 
 
-def load_data(cfg: TrainConfig, typed: dict, start: dict | None) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
+def load_data(
+    cfg: TrainConfig, typed: dict, start: dict | None
+) -> tuple[TrainConfig, data.Corpus]:
+    """Open the corpus, and put its tokenizer into the config. Raises UserError or
+    OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
     # the mixtures that the parents read and that this run reads, with their first tokens
     stages = start["stages"] if start else runs.stages_of(vars(cfg))
-    sequences = [(math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages]
+    sequences = [
+        (math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages
+    ]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         data.check_corpus(cfg, source)
@@ -402,7 +465,9 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError) as error:
         return flags.fail("train.py", error)
     tell = flags.say if out else lambda _: None
-    if actions.resume and all(Path(cfg.out, x).exists() for x in ("record.json", "curve.png")):
+    if actions.resume and all(
+        Path(cfg.out, x).exists() for x in ("record.json", "curve.png")
+    ):
         tell(f"{cfg.out} is finished already")
         return 0
     tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
@@ -413,10 +478,16 @@ def main(argv: list[str] | None = None) -> int:
         reason = devices.reason_of(error)
         if reason is None:
             raise
-        hint = "; --resume starts from the newest checkpoint" if isinstance(error, OSError) else ""
+        hint = (
+            "; --resume starts from the newest checkpoint"
+            if isinstance(error, OSError)
+            else ""
+        )
         return flags.fail("train.py", reason + hint)
     if record is None:
-        tell(f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume")
+        tell(
+            f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume"
+        )
         return 3
     return 0
 

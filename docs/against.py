@@ -1,4 +1,5 @@
-"""What does a setting change in the best learning rates and in their law? See docs/bend.md.
+"""What does a setting change in the best learning rates and in their law? See
+docs/bend.md.
 
     python docs/against.py weight_decay=0,0.1,0.3 results/memory-laptop
 
@@ -28,10 +29,14 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
     for other in rest:
         if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
             raise UserError(f"{field}: the runs also differ in {different[0]} (--only)")
-    found = [{m[:3]: m for m in fit.usable(fit.minima(some))} for some in sets.values()]  # by cell
+    found = [
+        {m[:3]: m for m in fit.usable(fit.minima(some))} for some in sets.values()
+    ]  # by cell
     common = sorted(set.intersection(*map(set, found)))
     if not common:
-        raise UserError(f"{field}: no cell has a minimum in all; is the sweep still running?")
+        raise UserError(
+            f"{field}: no cell has a minimum in all; is the sweep still running?"
+        )
     fits = {}
     for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # all independent
         points = [by_cell[cell] for cell in common]
@@ -47,7 +52,9 @@ def report(one: Fits, two: Fits) -> None:
     batch_size = np.array([m.batch_size for m in one.points])
     groups = {"all": batch_size > 0}
     groups |= {f"batch size {B:g}": batch_size == B for B in np.unique(batch_size)}
-    print("what changes               cells  log2 of the best learning rate   lowest loss")
+    print(
+        "what changes               cells  log2 of the best learning rate   lowest loss"
+    )
     for name, i in groups.items():
         total = weight[:, i].sum(axis=1)
         mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
@@ -55,11 +62,14 @@ def report(one: Fits, two: Fits) -> None:
     if np.isfinite(one.law.b[0]):  # else the cells have a single batch size or T
         for name in ("b", "q"):
             before, after = getattr(one.law, name), getattr(two.law, name)
-            print(f"{name} {show(before)} -> {show(after)}, change {show(after - before)}")
+            print(
+                f"{name} {show(before)} -> {show(after)}, change {show(after - before)}"
+            )
 
 
 def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
-    """Best learning rates against T at the middle batch size of the shape with most minima.
+    """Best learning rates against T at the middle batch size of the shape with most
+    minima.
 
     A line for every value of the field.
     """
@@ -70,7 +80,11 @@ def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
     points, field = {}, field.replace("_", " ")
     for value, fits in sets.items():
         draws = zip(fits.points, fits.x.T, fits.weight.T)
-        here = [point(m.T, x, weight) for m, x, weight in draws if (m.shape, m.batch_size) == cell]
+        here = [
+            point(m.T, x, weight)
+            for m, x, weight in draws
+            if (m.shape, m.batch_size) == cell
+        ]
         points[f"{field} {value}"] = here
     b, c = (sets[value].law.b[0] for value in (low, high))
     laws = f": T^{b:.2f} to T^{c:.2f} over all cells" if math.isfinite(b) else ""
@@ -81,23 +95,37 @@ def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("against.py", __doc__)
     add = parser.add_argument
-    add("setting", metavar="FIELD=V,V,...", help="the values to compare, the first with the others")
+    add(
+        "setting",
+        metavar="FIELD=V,V,...",
+        help="the values to compare, the first with the others",
+    )
     add("folders", type=Path, nargs="+", help="folders of a sweep's records")
-    add("--only", action="append", default=[], metavar="FIELD=V,...", help="leave out other runs")
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=V,...",
+        help="leave out other runs",
+    )
     add("--out", type=Path, help="folder for the figure (default: that of the runs)")
     args = parser.parse_args(argv)
     field, _, values = args.setting.partition("=")
     try:
         if len(set(values.split(","))) < 2:
             raise UserError(f"{args.setting}: needs two values, as in seed=0,1")
-        read = lambda value: fit.read_records(args.folders, [*args.only, f"{field}={value}"])
+        read = lambda value: fit.read_records(
+            args.folders, [*args.only, f"{field}={value}"]
+        )
         fits = same_cells(field, {value: read(value) for value in values.split(",")})
         first, *others = fits
         for value in others:
             print(f"\n{field}: {first} -> {value}")
             report(fits[first], fits[value])
         folder = args.folders[0]
-        path = (args.out or (folder.parent if folder.is_file() else folder)) / "against.png"
+        path = (
+            args.out or (folder.parent if folder.is_file() else folder)
+        ) / "against.png"
         draw(path, field, fits)
     except (UserError, OSError) as error:
         return fail("against.py", error)

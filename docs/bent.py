@@ -1,4 +1,5 @@
-"""Is the law of a sweep straight, or does it flatten at large batch sizes? See docs/bend.md.
+"""Is the law of a sweep straight, or does it flatten at large batch sizes? See
+docs/bend.md.
 
     python docs/bent.py results/bend-laptop --only warmup_tokens=80000
 
@@ -6,8 +7,9 @@ The bent law flattens above a critical batch size beta_c = c T^kappa:
 
     log lr = log a + b0 log T - (q/r) log(1 + (beta_c / beta)^r),  with r = 1, 2, 4 or 8
 
-Far below the bend it is the straight law of fit.py with b = b0 - kappa q, far above it is flat in
-beta. The better law is the one that predicts cells better that were left out of its fit.
+Far below the bend it is the straight law of fit.py with b = b0 - kappa q, far above it is
+flat in beta. The better law is the one that predicts cells better that were left out of
+its fit.
 """
 
 import sys
@@ -38,9 +40,11 @@ class Bent(NamedTuple):
 
 
 def bends(T, beta, levels, kappas, rs) -> tuple:
-    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T, kappas, rs.
+    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T,
+    kappas, rs.
 
-    h is log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta [n] are log2, too.
+    h is log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta [n] are
+    log2, too.
     """
     level, kappa, r = (grid.ravel() for grid in np.meshgrid(levels, kappas, rs))
     log_c = level - kappa * T.mean()
@@ -49,27 +53,36 @@ def bends(T, beta, levels, kappas, rs) -> tuple:
 
 
 def best_bend(x, weight, T, grid: tuple, same_shape) -> Bent:
-    """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best bend."""
+    """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best
+    bend."""
     log_c, kappa, r, h = grid
     total = same_shape @ weight
-    mean = same_shape * weight / np.maximum(total, 1e-9)[:, None]  # mean @ v averages over a shape
+    mean = (
+        same_shape * weight / np.maximum(total, 1e-9)[:, None]
+    )  # mean @ v averages over a shape
     t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
     tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
     ty, gy = weight * t @ y, weight * y @ g
     determinant = tt * gg - tg**2
     determinant[determinant <= 1e-9 + 1e-6 * tt * gg] = np.nan  # T and beta vary together
     b0, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
-    best = np.nan_to_num(b0 * ty + q * gy, nan=-1).argmax()  # explains most of the variance
+    best = np.nan_to_num(
+        b0 * ty + q * gy, nan=-1
+    ).argmax()  # explains most of the variance
     b0, q, log_c, kappa, r, h = (v[..., best] for v in (b0, q, log_c, kappa, r, h))
     log_a = np.where(total > 0, mean @ (x - b0 * T - q * h), np.nan)
     return Bent(b0, q, log_c, kappa, r, log_a + b0 * T + q * h)
 
 
 def fit_bent(found: list[Minimum], x, weight) -> Bent:
-    """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine grid."""
+    """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine
+    grid."""
     T, beta = np.log2([(m.T, m.beta) for m in found]).T
     same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
-    levels, kappas = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5), np.arange(-0.6, 1.61, 0.2)
+    levels, kappas = (
+        np.arange(beta.min() - 2, beta.max() + 2.1, 0.5),
+        np.arange(-0.6, 1.61, 0.2),
+    )
     coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
     for at, w in zip(x, weight):
         law = best_bend(at, w, T, coarse, same_shape)
@@ -80,9 +93,11 @@ def fit_bent(found: list[Minimum], x, weight) -> Bent:
 
 
 def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
-    """Squared error, in log2, of every minimum [n]: predicted without its T, and without its batch.
+    """Squared error, in log2, of every minimum [n]: predicted without its T, and without
+    its batch.
 
-    Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch sizes.
+    Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch
+    sizes.
     """
     errors = np.empty((2, len(found)))
     for error, values in zip(errors, np.array([(m.T, m.beta) for m in found]).T):
@@ -94,16 +109,20 @@ def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
 
 
 def interaction(found: list[Minimum], x, weight) -> np.ndarray:
-    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all batches."""
+    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all
+    batches."""
     T, beta = np.log2([(m.T, m.beta) for m in found]).T
     product = (T - T.mean()) * (beta - beta.mean()) + 0 * x
-    rest = product - fit.fit_law(found, product, weight).fitted  # what the law cannot explain of it
+    rest = (
+        product - fit.fit_law(found, product, weight).fitted
+    )  # what the law cannot explain of it
     rest = np.where(weight > 0, rest, 0)  # it is NaN if the draw lacks a shape
     return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
 
 
 def gain(fits: Fits) -> np.ndarray:
-    """Mean squared error of held-out cells, straight minus bent. The better law has less."""
+    """Mean squared error of held-out cells, straight minus bent. The better law has
+    less."""
     points, x, weight, *_ = fits[1:]
     errors = [held_out(points, x, weight, law) for law in (fit.fit_law, fit_bent)]
     both = np.isfinite(errors).all(axis=0)
@@ -111,13 +130,16 @@ def gain(fits: Fits) -> np.ndarray:
 
 
 def report(fits: Fits) -> None:
-    """Print b at the smallest and largest batch size, q at both ends of T, and the bent law."""
+    """Print b at the smallest and largest batch size, q at both ends of T, and the bent
+    law."""
     points, x, weight, *_ = fits[1:]
     T, batch_size, beta = np.array([(m.T, m.batch_size, m.beta) for m in points]).T
     shapes = [m.shape for m in points]
     for name, at, u in (("b by batch size", batch_size, T), ("q by run length", T, beta)):
         draws = lambda end: slope(x, weight * (at == end), np.log2(u), shapes)
-        low, high = (f"{show(draws(end), 2)} at {size(end)}" for end in (at.min(), at.max()))
+        low, high = (
+            f"{show(draws(end), 2)} at {size(end)}" for end in (at.min(), at.max())
+        )
         print(f"{name}: {low} and {high}")
     print(f"coefficient of log2 T log2 beta: {show(interaction(points, x, weight))}")
     if len(set(T)) < 4 or len(set(beta)) < 5:
@@ -126,7 +148,9 @@ def report(fits: Fits) -> None:
     law, middle = fit_bent(points, x, weight), np.log2(T).mean()
     beta_c = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)
     low, high = map(size, interval(beta_c))
-    print(f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}")
+    print(
+        f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}"
+    )
     print(
         f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
         f"T = {size(2**middle)}: {size(beta_c[0])} tokens [{low}, {high}]"
@@ -136,7 +160,9 @@ def report(fits: Fits) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("bent.py", __doc__)
-    parser.add_argument("folders", type=Path, nargs="+", help="folders of a sweep's records")
+    parser.add_argument(
+        "folders", type=Path, nargs="+", help="folders of a sweep's records"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="FIELD=V,...")
     args = parser.parse_args(argv)
     try:

@@ -1,4 +1,5 @@
-"""Build docs/index.html, the page to drag, from page.template.html and the records of a sweep.
+"""Build docs/index.html, the page to drag, from page.template.html and the records of a
+sweep.
 
 python docs/page.py                     from results/wsd-laptop
 python docs/page.py results/my-sweep    from other records, with their law.json
@@ -29,7 +30,9 @@ def valley(m) -> dict:
     """A cell, with losses [seeds, lr] at the learning rates where no seed lacks one."""
     common = [x for x, loss in m.points if math.isfinite(loss)]
     losses = [[round(m.seeds[seed][x], 7) for x in common] for seed in sorted(m.seeds)]
-    rates = [float(f"{2**x:.4g}") for x in common]  # a sweep rounds its learning rates like this
+    rates = [
+        float(f"{2**x:.4g}") for x in common
+    ]  # a sweep rounds its learning rates like this
     return dict(shape=m.shape, T=m.T, batch=m.batch_size, lr=rates, losses=losses)
 
 
@@ -45,8 +48,13 @@ def content(folder: Path) -> dict:
         "cells": cells,
         "middle": middle,
         "folder": folder.name,
-        "minima": [dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6)) for m in points],
-        "law": {name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")},
+        "minima": [
+            dict(shape=m.shape, T=m.T, beta=m.beta, x=round(float(m.x), 6))
+            for m in points
+        ],
+        "law": {
+            name: law.get(name) for name in ("a", "b", "q", "b_interval", "q_interval")
+        },
         "seq_len": records[0]["seq_len"],
         "layers": records[0]["n_layer"],
         "seeds": max(len(cell["losses"]) for cell in cells),
@@ -57,13 +65,19 @@ def content(folder: Path) -> dict:
 def page(folder: Path = FOLDER) -> str:
     """The page. Raises OSError or UserError if the folder has no records or no law."""
     template = Path(__file__).with_suffix(".template.html").read_text(encoding="utf-8")
-    data = json.dumps(content(folder), separators=(",", ":"))  # pure ASCII, so no U+2028 either
-    return template.replace("{{DATA}}", data.replace("<", r"\u003c"))  # no </script> from a record
+    data = json.dumps(
+        content(folder), separators=(",", ":")
+    )  # pure ASCII, so no U+2028 either
+    return template.replace(
+        "{{DATA}}", data.replace("<", r"\u003c")
+    )  # no </script> from a record
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = program_parser("page.py", __doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="records and law.json")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=FOLDER, help="records and law.json"
+    )
     try:
         text = page(parser.parse_args(argv).folder)
     except (UserError, OSError) as error:

@@ -1,13 +1,13 @@
 """Compare step speed with nanoGPT on a CPU, at equal shapes.
 
-    git clone https://github.com/karpathy/nanoGPT
-    python forks/bench_nanogpt.py --nanogpt nanoGPT                 ratios of tokens per second
-    python forks/bench_nanogpt.py --nanogpt nanoGPT --compile       the same, both compiled
-    python forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16
+    git clone https://github.com/karpathy/nanoGPT python forks/bench_nanogpt.py --nanogpt
+    nanoGPT                 ratios of tokens per second python forks/bench_nanogpt.py
+    --nanogpt nanoGPT --compile       the same, both compiled python
+    forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16
 
-Both take turns in one process, step by step, so a slow machine slows down both. We print the median
-over the pairs. A ratio above 1 means that this project is faster. With --bfloat16, ours runs beside
-nanoGPT in float32 and in bfloat16.
+Both take turns in one process, step by step, so a slow machine slows down both. We print
+the median over the pairs. A ratio above 1 means that this project is faster. With
+--bfloat16, ours runs beside nanoGPT in float32 and in bfloat16.
 """
 
 import contextlib
@@ -35,9 +35,13 @@ def load_nanogpt(folder: Path):
 
 def build_theirs(nanogpt, shape: dict, compiled: bool) -> tuple:
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its size
-        model = nanogpt.GPT(nanogpt.GPTConfig(vocab_size=256, dropout=0.0, bias=False, **shape))
+        model = nanogpt.GPT(
+            nanogpt.GPTConfig(vocab_size=256, dropout=0.0, bias=False, **shape)
+        )
         optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
-    return torch.compile(model) if compiled else model, optimizer  # as nanoGPT's train.py does
+    return torch.compile(
+        model
+    ) if compiled else model, optimizer  # as nanoGPT's train.py does
 
 
 def take_step(model, optimizer, batch, dtype: str, loss_at: int) -> None:
@@ -50,8 +54,11 @@ def take_step(model, optimizer, batch, dtype: str, loss_at: int) -> None:
     optimizer.zero_grad()
 
 
-def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, pairs: int) -> None:
-    """Time forward pass, backward pass and update of both, on the same batch; print the ratios."""
+def compare(
+    nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, pairs: int
+) -> None:
+    """Time forward pass, backward pass and update of both, on the same batch; print the
+    ratios."""
     torch.manual_seed(0)
     torch.compiler.reset()  # compile for this shape, not for varying shapes
     batch = torch.randint(256, (2, 16, seq_len)).unbind()  # inputs and targets
@@ -81,7 +88,9 @@ def compare(nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, p
     ours, theirs = (sum(p.numel() for p in m.parameters()) for m in (state.model, model))
     print(f"width {width}, sequence {seq_len}: {ours:,} and {theirs:,} parameters")
     for name in list(steps)[1:]:
-        ratios = [theirs / ours for ours, theirs in zip(seconds["ours"][3:], seconds[name][3:])]
+        ratios = [
+            theirs / ours for ours, theirs in zip(seconds["ours"][3:], seconds[name][3:])
+        ]
         low, median, high = statistics.quantiles(ratios, n=4)
         print(
             f"    ours in {cfg.dtype}: {median:.3f} of nanoGPT's tokens per second in {name} "
@@ -96,7 +105,13 @@ def main() -> None:
     add("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     add("--compile", action="store_true", help="compile both models")
     add("--bfloat16", action="store_true", help="ours in bfloat16")
-    add("--widths", type=int, nargs="+", default=[64, 128], help="of the models (default: 64 128)")
+    add(
+        "--widths",
+        type=int,
+        nargs="+",
+        default=[64, 128],
+        help="of the models (default: 64 128)",
+    )
     add("--pairs", type=int, default=40, help="timed steps of each (default: 40)")
     args = parser.parse_args()
     nanogpt = load_nanogpt(args.nanogpt)

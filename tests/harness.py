@@ -31,7 +31,12 @@ def items() -> dict[str, list[dict]]:
         for name in docs[0]:
             files[f"{name}{kind}"] = [doc[name] for doc in docs]
     files["mmlu.dev"] = files.pop("mmlu.train")
-    for name in ("boolq", "piqa", "winogrande", "hellaswag"):  # an item among its own examples,
+    for name in (
+        "boolq",
+        "piqa",
+        "winogrande",
+        "hellaswag",
+    ):  # an item among its own examples,
         files[f"{name}.train"][3:7] = files[name][2:4] * 2  # and twice
     return files
 
@@ -46,9 +51,14 @@ def item(rng: random.Random, i: int) -> dict[str, dict]:
             texts[0] = f"  {texts[0]} "  # spaces around it
         if i % 4 == 2:
             texts = [texts[0]] * len(labels)  # a tie
-        return {"choices": {"text": texts, "label": list(labels)}, "answerKey": rng.choice(labels)}
+        return {
+            "choices": {"text": texts, "label": list(labels)},
+            "answerKey": rng.choice(labels),
+        }
 
-    arc = lambda: {"question": some(0, 30)} | labelled(["ABCD", "1234", "ABC", "ABCDE"][i % 4])
+    arc = lambda: (
+        {"question": some(0, 30)} | labelled(["ABCD", "1234", "ABC", "ABCDE"][i % 4])
+    )
     stem = some(1, 30) + ["", " ", "\n"][i % 3]
     stem = {5: "", 6: some(200, 300)}.get(i, stem)  # no context; longer than the window
     openbookqa = {"question_stem": stem} | labelled("ABCD")
@@ -56,7 +66,13 @@ def item(rng: random.Random, i: int) -> dict[str, dict]:
     endings = [f"{some()} [substeps] {some()}  {some()} ", f" [title] {some()}", some()]
     sentence = lambda: (f" {some()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {some()} ) "
                         f'[ 7 ] " {some(1, 4)} " : 20 ° N ; it \'s ! \n')  # fmt: skip
-    lines = lambda: [f" = {some(1, 3)} = \n", " = = = Deep = = = \n", "\n", sentence(), sentence()]
+    lines = lambda: [
+        f" = {some(1, 3)} = \n",
+        " = = = Deep = = = \n",
+        "\n",
+        sentence(),
+        sentence(),
+    ]
     return {
         "arc_easy": arc(), "arc_challenge": arc(), "openbookqa": openbookqa,
         "boolq": {"question": some(), "passage": some(10, 40) + " " * (i % 2), "label": i % 2},
@@ -94,9 +110,15 @@ def harness_task(name: str, files: dict[str, list[dict]], group: str = "") -> di
     """The harness's configuration of a task, with our items in place of the download."""
     from datasets import Dataset, DatasetDict
 
-    config, key = definition(name, group), "mmlu.dev" if name == "mmlu" else f"{name}.train"
+    config, key = (
+        definition(name, group),
+        "mmlu.dev" if name == "mmlu" else f"{name}.train",
+    )
     mine = lambda docs: [doc for doc in docs if not group or group in doc.values()]
-    items, examples = Dataset.from_list(mine(files[name])), Dataset.from_list(mine(files[key]))
+    items, examples = (
+        Dataset.from_list(mine(files[name])),
+        Dataset.from_list(mine(files[key])),
+    )
     ours = DatasetDict(test=items, validation=items, train=examples, dev=examples)
     return config | {"custom_dataset": lambda **_: ours}
 
@@ -123,5 +145,7 @@ def run_harness(folder: Path, files: dict, names: list[tuple[str, str]], shots: 
     work = {"tasks": tasks, "groups": {}, "group_map": {}}
     output = lm_eval.evaluator.evaluate(model, work, bootstrap_iters=2)
     logging.disable(logging.NOTSET)
-    by_name = lambda part: {tuple(key.split(" ")): value for key, value in output[part].items()}
+    by_name = lambda part: {
+        tuple(key.split(" ")): value for key, value in output[part].items()
+    }
     return by_name("results"), by_name("samples")

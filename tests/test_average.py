@@ -23,8 +23,12 @@ AVERAGE = dict(decay_tokens=0, total_tokens=3072, eval_every=1024)
 
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_weights_at_n_tokens_count_as_n_to_the_16th(batch_size, corpus):
-    changed = dict(AVERAGE, average=True, batch_size=batch_size, schedule="constant", lr=0.05)
-    cfg = devices.resolve_device(train.make_config(**SMALL | changed | {"warmup_tokens": 0}))
+    changed = dict(
+        AVERAGE, average=True, batch_size=batch_size, schedule="constant", lr=0.05
+    )
+    cfg = devices.resolve_device(
+        train.make_config(**SMALL | changed | {"warmup_tokens": 0})
+    )
     state, before, total = train.build(cfg), 0, 0.0
     expected = dict.fromkeys(dict(state.model.named_parameters()), 0.0)
     for _ in itertools.islice(train.training_steps(cfg, state, corpus), 12):
@@ -33,7 +37,9 @@ def test_weights_at_n_tokens_count_as_n_to_the_16th(batch_size, corpus):
         for name, w in state.model.named_parameters():
             expected[name] += share * w.detach().double()
     for name, w in state.average.named_parameters():
-        torch.testing.assert_close(w.double(), expected[name] / total, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            w.double(), expected[name] / total, rtol=1e-4, atol=1e-6
+        )
         assert not w.requires_grad
 
 
@@ -62,7 +68,9 @@ def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
     assert Path("a/sample.txt").read_bytes().decode() == sample(model, corpus.tokenizer)
 
 
-def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(corpus_path, capsys):
+def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(
+    corpus_path, capsys
+):
     """As its record reports it. A run that decays keeps its last weights."""
     record = run(corpus_path, "a", "--average")
     decayed = run(corpus_path, "b", "--average", decay_tokens=512)
@@ -77,7 +85,10 @@ def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(corpus_p
         assert f"{loss:.4f} nats" in printed.out
         assert ("averaged weights" in printed.err) == (out == "a")
         assert export([f"--export={out}", f"--to={out}-granite"]) == 0
-        assert evaluate([f"--model={out}-granite", f"--data={corpus_path}", "--device=cpu"]) == 0
+        assert (
+            evaluate([f"--model={out}-granite", f"--data={corpus_path}", "--device=cpu"])
+            == 0
+        )
         assert f"{loss:.4f} nats" in capsys.readouterr().out
 
 
@@ -89,14 +100,19 @@ def test_resuming_and_branching_continue_the_average(corpus_path):
     run(corpus_path, "half", "--average", total_tokens=1536)
     run(corpus_path, "plain", total_tokens=1536, decay_tokens=256)
     for parent in ("half", "plain"):
-        argv = [f"--branch={parent}", "--average", "--total_tokens=3072", "--decay_tokens=0"]
+        argv = [
+            f"--branch={parent}",
+            "--average",
+            "--total_tokens=3072",
+            "--decay_tokens=0",
+        ]
         assert train.main([*argv, f"--out=from-{parent}", "--device=cpu"]) == 0
     loss = lambda out: read(Path(out) / "record.json")["average_val_loss"]
     assert loss("stopped") == loss("from-half") == whole
     assert loss("from-plain") == pytest.approx(whole, abs=0.02)
 
 
-# -- forks/merge.py: a decay without training ------------------------------------------------------
+# -- forks/merge.py: a decay without training --------------------------------------------
 
 
 @pytest.mark.parametrize("shape", DECAY_SHAPES)
@@ -133,6 +149,8 @@ def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
     assert "fewer than 2 checkpoints" in capsys.readouterr().err
     (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["schedules.md"])
     assert merge.main(command.split()) == 0
-    assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256  # no decay
+    assert (
+        runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256
+    )  # no decay
     assert evaluate(["--model=runs/trunk/merged.pt", "--device=cpu"]) == 0
     assert train.main(["--branch=runs/trunk/merged.pt", "--decay_tokens=1024"]) == 0

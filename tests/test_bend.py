@@ -64,8 +64,12 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
 MANY = pytest.param(200, 200, [32, 64, 128], 0.9, 0.98, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("worlds, draws, widths, least, most", [(40, 100, [32], 0.8, 1), MANY])
-def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, monkeypatch):
+@pytest.mark.parametrize(
+    "worlds, draws, widths, least, most", [(40, 100, [32], 0.8, 1), MANY]
+)
+def test_b_and_q_are_unbiased_and_covered(
+    worlds, draws, widths, least, most, monkeypatch
+):
     monkeypatch.setattr(fit, "DRAWS", draws)
     off, hit = [], []
     for seed in range(worlds):
@@ -80,7 +84,7 @@ def test_b_and_q_are_unbiased_and_covered(worlds, draws, widths, least, most, mo
     assert ((least <= covered) & (covered <= most)).all()
 
 
-# -- The bent law ----------------------------------------------------------------------------------
+# -- The bent law ------------------------------------------------------------------------
 
 TRUE = dict(a=0.002, b0=0.2, q=0.8, c=2e-4, kappa=0.6, r=4.0)
 
@@ -94,7 +98,9 @@ def bent_rows(noise: float, law: dict = TRUE) -> list[dict]:
         best *= (1 + (beta_c / (batch / 32)) ** law["r"]) ** (-law["q"] / law["r"])
         for k in range(-4, 5):
             loss = 2 + 0.03 * (k / 2) ** 2 + rng.normal(0, noise)
-            row = dict(lr=best * 2 ** (k / 2), total_tokens=T, batch_size=batch, val_loss=loss)
+            row = dict(
+                lr=best * 2 ** (k / 2), total_tokens=T, batch_size=batch, val_loss=loss
+            )
             rows.append(row | {"seq_len": 128})
     return rows
 
@@ -108,7 +114,9 @@ def test_a_clean_bent_law_is_recovered():
     law = bent.fit_bent(*fits[1:4])
     assert law.r[0] == 4 and law.q[0] == pytest.approx(0.8, abs=0.02)
     assert (law.b0[0], law.kappa[0]) == pytest.approx((0.2, 0.6), abs=0.02)
-    best = np.log2([row["lr"] for row in bent_rows(0)[4::9]])  # the middle of every valley
+    best = np.log2(
+        [row["lr"] for row in bent_rows(0)[4::9]]
+    )  # the middle of every valley
     assert sorted(law.fitted[0]) == pytest.approx(sorted(best), abs=0.03)
     assert bent.gain(fits)[0] > 0.05
 
@@ -126,14 +134,19 @@ def test_held_out_error_is_that_of_a_dumb_loop():
     errors = bent.held_out(points, x, weight, fit.fit_law)
     for m, error in zip(points, errors):
         squares = []
-        for kept in ([p for p in points if p.T != m.T], [p for p in points if p.beta != m.beta]):
+        for kept in (
+            [p for p in points if p.T != m.T],
+            [p for p in points if p.beta != m.beta],
+        ):
             X = np.array([(1, math.log2(p.T), math.log2(p.beta)) for p in kept])
             log_a, b, q = np.linalg.lstsq(X, [p.x for p in kept])[0]
-            squares.append((m.x - log_a - b * math.log2(m.T) - q * math.log2(m.beta)) ** 2)
+            squares.append(
+                (m.x - log_a - b * math.log2(m.T) - q * math.log2(m.beta)) ** 2
+            )
         assert error == pytest.approx(np.mean(squares))
 
 
-# -- Two sets of runs ------------------------------------------------------------------------------
+# -- Two sets of runs --------------------------------------------------------------------
 
 
 def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811
@@ -145,12 +158,20 @@ def test_what_changes_with_a_longer_warmup(figures, capsys):  # noqa: F811
         records.append(r | more | dict(warmup_tokens=50_000))
     write(records, Path("a"))
     only = ["a", "--only", "batch_size=2,4,8"]
-    assert against.main(["warmup_tokens=2500,50000", *only]) == 0 and Path("a/against.png").exists()
-    lines = {line[:26].strip(): line[26:].split() for line in capsys.readouterr().out.splitlines()}
+    assert (
+        against.main(["warmup_tokens=2500,50000", *only]) == 0
+        and Path("a/against.png").exists()
+    )
+    lines = {
+        line[:26].strip(): line[26:].split()
+        for line in capsys.readouterr().out.splitlines()
+    }
     for name, cells, moved, deeper in (("batch size 2", 5, 0, 0), ("batch size 8", 5, -1, 0.1),
                                        ("all", 15, -2 / 3, 0.2 / 3)):  # fmt: skip
         words = lines[name]
-        assert int(words[0]) == cells and float(words[1]) == pytest.approx(moved, abs=0.02)
+        assert int(words[0]) == cells and float(words[1]) == pytest.approx(
+            moved, abs=0.02
+        )
         assert float(words[-1]) == pytest.approx(deeper, abs=1e-4)
     refused = lambda *argv: one_line(against.main, [*argv, *only], capsys)
     assert "warmup_tokens=7" in refused("warmup_tokens=2500,7")

@@ -15,8 +15,12 @@ import train
 TEXT = "\n".join(PAGES.values())
 PROGRAM = r"(?:docs/)?\w+\.py"
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
-INLINE = re.findall(rf"`(python {PROGRAM}[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))
-LAUNCHER = rf"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?={PROGRAM})"
+INLINE = re.findall(
+    rf"`(python {PROGRAM}[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S)
+)
+LAUNCHER = (
+    rf"^(?:python|torchrun .*|srun torchrun .*|python3 -m venv .*/python) (?={PROGRAM})"
+)
 
 
 class Understood(Exception):
@@ -35,7 +39,9 @@ def commands() -> list[str]:
 def words_of(command: str) -> list[str]:
     """As the shell splits them, with its variables, braces and ~."""
     script = "LIB=lib TORCH=torch; printf '%s\\0' " + command
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True
+    )
     return result.stdout.split("\0")[:-1]
 
 
@@ -53,7 +59,9 @@ def test_a_command_is_understood(command, monkeypatch):
         import_module(Path(file).stem).main(argv)
     given = vars(caught.value.args[0])
     if file in ("train.py", "bench.py"):
-        train.make_config(**{name: given[name] for name in given if name in config.FIELDS})
+        train.make_config(
+            **{name: given[name] for name in given if name in config.FIELDS}
+        )
 
 
 def test_shell_blocks_are_shell():

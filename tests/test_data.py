@@ -43,11 +43,17 @@ def plainly(texts, tokenizer_name="bytes", val_fraction=0.02) -> dict[str, bytes
 
 def check(folder: Path, expected: dict[str, bytes]) -> None:
     """The tokens are the expected ones, and meta.json counts what is there."""
-    assert {split: (folder / f"{split}.bin").read_bytes() for split in expected} == expected
+    assert {
+        split: (folder / f"{split}.bin").read_bytes() for split in expected
+    } == expected
     corpus = data.open_corpus(folder)
     lengths = data.bytes_per_token(corpus.tokenizer)
     for split, ids in ("train", corpus.train), ("val", corpus.val):
-        counted = [(ids == corpus.tokenizer.eot_token).sum(), len(ids), lengths[ids].sum()]
+        counted = [
+            (ids == corpus.tokenizer.eot_token).sum(),
+            len(ids),
+            lengths[ids].sum(),
+        ]
         kinds = ("documents", "tokens", "bytes")
         assert [corpus.meta[f"{split}_{kind}"] for kind in kinds] == counted
     names = {path.name for path in folder.iterdir()}
@@ -71,7 +77,15 @@ def test_the_order_of_committed_runs_has_not_changed():
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypatch):
     """Not on the order in which a disk lists files, on line ends, or on the build."""
-    for name in ("a/b.py", "a.py", "A.py", "a-b/c.py", "version.py", "nn/version.py", "b/x.pyi"):
+    for name in (
+        "a/b.py",
+        "a.py",
+        "A.py",
+        "a-b/c.py",
+        "version.py",
+        "nn/version.py",
+        "b/x.pyi",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         text = f"# {name}\nx = 'é'\n" * 9
         (tmp_path / name).write_bytes(text.replace("\n", newline).encode())
@@ -79,18 +93,24 @@ def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypa
     for turned in (False, True):
         listed = lambda self, pattern: sorted(rglob(self, pattern), reverse=turned)
         monkeypatch.setattr(Path, "rglob", listed)
-        assert list(data.embedded_texts(tmp_path)) == [f"# {n}\nx = 'é'\n" * 9 for n in expected]
+        assert list(data.embedded_texts(tmp_path)) == [
+            f"# {n}\nx = 'é'\n" * 9 for n in expected
+        ]
 
 
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
 def test_the_fingerprint_of_the_embedded_corpus(tmp_path):
     """Prepared from this torch, with nothing in a folder of its own: docs/corpus.md has it too."""
-    meta = data.prepare(data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c")
+    meta = data.prepare(
+        data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c"
+    )
     assert meta["fingerprint"] == "b02b98e2d54fc83c"
     assert meta["fingerprint"] in (ROOT / "docs" / "corpus.md").read_text()
 
 
-def test_the_embedded_corpus_is_prepared_once(documents, word_tokenizer, tmp_path, monkeypatch):
+def test_the_embedded_corpus_is_prepared_once(
+    documents, word_tokenizer, tmp_path, monkeypatch
+):
     monkeypatch.setattr(data, "__file__", str(tmp_path / "data.py"))
     monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
     name = f"torch{version('torch').split('+')[0]}"
@@ -98,7 +118,9 @@ def test_the_embedded_corpus_is_prepared_once(documents, word_tokenizer, tmp_pat
     monkeypatch.setattr(data, "embedded_texts", None)
     assert data.load_corpus(None).meta == data.load_corpus("embedded").meta
     monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
-    first = data.embedded_corpus(word_tokenizer).path  # two files of one name are two tokenizers
+    first = data.embedded_corpus(
+        word_tokenizer
+    ).path  # two files of one name are two tokenizers
     lines = Path(word_tokenizer).read_bytes().splitlines(keepends=True)
     Path(word_tokenizer).write_bytes(b"".join(lines[:-1]))
     assert data.embedded_corpus(word_tokenizer).path != first
@@ -115,9 +137,16 @@ def word_tokenizer(tmp_path, monkeypatch) -> str:
 
 
 def test_every_document_is_there_once(documents, word_tokenizer, tmp_path):
-    long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a character
-    texts = sorted(documents + long, key=lambda text: hashlib.sha256(text.encode()).digest())
-    for tokenizer in ("bytes", word_tokenizer):  # the first one is for training against its hash
+    long = [
+        letter + "é" * 20_000 for letter in "abcdefgh"
+    ]  # 32 KB end within a character
+    texts = sorted(
+        documents + long, key=lambda text: hashlib.sha256(text.encode()).digest()
+    )
+    for tokenizer in (
+        "bytes",
+        word_tokenizer,
+    ):  # the first one is for training against its hash
         folder = tmp_path / Path(tokenizer).stem
         data.prepare(["", *texts], tokenizer, folder, val_fraction=0.3)
         check(folder, plainly(texts, tokenizer, 0.3))
@@ -132,17 +161,27 @@ def test_the_end_of_a_single_text_is_held_out(tmp_path):
     assert bytes(whole.astype(np.uint8)) == text.encode() + b"\xff"
 
 
-def test_validation_loss_counts_every_target_and_every_byte(documents, word_tokenizer, tmp_path):
+def test_validation_loss_counts_every_target_and_every_byte(
+    documents, word_tokenizer, tmp_path
+):
     data.prepare(documents, word_tokenizer, tmp_path / "c")
     Path(word_tokenizer).write_bytes(b"")  # the corpus has a copy
     corpus = data.open_corpus(tmp_path / "c")
-    shape = dict(n_layer=1, n_embd=16, n_head=1, seq_len=32, init_std=0.5, warmup_tokens=0)
+    shape = dict(
+        n_layer=1, n_embd=16, n_head=1, seq_len=32, init_std=0.5, warmup_tokens=0
+    )
     model = train.GPT(train.make_config(**shape, vocab_size=corpus.meta["vocab_size"]))
     n = (len(corpus.val) - 1) // 32 * 32
     tokens = torch.from_numpy(corpus.val[: n + 1].astype(np.int64))
     targets = tokens[1:].view(-1, 32, 1)
     with torch.no_grad():
-        loss = -model(tokens[:-1].view(-1, 32)).log_softmax(-1).gather(-1, targets).double().sum()
+        loss = (
+            -model(tokens[:-1].view(-1, 32))
+            .log_softmax(-1)
+            .gather(-1, targets)
+            .double()
+            .sum()
+        )
     texts = [t for t in tokens[1:].tolist() if t != corpus.tokenizer.eot_token]
     n_bytes = len(corpus.tokenizer.decode_bytes(texts))
     result = evaluation.validation_loss(model, corpus)
@@ -158,7 +197,9 @@ def write_in(layout: str, texts: list[str], folder: Path) -> None:
     for i, text in enumerate(texts if kind == "txt" else ()):
         (folder / f"{i:05}.{layout}").write_bytes(pack(text.encode()))
     for i, part in enumerate((texts[:111], texts[111:])):
-        lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=i == 0) for text in part]
+        lines = [
+            json.dumps({"id": 1, "text": text}, ensure_ascii=i == 0) for text in part
+        ]
         if "json" in kind:
             (folder / f"{i}.{layout}").write_bytes(pack("\n".join(lines).encode()))
 
@@ -168,12 +209,16 @@ SOURCES += [("sour*/**/*.jsonl", "jsonl")]
 
 
 @pytest.mark.parametrize("source, layout", SOURCES)
-def test_every_source_gives_the_same_tokens(source, layout, documents, word_tokenizer, tmp_path):
+def test_every_source_gives_the_same_tokens(
+    source, layout, documents, word_tokenizer, tmp_path
+):
     texts = [text + "\r\n<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)]
     write_in(layout, texts, tmp_path / "source")
     if "*" in source:
         (tmp_path / "source" / "other").write_text("no row of data")
-    assert data.main(["--source", source, "--out", "c", "--tokenizer", word_tokenizer]) == 0
+    assert (
+        data.main(["--source", source, "--out", "c", "--tokenizer", word_tokenizer]) == 0
+    )
     check(tmp_path / "c", plainly(texts, word_tokenizer))
 
 
@@ -185,10 +230,19 @@ def test_files_come_in_the_order_of_their_names(tmp_path):
         (tmp_path / "top" / name).write_text(name)
     for source in ("top", "top/", ".", str(tmp_path / "top")):
         found, folder = list(source_files([source])), Path(source)
-        visible = [p for p in sorted(folder.rglob("*")) if "/." not in f"/{p.relative_to(folder)}"]
+        visible = [
+            p
+            for p in sorted(folder.rglob("*"))
+            if "/." not in f"/{p.relative_to(folder)}"
+        ]
         assert found == [p for p in visible if p.is_file()] and len(found) == 7
     patterns = "**/*.txt top/**/*.txt top/** top/**/d/**/x* top/*/** t*/*/x.txt top/b**/*"
-    for source in (*patterns.split(), "top/.x*", "top/b/.hidden/**/*", f"{tmp_path}/**/x.*"):
+    for source in (
+        *patterns.split(),
+        "top/.x*",
+        "top/b/.hidden/**/*",
+        f"{tmp_path}/**/x.*",
+    ):
         found = [str(p) for p in source_files([source])]
         expected = [p for p in glob.glob(source, recursive=True) if os.path.isfile(p)]
         assert found == sorted(set(expected)) and found, source
@@ -209,7 +263,11 @@ def test_a_file_with_many_links_is_read_once(source, tmp_path, capsys):
     corpus = data.open_corpus(tmp_path / "c")
     raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
     texts = raw.removesuffix(b"\xff").split(b"\xff")
-    assert sorted(texts) == [b"text outside/c.txt", b"text top/a.txt", b"text top/in/b.txt"]
+    assert sorted(texts) == [
+        b"text outside/c.txt",
+        b"text top/a.txt",
+        b"text top/in/b.txt",
+    ]
     assert corpus.meta["linked or repeated files skipped"] == 2
     assert "linked or repeated files skipped 2" in capsys.readouterr().out
 
@@ -226,8 +284,13 @@ MESS = [
 
 def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
     (tmp_path / "mess.jsonl").write_bytes(b"\n".join(MESS))
-    assert data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"]) == 2
-    assert "too little text to divide; 9 documents without text" in capsys.readouterr().err
+    assert (
+        data.main(["--source", "mess.jsonl", "--out", "c", "--val_fraction", "1e-20"])
+        == 2
+    )
+    assert (
+        "too little text to divide; 9 documents without text" in capsys.readouterr().err
+    )
     (tmp_path / "more" / ".git").mkdir(parents=True)
     (tmp_path / "more" / ".git" / "hidden").write_text("never")
     (tmp_path / "more" / "picture").write_bytes(b"\x89PNG\0\0")
@@ -261,7 +324,9 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path, monkeypatch, capsys):
 def test_only_the_bytes_tokenizer_is_raw_bytes(name, documents, tmp_path, monkeypatch):
     """A different tokenizer with 256 ids is not, whatever the name of its file."""
     monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
-    lines = [base64.b64encode(bytes([i])) + b" %d\n" % (254 - i) for i in range(254, -1, -1)]
+    lines = [
+        base64.b64encode(bytes([i])) + b" %d\n" % (254 - i) for i in range(254, -1, -1)
+    ]
     file = tmp_path / f"{name}.tiktoken"
     file.write_bytes(b"".join(lines))
     data.prepare(documents, str(file), tmp_path / "c")
@@ -275,7 +340,9 @@ def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, t
     (tmp_path / "c" / file).unlink()
     if content is not None:
         (tmp_path / "c" / file).write_bytes(content)
-    with pytest.raises(ValueError, match="--tokenizer .*tiktoken" if "words" in file else "--data"):
+    with pytest.raises(
+        ValueError, match="--tokenizer .*tiktoken" if "words" in file else "--data"
+    ):
         data.open_corpus(tmp_path / "c")
 
 
@@ -295,7 +362,9 @@ def test_a_corpus_whose_files_have_changed_is_refused(split, place, tmp_path):
     data.open_corpus(tmp_path / "c")
 
 
-def test_files_are_on_the_disk_before_a_corpus_appears(word_tokenizer, tmp_path, monkeypatch):
+def test_files_are_on_the_disk_before_a_corpus_appears(
+    word_tokenizer, tmp_path, monkeypatch
+):
     flushed, rename = [], os.rename
 
     def look(folder, out):
@@ -310,7 +379,9 @@ def test_files_are_on_the_disk_before_a_corpus_appears(word_tokenizer, tmp_path,
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
-def test_a_failed_flush_is_an_error_if_the_disk_can_flush(number, tmp_path, monkeypatch, capsys):
+def test_a_failed_flush_is_an_error_if_the_disk_can_flush(
+    number, tmp_path, monkeypatch, capsys
+):
     def fsync(_):
         raise OSError(number, os.strerror(number))
 
@@ -324,7 +395,9 @@ def test_a_failed_flush_is_an_error_if_the_disk_can_flush(number, tmp_path, monk
         assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-LINES = [b'{"text": "%d"}\n' % i for i in np.random.default_rng(0).integers(0, 10**15, 100)]
+LINES = [
+    b'{"text": "%d"}\n' % i for i in np.random.default_rng(0).integers(0, 10**15, 100)
+]
 PACKED = gzip.compress(b"".join(LINES))
 FILES = {
     "f": b"text", "blank": b"", "x.jsonl": b"plain text\n" * 9, "a.jsonl": b'{"body": "x"}\n' * 9,
@@ -362,12 +435,16 @@ def test_errors_are_one_line(argv, says, tmp_path, capfd):
 
 END = {
     "interrupted; run the same": lambda: signal.default_int_handler(signal.SIGINT, None),
-    "terminated abruptly": lambda: [worker.kill() for worker in multiprocessing.active_children()],
+    "terminated abruptly": lambda: [
+        worker.kill() for worker in multiprocessing.active_children()
+    ],
 }
 
 
 @pytest.mark.parametrize("says", END)
-def test_an_early_end_leaves_nothing_behind(says, word_tokenizer, monkeypatch, tmp_path, capsys):
+def test_an_early_end_leaves_nothing_behind(
+    says, word_tokenizer, monkeypatch, tmp_path, capsys
+):
     def documents(*_):
         yield from LINES
         END[says]()
@@ -383,7 +460,15 @@ def test_an_early_end_leaves_nothing_behind(says, word_tokenizer, monkeypatch, t
 def half_done(word_tokenizer, tmp_path):
     """Start data.py on a pipe and wait until its workers are busy; -> (process, pipe)."""
     os.mkfifo("pipe.jsonl")
-    argv = ["data.py", "--source", "pipe.jsonl", "--out", "c", "--tokenizer", word_tokenizer]
+    argv = [
+        "data.py",
+        "--source",
+        "pipe.jsonl",
+        "--out",
+        "c",
+        "--tokenizer",
+        word_tokenizer,
+    ]
     code = f"""import runpy, sys, tools.prepare
 tools.prepare.BATCH_SIZE = 1
 sys.argv = {argv}
@@ -401,7 +486,9 @@ runpy.run_path({str(ROOT / "data.py")!r}, run_name="__main__")"""
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_a_signal_leaves_nothing_behind(number, kill, half_done, word_tokenizer, tmp_path):
+def test_a_signal_leaves_nothing_behind(
+    number, kill, half_done, word_tokenizer, tmp_path
+):
     process, _ = half_done
     kill(process.pid, number)
     _, error = process.communicate(timeout=60)

@@ -71,7 +71,9 @@ def alone(corpus_path, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("world, micro_batch_size", [(2, 4), (4, 1)])
-def test_many_processes_train_like_one(world, micro_batch_size, alone, corpus_path, tmp_path):
+def test_many_processes_train_like_one(
+    world, micro_batch_size, alone, corpus_path, tmp_path
+):
     out = tmp_path / "run"
     fields = {"data": corpus_path, "out": out, "micro_batch_size": micro_batch_size}
     outputs = finish(launch(world, TINY | fields))
@@ -86,7 +88,11 @@ def test_many_processes_train_like_one(world, micro_batch_size, alone, corpus_pa
 
 def program(change: str) -> Path:
     """A file that runs train.py after a change."""
-    lines = ["import os, sys, zipfile", f"sys.path.insert(0, {str(ROOT)!r})", "import train"]
+    lines = [
+        "import os, sys, zipfile",
+        f"sys.path.insert(0, {str(ROOT)!r})",
+        "import train",
+    ]
     lines += [change, "train.devices.leave(train.main())"]
     Path("program.py").write_text("\n".join(lines))
     return Path("program.py")
@@ -108,7 +114,9 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     fields = TINY | {"data": corpus_path, "out": out, "log_every": 25 * 256}
     outputs = finish(launch(2, fields | {"time_limit": 0.001}), status=3)
     assert outputs[1] == ("", "")
-    assert [path.stem for path in runs.checkpoints(out)] == [f"{256:016d}"]  # the same step
+    assert [path.stem for path in runs.checkpoints(out)] == [
+        f"{256:016d}"
+    ]  # the same step
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     newest = out / "ckpt" / f"{10**6:016d}.pt"
     newest.write_bytes(runs.checkpoints(out)[0].read_bytes()[:-100])  # damaged

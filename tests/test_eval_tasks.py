@@ -29,8 +29,12 @@ from tools import tasks
 from tools.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-groups = lambda name: ["abstract_algebra", "anatomy", "virology"] if name == "mmlu" else [""]
-CASES = [(name, shots) for name in TASKS for shots in (0, 2) if name != "wikitext" or not shots]
+groups = lambda name: (
+    ["abstract_algebra", "anatomy", "virology"] if name == "mmlu" else [""]
+)
+CASES = [
+    (name, shots) for name in TASKS for shots in (0, 2) if name != "wikitext" or not shots
+]
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +44,17 @@ def exported(tmp_path_factory) -> Path:
     docs = itertools.chain(*harness.items().values())
     texts = [json.dumps(doc, ensure_ascii=False) for doc in docs]
     train_tokenizer(folder / "tokenizer.json", texts, size=600)
-    pages = [f"Question: {harness.text(rng)}\nAnswer: {harness.text(rng)}\n\n" for _ in range(120)]
-    data.prepare(pages, str(folder / "tokenizer.json"), folder / "corpus", val_fraction=0.2)
+    pages = [
+        f"Question: {harness.text(rng)}\nAnswer: {harness.text(rng)}\n\n"
+        for _ in range(120)
+    ]
+    data.prepare(
+        pages, str(folder / "tokenizer.json"), folder / "corpus", val_fraction=0.2
+    )
     shape = dict(n_embd=64, n_head=4, n_kv_head=2, vocab_size=608, seq_len=MAX_LEN)
-    learning = dict(schedule="constant", lr=0.01, batch_size=2, total_tokens=2 * MAX_LEN * 60)
+    learning = dict(
+        schedule="constant", lr=0.01, batch_size=2, total_tokens=2 * MAX_LEN * 60
+    )
     argv = flags(folder / "corpus", out=folder / "run", **shape, **learning)
     assert train.main(argv) == 0
     granite = str(folder / "granite")
@@ -73,7 +84,10 @@ def ask(exported, model):
     """(name, shots, folder) -> the questions of a task, and our answers."""
 
     def ask(name, shots, folder):
-        questions, tokenizer = tasks.questions_of(name, folder, shots), data.tokenizer_of(model.run)
+        questions, tokenizer = (
+            tasks.questions_of(name, folder, shots),
+            data.tokenizer_of(model.run),
+        )
         return questions, evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
 
     return ask
@@ -94,7 +108,9 @@ def test_numbers_are_the_harnesses(name, shots, theirs, ask, folder):
                 assert answer == pytest.approx(said[0][0], abs=1e-4, rel=1e-6)
             else:
                 pairs = zip(question.contexts, question.choices)
-                assert [tuple(pair) for pair in asked] == [(c, f" {choice}") for c, choice in pairs]
+                assert [tuple(pair) for pair in asked] == [
+                    (c, f" {choice}") for c, choice in pairs
+                ]
                 assert answer == pytest.approx([one[0][0] for one in said], abs=1e-4)
     result = tasks.measure(name, questions, answers)
     compare_metrics(name, result, [metrics[name, group] for group in groups(name)])
@@ -161,7 +177,10 @@ def argv(exported, folder) -> list[str]:
 
 def test_results_are_printed_and_saved(argv, tmp_path, capsys):
     flags = "--limit 3 --max_len 100 --dtype bfloat16 --out scores.json --tasks".split()
-    assert evaluation.main([*argv, "--num_fewshot", "2", *flags, "arc_easy,boolq,wikitext"]) == 0
+    assert (
+        evaluation.main([*argv, "--num_fewshot", "2", *flags, "arc_easy,boolq,wikitext"])
+        == 0
+    )
     out, scores = capsys.readouterr().out, json.loads(Path("scores.json").read_text())
     assert list(scores) == ["arc_easy", "boolq", "wikitext"]
     for name, result in scores.items():
@@ -169,7 +188,9 @@ def test_results_are_printed_and_saved(argv, tmp_path, capsys):
         expected = {"n": 3, "num_fewshot": shots, "max_len": 100, "dtype": "bfloat16"}
         assert result | expected == result and result["rule"] == tasks.RULES[metric]
         assert (result[f"{metric}_stderr"] is None) == (name == "wikitext")
-        row = rf"^{name} +{metric} +{result[metric]:.4f} .* n 3, {shots} shots, window 100;"
+        row = (
+            rf"^{name} +{metric} +{result[metric]:.4f} .* n 3, {shots} shots, window 100;"
+        )
         assert re.search(row, out, re.MULTILINE), name
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
@@ -191,14 +212,22 @@ def test_two_processes_share_the_items(argv, tmp_path):
     argv += ["--tasks", "arc_easy,mmlu,wikitext", "--num_fewshot", "1", "--out"]
     assert evaluation.main([*argv, "one.json"]) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc_per_node", "2", str(ROOT / "eval.py"), *argv, str(tmp_path / "two.json")]
+    torchrun += [
+        "--nproc_per_node",
+        "2",
+        str(ROOT / "eval.py"),
+        *argv,
+        str(tmp_path / "two.json"),
+    ]
     done = subprocess.run(torchrun, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("arc_easy") == 2  # its two metrics, printed by one process
     one, two = (json.loads(Path(name).read_text()) for name in ("one.json", "two.json"))
     numbers = lambda result: {k: v for k, v in result.items() if isinstance(v, float)}
     for name in one.keys() | two.keys():
-        assert numbers(one[name]) and numbers(one[name]) == pytest.approx(numbers(two[name]))
+        assert numbers(one[name]) and numbers(one[name]) == pytest.approx(
+            numbers(two[name])
+        )
 
 
 ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
@@ -224,7 +253,12 @@ def test_a_perplexity_too_large_for_a_float_is_infinite(argv, capsys):
     """A page that is one long word, after an empty page."""
     pages = [{"page": ""}, {"page": "x" * 3000}]
     harness.write(Path("long"), {"wikitext": pages})
-    assert evaluation.main([*argv, *"--tasks wikitext --data long --out scores.json".split()]) == 0
+    assert (
+        evaluation.main(
+            [*argv, *"--tasks wikitext --data long --out scores.json".split()]
+        )
+        == 0
+    )
     assert re.search(r"word_perplexity +inf", capsys.readouterr().out)
     refuse = {"parse_constant": lambda constant: pytest.fail(f"{constant} is not JSON")}
     result = json.loads(Path("scores.json").read_text(), **refuse)["wikitext"]

@@ -31,7 +31,9 @@ def text_boxes(fig: Figure, renderer) -> list[tuple]:
                 hidden |= set(map(id, tick.findobj(Text)))
     shown = [t for t in fig.findobj(Text) if t.get_text().strip() and t.get_visible()]
     # an Annotation's own extent has its arrow in it
-    return [(t, Text.get_window_extent(t, renderer)) for t in shown if id(t) not in hidden]
+    return [
+        (t, Text.get_window_extent(t, renderer)) for t in shown if id(t) not in hidden
+    ]
 
 
 def check_layout(fig: Figure) -> None:
@@ -45,10 +47,14 @@ def check_layout(fig: Figure) -> None:
         over = max(-box.x0, -box.y0, box.x1 - fig.bbox.x1, box.y1 - fig.bbox.y1)
         assert over <= 1, f"cut off: {text.get_text()!r}"
         for other, other_box in boxes[:i]:
-            assert not box.overlaps(other_box), f"{text.get_text()!r} on {other.get_text()!r}"
+            assert not box.overlaps(other_box), (
+                f"{text.get_text()!r} on {other.get_text()!r}"
+            )
     for ax in fig.axes:
         assert len(ax.get_yticks()) > 1, "one tick is no scale"
-        assert ax.get_ylabel() and (ax.get_xlabel() or ax.get_shared_x_axes().get_siblings(ax))
+        assert ax.get_ylabel() and (
+            ax.get_xlabel() or ax.get_shared_x_axes().get_siblings(ax)
+        )
         for line in (line for line in ax.lines if line.get_alpha() != 0):
             assert contrast_on_white(line.get_color()) >= 3
             path = line.get_transform().transform_path(line.get_path())
@@ -86,7 +92,9 @@ def test_curve(figures, tmp_path, schedule):
         experts = dict(max_load=[1 + 2 / i, 1.3], aux_loss=1 + 1 / i, router_entropy=1.5)
         lines.append(dict(tokens=i * 10**5, loss=5 - i / 25, lr=0.01) | experts)
     for i in range(1, 9):
-        lines.append(dict(tokens=i * 10**6, val_loss=5 - i / 2.5, average_val_loss=4.8 - i / 2.5))
+        lines.append(
+            dict(tokens=i * 10**6, val_loss=5 - i / 2.5, average_val_loss=4.8 - i / 2.5)
+        )
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 1'
     (tmp_path / "metrics.jsonl").write_text(text)
     record = dict(schedule=schedule, preset="laptop", diverged=False, val_loss=1.234567)
@@ -104,7 +112,9 @@ def test_a_narrow_axis_has_two_labels_and_equal_labels_may_share_an_x(figures, t
 def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
     lines = [(1, "loss", 5.0), (2, "loss", 4.0), (2, "val_loss", 4.1), (3, "loss", 9.0)]
     lines.append((2, "loss", 4.5))
-    text = "".join(json.dumps({"tokens": n, name: loss}) + "\n" for n, name, loss in lines)
+    text = "".join(
+        json.dumps({"tokens": n, name: loss}) + "\n" for n, name, loss in lines
+    )
     (tmp_path / "metrics.jsonl").write_bytes(text.encode() + b"\xff\n")
     found = [(m["tokens"], *list(m.items())[1]) for m in drawing.read_metrics(tmp_path)]
     assert found == [lines[0], lines[4], lines[2], lines[3]]

@@ -28,7 +28,9 @@ def record(width, batch, T, seed, loss, lr=0.01, a=16.0, b=-0.51, **more) -> dic
     ) | more  # fmt: skip
 
 
-def wsd_records(a=40, b=-0.4, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTHS) -> list[dict]:
+def wsd_records(
+    a=40, b=-0.4, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTHS
+) -> list[dict]:
     """Records as sweep.py leaves them, with valleys around lr = a beta^q T^b.
 
     noise: of a loss (nats), half of it common to the branches of a trunk. cells: how far a cell's
@@ -40,12 +42,16 @@ def wsd_records(a=40, b=-0.4, q=0.6, noise=0.0, cells=0.0, seeds=3, widths=WIDTH
         for seed in range(seeds):
             trunk = {j: rng.normal(0, noise / 2) for j in range(-40, 60)}
             for T in BUDGETS:
-                best = math.log2(a) + q * math.log2(batch / 32) + b * math.log2(T) + off[T]
+                best = (
+                    math.log2(a) + q * math.log2(batch / 32) + b * math.log2(T) + off[T]
+                )
                 middle = round(2 * (best + math.log2(1e4)))
                 for j in range(middle - 4, middle + 5):
                     x = j / 2 - math.log2(1e4)
                     loss = 2 + 0.03 * (x - best) ** 2 + trunk[j] + rng.normal(0, noise)
-                    loss += 0.02 * abs(math.log2(batch) - 1.4)  # 2 and 4 are the best batches
+                    loss += 0.02 * abs(
+                        math.log2(batch) - 1.4
+                    )  # 2 and 4 are the best batches
                     loss += 0.003 * max(0, x - best) ** 3 if noise else 0
                     found.append(record(width, batch, T, seed, loss, lr=2**x))
     return found
@@ -62,7 +68,7 @@ def refused(argv: list, capsys) -> str:
     return one_line(fit.main, [str(word) for word in argv], capsys)
 
 
-# -- recovery --------------------------------------------------------------------------------------
+# -- recovery ----------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +76,9 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(fit, "DRAWS", 30)
 
 
-@pytest.mark.parametrize("law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str)
+@pytest.mark.parametrize(
+    "law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str
+)
 def test_a_clean_law_is_recovered(law):
     records = wsd_records(**law)
     fits = fit.fits_of(records)
@@ -130,7 +138,9 @@ def test_the_papers_grid_of_factors_of_two_gives_the_law():
     rows = [dict(lr=lr, total_tokens=T, batch_size=B, val_loss=loss(T, B, lr))
             for T, B in cells for lr in rates]  # fmt: skip
     found = fit.minima([complete(row) for row in rows])
-    inside = [m for m in found if rates[-2] <= 4.6 * m.batch_size * m.T**-0.51 <= rates[1]]
+    inside = [
+        m for m in found if rates[-2] <= 4.6 * m.batch_size * m.T**-0.51 <= rates[1]
+    ]
     assert len(inside) > 24 and not any(m.why_not for m in inside)
     law = fit.law(rows)
     assert (law["b"], law["q"], law["b_paper"]) == pytest.approx((-0.51, 1, -0.51))
@@ -167,11 +177,18 @@ def test_a_draw_takes_series_again_and_averages_their_valleys():
     assert abs(weight.mean() / 3 - 1) < 0.2 and len(weight) == 31
     same_batch = np.array([[m.batch_size == B for m in points] for B in BATCHES])
     assert all((row[i] == row[i][0]).all() for row in weight for i in same_batch)
-    losses = lambda r, n: {**r, "seed": 10 * r["seed"] + n}  # a seed that was drawn n times
+    losses = lambda r, n: {
+        **r,
+        "seed": 10 * r["seed"] + n,
+    }  # a seed that was drawn n times
     for k in (1, 2, 3):
         for B in BATCHES:
             i = next(i for i, m in enumerate(points) if m.batch_size == B)
-            cell = [r for r in records if (r["batch_size"], r["total_tokens"]) == (B, points[i].T)]
+            cell = [
+                r
+                for r in records
+                if (r["batch_size"], r["total_tokens"]) == (B, points[i].T)
+            ]
             found = []
             for times in np.ndindex(9, 9, 9):
                 if sum(times) == weight[k, i] > 0:
@@ -191,13 +208,19 @@ def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity(
     grow = [m for m in found if 0 <= math.log2(m.T / 1e5) - math.log2(m.batch_size) < 3]
     b, s, _ = fit.paper_reading(grow)
     assert s[0] > 0.3 and b[0] == pytest.approx(-0.4 + (0.6 - 1) * s[0], abs=1e-6)
-    rise = np.polyfit(*np.log2([(m.T, m.beta) for m in fit.best_batches(grow, 1)]).T, 1)[0]
-    assert rise > 0.3 and fit.step_law_reading(grow)[0] == pytest.approx(-0.4 + 0.6 * rise)
+    rise = np.polyfit(*np.log2([(m.T, m.beta) for m in fit.best_batches(grow, 1)]).T, 1)[
+        0
+    ]
+    assert rise > 0.3 and fit.step_law_reading(grow)[0] == pytest.approx(
+        -0.4 + 0.6 * rise
+    )
 
 
-# -- single minima ---------------------------------------------------------------------------------
+# -- single minima -----------------------------------------------------------------------
 
-VALLEY = [(x / 2, 1 + (x / 2 - 0.3) ** 2 + 0.1 * (x / 2 - 0.3) ** 3) for x in range(-5, 6)]
+VALLEY = [
+    (x / 2, 1 + (x / 2 - 0.3) ** 2 + 0.1 * (x / 2 - 0.3) ** 3) for x in range(-5, 6)
+]
 EDGE, FEWER = "at an edge", "fewer than 5 losses"
 HILL = [(x, 1 - x * x / 9 if x else 0.7) for x, _ in VALLEY[2:9]]
 
@@ -211,7 +234,9 @@ def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
     assert fit.vertex(VALLEY) == fit.vertex(bent) == (pytest.approx(0.3), "")
     wide = [(2 * x, y) for x, y in VALLEY]  # steps of a factor of 2
     assert fit.vertex(wide) == (pytest.approx(0.6), "")
-    x, why_not = fit.vertex(VALLEY, degree=2, window=5)  # around 0.5: -0.5, 0, 0.5, 1, 1.5
+    x, why_not = fit.vertex(
+        VALLEY, degree=2, window=5
+    )  # around 0.5: -0.5, 0, 0.5, 1, 1.5
     curve = np.polyfit(*np.array(VALLEY[4:9]).T, 2)
     assert (x, why_not) == (pytest.approx(-curve[1] / 2 / curve[0]), "") and x < 0.29
 
@@ -243,7 +268,9 @@ def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
 
 def test_diverged_runs_do_not_move_the_law():
     records = wsd_records()
-    for r in records:  # width 128 with batch size 8 diverges right above its best learning rate
+    for r in (
+        records
+    ):  # width 128 with batch size 8 diverges right above its best learning rate
         best = 40 * (r["batch_size"] / 32) ** 0.6 * r["total_tokens"] ** -0.4
         if r["n_embd"] == 128 and r["batch_size"] == 8 and r["lr"] > best:
             r |= dict(diverged=True, val_loss=None)
@@ -253,7 +280,7 @@ def test_diverged_runs_do_not_move_the_law():
     assert fit.fits_of(records).law.b[0] == pytest.approx(-0.4, abs=1e-3)
 
 
-# -- the comparison --------------------------------------------------------------------------------
+# -- the comparison ----------------------------------------------------------------------
 
 
 def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
@@ -267,8 +294,13 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     variances = np.var([*pair.values()], ddof=1) / 3, np.var(seed, ddof=1) / 4
     gap = np.add.outer([*pair.values()], seed)
     mean, error, freedom = compare.mean_and_error(gap)
-    assert (mean, error) == (pytest.approx(draws[0]), pytest.approx(sum(variances) ** 0.5))
-    assert freedom == pytest.approx(error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3))
+    assert (mean, error) == (
+        pytest.approx(draws[0]),
+        pytest.approx(sum(variances) ** 0.5),
+    )
+    assert freedom == pytest.approx(
+        error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3)
+    )
     # one pair: Student's t over four seeds, whose quantile is 3.182
     one_pair = compare.differences(line, zero, cells[:2])
     low, high = fit.interval(one_pair)
@@ -278,7 +310,9 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
 
 
 @pytest.mark.parametrize("pairs, seeds", [(4, 5), (4, 3), (1, 5)])
-@pytest.mark.parametrize("spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5), (0, 0, 1)], ids=str)
+@pytest.mark.parametrize(
+    "spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5), (0, 0, 1)], ids=str
+)
 def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread, monkeypatch):
     """Of pairs, of seeds, and of both. A single pair has no spread of pairs."""
     rng, held = np.random.default_rng(0), 0
@@ -326,7 +360,9 @@ def test_a_best_batch_is_chosen_again_in_every_draw():
     """A second batch size is best in one seed of two, and its learning rates grow with T."""
 
     def row(T, batch, seed, lr, loss):
-        return dict(total_tokens=T, batch_size=batch, seed=seed, lr=lr, val_loss=loss, seq_len=128)
+        return dict(
+            total_tokens=T, batch_size=batch, seed=seed, lr=lr, val_loss=loss, seq_len=128
+        )
 
     rows = []
     for T in (1e5, 2e5, 4e5):
@@ -336,7 +372,9 @@ def test_a_best_batch_is_chosen_again_in_every_draw():
                 bottom = 2 + 0.01 * (seed == (batch == 4))
                 for k in range(-4, 5):
                     lr = best * 2 ** (k / 2)
-                    rows.append(row(T, batch, seed, lr, bottom + 0.01 * k**2 - 1e-4 * batch))
+                    rows.append(
+                        row(T, batch, seed, lr, bottom + 0.01 * k**2 - 1e-4 * batch)
+                    )
     found = fit.minima([fit.complete(r) for r in rows])
     draws = fit.step_law_reading(found)
     assert draws[0] == pytest.approx(0.5, abs=1e-6)  # batch size 4 is best in the mean
@@ -344,14 +382,18 @@ def test_a_best_batch_is_chosen_again_in_every_draw():
 
 
 def test_the_search_for_a_seed_is_decided_by_the_others():
-    losses = {0: [5, 4, 3, 2, 3, 4, 1], 1: [7, 6, 3, 5, 6, 7, 8], 2: [7, 6, 6, 3, 5, 6, 9]}
+    losses = {
+        0: [5, 4, 3, 2, 3, 4, 1],
+        1: [7, 6, 3, 5, 6, 7, 8],
+        2: [7, 6, 6, 3, 5, 6, 9],
+    }
     rows = [dict(shape="x", total_tokens=9, batch_size=1, seed=s, lr=i, val_loss=y, diverged=False)
             | compare.WSD for s, some in losses.items() for i, y in enumerate(some)]  # fmt: skip
     rows.append(rows[0] | dict(seed=3))  # one learning rate is no search
     assert compare.searched(rows) == {("x", 9, 1): {0: 2, 1: 5, 2: 6}}
 
 
-# -- commands --------------------------------------------------------------------------------------
+# -- commands ----------------------------------------------------------------------------
 
 
 def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
@@ -376,15 +418,26 @@ def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
     folder = write(records, tmp_path / "a")
     assert "weight_decay" in refused([folder], capsys)
     for value, b in (("0", -0.3), ("0.1", -0.5)):
-        assert fit.main([str(folder), "--only", f"weight_decay={value}", "--out", value]) == 0
+        assert (
+            fit.main([str(folder), "--only", f"weight_decay={value}", "--out", value])
+            == 0
+        )
         assert json.loads(Path(value, "law.json").read_text())["b"] == pytest.approx(b)
-    assert "weight_decay=7: no such" in refused([folder, "--only", "weight_decay=7"], capsys)
+    assert "weight_decay=7: no such" in refused(
+        [folder, "--only", "weight_decay=7"], capsys
+    )
 
 
-def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_path, capsys):
+def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(
+    tmp_path, capsys
+):
     records = wsd_records(seeds=1, widths=[32, 64])
-    no_longest = [r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])]
-    narrow = [r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002]  # width 64: at the edge
+    no_longest = [
+        r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])
+    ]
+    narrow = [
+        r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002
+    ]  # width 64: at the edge
     for name, some in (("a", no_longest), ("b", narrow)):
         assert fit.main([str(write(some, tmp_path / name))]) == 0
         assert Path(name, "law.json").exists()
@@ -393,14 +446,23 @@ def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(tmp_pat
     assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
 
 
-@pytest.mark.parametrize("T, batch, says", [("10e12", "1024", "0.0011"), ("2e9", "128", "0.011")])
+@pytest.mark.parametrize(
+    "T, batch, says", [("10e12", "1024", "0.0011"), ("2e9", "128", "0.011")]
+)
 def test_predict(T, batch, says, tmp_path, capsys):
     argv = ["--predict", "--total_tokens", T, "--batch_size", batch]
     assert fit.main(argv) == 0 and capsys.readouterr().out == says + "\n"
-    assert float(says) == pytest.approx(schedules.best_lr(float(T), float(batch)), rel=0.05)
-    law = json.dumps({"a": 2 * 4.6, "b": -0.51, "q": 1.0, "seq_len": 2048})  # twice a, half of beta
+    assert float(says) == pytest.approx(
+        schedules.best_lr(float(T), float(batch)), rel=0.05
+    )
+    law = json.dumps(
+        {"a": 2 * 4.6, "b": -0.51, "q": 1.0, "seq_len": 2048}
+    )  # twice a, half of beta
     Path("law.json").write_text(law)
-    assert fit.main([*argv, "--law", "law.json"]) == 0 and capsys.readouterr().out == says + "\n"
+    assert (
+        fit.main([*argv, "--law", "law.json"]) == 0
+        and capsys.readouterr().out == says + "\n"
+    )
 
 
 def test_records_of_single_runs_are_read_once(tmp_path):
@@ -414,8 +476,14 @@ def test_records_of_single_runs_are_read_once(tmp_path):
     text = (folder / "records.jsonl").read_text()
     older = text.replace("{", '{"gone_since": 0, ')  # then double lines and a torn one
     (folder / "records.jsonl").write_text(older + text[:5000])
-    assert len(fit.read_records([Path("runs")])) == len(fit.read_records([folder])) == len(records)
-    assert fit.law(fit.read_records([Path("runs")])) == fit.law(fit.read_records([folder]))
+    assert (
+        len(fit.read_records([Path("runs")]))
+        == len(fit.read_records([folder]))
+        == len(records)
+    )
+    assert fit.law(fit.read_records([Path("runs")])) == fit.law(
+        fit.read_records([folder])
+    )
 
 
 APART = ["fingerprint", "warmup_tokens", "dtype", "weight_decay", "optimizer"]
@@ -439,5 +507,7 @@ def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsy
 
 @pytest.mark.parametrize("decay", [lambda T: 8000, lambda T: T // 5, lambda T: 0])
 def test_decays_of_equal_tokens_or_equal_share_are_one_setting(decay, tmp_path):
-    records = [r | {"decay_tokens": decay(r["total_tokens"])} for r in wsd_records(seeds=1)]
+    records = [
+        r | {"decay_tokens": decay(r["total_tokens"])} for r in wsd_records(seeds=1)
+    ]
     assert fit.read_records([write(records, tmp_path / "a")])

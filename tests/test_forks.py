@@ -20,7 +20,9 @@ ROOT = Path(__file__).parent.parent
 def fork(patch: str) -> Path:
     """Apply a patch to a copy of the project. -> its folder."""
     copy = Path(patch).absolute()
-    skip = shutil.ignore_patterns(".*", "results", "assets", "tests", "docs", "runs", "data")
+    skip = shutil.ignore_patterns(
+        ".*", "results", "assets", "tests", "docs", "runs", "data"
+    )
     shutil.copytree(ROOT, copy, ignore=skip)
     subprocess.run(["git", "apply", ROOT / f"forks/{patch}.patch"], cwd=copy, check=True)
     return copy
@@ -34,8 +36,12 @@ def run(folder: Path, *arguments) -> str:
     return done.stdout
 
 
-def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(corpus_path):
-    argv = flags(corpus_path, schedule="power", log_every=1, out="a")  # 32 tokens per sequence
+def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(
+    corpus_path,
+):
+    argv = flags(
+        corpus_path, schedule="power", log_every=1, out="a"
+    )  # 32 tokens per sequence
     folder = fork("batch_ramp")
     run(folder, "train.py", *argv, "--batch_ramp=4@1e3,12@4e3,8@9e3")
     steps, n, size = [], 0, 8
@@ -57,19 +63,27 @@ def test_qk_norm_survives_a_high_learning_rate(corpus_path):
     run(folder, "train.py", *argv, "--attention_multiplier=0.25")
     assert train.main(argv) == 0
     normed, plain = (read(out / "a/record.json") for out in (folder, Path()))
-    assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16  # two gains in each of two blocks
+    assert (
+        normed["n_params"] == plain["n_params"] + 2 * 2 * 16
+    )  # two gains in each of two blocks
     assert normed["val_loss"] < plain["val_loss"] - 0.3
 
 
 def test_notebooks_become_documents_of_a_corpus():
     folder = fork("notebooks")
     (folder / "notes").mkdir()
-    cells = [{"source": ["# A\n", "text"]}, {"source": "x = 1", "outputs": [{"text": "OUTPUT"}]}]
+    cells = [
+        {"source": ["# A\n", "text"]},
+        {"source": "x = 1", "outputs": [{"text": "OUTPUT"}]},
+    ]
     for i in range(30):
         notebook = json.dumps({"cells": [*cells, {"source": f"print({i})"}]})
         (folder / f"notes/{i}.ipynb").write_text(notebook)
     run(folder, "data.py", "--source=notes", "--val_fraction=0.2", "--out=corpus")
-    splits = [np.fromfile(folder / f"corpus/{split}.bin", np.uint16) for split in ("train", "val")]
+    splits = [
+        np.fromfile(folder / f"corpus/{split}.bin", np.uint16)
+        for split in ("train", "val")
+    ]
     documents = np.concatenate(splits).astype(np.uint8).tobytes().split(b"\xff")[:-1]
     expected = [f"# A\ntext\n\nx = 1\n\nprint({i})".encode() for i in range(30)]
     assert sorted(documents) == sorted(expected)
@@ -105,16 +119,22 @@ def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
     code = f"import train\nfor argv in {whole}, {half}, {branch}: assert train.main(argv) == 0"
     run(folder, "-c", code)
     a, c = (read(folder / out / "record.json") for out in "ac")
-    assert a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
+    assert (
+        a["average_val_loss"] == c["average_val_loss"] != a["val_loss"] == c["val_loss"]
+    )
     saved = torch.load(max((folder / "c/ckpt").iterdir()), weights_only=True)
     xs = [state["x"] for state in saved["optimizer"]["state"].values()]
-    assert all(any(torch.equal(x, mean) for x in xs) for mean in saved["average"].values())
+    assert all(
+        any(torch.equal(x, mean) for x in xs) for mean in saved["average"].values()
+    )
 
 
 def test_a_fixed_norm_is_kept_and_a_memory_lowers_the_weight_decay(corpus_path):
     """Initial norms after every step; the weights against a loop over the definition of AdamW."""
     folder = fork("memory")
-    argv = flags(corpus_path, schedule="constant", weight_decay=0, out="a", save_every=256)
+    argv = flags(
+        corpus_path, schedule="constant", weight_decay=0, out="a", save_every=256
+    )
     for fixed in ("none", "hidden", "all"):
         run(folder, "train.py", *argv, "--fixed_norm", fixed, "--out", fixed)
     for fixed in ("none", "hidden", "all"):
@@ -137,4 +157,6 @@ print([train.weight_decay_at(cfg, n) for n in (100, 2048, 4096, 40960)])
 """
     found = json.loads(run(folder, "-c", code))
     # a step of 1024 tokens forgets the share 1024 / (2 n)
-    assert found == pytest.approx([1024 / (2 * n) / 0.01 for n in (2048, 2048, 4096, 40960)])
+    assert found == pytest.approx(
+        [1024 / (2 * n) / 0.01 for n in (2048, 2048, 4096, 40960)]
+    )

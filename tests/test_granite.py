@@ -30,7 +30,9 @@ def save_random(folder: Path, seed=0, tied=False, moe=False, shard="1GB", dtype=
     if moe:
         experts = rng.randint(2, 10)
         kind = "GraniteMoe"
-        more = dict(num_local_experts=experts, num_experts_per_tok=rng.randint(1, experts))
+        more = dict(
+            num_local_experts=experts, num_experts_per_tok=rng.randint(1, experts)
+        )
     config = getattr(transformers, f"{kind}Config")(
         hidden_size=heads * d_head, intermediate_size=8 * rng.randint(2, 25),
         num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, num_key_value_heads=kv,
@@ -62,11 +64,17 @@ def in_transformers(folder: Path):
 @torch.no_grad()
 def assert_same(ours: GPT, theirs) -> None:
     """Logits to 1e-5, and the same 64 greedy tokens."""
-    idx = torch.randint(ours.cfg.vocab_size, (3, 32), generator=torch.Generator().manual_seed(1))
+    idx = torch.randint(
+        ours.cfg.vocab_size, (3, 32), generator=torch.Generator().manual_seed(1)
+    )
     a, b = ours(idx), theirs(idx).logits
     assert (a - b).abs().max() <= 1e-5 * max(1, b.abs().max())
-    greedy = dict(do_sample=False, max_new_tokens=64, min_new_tokens=64, eos_token_id=None)
-    written = theirs.generate(idx, attention_mask=torch.ones_like(idx), pad_token_id=0, **greedy)
+    greedy = dict(
+        do_sample=False, max_new_tokens=64, min_new_tokens=64, eos_token_id=None
+    )
+    written = theirs.generate(
+        idx, attention_mask=torch.ones_like(idx), pad_token_id=0, **greedy
+    )
     assert torch.equal(ours.generate(idx, 64, temperature=0), written)
 
 
@@ -95,7 +103,10 @@ def runs(corpus_path, tmp_path_factory):
     """The parent folder of a run of a few steps of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     for kind, flags in KINDS.items():
-        assert train.main([*RUN, *flags, f"--data={corpus_path}", f"--out={folder / kind}"]) == 0
+        assert (
+            train.main([*RUN, *flags, f"--data={corpus_path}", f"--out={folder / kind}"])
+            == 0
+        )
     return folder
 
 
@@ -109,20 +120,35 @@ def test_runs_open_in_transformers_and_come_back(kind, runs, corpus_path, tmp_pa
     same = lambda a, b: torch.equal(a, b) and a.dtype == b.dtype
     assert all(map(same, ours.state_dict().values(), back.state_dict().values()))
     assert torch.equal(ours(torch.arange(90)[None]), back(torch.arange(90)[None]))
-    assert evaluation.main([f"--model={out}", f"--data={corpus_path}", "--device=cpu"]) == 0
-    assert model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 2  # it exists
+    assert (
+        evaluation.main([f"--model={out}", f"--data={corpus_path}", "--device=cpu"]) == 0
+    )
+    assert (
+        model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 2
+    )  # it exists
 
 
 def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
     """--branch GRANITE_DIR: these weights, a new optimizer, tokens from 0, its tokenizer."""
     model_file.main(["--export", str(runs / "dense"), "--to", "released"])
-    flags = ["--branch=released", f"--data={corpus_path}", "--device=cpu", "--total_tokens=2000"]
+    flags = [
+        "--branch=released",
+        f"--data={corpus_path}",
+        "--device=cpu",
+        "--total_tokens=2000",
+    ]
     shape = ["--seq_len=64", "--batch_size=4", "--warmup_tokens=0"]
-    assert train.main([*flags, *shape, "--schedule=constant", "--lr=1e-9", "--out=new"]) == 0
+    assert (
+        train.main([*flags, *shape, "--schedule=constant", "--lr=1e-9", "--out=new"]) == 0
+    )
     record = json.loads(Path("new/record.json").read_text())
-    assert record["tokens"] == 1792 and record["parent"] == str(Path("released").absolute())
+    assert record["tokens"] == 1792 and record["parent"] == str(
+        Path("released").absolute()
+    )
     assert record["n_embd"] == 32 and record["seq_len"] == 64
-    pairs = zip(load_model("new").parameters(), load_model("released").parameters(), strict=True)
+    pairs = zip(
+        load_model("new").parameters(), load_model("released").parameters(), strict=True
+    )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
     capsys.readouterr()
     for wrong, flag in ((["--n_layer=3", "--lr=1e-4"], "--n_layer 3"), ([], "--branch")):
@@ -183,21 +209,45 @@ def test_a_failed_export_leaves_nothing(runs, tmp_path, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    assert "No space left" in one_line(model_file.main, ["--export", run, "--to", "x"], capsys)
+    assert "No space left" in one_line(
+        model_file.main, ["--export", run, "--to", "x"], capsys
+    )
     assert not list(tmp_path.iterdir())
 
 
 PUBLISHED = {  # transformers' own tests: mean logits at each position of these ids, fp16
-    "PowerLM-3B": [-3.2934, -2.6019, -2.6258, -2.1691, -2.6394, -2.6876, -2.7032, -2.9688],
-    "PowerMoE-3B": [-4.4005, -3.6689, -3.6187, -2.8308, -3.9871, -3.1001, -2.8738, -2.8063],
+    "PowerLM-3B": [
+        -3.2934,
+        -2.6019,
+        -2.6258,
+        -2.1691,
+        -2.6394,
+        -2.6876,
+        -2.7032,
+        -2.9688,
+    ],
+    "PowerMoE-3B": [
+        -4.4005,
+        -3.6689,
+        -3.6187,
+        -2.8308,
+        -3.9871,
+        -3.1001,
+        -2.8738,
+        -2.8063,
+    ],
 }
 
 
-@pytest.mark.skipif("GRANITE_WEIGHTS" not in os.environ, reason="GRANITE_WEIGHTS names no folder")
+@pytest.mark.skipif(
+    "GRANITE_WEIGHTS" not in os.environ, reason="GRANITE_WEIGHTS names no folder"
+)
 def test_published_logits():
     """GRANITE_WEIGHTS: folder of PowerLM-3B or PowerMoE-3B. In float32: 14 GB of memory."""
     model = load_model(os.environ["GRANITE_WEIGHTS"], dtype=torch.float32)
     with torch.no_grad():
-        means = model(torch.tensor([[1, 306, 4658, 278, 6593, 310, 2834, 338]]))[0].mean(-1)
+        means = model(torch.tensor([[1, 306, 4658, 278, 6593, 310, 2834, 338]]))[0].mean(
+            -1
+        )
     published = PUBLISHED["PowerMoE-3B" if model.cfg.n_expert else "PowerLM-3B"]
     assert torch.allclose(means, torch.tensor(published), atol=1e-2)

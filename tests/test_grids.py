@@ -49,9 +49,17 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
     records = []
     while missing := plan.missing():
         for cfg in missing:
-            found = {"val_loss": loss(cfg), "diverged": False, "fingerprint": "0", "tokens": 1}
+            found = {
+                "val_loss": loss(cfg),
+                "diverged": False,
+                "fingerprint": "0",
+                "tokens": 1,
+            }
             if cfg.average:  # without it, another learning rate would be the best
-                found |= {"average_val_loss": found["val_loss"] - 0.01, "val_loss": 2 + cfg.lr}
+                found |= {
+                    "average_val_loss": found["val_loss"] - 0.01,
+                    "val_loss": 2 + cfg.lr,
+                }
             if cfg.total_tokens == grid["budgets"][-1]:
                 found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
             records.append(vars(cfg) | found)
@@ -68,7 +76,9 @@ def test_wsd_gives_the_law_back(scale, monkeypatch):
     assert not any(m.why_not for m in fit.minima(records))
     law = fit.law(records)
     b, q = (-0.51, 1.0) if scale == "paper" else (-0.3, 0.6)
-    assert law["b"] == pytest.approx(b, abs=1e-3) and law["q"] == pytest.approx(q, abs=1e-3)
+    assert law["b"] == pytest.approx(b, abs=1e-3) and law["q"] == pytest.approx(
+        q, abs=1e-3
+    )
     cfg = sweep.config_of(records[0])
     lr = fit.predict(law, cfg.total_tokens, cfg.batch_tokens)
     assert lr == pytest.approx(best_lr(cfg, scale), rel=0.01)
@@ -80,16 +90,23 @@ def test_power_gives_the_best_a_and_b_back(scale, drawn, capsys):
     shape, batches, seeds = grid["rows"][0]
     center = sweep.make_config(**grid["common"] | shape, total_tokens=grid["budgets"][-1])
     a, b = center.power_a * 1.1, center.power_b + 0.013
-    distance = lambda cfg: 0.1 * math.log2(cfg.power_a / a) ** 2 + 4 * (cfg.power_b - b) ** 2
+    distance = lambda cfg: (
+        0.1 * math.log2(cfg.power_a / a) ** 2 + 4 * (cfg.power_b - b) ** 2
+    )
     records = made_up("power", scale, lambda cfg: 2 + distance(cfg))
     assert fit.main(["power"]) == 0
     said = capsys.readouterr().out
-    assert f"mean {a:.3f}, standard" in said and f"mean {b:.3f}, standard deviation 0.000" in said
+    assert (
+        f"mean {a:.3f}, standard" in said
+        and f"mean {b:.3f}, standard deviation 0.000" in said
+    )
     found, _ = fit.scans(records)
     for name, best in (("a", math.log2(a)), ("b", b)):
         assert len(found[name]) == len(batches) * len(grid["budgets"]) * seeds
         assert [m.why_not for m in found[name]] == [""] * len(found[name]), name
-        assert [m.x for m in found[name]] == pytest.approx([best] * len(found[name]), abs=1e-3)
+        assert [m.x for m in found[name]] == pytest.approx(
+            [best] * len(found[name]), abs=1e-3
+        )
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -105,7 +122,9 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     for shape in {r["shape"] for r in records}:
         some = [r for r in records if r["shape"] == shape]
         (m,), cfg = fit.minima(some), sweep.config_of(some[0])
-        assert not m.why_not and 2**m.x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
+        assert not m.why_not and 2**m.x == pytest.approx(
+            best_lr(cfg, scale) * factor(cfg), 1e-3
+        )
         name = "Without μP" if STANDARD in some[0]["shape"] else "With μP"
         assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**m.x, abs=6e-5)
     low, *_, high = sorted({r["n_embd"] for r in records})
@@ -118,28 +137,46 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     assert "nan" not in capsys.readouterr().out  # one T and one batch size have no law
 
 
-EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a decay shape
+EXTRA = {
+    "cosine": 0.002,
+    "linear": 0.003,
+    "power": 0.001,
+}  # of a schedule or a decay shape
 
 
 def compare_loss(cfg, scale: str) -> float:
     """Every seed adds 0.01. Power's learning rate is that at its end."""
     lr = cfg.lr
     if cfg.schedule == "power":
-        lr = cfg.power_a * paper_batch_size(cfg.batch_tokens) * cfg.total_tokens**cfg.power_b
-    extra = EXTRA.get(cfg.schedule, 0) + EXTRA.get(cfg.decay_shape, 0) + 0.005 * cfg.min_lr_ratio
+        lr = (
+            cfg.power_a
+            * paper_batch_size(cfg.batch_tokens)
+            * cfg.total_tokens**cfg.power_b
+        )
+    extra = (
+        EXTRA.get(cfg.schedule, 0)
+        + EXTRA.get(cfg.decay_shape, 0)
+        + 0.005 * cfg.min_lr_ratio
+    )
     distance = math.log2(lr / best_lr(cfg, scale))
     return 2 + 0.01 * (cfg.seed % 50) + extra + 0.03 * distance**2
 
 
-def expected_loss(line: compare.Line, cell: tuple, tune: tuple, rates: list, scale: str) -> tuple:
+def expected_loss(
+    line: compare.Line, cell: tuple, tune: tuple, rates: list, scale: str
+) -> tuple:
     """Loss and tuned learning rate of a line, from its exponents alone."""
     a, b, q = (4.6, -0.51, 1.0) if scale == "paper" else (1.1, -0.3, 0.6)
     (batch_size, first, second, seq_len), (_, T, B) = tune, cell
     wrong = lambda lr, B, T: math.log2(  # distance of the line from the best learning rate
         lr * (B / batch_size) ** line.q * (T / first) ** line.b
         / (a * paper_batch_size(B * seq_len) ** q * T**b))  # fmt: skip
-    lr = min(rates, key=lambda lr: sum(wrong(lr, batch_size, T) ** 2 for T in (first, second)))
-    extra = EXTRA.get(line.fields["schedule"], 0) + EXTRA.get(line.fields["decay_shape"], 0)
+    lr = min(
+        rates, key=lambda lr: sum(wrong(lr, batch_size, T) ** 2 for T in (first, second))
+    )
+    extra = EXTRA.get(line.fields["schedule"], 0) + EXTRA.get(
+        line.fields["decay_shape"], 0
+    )
     extra += 0.005 * line.fields["min_lr_ratio"] - 0.01 * line.fields["average"]
     return lr, 2 + extra + 0.03 * wrong(lr, B, T) ** 2
 
@@ -172,12 +209,18 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
 
 def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(capsys):
     records = made_up("compare", "quick", lambda cfg: compare_loss(cfg, "quick"))
-    last = [r for r in records if (r["schedule"], r["total_tokens"]) == ("cosine", 160_000)]
+    last = [
+        r for r in records if (r["schedule"], r["total_tokens"]) == ("cosine", 160_000)
+    ]
     folder = write([r for r in records if r not in last], Path("a"))
-    assert fit.main([str(folder)]) == 0 and "| dense, 12 cells |" in capsys.readouterr().out
+    assert (
+        fit.main([str(folder)]) == 0 and "| dense, 12 cells |" in capsys.readouterr().out
+    )
     assert "longest cosines" in one_line(anytime.main, [str(folder)], capsys)
     some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
-    assert fit.main([str(write(some, Path("b")))]) == 0  # without the lines that have no cell
+    assert (
+        fit.main([str(write(some, Path("b")))]) == 0
+    )  # without the lines that have no cell
     assert "not in all of these cells: cosine, cosine ∝ √batch" in capsys.readouterr().out
     folder = write([r for r in records if r["seed"] < 100], Path("c"))
     assert "no runs tuned" in refused([folder], capsys)

@@ -20,10 +20,15 @@ MAY_IMPORT = {  # story file -> the story files at its top
     "sweep": {"schedules", "config", "records", "data", "train", "compare", "grids"},
     "bench": {"config", "model", "train"},
 }  # fmt: skip
-read = lambda pattern: {path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)}
+read = lambda pattern: {
+    path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)
+}
 STORY, TOOLS, TESTS = map(read, ("*.py", "tools/*.py", "tests/*.py"))
 PROGRAMS = read("docs/*.py") | read("forks/*.py")
-CODE = {p.relative_to(ROOT).as_posix(): ast.parse(t) for p, t in (STORY | TOOLS | PROGRAMS).items()}
+CODE = {
+    p.relative_to(ROOT).as_posix(): ast.parse(t)
+    for p, t in (STORY | TOOLS | PROGRAMS).items()
+}
 
 
 def imports(nodes) -> set[str]:
@@ -38,16 +43,22 @@ def imports(nodes) -> set[str]:
 
 def test_imports_follow_the_reading_order():
     used = {name: imports(tree.body) & MAY_IMPORT.keys() for name, tree in CODE.items()}
-    assert {f"{name}.py" for name in MAY_IMPORT} == {name for name in CODE if "/" not in name}
+    assert {f"{name}.py" for name in MAY_IMPORT} == {
+        name for name in CODE if "/" not in name
+    }
     allowed = {f"{name}.py": files for name, files in MAY_IMPORT.items()}
     assert [(name, used[name]) for name in allowed if used[name] - allowed[name]] == []
 
 
 def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     used = {name: imports(ast.walk(tree)) for name, tree in CODE.items()}
-    assert [name for name in used if "tools/" in name and used[name] & MAY_IMPORT.keys()] == []
+    assert [
+        name for name in used if "tools/" in name and used[name] & MAY_IMPORT.keys()
+    ] == []
     assert [name for name in used if "matplotlib" in used[name]] == ["tools/figures.py"]
-    listed = re.findall(r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    listed = re.findall(
+        r"^(\w+)==", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M
+    )
     others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"}
     others.add("submitit")  # optional, imported where it is used
     assert set().union(*used.values()) - others == set(listed)
@@ -69,12 +80,21 @@ def test_it_can_be_copied_alone(name, tmp_path):
 @pytest.mark.parametrize("name", MAY_IMPORT)
 def test_every_story_file_runs_and_says_how(name):
     tree = CODE[f"{name}.py"]
-    (main,) = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "main"]
-    assert ast.unparse(main.args).startswith("argv") and ast.unparse(main.returns) == "int"
+    (main,) = [
+        f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "main"
+    ]
+    assert (
+        ast.unparse(main.args).startswith("argv") and ast.unparse(main.returns) == "int"
+    )
     assert f"python {name}.py" in ast.get_docstring(tree)
 
 
 def test_no_line_is_longer_than_100_columns():
     texts = STORY | TOOLS | TESTS | PROGRAMS
-    long = [(p.name, x) for p, text in texts.items() for x in text.splitlines() if len(x) > 100]
+    long = [
+        (p.name, x)
+        for p, text in texts.items()
+        for x in text.splitlines()
+        if len(x) > 100
+    ]
     assert long == []

@@ -55,9 +55,12 @@ slow = pytest.mark.slow  # the renames are between these
 
 
 @pytest.mark.parametrize(
-    "kind", ["rename", pytest.param("fsync", marks=slow), pytest.param("unlink", marks=slow)]
+    "kind",
+    ["rename", pytest.param("fsync", marks=slow), pytest.param("unlink", marks=slow)],
 )
-def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, corpus_path, tmp_path, spawn):
+def test_killed_at_any_write_it_resumes_to_the_same_bits(
+    kind, corpus_path, tmp_path, spawn
+):
     argv = [*flags(corpus_path, **RUN), "--average"]
     assert train.main([*argv, "--out=whole"]) == 0
     expected, average = everything(Path("whole")), torch.load("whole/average.pt")["model"]

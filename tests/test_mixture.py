@@ -23,7 +23,10 @@ SHARES = [
 @pytest.fixture(scope="session")
 def sources(documents, tmp_path_factory) -> dict[str, str]:
     """Corpora of 150, 100 and 50 documents; the text of each has its own mark."""
-    folder, parts = tmp_path_factory.mktemp("sources"), np.split(np.array(documents), [150, 250])
+    folder, parts = (
+        tmp_path_factory.mktemp("sources"),
+        np.split(np.array(documents), [150, 250]),
+    )
     for name, mark, part in zip(("web", "code", "math"), "#$%", parts):
         texts = [mark * 40 + text for text in part.tolist()]
         data.prepare(texts, "bytes", folder / name, val_fraction=0.1)
@@ -74,8 +77,15 @@ def test_counts_continue_when_the_shares_change(sources):
     now = mixture(sources, web=0.6, code=0.4)
     stages = [(0, sources["web"]), (37, now), (101, mixture(sources, code=0.5, math=0.5))]
     corpus = data.load_corpus(now, stages=stages)
-    assert list(corpus.sources) == ["web", "code", "math"] and corpus.shares == (0.6, 0.4, 0)
-    read, (inputs, targets) = dict.fromkeys(sources, 0), data.draw(corpus, np.arange(2600), 32, 5)
+    assert list(corpus.sources) == ["web", "code", "math"] and corpus.shares == (
+        0.6,
+        0.4,
+        0,
+    )
+    read, (inputs, targets) = (
+        dict.fromkeys(sources, 0),
+        data.draw(corpus, np.arange(2600), 32, 5),
+    )
     for g in range(2600):
         start, shares = next(stage for stage in reversed(corpus.stages) if stage[0] <= g)
         name = data.mixed(np.array([g - start]), shares, 5)[0][0]
@@ -85,8 +95,13 @@ def test_counts_continue_when_the_shares_change(sources):
         assert (inputs[g] == tokens[i * 32 : i * 32 + 32]).all()
         assert (targets[g] == tokens[i * 32 + 1 : i * 32 + 33]).all()
     assert min(read["code"], read["math"]) > 1024  # the order is computed in blocks
-    sizes = {name: data.n_sequences(source.train, 32) for name, source in corpus.sources.items()}
-    assert data.epochs(corpus, 2600, 32, 5) == {name: read[name] / sizes[name] for name in read}
+    sizes = {
+        name: data.n_sequences(source.train, 32)
+        for name, source in corpus.sources.items()
+    }
+    assert data.epochs(corpus, 2600, 32, 5) == {
+        name: read[name] / sizes[name] for name in read
+    }
 
 
 def flags(text: str, **changed) -> list[str]:
@@ -114,19 +129,26 @@ def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch
     monkeypatch.setattr(data, "draw", drawing)
     for name, changed in (("plain", {}), ("two", {"decay_data": stage_2})):
         seen.clear()
-        assert train.main(flags(stage_1, out=name, **changed | {"decay_tokens": 2552})) == 0
+        assert (
+            train.main(flags(stage_1, out=name, **changed | {"decay_tokens": 2552})) == 0
+        )
         streams[name] = list(seen)
     begin = 30 * 8 + 1  # the decay begins within sequence 240
     for stream in streams.values():
         assert len(stream) == 320 and stream[:begin] == streams["plain"][:begin]
     assert streams["two"] != streams["plain"]
     assert not any(b"%%%" in row for row in streams["plain"])
-    assert losses("plain")[:30] == losses("two")[:30] and losses("plain")[-1] != losses("two")[-1]
+    assert (
+        losses("plain")[:30] == losses("two")[:30]
+        and losses("plain")[-1] != losses("two")[-1]
+    )
 
     two, model = record("two"), model_file.load_model(Path("two"))
     val_loss = {}
     for name, path in sources.items():
-        val_loss[name] = evaluation.validation_loss(model, data.open_corpus(Path(path)))["val_loss"]
+        val_loss[name] = evaluation.validation_loss(model, data.open_corpus(Path(path)))[
+            "val_loss"
+        ]
         assert two[f"val_loss_{name}"] == pytest.approx(val_loss[name], rel=1e-5)
     mean = 0.75 * val_loss["web"] + 0.25 * val_loss["code"]
     assert two["val_loss"] == pytest.approx(mean, rel=1e-5)
@@ -135,10 +157,18 @@ def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch
 
 def test_a_branch_with_a_decay_mixture_is_the_separate_run(sources):
     """Also if it stops and resumes, before the decay and in it."""
-    stage_1, stage_2 = mixture(sources, web=0.75, code=0.25), mixture(sources, web=0.5, math=0.5)
+    stage_1, stage_2 = (
+        mixture(sources, web=0.75, code=0.25),
+        mixture(sources, web=0.5, math=0.5),
+    )
     assert train.main(flags(stage_1, out="trunk", save_every=15 * 256)) == 0
     assert train.main(flags(stage_1, out="separate", decay_data=stage_2)) == 0
-    argv = [f"--branch=trunk/ckpt/{15 * 256:016d}.pt", "--decay_data", stage_2, "--resume"]
+    argv = [
+        f"--branch=trunk/ckpt/{15 * 256:016d}.pt",
+        "--decay_data",
+        stage_2,
+        "--resume",
+    ]
     argv += ["--total_tokens=10240", "--decay_tokens=2560", "--out=branch"]
     stop(argv, 8)
     stop(argv, 12)  # 35 of 40 steps

@@ -8,13 +8,17 @@ import torch
 from config import PRESETS, GPTConfig
 from model import GPT, empty_model
 
-TINY = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16)
+TINY = dict(
+    n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16
+)
 
 
 def tiny(**changed) -> GPT:
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | changed))
-    for p in model.parameters():  # far from the first weights, so that no term is negligible
+    for (
+        p
+    ) in model.parameters():  # far from the first weights, so that no term is negligible
         p.data.add_(torch.randn_like(p) / p.shape[-1] ** 0.5)
     return model.eval()
 
@@ -32,9 +36,20 @@ PAPER = {  # m_width, parameters, active parameters without the embedding, GFLOP
 @pytest.mark.parametrize("preset", PAPER)
 def test_presets_are_the_papers_tables(preset):
     cfg, (m_width, total, active, gflop) = GPTConfig(**PRESETS[preset]), PAPER[preset]
-    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (64, 4096, 49152, 1e-5)
-    assert cfg.m_width == cfg.logits_scaling == m_width and cfg.attention_multiplier == 1 / 64
-    model, untied = empty_model(cfg), empty_model(dataclasses.replace(cfg, tie_embeddings=False))
+    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (
+        64,
+        4096,
+        49152,
+        1e-5,
+    )
+    assert (
+        cfg.m_width == cfg.logits_scaling == m_width
+        and cfg.attention_multiplier == 1 / 64
+    )
+    model, untied = (
+        empty_model(cfg),
+        empty_model(dataclasses.replace(cfg, tie_embeddings=False)),
+    )
     attention = 2 * cfg.n_embd**2 + 2 * cfg.n_embd * cfg.n_kv_head * 64
     rest = attention + cfg.n_expert * cfg.n_embd + 2 * cfg.n_embd  # router and norms
     layer = lambda experts: rest + experts * 3 * cfg.n_embd * cfg.n_ffn
@@ -51,8 +66,12 @@ def test_samples_are_among_the_top_k():
     model, idx = tiny(), torch.randint(50, (64, 9))
     with torch.no_grad():
         likeliest = model(idx)[:, -1].topk(3).indices
-        new = torch.stack([model.generate(idx, 1, top_k=3)[:, -1] for _ in range(20)], dim=1)
-    assert all(set(some.tolist()) <= set(top.tolist()) for some, top in zip(new, likeliest))
+        new = torch.stack(
+            [model.generate(idx, 1, top_k=3)[:, -1] for _ in range(20)], dim=1
+        )
+    assert all(
+        set(some.tolist()) <= set(top.tolist()) for some, top in zip(new, likeliest)
+    )
     assert (new != likeliest[:, :1]).any() and (new != new[:, :1]).any()
 
 
@@ -68,19 +87,36 @@ def greedy(model: GPT, idx: torch.Tensor, n: int) -> torch.Tensor:
 @pytest.mark.parametrize("experts", [{}, dict(n_expert=4, n_expert_active=2, n_ffn=40)])
 def test_a_text_from_the_cache_is_the_same(experts):
     """It ends below, at and beyond seq_len, which is 16, or even starts there."""
-    model, written = tiny(tie_embeddings=False, **experts), set()  # tied, it repeats one token
+    model, written = (
+        tiny(tie_embeddings=False, **experts),
+        set(),
+    )  # tied, it repeats one token
     for batch in (1, 3):
-        for start, n in ((1, 0), (1, 1), (1, 9), (9, 7), (9, 8), (1, 40), (16, 5), (20, 5)):
+        for start, n in (
+            (1, 0),
+            (1, 1),
+            (1, 9),
+            (9, 7),
+            (9, 8),
+            (1, 40),
+            (16, 5),
+            (20, 5),
+        ):
             idx = torch.randint(50, (batch, start))
             expected = greedy(model, idx, n)
-            assert torch.equal(model.generate(idx, n, temperature=0), expected), (start, n)
+            assert torch.equal(model.generate(idx, n, temperature=0), expected), (
+                start,
+                n,
+            )
             written |= set(expected[:, start:].flatten().tolist())
     assert len(written) > 20  # no trivial text
 
 
 def test_every_token_is_read_once_while_the_text_fits():
     model, read = tiny(), []
-    model.embed.register_forward_hook(lambda module, inputs, output: read.append(output.shape[1]))
+    model.embed.register_forward_hook(
+        lambda module, inputs, output: read.append(output.shape[1])
+    )
     model.generate(torch.randint(50, (2, 5)), 14)
     assert read == [5] + [1] * 11 + [16, 16]
 

@@ -39,7 +39,9 @@ def dumb(router, experts_in, experts_out, k, x):
         for e in chosen:
             M = experts_in.shape[1] // 2
             gate, up = experts_in[e, :M] @ token, experts_in[e, M:] @ token
-            y = y + scores[e].exp() / total * (experts_out[e] @ (gate / (1 + (-gate).exp()) * up))
+            y = y + scores[e].exp() / total * (
+                experts_out[e] @ (gate / (1 + (-gate).exp()) * up)
+            )
         outputs.append(y)
     return torch.stack(outputs)
 
@@ -70,7 +72,9 @@ def test_empty_experts_and_one_that_takes_everything(k):
     x = torch.randn(20, 16, dtype=torch.float64)
     x[:, 0] = 1
     with torch.no_grad():
-        layer.router.weight[:k, 0] = torch.tensor([40.0, 30.0, 20.0])[:k]  # all choose the same k
+        layer.router.weight[:k, 0] = torch.tensor([40.0, 30.0, 20.0])[
+            :k
+        ]  # all choose the same k
     compare_with_dumb(layer, x.requires_grad_())
     y, routing = layer(x)
     assert routing.load.tolist() == [1 / k] * k + [0] * (6 - k)
@@ -99,7 +103,9 @@ def test_compiles_to_one_graph_for_any_routing():
 
     counter = CompileCounterWithBackend("aot_eager")
     layer = layer_of(n_expert=5, dtype=torch.bfloat16)
-    compiled = torch.compile(lambda x: layer(x, moe.grouped), fullgraph=True, backend=counter)
+    compiled = torch.compile(
+        lambda x: layer(x, moe.grouped), fullgraph=True, backend=counter
+    )
     for scale in (1, 3, 10):
         x = (scale * torch.randn(12, 16) + torch.randn(16)).bfloat16().requires_grad_()
         results = []
@@ -129,10 +135,14 @@ def test_auxiliary_loss_is_its_formula():
     assert routing.load.tolist() == pytest.approx(f, abs=1e-9)
     assert routing.entropy.item() == pytest.approx(entropy, abs=1e-9)
     tensors = (x, layer.router.weight)
-    for ours, theirs in zip(gradients(routing.aux_loss, *tensors), gradients(naive, *tensors)):
+    for ours, theirs in zip(
+        gradients(routing.aux_loss, *tensors), gradients(naive, *tensors)
+    ):
         assert (ours - theirs).abs().max() <= 1e-9
     assert not routing.load.requires_grad and not routing.entropy.requires_grad
-    assert torch.autograd.grad(routing.aux_loss, layer.experts_in, allow_unused=True) == (None,)
+    assert torch.autograd.grad(routing.aux_loss, layer.experts_in, allow_unused=True) == (
+        None,
+    )
 
 
 def test_the_auxiliary_loss_is_trained_on_and_not_reported(corpus):
@@ -151,8 +161,12 @@ def test_a_run_logs_its_routing_and_repeats_bit_for_bit(corpus_path):
     lines = metrics(one)
     assert len(lines) == 40 and lines[-1]["loss"] < lines[0]["loss"] - 1
     for line in lines:  # top 2 of 8: the load is at most 4 times the mean
-        assert len(line["max_load"]) == 2 and all(1 <= load <= 4 for load in line["max_load"])
-        assert line["aux_loss"] > 0.95 and 0 < line["router_entropy"] <= math.log(8) + 1e-6
+        assert len(line["max_load"]) == 2 and all(
+            1 <= load <= 4 for load in line["max_load"]
+        )
+        assert (
+            line["aux_loss"] > 0.95 and 0 < line["router_entropy"] <= math.log(8) + 1e-6
+        )
 
 
 def test_main_passes_and_fails_on_a_difference(capsys, monkeypatch):

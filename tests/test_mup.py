@@ -21,9 +21,18 @@ def test_the_groups_are_the_model(shape):
     model = GPT(GPTConfig(**TINY, **shape))
     groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
     grouped = [id(p) for g in groups for p in g["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters())  # all, and none twice
-    golden = [("embedding", 1, 0.1), ("hidden", 1 / 4, 0.1), ("output", 1 / 4, 0.1), ("gain", 1, 0)]
-    if shape == MOE:  # in this order: a checkpoint numbers the optimizer's parameters by it
+    assert sorted(grouped) == sorted(
+        id(p) for p in model.parameters()
+    )  # all, and none twice
+    golden = [
+        ("embedding", 1, 0.1),
+        ("hidden", 1 / 4, 0.1),
+        ("output", 1 / 4, 0.1),
+        ("gain", 1, 0),
+    ]
+    if (
+        shape == MOE
+    ):  # in this order: a checkpoint numbers the optimizer's parameters by it
         golden.insert(3, ("router", 1 / 4, 0.1))
     assert [(g["role"], g["lr_scale"], g["weight_decay"]) for g in groups] == golden
 
@@ -46,7 +55,10 @@ def test_a_parameter_without_a_rule_is_refused():
     model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
-    for use in (lambda: mup.init_weights(model, table), lambda: mup.param_groups(model, table, 0)):
+    for use in (
+        lambda: mup.init_weights(model, table),
+        lambda: mup.param_groups(model, table, 0),
+    ):
         with pytest.raises(KeyError, match="no rule for blocks.0.attn.q_norm.weight"):
             use()
 
@@ -77,7 +89,9 @@ def test_each_rule_is_needed(monkeypatch):
     assert start["router"] >= 0.35 and change["router"] >= 0.5
     rules = mup.rules
     for column in (dict(lr_scale=1.0), dict(init_std=0.02)):  # of the hidden matrices
-        broken = lambda table: {r: table[r]._replace(**column) for r in ("hidden", "output")}
+        broken = lambda table: {
+            r: table[r]._replace(**column) for r in ("hidden", "output")
+        }
         monkeypatch.setattr(mup, "rules", lambda cfg: rules(cfg) | broken(rules(cfg)))
         start, change = check()
         sizes = change if "lr_scale" in column else start
@@ -90,7 +104,9 @@ def router_share(width: int, rule: str, steps: int) -> float:
     *_, model = mup.train_a_little(cfg, 0, steps)
     layer, sizes = model.blocks[0].mlp, []  # of the router, then of the whole layer
     for module in (layer.router, layer):
-        module.register_full_backward_hook(lambda _m, x, _y: sizes.append(x[0].abs().mean()))
+        module.register_full_backward_hook(
+            lambda _m, x, _y: sizes.append(x[0].abs().mean())
+        )
     torch.manual_seed(0)
     idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
     model(idx[:, :-1], idx[:, 1:])[0].backward()
@@ -99,22 +115,28 @@ def router_share(width: int, rule: str, steps: int) -> float:
 
 def test_the_gradient_through_the_router():
     """The claim in mup.rules: flat at the start as "hidden", and after some steps as "readout"."""
-    slope = lambda rule, steps: mup.slope([router_share(w, rule, steps) for w in mup.WIDTHS])
+    slope = lambda rule, steps: mup.slope(
+        [router_share(w, rule, steps) for w in mup.WIDTHS]
+    )
     assert abs(slope("hidden", 0)) <= 0.2
     assert abs(slope("readout", 4)) <= 0.25 < slope("hidden", 4) <= 0.55
 
 
 def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
-    monkeypatch.setattr(mup.coordinate_check, "__defaults__", ((0,),))  # one seed of three
+    monkeypatch.setattr(
+        mup.coordinate_check, "__defaults__", ((0,),)
+    )  # one seed of three
     assert mup.main([]) == 0
     out = capsys.readouterr().out
     assert out.count("pass  ") == 3 and "FAIL" not in out
-    monkeypatch.setattr(mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2)  # slope 1
+    monkeypatch.setattr(
+        mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2
+    )  # slope 1
     assert mup.main([]) == 1
     assert capsys.readouterr().out.count("FAIL") == 2
 
 
-# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too ------
+# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too 
 
 RATES = [2.0**-e for e in (6, 5, 4, 3)]
 
@@ -127,7 +149,9 @@ def short(documents, tmp_path_factory) -> data.Corpus:
     return data.open_corpus(folder)
 
 
-def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts) -> float:
+def final_loss(
+    corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts
+) -> float:
     """Loss after 40 steps of learning the corpus by heart, low at any width if lr is good."""
     changed = dict(vocab_size=256, init_std=0.1, m_emb=10.0) | experts
     shape = vars(mup.config_at(width, use_mup, **changed))
@@ -146,14 +170,18 @@ def final_loss(corpus: data.Corpus, width: int, lr: float, use_mup=True, **exper
 def best_log2_lr(losses: list[float]) -> float:
     """Vertex of the parabola through the lowest point and its neighbors, in log2."""
     i = int(np.argmin(losses))
-    assert 0 < i < len(losses) - 1, f"the best learning rate is at the edge of the grid: {losses}"
+    assert 0 < i < len(losses) - 1, (
+        f"the best learning rate is at the edge of the grid: {losses}"
+    )
     c, b, _ = np.polyfit([-1, 0, 1], losses[i - 1 : i + 2], 2)
     return float(math.log2(RATES[i]) - b / (2 * c))
 
 
 @pytest.mark.parametrize("widths, n_expert", [((32, 128), 0), ((32, 128), 4)])
 def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert, short):
-    experts = lambda width: dict(n_expert=4, n_expert_active=2, n_ffn=width) if n_expert else {}
+    experts = lambda width: (
+        dict(n_expert=4, n_expert_active=2, n_ffn=width) if n_expert else {}
+    )
     narrow, wide = ([final_loss(short, width, lr, **experts(width)) for lr in RATES]
                     for width in widths)  # fmt: skip
     assert abs(best_log2_lr(narrow) - best_log2_lr(wide)) < 1

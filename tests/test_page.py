@@ -43,7 +43,11 @@ class Browser:
         self.session = self.do("Target.attachToTarget", flatten=True, **tab)
         size = dict(width=width, height=740, deviceScaleFactor=1, mobile=width < 500)
         self.do("Emulation.setDeviceMetricsOverride", **size)
-        self.do("Runtime.enable"), self.do("Log.enable"), self.do("Page.navigate", url=url)
+        (
+            self.do("Runtime.enable"),
+            self.do("Log.enable"),
+            self.do("Page.navigate", url=url),
+        )
         while self.js("document.readyState") != "complete":
             pass
 
@@ -63,7 +67,9 @@ def browser(tmp_path_factory):
         pytest.skip("no Chromium; install chromium or google-chrome (docs/extend.md)")
     (read, commands), (answers, write) = os.pipe(), os.pipe()
     flags = "--headless --no-sandbox --remote-debugging-pipe --user-data-dir=profile"
-    script = f"exec {CHROMIUM} {flags} 3<&{read} 4>&{write} 2>&-"  # Chromium expects 3 and 4
+    script = (
+        f"exec {CHROMIUM} {flags} 3<&{read} 4>&{write} 2>&-"  # Chromium expects 3 and 4
+    )
     here = dict(cwd=tmp_path_factory.mktemp("browser"), pass_fds=(read, write))
     with subprocess.Popen(["bash", "-c", script], **here) as process:
         os.close(read), os.close(write)
@@ -74,7 +80,9 @@ def browser(tmp_path_factory):
 def test_the_program_builds_the_committed_page_which_loads_nothing():
     text = INDEX.read_bytes()
     assert text == page.page().encode() and len(text) < 400_000
-    assert not any(word in text for word in (b"src=", b"import", b"url(", b"<link", b"http"))
+    assert not any(
+        word in text for word in (b"src=", b"import", b"url(", b"<link", b"http")
+    )
 
 
 TITLE = "A learning rate to drag"
@@ -105,8 +113,12 @@ def test_no_markup_from_a_record_reaches_the_file(hostile):
 def test_markup_from_a_record_is_shown_and_does_not_run(hostile, browser):
     browser.open(hostile.as_uri())
     for i in range(browser.js("document.querySelectorAll('#widths button').length")):
-        browser.press(f"document.querySelectorAll('#widths button')[{i}]", key="Enter", text="\r")
-        browser.js("new Promise(done => setTimeout(done, 100))", awaitPromise=True)  # onerror
+        browser.press(
+            f"document.querySelectorAll('#widths button')[{i}]", key="Enter", text="\r"
+        )
+        browser.js(
+            "new Promise(done => setTimeout(done, 100))", awaitPromise=True
+        )  # onerror
         assert browser.js("state.width") == browser.js(f"all('shape')[{i}]")
         assert browser.js("[document.title, document.images.length]") == [TITLE, 0]
     for where in ("widths", "cell", "about"):
@@ -123,8 +135,12 @@ def test_schedules_are_those_of_schedules_py(browser):
         curves["linear"] = schedules.decay(flat, T, T - 1e9, "linear")
         found = browser.js(f"Object.entries(schedules({T}, {beta})).map(([name, f]) => "
                            f"[name.toLowerCase(), {grid}.map(f)])")  # fmt: skip
-        expected = {name: [schedule(n) for n in grid] for name, schedule in curves.items()}
-        assert dict(found) == {x: pytest.approx(expected[x], 1e-9, 1e-15) for x in expected}
+        expected = {
+            name: [schedule(n) for n in grid] for name, schedule in curves.items()
+        }
+        assert dict(found) == {
+            x: pytest.approx(expected[x], 1e-9, 1e-15) for x in expected
+        }
 
 
 def cost_of(runs: list[dict], log_lr: float) -> tuple[float, int]:
@@ -141,12 +157,16 @@ def test_costs_are_those_of_the_records_and_fit_is_that_of_fit_py(browser, monke
     for r in records:
         cells.setdefault((r["shape"], r["total_tokens"], r["batch_size"]), []).append(r)
     browser.open(INDEX.as_uri())
-    looked_up = "({ law, score: score(law), cells: DATA.cells.map(cell => lookUp(law, cell)) })"
+    looked_up = (
+        "({ law, score: score(law), cells: DATA.cells.map(cell => lookUp(law, cell)) })"
+    )
     for found in browser.js(f"Object.values(LAWS).map(([, law]) => {looked_up})"):
         (a, b, q), costs = (found["law"][name] for name in "abq"), []
         for at in found["cells"]:
             shape, T, B = (at["cell"][name] for name in ("shape", "T", "batch"))
-            cost, outside = cost_of(cells[shape, T, B], math.log(a * T**b * (B / 32) ** q))
+            cost, outside = cost_of(
+                cells[shape, T, B], math.log(a * T**b * (B / 32) ** q)
+            )
             costs.append(cost)
             here = at["outside"], at["cost"], np.mean(at["seeds"])
             assert here == pytest.approx((outside, cost, cost), abs=1e-6)
@@ -154,7 +174,9 @@ def test_costs_are_those_of_the_records_and_fit_is_that_of_fit_py(browser, monke
     monkeypatch.setattr(fit, "DRAWS", 2)
     for key, law in (("fit", fit.law(records)), ("ours", ours)):
         found = browser.js(f"LAWS.{key}[1]")
-        assert [f"{found[name]:.3g}" for name in "abq"] == [f"{law[name]:.3g}" for name in "abq"]
+        assert [f"{found[name]:.3g}" for name in "abq"] == [
+            f"{law[name]:.3g}" for name in "abq"
+        ]
 
 
 def test_controls_work_by_keyboard_and_the_address_repeats_them(browser):
@@ -165,10 +187,15 @@ def test_controls_work_by_keyboard_and_the_address_repeats_them(browser):
         assert all(x != y for x, y in zip(before, browser.js(ALL))), slider
     for i in range(browser.js("document.querySelectorAll('button').length")):
         browser.press(f"document.querySelectorAll('button')[{i}]", key="Enter", text="\r")
-        assert browser.js("document.activeElement.ariaPressed ?? state.shown") in ("true", "3")
+        assert browser.js("document.activeElement.ariaPressed ?? state.shown") in (
+            "true",
+            "3",
+        )
     box = "document.querySelector('td:nth-of-type(3) input')"
     browser.press(box, key="ArrowRight", windowsVirtualKeyCode=39)
-    assert browser.js("document.activeElement.ariaLabel").startswith("width 128, T = 640k")
+    assert browser.js("document.activeElement.ariaLabel").startswith(
+        "width 128, T = 640k"
+    )
     everything = browser.js(ALL)
     browser.open(INDEX.as_uri() + everything[1])
     assert browser.js(ALL) == everything
@@ -178,14 +205,32 @@ def test_controls_work_by_keyboard_and_the_address_repeats_them(browser):
 def test_nothing_is_cut_off(browser):
     boxes = SHOWN.format("body *") + ".map(x => x.getBoundingClientRect())"
     for width, question in [(360, 1), (360, 2), (360, 3), (1600, 1)]:
-        browser.open(INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width)
+        browser.open(
+            INDEX.as_uri() + f"#shown=123&question={question}&stop={9 * question}", width
+        )
         assert browser.js(f"{boxes}.filter(b => b.left < 0 || b.right > {width})") == []
 
 
 def test_ci_says_which_tests_it_skipped_and_what_they_need(tmp_path):
-    (options,) = re.findall("PYTEST_ADDOPTS=(.+?)  #", (page.ROOT / ".ci/run").read_text("utf-8"))
-    env = os.environ | {"PATH": str(tmp_path), "PYTEST_ADDOPTS": options}  # so without Chromium
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "cut_off"]
+    (options,) = re.findall(
+        "PYTEST_ADDOPTS=(.+?)  #", (page.ROOT / ".ci/run").read_text("utf-8")
+    )
+    env = os.environ | {
+        "PATH": str(tmp_path),
+        "PYTEST_ADDOPTS": options,
+    }  # so without Chromium
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "cut_off",
+    ]
     run = subprocess.run(command, env=env, cwd=page.ROOT, capture_output=True, text=True)
-    assert run.returncode == 0 and re.search(r"^SKIPPED .+: no Chromium; install", run.stdout, re.M)
+    assert run.returncode == 0 and re.search(
+        r"^SKIPPED .+: no Chromium; install", run.stdout, re.M
+    )
     assert "google-chrome" in (page.ROOT / "docs/extend.md").read_text("utf-8")

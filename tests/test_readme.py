@@ -24,7 +24,10 @@ from schedules import SCHEDULES
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
-SHORT, LONG = ("wsd-laptop",), ("wsd-laptop-long",)  # warmup of 2,000 and of 32,000 tokens
+SHORT, LONG = (
+    ("wsd-laptop",),
+    ("wsd-laptop-long",),
+)  # warmup of 2,000 and of 32,000 tokens
 PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
 FITTED_COSINE, FITTED_AVERAGED = "cosine (fitted)", "WSD (fitted), averaged"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
@@ -54,7 +57,11 @@ def records(*folders: str) -> list[dict]:
 
 def values(folder: str, name: str = "val_loss") -> list[float]:
     """One field of all records, in the order of the file."""
-    lines = (ROOT / f"results/{folder}/records.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (ROOT / f"results/{folder}/records.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     return [json.loads(line)[name] for line in lines]
 
 
@@ -66,7 +73,9 @@ def fits(folders: tuple, *choices: str) -> fit.Fits:
 paper_lr = lambda beta, T: 4.6 * beta * T**-0.51  # equations 5 and 6
 bend = lambda *choices: fits(("bend-laptop",), *choices)
 memory = lambda weight_decay: fits(("memory-laptop",), "weight_decay=" + weight_decay)
-warmups = lambda *late: [bend(LARGE, f"warmup_tokens={n}", *late) for n in (5000, 320_000)]
+warmups = lambda *late: [
+    bend(LARGE, f"warmup_tokens={n}", *late) for n in (5000, 320_000)
+]
 
 
 @cache
@@ -84,7 +93,9 @@ def law_row(label: str) -> list[np.ndarray]:
 def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     """b or q of the minima with these fields, a per shape."""
     points, x, weight = fits(folders)[1:4]
-    i = np.array([all(getattr(m, field) in where[field] for field in where) for m in points])
+    i = np.array(
+        [all(getattr(m, field) in where[field] for field in where) for m in points]
+    )
     u = np.log2([m.T if name == "b" else m.beta for m in points])
     groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in points]
     return fit.slope(x, weight * i, u, groups)
@@ -119,7 +130,9 @@ def cost_beside(found: list, step: float) -> float:
     costs = []
     for m in found:
         best = min(m.points, key=lambda point: point[1])[0]
-        costs += [y - m.loss for x, y in m.points if abs(x - best - step) < 0.01 * abs(step)]
+        costs += [
+            y - m.loss for x, y in m.points if abs(x - best - step) < 0.01 * abs(step)
+        ]
     return np.mean([cost for cost in costs if math.isfinite(cost)])
 
 
@@ -146,7 +159,9 @@ def lines() -> dict:
     return compare.losses_of_lines(records("compare-laptop", "search-laptop"))[0]
 
 
-def difference(one: str, other: str, moe: bool = False, T: int | None = None) -> np.ndarray:
+def difference(
+    one: str, other: str, moe: bool = False, T: int | None = None
+) -> np.ndarray:
     cells = [c for c in lines()[one] if ("experts" in c[0]) == moe and T in (None, c[1])]
     return compare.differences(lines()[one], lines()[other], cells)
 
@@ -165,7 +180,9 @@ def stopped(T: int | None = None) -> np.ndarray:
 
 def beside(other: str, T: int | None = None) -> np.ndarray:
     """Power (fitted) minus another line, in the cells of anytime.png."""
-    cells = [c for c in lines()[FITTED] if c[::2] == ("width 128", 2) and T in (None, c[1])]
+    cells = [
+        c for c in lines()[FITTED] if c[::2] == ("width 128", 2) and T in (None, c[1])
+    ]
     return compare.differences(lines()[FITTED], lines()[other], cells)
 
 
@@ -265,7 +282,10 @@ def as_numbers(value) -> list[float]:
 def wrong(text: str, value) -> list[str]:
     """The first numbers of a text that differ from the value, each with what it should be."""
     text = re.sub(r"<!--.*?-->|\]\(.*?\)", "", text)
-    shown = [s.rstrip(",").replace(",", "") for s in re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", text)]
+    shown = [
+        s.rstrip(",").replace(",", "")
+        for s in re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", text)
+    ]
     expected = as_numbers(value)
     if isinstance(value, np.ndarray) and not re.match(r"\S+ \[", text):
         expected = expected[:1]  # the page leaves out the interval
@@ -281,22 +301,33 @@ def test_numbers_are_those_of_the_records(page):
     found = []
     for name, text in re.findall(r"<!--n:(.+?)-->(?=(.*))", PAGES[page]):
         found += [f"{name}: {error}" for error in wrong(text, NUMBERS[name]())]
-    for name, rows in re.findall(r"<!--t:(.+?)-->\n.*\n\|---.*\n((?:\|.*\n)+)", PAGES[page]):
+    for name, rows in re.findall(
+        r"<!--t:(.+?)-->\n.*\n\|---.*\n((?:\|.*\n)+)", PAGES[page]
+    ):
         for label, numbers in re.findall(r"^\| (.+?) \|(.+)\|$", rows, re.M):
             if label != "the paper":
-                found += [f"{label}: {error}" for error in wrong(numbers, TABLES[name](label))]
+                found += [
+                    f"{label}: {error}" for error in wrong(numbers, TABLES[name](label))
+                ]
     assert "\n".join(found) == ""
 
 
 def test_every_number_has_its_place():
     marks = re.findall(r"<!--([nt]):(.+?)-->", "".join(PAGES.values()))
-    assert set(marks) == {("n", name) for name in NUMBERS} | {("t", name) for name in TABLES}
-    assert runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]() in PAGES["bend.md"]
+    assert set(marks) == {("n", name) for name in NUMBERS} | {
+        ("t", name) for name in TABLES
+    }
+    assert (
+        runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]()
+        in PAGES["bend.md"]
+    )
     assert TUNE["table"]() in PAGES["train.md"]
 
 
 def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
-    folders = [str(ROOT / "results" / name) for name in ("compare-laptop", "search-laptop")]
+    folders = [
+        str(ROOT / "results" / name) for name in ("compare-laptop", "search-laptop")
+    ]
     assert fit.main([*folders, f"--out={tmp_path}"]) == 0
     row = r"^\| .+ (?:better|worse|level|undecided) \|$"
     printed = re.findall(row, capsys.readouterr().out, re.M)
@@ -321,7 +352,9 @@ def test_records_of_the_default_run_have_the_presets_settings():
             "n_embd",
             "n_expert",
         }
-        assert {name: r[name] for name in names} == {name: getattr(cfg, name) for name in names}
+        assert {name: r[name] for name in names} == {
+            name: getattr(cfg, name) for name in names
+        }
 
 
 def test_quoted_code_patches_links_and_figures_exist():
@@ -335,7 +368,10 @@ def test_quoted_code_patches_links_and_figures_exist():
         text = PAGES[path.name]
         linked = re.findall(r"\]\((?!http)([^)#]+)\)|src=\"(.*?)\"", text)
         paths = [path.parent / (link or image) for link, image in linked]
-        paths += [ROOT / name for name in re.findall(r"`((?:tools/|tests/|forks/)\w+\.py)`", text)]
+        paths += [
+            ROOT / name
+            for name in re.findall(r"`((?:tools/|tests/|forks/)\w+\.py)`", text)
+        ]
         assert [str(target) for target in paths if not target.exists()] == []
     drawn = {path.name for path in (ROOT / "assets").glob("*.png")}
     assert drawn == set(re.findall(r"assets/(\w+\.png)", everything))

@@ -27,13 +27,23 @@ from tools import runs
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
 RESUME, BRANCH = ["--out=run", "--resume"], ["--branch=run"]
-TIMELESS = {"seconds", "tokens_per_second", "command", "started", "out", "git_commit", "git_dirty"}
+TIMELESS = {
+    "seconds",
+    "tokens_per_second",
+    "command",
+    "started",
+    "out",
+    "git_commit",
+    "git_dirty",
+}
 
 
 def everything(run: Path) -> dict:
     """All results of a run except times."""
     saved = torch.load(max((run / "ckpt").glob("*.pt")), weights_only=True)
-    timeless = lambda line: {name: value for name, value in line.items() if name not in TIMELESS}
+    timeless = lambda line: {
+        name: value for name, value in line.items() if name not in TIMELESS
+    }
     return {
         "model": saved["model"], "optimizer": saved["optimizer"]["state"],
         "tokens": saved["tokens"], "metrics": [timeless(line) for line in runs.read_metrics(run)],
@@ -45,7 +55,9 @@ def assert_same(one: dict, other: dict) -> None:
     for part in ("tokens", "metrics", "record", "sample"):
         assert one[part] == other[part], part
     assert same(one["model"], other["model"])
-    assert all(same(state, other["optimizer"][i]) for i, state in one["optimizer"].items())
+    assert all(
+        same(state, other["optimizer"][i]) for i, state in one["optimizer"].items()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +101,22 @@ def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
     (run / "config.json").write_text(json.dumps(config))
     for path in runs.checkpoints(run):
         saved = torch.load(path, weights_only=True)
-        saved["config"] = {name: config[name] for name in saved["config"] if name in config}
+        saved["config"] = {
+            name: config[name] for name in saved["config"] if name in config
+        }
         del saved["stages"]
-        more = {"random_state": torch.get_rng_state(), "step": 20, "training_seconds": 1.0}
+        more = {
+            "random_state": torch.get_rng_state(),
+            "step": 20,
+            "training_seconds": 1.0,
+        }
         torch.save(saved | more | {"config": saved["config"] | {"past_data": None}}, path)
     assert train.main(["--out", "run", "--resume"]) == 0
     ours = everything(run)
-    assert same(ours["model"], undisturbed["model"]) and ours["metrics"] == undisturbed["metrics"]
+    assert (
+        same(ours["model"], undisturbed["model"])
+        and ours["metrics"] == undisturbed["metrics"]
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
@@ -103,7 +124,9 @@ def test_a_signal_saves_and_resume_continues(steps, undisturbed, corpus_path, tm
     number = {36: signal.SIGTERM, 37: signal.SIGHUP}.get(steps, signal.SIGINT)
     stop(flags(corpus_path, out="run", **SAVES), steps, number)
     assert not (tmp_path / "run" / "record.json").exists()
-    assert train.main(["--out", "run", "--resume"]) == 0  # its configuration is in its folder
+    assert (
+        train.main(["--out", "run", "--resume"]) == 0
+    )  # its configuration is in its folder
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
@@ -116,18 +139,29 @@ def test_the_origin_is_that_of_the_start(corpus_path, monkeypatch):
     assert started["command"] == "python train.py --first"
     assert started.items() <= read(run / "record.json").items()
     config = read(run / "config.json")
-    assert [session["command"] for session in config.pop("resumed")] == ["python train.py --second"]
+    assert [session["command"] for session in config.pop("resumed")] == [
+        "python train.py --second"
+    ]
     assert config == started
 
 
 def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, tmp_path):
     run = stopped_run(corpus_path)
-    argv = "--log_every=512 --eval_every=1280 --save_every=512 --micro_batch_size=8".split()
+    argv = (
+        "--log_every=512 --eval_every=1280 --save_every=512 --micro_batch_size=8".split()
+    )
     assert train.main(["--out=run", "--resume", *argv]) == 0
     assert same(weights(run), undisturbed["model"])
     logged = [line["tokens"] // 256 for line in metrics(run)]
     assert logged == [*range(1, 21), *range(22, 41, 2)]
-    assert [line["tokens"] // 256 for line in metrics(run, "val_loss")] == [10, 20, 25, 30, 35, 40]
+    assert [line["tokens"] // 256 for line in metrics(run, "val_loss")] == [
+        10,
+        20,
+        25,
+        30,
+        35,
+        40,
+    ]
 
 
 def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_path):
@@ -147,8 +181,13 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
 
 
 @pytest.mark.parametrize("broken", ["figures", "sample"])
-def test_a_failing_figure_or_sample_loses_nothing(broken, undisturbed, corpus_path, tmp_path):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises((TypeError, AttributeError)):
+def test_a_failing_figure_or_sample_loses_nothing(
+    broken, undisturbed, corpus_path, tmp_path
+):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises((TypeError, AttributeError)),
+    ):
         patch.setattr(train, broken, None)
         train.main(flags(corpus_path, out="run", **SAVES))
     assert read(tmp_path / "run" / "record.json")["tokens"] == 10240
@@ -168,21 +207,31 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
         argv = flags(corpus_path, out=out, schedule=schedule, total_tokens=total, **saves)
         assert train.main(argv) == 0
     for parent, separate in (("long", "short"), ("short", "long")):
-        path, length = f"{parent}/ckpt/{36 * 256:016d}.pt", f"--total_tokens={totals[separate]}"
+        path, length = (
+            f"{parent}/ckpt/{36 * 256:016d}.pt",
+            f"--total_tokens={totals[separate]}",
+        )
         if (schedule, separate) == ("wsd", "short"):
             length = "--decay_tokens=1024"  # alone, it cools down from here
         assert train.main([f"--branch={path}", length, f"--out=from-{parent}"]) == 0
         a, b = everything(tmp_path / f"from-{parent}"), everything(tmp_path / separate)
-        assert a["metrics"] == [line for line in b["metrics"] if line["tokens"] > 36 * 256]
+        assert a["metrics"] == [
+            line for line in b["metrics"] if line["tokens"] > 36 * 256
+        ]
         assert a["sample"] == b["sample"] and same(a["model"], b["model"])
         assert a["record"]["val_loss"] == b["record"]["val_loss"]
-        assert (a["record"]["parent"], b["record"]["parent"]) == (str(tmp_path / path), None)
+        assert (a["record"]["parent"], b["record"]["parent"]) == (
+            str(tmp_path / path),
+            None,
+        )
 
 
 def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch):
     """Rank 0 saved the name of its GPU."""
     config = read(stopped_run(corpus_path) / "config.json")
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"device": "cuda:0"}))
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps(config | {"device": "cuda:0"})
+    )
     monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
     actions = SimpleNamespace(resume=True, branch=None)
     fields, _, _ = runs.choose({"out": "run"}, actions, {"device"}, {})
@@ -190,7 +239,9 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
 
 
 def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_path):
-    assert train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
+    assert (
+        train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
+    )
     kept = runs.checkpoints(tmp_path / "run")
     assert [int(path.stem) // 256 for path in kept] == [36, 39, 40]
     kept[-1].write_bytes(b"")  # damaged, and not needed
@@ -200,7 +251,10 @@ def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_pat
     assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
     assert record["parent"].endswith(kept[0].name)
     saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
-    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0, 0.5}
+    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {
+        0,
+        0.5,
+    }
 
 
 def test_a_closed_output_is_a_stop_request(undisturbed, corpus_path, tmp_path):
@@ -225,7 +279,9 @@ def test_nohup_keeps_a_run_alive():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_other_files_among_the_checkpoints_are_left_alone(undisturbed, corpus_path, tmp_path):
+def test_other_files_among_the_checkpoints_are_left_alone(
+    undisturbed, corpus_path, tmp_path
+):
     run = stopped_run(corpus_path)
     (run / "ckpt/best.pt").write_bytes(runs.checkpoints(run)[0].read_bytes())
     assert train.main(RESUME) == 0
@@ -233,9 +289,15 @@ def test_other_files_among_the_checkpoints_are_left_alone(undisturbed, corpus_pa
     assert_same(everything(run), undisturbed)
 
 
-def test_a_disk_that_fails_for_a_moment_loses_no_checkpoint(undisturbed, corpus_path, monkeypatch):
+def test_a_disk_that_fails_for_a_moment_loses_no_checkpoint(
+    undisturbed, corpus_path, monkeypatch
+):
     """A network disk may answer ESTALE, which says nothing about the file."""
-    run, real, failures = stopped_run(corpus_path), torch.load, [OSError(errno.ESTALE, "Stale")]
+    run, real, failures = (
+        stopped_run(corpus_path),
+        torch.load,
+        [OSError(errno.ESTALE, "Stale")],
+    )
     monkeypatch.setattr(runs.time, "sleep", lambda _: None)
 
     def load(*args, **kwargs):
@@ -250,7 +312,9 @@ def test_a_disk_that_fails_for_a_moment_loses_no_checkpoint(undisturbed, corpus_
     assert_same(everything(run), undisturbed)
 
 
-def test_a_disk_that_stays_away_is_one_line_and_renames_nothing(corpus_path, monkeypatch, capsys):
+def test_a_disk_that_stays_away_is_one_line_and_renames_nothing(
+    corpus_path, monkeypatch, capsys
+):
     run = stopped_run(corpus_path)
     before = files(run)
 
@@ -260,7 +324,9 @@ def test_a_disk_that_stays_away_is_one_line_and_renames_nothing(corpus_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(runs.time, "sleep", lambda _: None)
         patch.setattr(torch, "load", load)
-        assert "cannot be read (Stale file handle)" in one_line(train.main, RESUME, capsys)
+        assert "cannot be read (Stale file handle)" in one_line(
+            train.main, RESUME, capsys
+        )
     assert files(run) == before
 
 
@@ -273,7 +339,9 @@ def test_a_run_killed_before_its_config_starts_again(undisturbed, corpus_path, t
 
 
 @pytest.mark.parametrize("content", ["", '{"n_layer": 2'])
-def test_a_damaged_config_is_that_of_the_newest_checkpoint(content, undisturbed, corpus_path):
+def test_a_damaged_config_is_that_of_the_newest_checkpoint(
+    content, undisturbed, corpus_path
+):
     run = stopped_run(corpus_path)
     (run / "config.json").write_text(content)
     assert train.main(RESUME) == 0
@@ -289,7 +357,11 @@ def test_a_folder_whose_config_is_not_that_of_a_run_is_refused(tmp_path, capsys)
 
 def test_a_lost_run_that_was_killed_stays_lost(corpus_path, tmp_path):
     """It has saved NaN, and was killed before its record."""
-    argv = [*flags(corpus_path, out="run", save_every=256), "--power_a=1e9", "--lr_max=1e9"]
+    argv = [
+        *flags(corpus_path, out="run", save_every=256),
+        "--power_a=1e9",
+        "--lr_max=1e9",
+    ]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
         patch.setattr(train, "finish", None)
         train.main(argv)
@@ -299,7 +371,9 @@ def test_a_lost_run_that_was_killed_stays_lost(corpus_path, tmp_path):
     assert record["diverged"] and record["tokens"] == tokens < 10240
 
 
-def test_a_branch_of_a_relative_path_resumes_from_any_folder(corpus_path, tmp_path, monkeypatch):
+def test_a_branch_of_a_relative_path_resumes_from_any_folder(
+    corpus_path, tmp_path, monkeypatch
+):
     stopped_run(corpus_path)
     assert train.main(["--branch=run", "--decay_tokens=512", "--out=whole"]) == 0
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
@@ -385,7 +459,9 @@ def test_what_does_not_fit_is_refused(argv, says, two_runs, capsys, monkeypatch)
     assert files(two_runs) == before
 
 
-def test_another_text_in_the_same_place_is_refused(corpus_path, documents, tmp_path, capsys):
+def test_another_text_in_the_same_place_is_refused(
+    corpus_path, documents, tmp_path, capsys
+):
     data.prepare(documents[:150], "bytes", tmp_path / "c")
     stopped_run(tmp_path / "c")
     for file in (tmp_path / "c").iterdir():

@@ -36,7 +36,9 @@ def test_the_papers_numbers():
 
 
 def test_q_is_the_exponent_of_the_batch_size():
-    lr = lambda q, batch: make_schedule(config(power_q=q, batch_size=batch, lr_max=1e9))(5e11)
+    lr = lambda q, batch: make_schedule(config(power_q=q, batch_size=batch, lr_max=1e9))(
+        5e11
+    )
     assert lr(0.5, 1024) / lr(0.5, 64) == pytest.approx(4)
     assert lr(1, 1024) / lr(1, 64) == pytest.approx(16)
     assert lr(0, 1024) == lr(0, 64) == pytest.approx(4 * 5e11**-0.51)
@@ -59,8 +61,13 @@ def test_a_schedule_reads_the_fields_in_its_row(kind):
     changes |= dict(power_q=0.5)
     changes |= dict(warmup_tokens=200, decay_tokens=400, decay_shape="linear")
     curve = lambda cfg: [make_schedule(cfg)(n) for n in range(0, 1000, 7)]
-    moved = {f: curve(SimpleNamespace(**vars(base) | {f: value})) for f, value in changes.items()}
-    assert {f for f in moved if moved[f] != curve(base)} == SCHEDULES[kind].reads - {"total_tokens"}
+    moved = {
+        f: curve(SimpleNamespace(**vars(base) | {f: value}))
+        for f, value in changes.items()
+    }
+    assert {f for f in moved if moved[f] != curve(base)} == SCHEDULES[kind].reads - {
+        "total_tokens"
+    }
 
 
 def test_phases_of_length_zero_and_tokens_past_the_end():
@@ -81,7 +88,9 @@ def test_no_step_has_learning_rate_zero(kind):
         total = 100 * steps  # 100 tokens per step, and the decay starts after the warmup
         phases = dict(total_tokens=total, warmup_tokens=warm, decay_tokens=total - warm)
         for shape in schedules.DECAY_SHAPES:
-            lr = make_schedule(config(schedule=kind, decay_shape=shape, min_lr_ratio=0, **phases))
+            lr = make_schedule(
+                config(schedule=kind, decay_shape=shape, min_lr_ratio=0, **phases)
+            )
             assert all(lr(100 * step + 50) > 0 for step in range(steps))
 
 
@@ -95,7 +104,7 @@ def test_phases_that_do_not_fit_are_refused_with_their_numbers():
         make_schedule(config(schedule=kind, **too_long))  # they have no decay
 
 
-# -- docs/schedules.md: every command and its words are the schedule that the page names -----------
+# -- docs/schedules.md: every command and its words are the schedule that the page names -
 
 PAGE = (Path(__file__).parent.parent / "docs/schedules.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (.+?) \| (`(?:decay|warmup)\(.+) \|$", PAGE, re.M))
@@ -103,7 +112,9 @@ COMMANDS = re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M)  # and th
 T, W, BATCH, LR = 3_200_000, 100_000, 1024, 0.004  # the default run
 A, B = 16 * 0.25, -0.51  # its a * beta, and b
 rise = lambda n: min(n / W, 1)
-stable = lambda n: min(max(n, W), 0.9 * T)  # warmup and decay hold the value at their ends
+stable = lambda n: min(
+    max(n, W), 0.9 * T
+)  # warmup and decay hold the value at their ends
 
 
 def lm_engine_exp(n: float) -> float:
@@ -126,7 +137,9 @@ def settings(warm=W, **more) -> dict:
     return dict(num_warmup_steps=warm, num_training_steps=T) | more
 
 
-wsd = lambda shape, tail=T // 10, **warm: settings(num_decay_steps=tail, decay_type=shape, **warm)
+wsd = lambda shape, tail=T // 10, **warm: settings(
+    num_decay_steps=tail, decay_type=shape, **warm
+)
 paper = lambda n: A * stable(n) ** B * lm_engine_exp(n) / LR
 multi_step = lambda n: LR * (rise(n) if n < 0.8 * T else 0.316 if n < 0.9 * T else 0.1)
 fitted = lambda n: 0.5059 * 0.25**0.5 * stable(n) ** -0.3 * lm_engine_exp(n) / LR
@@ -160,11 +173,15 @@ def test_the_page_shows_every_schedule_with_its_words():
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_command_and_its_words_are_the_schedule(name):
     expected, fields, tokens = oracle(name), {}, 0
-    for command in [command for command, of in COMMANDS if of == name]:  # steps are branches
+    for command in [
+        command for command, of in COMMANDS if of == name
+    ]:  # steps are branches
         fields |= train.parse(command.split())[0]
         cfg = train.make_config(**fields)
         assert not fields.keys() & schedules.unread(cfg.schedule)
-        names = vars(schedules) | dict(T=T, W=W, lr=LR, a=16, beta=0.25, lr_max=cfg.lr_max)
+        names = vars(schedules) | dict(
+            T=T, W=W, lr=LR, a=16, beta=0.25, lr_max=cfg.lr_max
+        )
         by_flags = schedules.make_schedule(cfg)
         by_words = eval(ROWS[name].split("`")[1], names) if name in ROWS else by_flags
         while tokens + BATCH <= cfg.total_tokens:
@@ -174,11 +191,18 @@ def test_a_command_and_its_words_are_the_schedule(name):
     assert tokens == T // BATCH * BATCH
 
 
-# -- docs/power_vectors.json: learning rates of other programs, by their formulas and our words ----
+# -- docs/power_vectors.json: learning rates of other programs, by their formulas and our words 
 
-VECTORS = json.loads((Path(__file__).parent.parent / "docs/power_vectors.json").read_text("utf-8"))
+VECTORS = json.loads(
+    (Path(__file__).parent.parent / "docs/power_vectors.json").read_text("utf-8")
+)
 RUN, PORTS = VECTORS["run"], VECTORS["ports"]
-HALF_STEPS = {"ours": 1, "lm-engine": 2, "OLMo-core": 0, "Levanter": 2}  # n is so far before k * c
+HALF_STEPS = {
+    "ours": 1,
+    "lm-engine": 2,
+    "OLMo-core": 0,
+    "Levanter": 2,
+}  # n is so far before k * c
 near = lambda lr: pytest.approx(lr, rel=1e-11, abs=1e-17)
 
 
@@ -212,9 +236,16 @@ def test_ports_differ_by_what_the_page_says():
     assert 1 - (100 / 99.5) ** ours["power_b"] == pytest.approx(0.0026, abs=5e-5)
     first = {name: port["vectors"][0][2] / (port["vectors"][0][0] * RUN["c"] / RUN["W"])
              for name, port in PORTS.items()}  # fmt: skip
-    assert first == {"ours": near(0.01), "lm-engine": 0, "OLMo-core": near(0.03), "Levanter": 0}
+    assert first == {
+        "ours": near(0.01),
+        "lm-engine": 0,
+        "OLMo-core": near(0.03),
+        "Levanter": 0,
+    }
     assert PORTS["OLMo-core"]["vectors"][-1][2] == 0
     row = ROWS["Power of Levanter"].split("`")[1]  # until the cooldown
-    names = vars(schedules) | RUN | dict(a=levanter["a"], lr_max=levanter["learning_rate"])
+    names = (
+        vars(schedules) | RUN | dict(a=levanter["a"], lr_max=levanter["learning_rate"])
+    )
     for _, n, lr in PORTS["Levanter"]["vectors"][:-2]:
         assert eval(row, names)(n) == near(lr)

@@ -12,7 +12,9 @@ from model import GPT
 from test_mistakes import one_line
 from tools import devices
 
-SMALL = dict(n_layer=2, n_embd=64, n_head=4, n_ffn=128, seq_len=64, batch_size=4, device="cpu")
+SMALL = dict(
+    n_layer=2, n_embd=64, n_head=4, n_ffn=128, seq_len=64, batch_size=4, device="cpu"
+)
 MOE = dict(n_expert=8, n_expert_active=2)
 
 
@@ -22,7 +24,9 @@ def kept_bytes(cfg: train.TrainConfig) -> int:
     if cfg.compile:
         for block in model.blocks:
             block.compile()
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    own = {
+        t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())
+    }
     kept, sizes = [], {}
 
     def keep(tensor):
@@ -72,20 +76,28 @@ def test_recomputing_keeps_less_and_changes_nothing():
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])  # the model; block, loss
-def test_every_shape_is_one_static_program_per_part(device, parts, mixed, corpus, monkeypatch):
+@pytest.mark.parametrize(
+    "device, parts", [("cpu", 1), ("cuda", 2)]
+)  # the model; block, loss
+def test_every_shape_is_one_static_program_per_part(
+    device, parts, mixed, corpus, monkeypatch
+):
     """A sweep trains more shapes than torch would compile. No program has a break."""
     programs = []
 
     def count(graph, inputs, **_):
-        programs.append(all(isinstance(n, int) for x in inputs for n in getattr(x, "shape", [x])))
+        programs.append(
+            all(isinstance(n, int) for x in inputs for n in getattr(x, "shape", [x]))
+        )
         return graph
 
     torch.compiler.reset()
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", count)
     torch._dynamo.config.recompile_limit = 2
     monkeypatch.setattr(GPT, "to", lambda self, *_: self)  # stay on the CPU
-    tiny = SMALL | dict(n_embd=32, seq_len=16, device=device, compile=True, dtype="float32")
+    tiny = SMALL | dict(
+        n_embd=32, seq_len=16, device=device, compile=True, dtype="float32"
+    )
     for i in range(1, 5):
         cfg = train.make_config(**tiny | dict(batch_size=i, n_kv_head=2 + i % 2 * 2))
         state = train.build(cfg)
@@ -121,7 +133,10 @@ def test_dry_run_counts(capsys):
     assert "238,418 steps of 4,194,304" in out and "256 x 4 sequences" in out
     with torch.device("meta"):
         flops = GPT(cfg).flops_per_token() * 238_418 * 4_194_304
-    assert f"{flops:.3g}" in out and f"{flops / (0.4 * 989e12 * 3600):,.1f} hours on H200" in out
+    assert (
+        f"{flops:.3g}" in out
+        and f"{flops / (0.4 * 989e12 * 3600):,.1f} hours on H200" in out
+    )
     on_gpu = dataclasses.replace(cfg, dtype="bfloat16", compile=True)
     parts = bench.memory(on_gpu, 1_208_083_968)
     assert f"{sum(parts.values()) / 2**30:.3g} GiB per GPU in bfloat16, compiled\n" in out
@@ -134,17 +149,29 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     flags = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
     assert bench.main(flags) == 0
     assert "tokens/s" in capsys.readouterr().out and not list(tmp_path.iterdir())
-    peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": None}
-    assert {card: devices.PEAK_FLOPS.get(card) for card in peaks} == peaks  # no card has another's
+    peaks = {
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA H100 NVL": None,
+    }
+    assert {
+        card: devices.PEAK_FLOPS.get(card) for card in peaks
+    } == peaks  # no card has another's
 
 
 def test_a_model_is_refused_if_its_training_state_exceeds_the_memory(monkeypatch, capsys):
     cfg = train.make_config(device="cpu")
-    monkeypatch.setattr(devices.os, "sysconf", {"SC_PHYS_PAGES": 16, "SC_PAGE_SIZE": 1000}.get)
+    monkeypatch.setattr(
+        devices.os, "sysconf", {"SC_PHYS_PAGES": 16, "SC_PAGE_SIZE": 1000}.get
+    )
     devices.check_memory(cfg, 1000)
     with pytest.raises(ValueError, match="--n_embd 128"):
         devices.check_memory(cfg, 1001)
     for program in (train, bench):
-        assert "choose a smaller model" in one_line(program.main, ["--device=cpu"], capsys)
-    monkeypatch.setattr(devices.os, "sysconf", {"SC_PHYS_PAGES": 598_912, "SC_PAGE_SIZE": 16}.get)
+        assert "choose a smaller model" in one_line(
+            program.main, ["--device=cpu"], capsys
+        )
+    monkeypatch.setattr(
+        devices.os, "sysconf", {"SC_PHYS_PAGES": 598_912, "SC_PAGE_SIZE": 16}.get
+    )
     devices.check_memory(cfg, GPT(cfg).n_params())  # the default model just fits

@@ -32,7 +32,9 @@ AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
 COMMON = {k: v for k, v in QUICK.items() if k not in AXES}
 SHAPE, BUDGETS = dict(n_embd=32, n_head=2), [3000, 6000, 12000]  # not whole batches
-TINY = dict(common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04)
+TINY = dict(
+    common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560, 5120], guess=0.04
+)
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def records(folder="out") -> dict:
 
 
 def config(corpus_path, **changed) -> train.TrainConfig:
-    fields = COMMON | SHAPE | dict(batch_size=8, device="cpu", data=str(corpus_path)) | changed
+    fields = (
+        COMMON | SHAPE | dict(batch_size=8, device="cpu", data=str(corpus_path)) | changed
+    )
     return devices.resolve_device(train.make_config(**fields))
 
 
@@ -78,13 +82,17 @@ KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, monkeypatch):
+def test_a_branch_is_the_separate_run(
+    kind, corpus_path, corpus, final_weights, monkeypatch
+):
     """Bit for bit, whatever the schedule; a planned one shares no trunk, a long decay is early."""
     monkeypatch.setattr(train, "sample", lambda *_: "")  # slow, and not what we compare
     monkeypatch.setattr(train.figures, "draw_curve", lambda *_: None)
     runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
     if kind == "wsd":
-        runs[2] = config(corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500)
+        runs[2] = config(
+            corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500
+        )
     trunks = sweep.by_trunk(runs).values()
     assert len(trunks) == (3 if is_planned(runs[0].schedule) else 1)
     runs = sum(trunks, [])
@@ -94,8 +102,13 @@ def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights, 
         record = train.train_run(cfg, corpus, out)
         assert set(ours) == set(record)
         machine = TIMELESS - {"out", "command"}
-        assert all(ours[name] == value for name, value in record.items() if name not in machine)
-    assert all(map(torch.equal, final_weights[:3], final_weights[3:])) and len(final_weights) == 6
+        assert all(
+            ours[name] == value for name, value in record.items() if name not in machine
+        )
+    assert (
+        all(map(torch.equal, final_weights[:3], final_weights[3:]))
+        and len(final_weights) == 6
+    )
 
 
 def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
@@ -117,7 +130,10 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
 
 def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatch):
     """As after a git pull between two runs of a trunk."""
-    runs, found = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS], []
+    runs, found = (
+        [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS],
+        [],
+    )
     for commit, cfg in zip(["old", "old", "new"], runs):
         origin = {"git_commit": commit, "fingerprint": ""}
         monkeypatch.setattr(runs_file, "origin", lambda *_: dict(origin))
@@ -126,7 +142,9 @@ def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatc
     assert found == ["old", "old", "old, new"]
 
 
-@pytest.mark.parametrize("damage", ["too far", "other corpus", "truncated", "other optimizer"])
+@pytest.mark.parametrize(
+    "damage", ["too far", "other corpus", "truncated", "other optimizer"]
+)
 def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
     ((expected, _),) = train_runs(runs[:1], corpus, "a")
@@ -195,16 +213,22 @@ def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
     cliff = rng.uniform(1, 6)  # too high a learning rate diverges
 
     def loss(j, T):
-        return 0.02 * (j - best[T]) ** 2 + noise[j, T] if j < best[T] + cliff else math.inf
+        return (
+            0.02 * (j - best[T]) ** 2 + noise[j, T] if j < best[T] + cliff else math.inf
+        )
 
     middle = {T: rng.randrange(6, 20, 2) for T in BUDGETS}
     seen = follow(loss, middle)
     for T in BUDGETS:
         tried = {j: value for (j, t), value in seen.items() if t == T}
         lowest = min(tried, key=tried.get)
-        assert all(tried[lowest + step] >= tried[lowest] for step in (-3, -2, -1, 1, 2, 3))
+        assert all(
+            tried[lowest + step] >= tried[lowest] for step in (-3, -2, -1, 1, 2, 3)
+        )
         assert abs(lowest - best[T]) < 2.5
-    assert sweep.search(lambda *run: seen.get(run), middle) == seen.keys()  # nothing in vain
+    assert (
+        sweep.search(lambda *run: seen.get(run), middle) == seen.keys()
+    )  # nothing in vain
     assert len({j for j, _ in seen}) < 60
 
 
@@ -225,7 +249,9 @@ def test_a_grid_from_the_command_line(tiny):
     assert values("batch_size") == {2} and values("seed") == values("data_seed") == {0, 1}
     assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
     assert values("n_layer") == {1, 2} and values("beta2") == {0.9}
-    assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)  # none is left out
+    assert len({identity(vars(cfg)) for cfg in configs}) == len(
+        configs
+    )  # none is left out
     paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
     assert {cfg.n_embd for cfg in sweep.prepare(*sweep.parse(paper)).left()} == {128, 256}
 
@@ -239,8 +265,12 @@ def undisturbed(corpus_path, tmp_path_factory):
         flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
         assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
     assert not (out / "trunks").exists()
-    curves = [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
-    named = [[r for r in records(out).values() if not differs(curve, r)] for curve in curves]
+    curves = [
+        json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()
+    ]
+    named = [
+        [r for r in records(out).values() if not differs(curve, r)] for curve in curves
+    ]
     assert all(named) and len(curves) == len(records(out))
     return records(out)
 
@@ -251,7 +281,9 @@ TINY_COMPARISON = dict(
 )  # fmt: skip
 
 
-def test_a_comparison_tunes_and_looks_at_its_longest_cosine(corpus_path, corpus, monkeypatch):
+def test_a_comparison_tunes_and_looks_at_its_longest_cosine(
+    corpus_path, corpus, monkeypatch
+):
     """test_grids.py checks what the trials are for."""
     monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
     monkeypatch.setitem(sweep.grids.GRIDS["compare"], "tiny", TINY_COMPARISON)
@@ -261,7 +293,9 @@ def test_a_comparison_tunes_and_looks_at_its_longest_cosine(corpus_path, corpus,
     assert {r["seed"] for r in found} == {0, 100, 101}
     assert all(r["decay_tokens"] == 0 for r in found if r["average"])
     whole = [r for r in found if r["decay_shape"] == "linear"]
-    assert {r["total_tokens"] - r["decay_tokens"] for r in whole} == {COMMON["warmup_tokens"]}
+    assert {r["total_tokens"] - r["decay_tokens"] for r in whole} == {
+        COMMON["warmup_tokens"]
+    }
 
     # the longest cosine, evaluated on its way, is what it was there
     looked = [r for r in found if "val_loss_at_1280" in r]
@@ -400,7 +434,14 @@ def test_a_worker_ends_after_sigterm_even_if_a_job_has_raised():
 
 def test_a_sweep_on_slurm_is_the_same(corpus_path, capsys):
     """As a program. Without Slurm, submitit starts a process of this machine for every job."""
-    small = ["wsd", "--widths=32", "--batches=8", "--budgets=20480", "--n_layer=1", "--device=cpu"]
+    small = [
+        "wsd",
+        "--widths=32",
+        "--batches=8",
+        "--budgets=20480",
+        "--n_layer=1",
+        "--device=cpu",
+    ]
     small += [f"--data={corpus_path}", "--final_eval_tokens=512"]
     assert sweep.main([*small, "--out=local", "--workers=1"]) == 0
     slurm = [*small, "--out=out", "--engine=slurm", "--workers=3"]
@@ -426,7 +467,9 @@ def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
     monkeypatch.setattr(runs_file, "write_checkpoint", full)
     assert sweep.main(tiny) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("sweep.py: no space left") and "The same command resumes" in last
+    assert (
+        last.startswith("sweep.py: no space left") and "The same command resumes" in last
+    )
 
 
 WRONG = [
@@ -463,7 +506,9 @@ def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, caps
     for flag in ("--average", "--dtype=bfloat16", "--decay_tokens=0"):
         assert "has records with" in one_line(sweep.main, [*tiny, flag], capsys)
     assert records() == undisturbed
-    assert "has records with" in one_line(sweep.main, ["power", *tiny[2:], "--widths=32"], capsys)
+    assert "has records with" in one_line(
+        sweep.main, ["power", *tiny[2:], "--widths=32"], capsys
+    )
     train.data.prepare(documents[:200], "bytes", Path("other"))
     assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other"], capsys)
 

@@ -26,7 +26,10 @@ PRE_TOKENIZERS = {
 
 def train_tokenizer(path: Path, texts, kind="starcoder", size=900, end="<|endoftext|>"):
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = PRE_TOKENIZERS[kind], decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        PRE_TOKENIZERS[kind],
+        decoders.ByteLevel(),
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[end, "<fim>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -42,7 +45,10 @@ def texts():
     rng = random.Random(1)
     words = ["x", "naïve 東京", "1234", "it's"]
     some = lambda: "".join(rng.choices(" \n\t", k=rng.randint(1, 9))) + rng.choice(words)
-    return [Path(data.__file__).read_text(encoding="utf-8"), *(some() for _ in range(900))]
+    return [
+        Path(data.__file__).read_text(encoding="utf-8"),
+        *(some() for _ in range(900)),
+    ]
 
 
 def random_strings(n: int) -> list[str]:
@@ -83,14 +89,20 @@ def test_and_back(kind, texts, tmp_path):
 
     if kind != "bytes":
         train_tokenizer(tmp_path / "tokenizer.json", texts, kind)
-    ours = data.load_tokenizer("bytes" if kind == "bytes" else str(tmp_path / "tokenizer.json"))
+    ours = data.load_tokenizer(
+        "bytes" if kind == "bytes" else str(tmp_path / "tokenizer.json")
+    )
     for name, content in tokenizer_files(ours).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     again = data.load_tokenizer(str(tmp_path / "tokenizer.json"))
     for text in random_strings(500):
         ids = ours.encode_ordinary(text)
-        assert ids == theirs.encode(text, add_special_tokens=False) == again.encode_ordinary(text)
+        assert (
+            ids
+            == theirs.encode(text, add_special_tokens=False)
+            == again.encode_ordinary(text)
+        )
         assert theirs.decode(ids) == text
     assert theirs.eos_token_id == again.eot_token == ours.eot_token
 

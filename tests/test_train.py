@@ -46,7 +46,9 @@ def weights(run: Path) -> dict:
 
 
 def same(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
 
 
 def one_step(corpus, replicate=lambda model: model, **changed) -> tuple[dict, tuple]:
@@ -64,16 +66,24 @@ def norm_of(gradients: dict) -> float:
 
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
-def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, tmp_path, capsys):
+def test_a_run_logs_learns_and_leaves_a_complete_folder(
+    schedule, corpus_path, tmp_path, capsys
+):
     argv = flags(corpus_path, schedule=schedule)
     assert train.main(argv) == 0
     run = tmp_path / "runs" / f"laptop-{schedule}-1"
-    record, config, lines = read(run / "record.json"), read(run / "config.json"), metrics(run)
+    record, config, lines = (
+        read(run / "record.json"),
+        read(run / "config.json"),
+        metrics(run),
+    )
     cfg = train.make_config(**train.parse(argv)[0])
 
     lr = train.make_schedule(cfg)
     assert [line["tokens"] for line in lines] == [(i + 1) * 256 for i in range(40)]
-    assert [line["lr"] for line in lines] == [lr((i + 0.5) * 256) for i in range(40)]  # mid-step
+    assert [line["lr"] for line in lines] == [
+        lr((i + 0.5) * 256) for i in range(40)
+    ]  # mid-step
     assert min(line["lr"] for line in lines) > 0
     assert lines[0]["loss"] == pytest.approx(math.log(256), rel=0.02)
     assert lines[-1]["loss"] < lines[0]["loss"] - 1
@@ -81,7 +91,11 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     validations = metrics(run, "val_loss")
     assert [line["tokens"] for line in validations] == [2560, 5120, 7680, 10240]
     assert all(record[key] == validations[-1][key] for key in ("val_loss", "val_bpb"))
-    assert {f.name for f in dataclasses.fields(train.TrainConfig)} <= set(config) < set(record)
+    assert (
+        {f.name for f in dataclasses.fields(train.TrainConfig)}
+        <= set(config)
+        < set(record)
+    )
     assert all(record[name] == value for name, value in config.items())
     expected = dict(
         decay_tokens=1024 if schedule in ("power", "wsd") else 0, device="cpu", dtype="float32",
@@ -90,13 +104,24 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(schedule, corpus_path, t
     assert {name: record[name] for name in expected} == expected
     n_params = sum(w.numel() for w in weights(run).values())
     assert record["n_params"] == record["n_active_params"] == n_params
-    origin = {"command", "git_commit", "git_dirty", "torch", "python", "threads", "fingerprint"}
+    origin = {
+        "command",
+        "git_commit",
+        "git_dirty",
+        "torch",
+        "python",
+        "threads",
+        "fingerprint",
+    }
     assert origin | {"seconds", "tokens_per_second"} <= set(record)
     assert not any(isinstance(value, (dict, list)) for value in record.values())  # flat
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
     out = capsys.readouterr().out
-    assert f"{record['val_loss']:.4f}" in out and (run / "sample.txt").read_bytes().decode() in out
+    assert (
+        f"{record['val_loss']:.4f}" in out
+        and (run / "sample.txt").read_bytes().decode() in out
+    )
     assert not list(run.rglob("*.tmp"))
 
 
@@ -110,31 +135,50 @@ def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path):
         json.loads(line, parse_constant=not_json)
 
 
-def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path, tmp_path, capsys):
+def test_each_seed_changes_the_run_and_each_run_gets_a_folder(
+    corpus_path, tmp_path, capsys
+):
     quick = dict(total_tokens=512, warmup_tokens=0)
     for changed in ({}, {"seed": 1}, {"data_seed": 1}):
         assert train.main(flags(corpus_path, **quick, **changed)) == 0
     folders = [tmp_path / "runs" / f"laptop-power-{number}" for number in (1, 2, 3)]
     assert len({metrics(folder)[0]["loss"] for folder in folders}) == 3
     assert train.main(flags(corpus_path, **quick, out=folders[1])) == 2
-    assert "--resume" in capsys.readouterr().err and read(folders[1] / "record.json")["seed"] == 1
+    assert (
+        "--resume" in capsys.readouterr().err
+        and read(folders[1] / "record.json")["seed"] == 1
+    )
 
 
-@pytest.mark.parametrize("final, changed", [(None, {}), (320, {"final_eval_tokens": 320})])
-def test_the_record_has_the_loss_of_the_final_eval_tokens(final, changed, corpus_path, tmp_path):
+@pytest.mark.parametrize(
+    "final, changed", [(None, {}), (320, {"final_eval_tokens": 320})]
+)
+def test_the_record_has_the_loss_of_the_final_eval_tokens(
+    final, changed, corpus_path, tmp_path
+):
     """A mixture of a corpus with itself has the loss of the corpus."""
     (tmp_path / "other").symlink_to(corpus_path)
-    corpus, mixture = data.open_corpus(corpus_path), f"{corpus_path}:0.5,{tmp_path / 'other'}:0.5"
+    corpus, mixture = (
+        data.open_corpus(corpus_path),
+        f"{corpus_path}:0.5,{tmp_path / 'other'}:0.5",
+    )
     n_all = data.n_sequences(corpus.val, 32) * 32
     quick = dict(total_tokens=2560, eval_every=1280, eval_tokens=64, save_every=1280)
     assert train.main(flags(mixture, **quick, out="run", **changed)) == 0
-    record, model = read(tmp_path / "run" / "record.json"), model_file.load_model(Path("run"))
+    record, model = (
+        read(tmp_path / "run" / "record.json"),
+        model_file.load_model(Path("run")),
+    )
     expected = evaluation.validation_loss(model, corpus, final)["val_loss"]
     assert record["val_loss"] == pytest.approx(expected, rel=1e-6)
     assert record["val_tokens"] == 2 * (final or n_all)
     before = Path("run/ckpt/0000000000001280.pt")
-    first = evaluation.validation_loss(model_file.load_model(before), corpus, 64)["val_loss"]
-    assert metrics(tmp_path / "run", "val_loss")[0]["val_loss"] == pytest.approx(first, rel=1e-6)
+    first = evaluation.validation_loss(model_file.load_model(before), corpus, 64)[
+        "val_loss"
+    ]
+    assert metrics(tmp_path / "run", "val_loss")[0]["val_loss"] == pytest.approx(
+        first, rel=1e-6
+    )
 
 
 def test_a_terminal_without_utf8_shows_what_it_can(corpus_path, monkeypatch):
@@ -144,7 +188,9 @@ def test_a_terminal_without_utf8_shows_what_it_can(corpus_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(train, "sample", lambda *_: "épsilon ζ")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert train.main(flags(corpus_path, total_tokens=512, warmup_tokens=0, out="run")) == 0
+    assert (
+        train.main(flags(corpus_path, total_tokens=512, warmup_tokens=0, out="run")) == 0
+    )
     terminal.flush()
     assert b"?psilon ?" in terminal.buffer.getvalue()
     assert Path("run/sample.txt").read_text(encoding="utf-8") == "épsilon ζ"
@@ -152,10 +198,16 @@ def test_a_terminal_without_utf8_shows_what_it_can(corpus_path, monkeypatch):
 
 def test_threads_do_not_spin_for_long():
     """libgomp reads its setting when torch is imported. A setting by the user stays."""
-    root, code = Path(train.__file__).parent, "import os, tools.threads; print(os.environ[NAME])"
+    root, code = (
+        Path(train.__file__).parent,
+        "import os, tools.threads; print(os.environ[NAME])",
+    )
     command = [sys.executable, "-c", code.replace("NAME", "'GOMP_SPINCOUNT'")]
     for env, expected in (({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
-        assert subprocess.check_output(command, env=env, cwd=root, text=True).strip() == expected
+        assert (
+            subprocess.check_output(command, env=env, cwd=root, text=True).strip()
+            == expected
+        )
     source = (root / "train.py").read_text(encoding="utf-8")
     assert source.index("import tools.threads") < source.index("import torch")
 
@@ -201,14 +253,18 @@ def test_default_below_preset_below_flag():
     assert train.make_config().batch_size == config.RECIPES["laptop"]["batch_size"]
     preset, typed = train.make_config(preset="1B"), train.make_config(preset="1B", lr=0.5)
     assert (preset.lr, preset.m_emb, preset.decay_tokens) == (0.01, 12, 100e9)
-    assert typed.lr == 0.5 and train.make_config(preset="PowerLM-3B").decay_tokens == 250e9
+    assert (
+        typed.lr == 0.5 and train.make_config(preset="PowerLM-3B").decay_tokens == 250e9
+    )
     assert set(config.RECIPES) == set(config.PRESETS)
 
 
 def test_numbers_as_people_write_them():
     argv = "--total_tokens 2e9 --log_every 2.5M --warmup_tokens 3k --save_every 1B --eval_every 70"
     argv += " --seed 12345678901234567 --lr=1e-3 --no-compile --power_b -0.51"
-    expected = dict(total_tokens=2 * 10**9, log_every=2_500_000, warmup_tokens=3000, eval_every=70)
+    expected = dict(
+        total_tokens=2 * 10**9, log_every=2_500_000, warmup_tokens=3000, eval_every=70
+    )
     expected |= dict(seed=12345678901234567, lr=1e-3, compile=False, power_b=-0.51)
     assert train.parse(argv.split())[0] == expected | {"save_every": 10**9}
 

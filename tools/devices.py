@@ -1,4 +1,5 @@
-"""Choose device and precision, check the memory, and connect the processes of torchrun."""
+"""Choose device and precision, check the memory, and connect the processes of
+torchrun."""
 
 import contextlib
 import dataclasses
@@ -17,7 +18,8 @@ from tools.flags import UserError
 def pick_device(name: str = "auto") -> str:
     """Return the device to use; "auto" is the first available of cuda, mps, cpu.
 
-    Under torchrun, "cuda" is the GPU of this process. Raises UserError for an unavailable device.
+    Under torchrun, "cuda" is the GPU of this process. Raises UserError for an unavailable
+    device.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     found = ["cuda", *gpus] if gpus else []
@@ -37,30 +39,41 @@ def all_devices(device: str, number: int | None) -> list[str]:
 
 
 def pick_dtype(cfg, device: str) -> str:
-    """The dtype of matrix products for "auto": bfloat16 if it is faster on this device."""
+    """The dtype of matrix products for "auto": bfloat16 if it is faster on this
+    device."""
     if device.startswith("cuda"):
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        return (
+            "bfloat16"
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else "float32"
+        )
     fast = device == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16")
     # 1.4x on a CPU at width 128, 1.2x at 64, nothing below or for small experts
     return "bfloat16" if fast and cfg.n_embd >= 64 and not cfg.n_expert else "float32"
 
 
 def resolve_device(cfg):
-    """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train here."""
+    """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train
+    here."""
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     _, world = rank_and_world()
     if cfg.batch_size % world:
-        raise UserError(f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes")
+        raise UserError(
+            f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
+        )
     dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
-    worth_compiling = device.startswith("cuda") and cfg.n_embd >= 256  # it takes half a minute
+    worth_compiling = (
+        device.startswith("cuda") and cfg.n_embd >= 256
+    )  # it takes half a minute
     compile = worth_compiling if cfg.compile is None else cfg.compile
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
 
 
 def check_memory(cfg, n_params: int) -> None:
-    """Raise UserError if weights, gradients and AdamW's moments alone exceed the memory."""
+    """Raise UserError if weights, gradients and AdamW's moments alone exceed the
+    memory."""
     if cfg.device.startswith("cuda"):
         have = torch.cuda.get_device_properties(cfg.device).total_memory
     else:
@@ -80,11 +93,14 @@ def mixed_precision(cfg):
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a linear layer would compute with x."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    )
 
 
 def attention_dtype(x: torch.Tensor) -> torch.dtype:
-    """x.dtype, but float32 instead of bfloat16 on a CPU, where its backward pass is 4x slower."""
+    """x.dtype, but float32 instead of bfloat16 on a CPU, where its backward pass is 4x
+    slower."""
     return torch.promote_types(x.dtype, torch.float32) if x.is_cpu else x.dtype
 
 
@@ -104,7 +120,7 @@ PEAK_FLOPS = {  # name of a GPU -> bfloat16 FLOP/s without sparsity, from its da
 }
 
 
-# -- Processes, which torchrun starts, and stops if one of them fails -------------------------
+# -- Processes, which torchrun starts, and stops if one of them fails --------------------
 
 
 def join(device: str) -> None:
@@ -138,7 +154,9 @@ def any_process(flag: bool) -> bool:
 def share(run, parts: list, title: str) -> list:
     """Return [run(part), ...] for all parts. Part i is the work of process i % world."""
     rank, world = rank_and_world()
-    mine = [run(part) for part in tqdm(parts[rank::world], title, leave=False, disable=None)]
+    mine = [
+        run(part) for part in tqdm(parts[rank::world], title, leave=False, disable=None)
+    ]
     everyone = [mine] * world
     if world > 1:
         dist.all_gather_object(everyone, mine)
@@ -147,7 +165,8 @@ def share(run, parts: list, title: str) -> list:
 
 @contextlib.contextmanager
 def rank_0_first():
-    """Run the body on rank 0, which may have a corpus to prepare, and then on the other ranks."""
+    """Run the body on rank 0, which may have a corpus to prepare, and then on the other
+    ranks."""
     rank, _ = rank_and_world()
     if rank > 0:
         try:

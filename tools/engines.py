@@ -1,8 +1,9 @@
 """Where jobs run: in this process, in one process per core or GPU, or on a Slurm cluster.
 
-An engine is a function submit(job, *arguments) that returns a future with done() and result(), like
-those of concurrent.futures. A job is a function that takes, after its arguments, the device to use
-and must_stop(). Once that is true, it should save what it has and return None.
+An engine is a function submit(job, *arguments) that returns a future with done() and
+result(), like those of concurrent.futures. A job is a function that takes, after its
+arguments, the device to use and must_stop(). Once that is true, it should save what it
+has and return None.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from tools.runs import stop_request
 
 ROOT = Path(__file__).parent.parent
 
-# -- In this process -------------------------------------------------------------------------------
+# -- In this process ---------------------------------------------------------------------
 
 
 def in_this_process(device: str, must_stop: Callable) -> Callable:
@@ -37,12 +38,13 @@ def in_this_process(device: str, must_stop: Callable) -> Callable:
     return submit
 
 
-# -- In several processes of this machine ----------------------------------------------------------
+# -- In several processes of this machine ------------------------------------------------
 
 
 @contextlib.contextmanager
 def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
-    """Start a process per device. Yield submit, and a function that asks all jobs to stop."""
+    """Start a process per device. Yield submit, and a function that asks all jobs to
+    stop."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     stop, free = context.Event(), context.SimpleQueue()
     for device in devices:
@@ -52,7 +54,9 @@ def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     for _ in devices:
-        pool.submit(os.getpid)  # the pool starts a process for every job, while none is idle
+        pool.submit(
+            os.getpid
+        )  # the pool starts a process for every job, while none is idle
     for number, handler in before.items():
         signal.signal(number, handler)
     with pool:
@@ -95,22 +99,26 @@ def do_in_worker(job: Callable, *args):
             os._exit(1)
 
 
-# -- On a cluster ----------------------------------------------------------------------------------
+# -- On a cluster ------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def on_slurm(folder: Path, options: dict, device: str) -> Iterator[tuple[Callable, Callable]]:
+def on_slurm(
+    folder: Path, options: dict, device: str
+) -> Iterator[tuple[Callable, Callable]]:
     """Yield submit, and a function that cancels all jobs.
 
-    options: parameters of submitit, such as timeout_min or slurm_partition. Without Slurm, submitit
-    starts its jobs on this machine.
+    options: parameters of submitit, such as timeout_min or slurm_partition. Without
+    Slurm, submitit starts its jobs on this machine.
     """
     try:
         import submitit
     except ImportError:
         raise UserError("--engine slurm: needs submitit; pip install submitit") from None
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)  # jobs import us
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        path for path in paths if path
+    )  # jobs import us
     executor, jobs = submitit.AutoExecutor(folder), []
     try:
         executor.update_parameters(name="sweep", **options)

@@ -49,12 +49,15 @@ def shades(values: dict) -> dict:
     """{value: a color}, all dark enough to read as text on white."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    colors = LinearSegmentedColormap.from_list("", ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"])
+    colors = LinearSegmentedColormap.from_list(
+        "", ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"]
+    )
     return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
 
 
 def log_ticks(axis, values, unit: float | None = None) -> None:
-    """Label an axis in log2 units at six values or fewer: unit * 2^k, or sizes from the lowest."""
+    """Label an axis in log2 units at six values or fewer: unit * 2^k, or sizes from the
+    lowest."""
     low, high = min(values), max(values)
     step = max(1, math.ceil((high - low) / 5 - 0.01))
     if unit:
@@ -85,11 +88,13 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
     ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
     for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
-        where = dict(xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center")
+        where = dict(
+            xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center"
+        )
         ax.annotate(label, (x, y), **where, color=color, arrowprops=pointer)
 
 
-# -- Schedules and runs ----------------------------------------------------------------------------
+# -- Schedules and runs ------------------------------------------------------------------
 
 
 def draw_schedules(path: Path, paper_curves, T: float, beta: float) -> None:
@@ -121,32 +126,44 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
+    """curve.png of a run folder, with loss, learning rate and the load of experts in an
+    MoE."""
     lines, moe = read_metrics(out), record["n_expert"] > 0
     color = COLORS.get(record["schedule"], COLORS["other"])
     layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
     with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
         losses, rates = axes[:2]
-        losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label="training batches")
+        losses.plot(
+            *column(lines, "loss"), color=color, linewidth=0.8, label="training batches"
+        )
         dots = dict(marker="o", markersize=4)
         losses.plot(*column(lines, "val_loss"), color="black", label="validation", **dots)
         if record["average"]:
-            averages, label = column(lines, "average_val_loss"), "validation, averaged weights"
+            averages, label = (
+                column(lines, "average_val_loss"),
+                "validation, averaged weights",
+            )
             losses.plot(*averages, color=COLORS["average"], label=label, **dots)
         losses.legend(loc="upper right")
-        end = "diverged" if record["diverged"] else f"validation loss {record['val_loss']:.3f} nats"
+        end = (
+            "diverged"
+            if record["diverged"]
+            else f"validation loss {record['val_loss']:.3f} nats"
+        )
         title = f"{record['preset']}, {record['schedule']}: {end}"
         losses.set(title=title, ylabel="loss (nats per token)")
         rates.plot(*column(lines, "lr"), color=color, linewidth=2)
         rates.set(ylabel="learning rate", ylim=(0, None))
         if moe:
-            loads = column(lines, "max_load")  # of the busiest expert, with a curve for every layer
+            loads = column(
+                lines, "max_load"
+            )  # of the busiest expert, with a curve for every layer
             axes[2].plot(*loads, color=COLORS["other"], linewidth=0.8)
             axes[2].set(ylabel="max / mean load", ylim=(0, None))
         axes[-1].set_xlabel("tokens seen (millions)")
 
 
-# -- Minima and the law ----------------------------------------------------------------------------
+# -- Minima and the law ------------------------------------------------------------------
 
 
 def draw_valleys(path: Path, panels: list[dict]) -> None:
@@ -155,24 +172,41 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
     A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
     log = [panel for panel in panels if panel["log"]]
-    x = [p[0] for panel in log for some in panel["groups"].values() for m in some for p in m.points]
-    with figure(path, 3.75 * len(panels), len(panels), sharex=len(log) == len(panels)) as axes:
+    x = [
+        p[0]
+        for panel in log
+        for some in panel["groups"].values()
+        for m in some
+        for p in m.points
+    ]
+    with figure(
+        path, 3.75 * len(panels), len(panels), sharex=len(log) == len(panels)
+    ) as axes:
         for ax, panel in zip(axes, panels):
             groups, color_of_group = panel["groups"], shades(panel["groups"])
-            heights = [draw_valley(ax, groups[name], color_of_group[name]) for name in groups]
+            heights = [
+                draw_valley(ax, groups[name], color_of_group[name]) for name in groups
+            ]
             draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
-            ax.set(title=panel["title"], xlabel=panel["xlabel"], ylabel="loss above lowest (nats)")
+            ax.set(
+                title=panel["title"],
+                xlabel=panel["xlabel"],
+                ylabel="loss above lowest (nats)",
+            )
             if panel["log"]:
                 log_ticks(ax.xaxis, x, unit=0.001 if min(x) < 0 else 1)  # or a of Power
 
 
 def draw_valley(ax, found: list, color) -> float:
-    """Losses above the lowest one. Fits use the filled points; returns the highest of these."""
+    """Losses above the lowest one. Fits use the filled points; returns the highest of
+    these."""
     near, hollow = [], dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
     for m in found:
         points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
         near += [(x, y - m.loss) for x, y in m.near if math.isfinite(y)]
-        ax.plot([x for x, _ in points], [y for _, y in points], "o", color=color, **hollow)
+        ax.plot(
+            [x for x, _ in points], [y for _, y in points], "o", color=color, **hollow
+        )
     if len({x for x, _ in near}) > found[0].rule[0]:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
@@ -182,7 +216,8 @@ def draw_valley(ax, found: list, color) -> float:
 
 
 def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
-    """A row per group below zero, with triangles at the minima and a line at their mean."""
+    """A row per group below zero, with triangles at the minima and a line at their
+    mean."""
     feet = {name: [m.x for m in found if not m.why_not] for name, found in groups.items()}
     rightmost = sorted(feet, key=lambda name: -np.mean(feet[name] or [math.inf]))
     ends, right = {}, ax.get_xlim()[1]
@@ -198,11 +233,13 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     label_ends(ax, ends)
 
 
-def draw_points(path: Path, groups: dict, title: str, xlabel: str, ylabel: str = "") -> None:
+def draw_points(
+    path: Path, groups: dict, title: str, xlabel: str, ylabel: str = ""
+) -> None:
     """Points with intervals, and lines, as in Figure 3 of the paper.
 
-    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order of x.
-    Without a ylabel, all y are log2 of the best learning rate.
+    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order
+    of x. Without a ylabel, all y are log2 of the best learning rate.
     """
     color_of_label, ends = shades(groups), {}
     all_x, all_y, *_ = zip(*sum(groups.values(), []))
@@ -212,11 +249,15 @@ def draw_points(path: Path, groups: dict, title: str, xlabel: str, ylabel: str =
             color = color_of_label[label]
             for x, y, low, high, _, filled in points:
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(x, y, "o", color=color, markersize=5, mfc=color if filled else "white")
+                ax.plot(
+                    x, y, "o", color=color, markersize=5, mfc=color if filled else "white"
+                )
             x, _, _, _, line, _ = zip(*points)
             ax.plot(x, line, color=color)
             ends[label] = x[-1], line[-1], color
-            if len(x) > 1 and x[-2] < x[-1]:  # if it ends early, it goes on, dotted, to its label
+            if (
+                len(x) > 1 and x[-2] < x[-1]
+            ):  # if it ends early, it goes on, dotted, to its label
                 end = line[-1] + (line[-1] - line[-2]) / (x[-1] - x[-2]) * (right - x[-1])
                 ax.plot([x[-1], right], [line[-1], end], ":", color=color)
                 ends[label] = right, end, color
@@ -227,15 +268,21 @@ def draw_points(path: Path, groups: dict, title: str, xlabel: str, ylabel: str =
         ax.set(title=title, xlabel=xlabel, ylabel=ylabel or "best learning rate")
 
 
-# -- The comparison --------------------------------------------------------------------------------
+# -- The comparison ----------------------------------------------------------------------
 
-WHEN = {"never": COLORS["average"], "when it decays": COLORS["power"], "from the start": "#555555"}
+WHEN = {
+    "never": COLORS["average"],
+    "when it decays": COLORS["power"],
+    "from the start": "#555555",
+}
 
 
 def draw_differences(path: Path, panels: list[dict], level: float) -> None:
-    """A row for every line: its mean difference with interval, from the best line at the top.
+    """A row for every line: its mean difference with interval, from the best line at the
+    top.
 
-    A panel has title, other (its line at 0) and rows {line: (mean, low, high, when it needs T)}.
+    A panel has title, other (its line at 0) and rows {line: (mean, low, high, when it
+    needs T)}.
     """
     heights = [len(panel["rows"]) for panel in panels]
     height = 0.27 * sum(heights) + 0.8 * len(panels)
@@ -253,4 +300,6 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
             ax.locator_params(axis="x", nbins=5)
         for when, color in WHEN.items():
             axes[0].plot([], [], color=color, label=when)
-        axes[0].legend(loc="upper right", handlelength=0, title="needs T")  # words have the colors
+        axes[0].legend(
+            loc="upper right", handlelength=0, title="needs T"
+        )  # words have the colors

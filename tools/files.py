@@ -1,4 +1,5 @@
-"""Files that survive a crash: written whole or not at all, appended line by line, locked."""
+"""Files that survive a crash: written whole or not at all, appended line by line,
+locked."""
 
 import contextlib
 import fcntl
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 def temporary_of(path: Path) -> Path:
-    """The hidden name under which this process writes a file before it takes its place."""
+    """The hidden name under which this process writes a file before it takes its
+    place."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
@@ -17,8 +19,8 @@ def temporary_of(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name. At the end of the block, its file replaces `path`.
 
-    Until then `path` is as it was, so a crash or a power cut never leaves half a file. A crash may
-    leave the temporary file. Raises OSError if the disk is full.
+    Until then `path` is as it was, so a crash or a power cut never leaves half a file. A
+    crash may leave the temporary file. Raises OSError if the disk is full.
     """
     temporary = temporary_of(path)
     try:
@@ -29,7 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
     except Exception as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise OSError(
+                f"{path}: cannot be written ({error.strerror or error})"
+            ) from None
         raise
 
 
@@ -64,9 +68,12 @@ def lock(path: Path):
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last counts."""
+    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last
+    counts."""
     found = {}
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (
+        (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
             metrics = json.loads(line)
             found[metrics["tokens"], "val_loss" in metrics] = metrics

@@ -1,4 +1,5 @@
-"""A dataclass field is a command-line flag: help, type, limits, parsing, one-line errors."""
+"""A dataclass field is a command-line flag: help, type, limits, parsing, one-line
+errors."""
 
 import argparse
 import dataclasses
@@ -13,19 +14,22 @@ from os.path import basename
 
 
 class UserError(ValueError):
-    """A mistake of the user. Programs print it as one line; any other error keeps its traceback."""
+    """A mistake of the user. Programs print it as one line; any other error keeps its
+    traceback."""
 
 
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help of its flag, its limits (LIMITS or choices), and other marks."""
+    """A config field with the help of its flag, its limits (LIMITS or choices), and other
+    marks."""
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 def check_limits(cfg) -> None:
-    """Raise UserError, naming flag, value and limit, for the first field outside its limits."""
+    """Raise UserError, naming flag, value and limit, for the first field outside its
+    limits."""
     for f in dataclasses.fields(cfg):
         value = getattr(cfg, f.name)
         if value is not None and (demand := violated(value, f.metadata)):
@@ -54,7 +58,8 @@ def fill_in(cfg, name: str, value) -> None:
 def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """A parser whose errors are one line. The docstring of the program is the help.
 
-    It also makes printing safe, so that a terminal without UTF-8 shows ? instead of failing.
+    It also makes printing safe, so that a terminal without UTF-8 shows ? instead of
+    failing.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's streams have no such method
@@ -71,16 +76,21 @@ def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> None:
-    """Add a flag for every field of a config class. The help has its value in preset laptop."""
+    """Add a flag for every field of a config class. The help has its value in preset
+    laptop."""
     for f in dataclasses.fields(config):
         kind = (typing.get_args(f.type) or (f.type,))[0]  # int of int | None
-        defaults = [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
+        defaults = (
+            [str(f.default)] if f.default not in (None, dataclasses.MISSING) else []
+        )
         defaults += [f"laptop: {laptop[f.name]}"] if f.name in laptop else []
         text = f.metadata["help"] + (f" ({', '.join(defaults)})" if defaults else "")
         if kind is bool:
             how = dict(action=argparse.BooleanOptionalAction)
         else:
-            how = dict(type=whole_number if kind is int else kind, metavar=kind.__name__.upper())
+            how = dict(
+                type=whole_number if kind is int else kind, metavar=kind.__name__.upper()
+            )
             how["choices"] = f.metadata.get("choices")
         parser.add_argument(f"--{f.name}", help=text, default=argparse.SUPPRESS, **how)
 
@@ -108,27 +118,41 @@ def at_least(low: float, kind=whole_number):
 
 
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise
+    UserError."""
     shares = {}
     for part in text.split(","):
-        folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups("1")
+        folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups(
+            "1"
+        )
         folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
         if basename(folder) in map(basename, shares):
-            raise UserError(f"{flag} {text}: two folders have the name {basename(folder)}")
+            raise UserError(
+                f"{flag} {text}: two folders have the name {basename(folder)}"
+            )
         shares[folder] = float(share)
-    if "" in shares or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
-        raise UserError(f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2")
+    if (
+        "" in shares
+        or min(shares.values()) < 0
+        or not abs(sum(shares.values()) - 1) < 1e-6
+    ):
+        raise UserError(
+            f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2"
+        )
     return shares
 
 
 def format_mixture(shares: dict[str, float]) -> str:
     """The text that parse_mixture reads."""
     alone = len(shares) == 1
-    return ",".join(folder if alone else f"{folder}:{share}" for folder, share in shares.items())
+    return ",".join(
+        folder if alone else f"{folder}:{share}" for folder, share in shares.items()
+    )
 
 
 def say(text: str) -> None:
-    """Print a line. If nobody reads it any more, as after `| head -1`, ask the program to stop."""
+    """Print a line. If nobody reads it any more, as after `| head -1`, ask the program to
+    stop."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

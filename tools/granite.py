@@ -1,4 +1,5 @@
-"""Granite, the format of IBM's released models (PowerLM-3B, PowerMoE-3B), which transformers opens.
+"""Granite, the format of IBM's released models (PowerLM-3B, PowerMoE-3B), which
+transformers opens.
 
 Here a model is a dict of GPTConfig's fields and a dict of tensors under our names.
 """
@@ -34,7 +35,9 @@ DEFAULTS = {  # of transformers, for files without experts or without rotary set
     "num_local_experts": 0, "num_experts_per_tok": 0, "rope_theta": 10000.0,
     "rope_type": "default", "hidden_act": "silu",
 }  # fmt: skip
-SUPPORTED = dict(model_type=["granite", "granitemoe"], rope_type=["default"], hidden_act=["silu"])
+SUPPORTED = dict(
+    model_type=["granite", "granitemoe"], rope_type=["default"], hidden_act=["silu"]
+)
 
 
 def granite_name(name: str) -> str:
@@ -43,7 +46,9 @@ def granite_name(name: str) -> str:
     if part == "head":
         return "lm_head.weight"
     if part not in NAMES:
-        raise UserError(f"{name}: Granite has no such weight, so this model has no such form")
+        raise UserError(
+            f"{name}: Granite has no such weight, so this model has no such form"
+        )
     layer = f"layers.{where[1]}." if where else ""
     return f"model.{layer}{NAMES[part]}.weight"
 
@@ -51,7 +56,9 @@ def granite_name(name: str) -> str:
 def is_granite(path: Path) -> bool:
     """Is this a folder with a config.json of transformers (and not a run folder)?"""
     config = path / "config.json"
-    return config.is_file() and '"model_type"' in config.read_text("utf-8", errors="replace")
+    return config.is_file() and '"model_type"' in config.read_text(
+        "utf-8", errors="replace"
+    )
 
 
 def read_json(file: Path) -> dict:
@@ -67,18 +74,25 @@ def read_json(file: Path) -> dict:
 def read_config(path: Path) -> dict:
     """The fields of a GPTConfig, from config.json.
 
-    It lacks m_width, which training needs. In the released models m_width is logits_scaling.
-    Raises UserError for a damaged file or an architecture different from ours.
+    It lacks m_width, which training needs. In the released models m_width is
+    logits_scaling. Raises UserError for a damaged file or an architecture different from
+    ours.
     """
     file = path / "config.json"
     config = DEFAULTS | read_json(file)
     config |= config.get("rope_parameters") or config.get("rope_scaling") or {}
-    config["rope_type"] = config.get("type", config["rope_type"])  # its name in older files
+    config["rope_type"] = config.get(
+        "type", config["rope_type"]
+    )  # its name in older files
     for name, known in SUPPORTED.items():
         if (value := config.get(name)) not in known:
-            raise UserError(f"{file}: {name} is {value!r}; we support only {', '.join(known)}")
+            raise UserError(
+                f"{file}: {name} is {value!r}; we support only {', '.join(known)}"
+            )
     if missing := set(FIELDS.values()) - set(config):
-        raise UserError(f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?")
+        raise UserError(
+            f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?"
+        )
     fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
     return fields | {"m_width": fields["logits_scaling"]}
 
@@ -92,20 +106,27 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
     ours, weights = {granite_name(name): name for name in names}, {}
     files, index = {path / "model.safetensors"}, path / "model.safetensors.index.json"
     if index.exists():
-        files = {path / shard for shard in read_json(index).get("weight_map", {}).values()}
+        files = {
+            path / shard for shard in read_json(index).get("weight_map", {}).values()
+        }
     for file in files:
         try:
             loaded = safetensors.torch.load_file(file)
         except safetensors.SafetensorError as error:
-            raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
+            raise UserError(
+                f"{file}: damaged ({error}); is the download complete?"
+            ) from None
         weights |= {ours.get(name, name): tensor for name, tensor in loaded.items()}
     if "head.weight" not in names:
         weights.pop("lm_head.weight", None)  # tied, so it is the embedding once more
     return weights
 
 
-def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]) -> None:
-    """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
+def write_folder(
+    to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]
+) -> None:
+    """Write a folder that transformers opens. It appears at the end, by rename, or not at
+    all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
     Raises OSError if `to` is not empty or cannot be written.
@@ -117,7 +138,9 @@ def write_folder(to: Path, fields: dict, weights: dict, eot: int, texts: dict[st
         "torch_dtype": dtype, "bos_token_id": eot, "eos_token_id": eot, "pad_token_id": eot,
     }  # fmt: skip
     texts = {"config.json": json.dumps(config, indent=1) + "\n", **texts}
-    tensors = {granite_name(name): tensor.contiguous() for name, tensor in weights.items()}
+    tensors = {
+        granite_name(name): tensor.contiguous() for name, tensor in weights.items()
+    }
     building = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         building.mkdir(parents=True)

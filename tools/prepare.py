@@ -1,6 +1,8 @@
-"""Turn text of several formats into a corpus, a folder with train.bin, val.bin and meta.json.
+"""Turn text of several formats into a corpus, a folder with train.bin, val.bin and
+meta.json.
 
-`read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or change.
+`read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or
+change.
 """
 
 import errno
@@ -28,7 +30,9 @@ from tqdm import tqdm
 from tools.flags import UserError
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
-HELD_OUT_BYTES = 32 * 1024  # kept of a held-out document, so that no single file rules the loss
+HELD_OUT_BYTES = (
+    32 * 1024
+)  # kept of a held-out document, so that no single file rules the loss
 BATCH_SIZE = 2**20  # characters that a process encodes at a time
 
 
@@ -49,7 +53,8 @@ def source_files(sources: list[str]) -> Iterator[Path]:
 
 
 def expand(pattern: str) -> set[str]:
-    """The paths of glob.glob(pattern, recursive=True), which may never end if links form loops."""
+    """The paths of glob.glob(pattern, recursive=True), which may never end if links form
+    loops."""
     if pattern.endswith("/**") or pattern == "**":
         pattern += "/*"
     recursive = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
@@ -64,7 +69,8 @@ def expand(pattern: str) -> set[str]:
 
 
 def walk(top: str) -> Iterator[str]:
-    """A folder and all folders in it, also through links, but none of them twice or hidden."""
+    """A folder and all folders in it, also through links, but none of them twice or
+    hidden."""
     seen = set()
     for folder, inside, _ in os.walk(top, followlinks=True):
         inside[:] = sorted(name for name in inside if not name.startswith("."))
@@ -77,7 +83,8 @@ def walk(top: str) -> Iterator[str]:
 
 
 def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str | bytes]:
-    """Yield texts and lines of JSON, reading every file once, however many links lead to it.
+    """Yield texts and lines of JSON, reading every file once, however many links lead to
+    it.
 
     Raises UserError for a damaged file or a missing field.
     """
@@ -95,10 +102,17 @@ def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str |
 
 
 def read_file(file: Path, field: str) -> Iterator[str | bytes]:
-    """A line of JSON is one document. So is a text file, but we skip binary files, as git does."""
+    """A line of JSON is one document. So is a text file, but we skip binary files, as git
+    does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
-    if file.suffix == ".parquet" or is_json and file.suffix not in (".jsonl", ".ndjson", ".gz"):
-        raise UserError("we read text, JSON lines and .gz; convert it first (docs/train.md)")
+    if (
+        file.suffix == ".parquet"
+        or is_json
+        and file.suffix not in (".jsonl", ".ndjson", ".gz")
+    ):
+        raise UserError(
+            "we read text, JSON lines and .gz; convert it first (docs/train.md)"
+        )
     with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
         if not is_json:
             raw = stream.read()
@@ -107,7 +121,9 @@ def read_file(file: Path, field: str) -> Iterator[str | bytes]:
         for i, line in enumerate(stream):  # of JSON
             if i == 0 and field not in parse(line):
                 fields = ", ".join(parse(line)) or "nothing"
-                raise UserError(f"line 1 has no text {field!r}, but {fields}; choose --text_field")
+                raise UserError(
+                    f"line 1 has no text {field!r}, but {fields}; choose --text_field"
+                )
             yield line
 
 
@@ -128,27 +144,37 @@ def prepare(
     field="text",
     notes: Counter | None = None,
 ) -> dict:
-    """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
+    """Encode texts, with an end-of-text after every one, into `out`; return its
+    meta.json.
 
-    notes: counts of what `documents` skips. meta.json lists them too.
-    The folder appears by rename, whole or not at all. Raises OSError if `out` exists or we cannot
-    make it, UserError for an unknown tokenizer or too little text to train on and to hold out.
+    notes: counts of what `documents` skips. meta.json lists them too. The folder appears
+    by rename, whole or not at all. Raises OSError if `out` exists or we cannot make it,
+    UserError for an unknown tokenizer or too little text to train on and to hold out.
     """
     encoding = load_tokenizer(tokenizer)
     notes = Counter() if notes is None else notes
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     if out.exists():
-        raise UserError(f"--out {out}: already exists; choose another folder or remove it")
+        raise UserError(
+            f"--out {out}: already exists; choose another folder or remove it"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         folder = Path(temporary, out.name)
         folder.mkdir()
-        with open(folder / "train.bin", "wb") as train, open(folder / "val.bin", "wb") as val:
-            for tokens, found in encode_all(documents, encoding, dtype, field, val_fraction):
+        with (
+            open(folder / "train.bin", "wb") as train,
+            open(folder / "val.bin", "wb") as val,
+        ):
+            for tokens, found in encode_all(
+                documents, encoding, dtype, field, val_fraction
+            ):
                 train.write(tokens["train"])
                 val.write(tokens["val"])
                 notes.update(found)
-        if not (folder / "val.bin").stat().st_size:  # the hash held out none: take the end
+        if (
+            not (folder / "val.bin").stat().st_size
+        ):  # the hash held out none: take the end
             ids = np.fromfile(folder / "train.bin", dtype)
             cut = int(len(ids) * (1 - val_fraction))
             ids[:cut].tofile(folder / "train.bin")
@@ -157,7 +183,9 @@ def prepare(
         if not (meta["train_tokens"] and meta["val_tokens"]):
             found = [f"{times:,} {what}" for what, times in notes.items()]
             raise UserError("; ".join(["--source: too little text to divide", *found]))
-        if file := tokenizer_file(tokenizer):  # a copy, so that the corpus does not need it
+        if file := tokenizer_file(
+            tokenizer
+        ):  # a copy, so that the corpus does not need it
             shutil.copy(file, folder)
         for path in (*folder.iterdir(), folder):
             flush(path)
@@ -167,7 +195,8 @@ def prepare(
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk, where a power cut spares them."""
+    """Wait until a file or the names in a folder are on the disk, where a power cut
+    spares them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -179,7 +208,8 @@ def flush(path: Path) -> None:
 
 
 def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]:
-    """Encode batches of documents on every core. Yield what `encode` returns, in order."""
+    """Encode batches of documents on every core. Yield what `encode` returns, in
+    order."""
     first, running, tokenizer = True, deque(), settings[0]
     with ProcessPoolExecutor(initializer=start_worker, initargs=settings) as pool:
         for batch in batches(documents):
@@ -196,7 +226,9 @@ def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]
 
 def batches(documents: Iterable) -> Iterator[list]:
     batch, size = [], 0
-    for document in tqdm(documents, "encoding", unit=" documents", leave=False, disable=None):
+    for document in tqdm(
+        documents, "encoding", unit=" documents", leave=False, disable=None
+    ):
         batch.append(document)
         size += len(document)
         if size >= BATCH_SIZE:
@@ -211,7 +243,9 @@ def start_worker(*args) -> None:
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends its workers with SIGTERM
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # the pool ends its workers with SIGTERM
     wait = multiprocessing.parent_process().join
     threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
 
@@ -223,7 +257,8 @@ def work(batch: list) -> tuple[dict, Counter]:
 def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) -> tuple:
     """Documents -> ({"train": their tokens, "val": their tokens}, notes).
 
-    A hash of the text divides them, so it always lands on the same side. The first one trains.
+    A hash of the text divides them, so it always lands on the same side. The first one
+    trains.
     """
     tokens, notes = {"train": bytearray(), "val": bytearray()}, Counter()
     lengths = bytes_per_token(tokenizer)
@@ -249,20 +284,25 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
             ids = np.frombuffer(raw, np.uint8)
         else:
             ids = tokenizer.encode_to_numpy(text, disallowed_special=())
-            if lengths[ids].sum() != len(raw):  # tiktoken drops what its pattern does not match
+            if lengths[ids].sum() != len(
+                raw
+            ):  # tiktoken drops what its pattern does not match
                 start = textwrap.shorten(text, 40)
-                raise UserError(f"--tokenizer {tokenizer.name}: loses part of the text {start!r}")
+                raise UserError(
+                    f"--tokenizer {tokenizer.name}: loses part of the text {start!r}"
+                )
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
         first = False
     return tokens, notes
 
 
 def spot_check(folder: Path) -> str:
-    """Hash 64 blocks of 4 KB of train.bin and of val.bin, evenly spaced from start to end.
+    """Hash 64 blocks of 4 KB of train.bin and of val.bin, evenly spaced from start to
+    end.
 
-    Opening a corpus compares it, which takes milliseconds for any size. It notices other text and
-    large holes. It cannot notice a change between the blocks. The fingerprint would, but for that
-    it has to read everything.
+    Opening a corpus compares it, which takes milliseconds for any size. It notices other
+    text and large holes. It cannot notice a change between the blocks. The fingerprint
+    would, but for that it has to read everything.
     """
     digest = hashlib.sha256()
     for split in ("train", "val"):

@@ -1,4 +1,5 @@
-"""Write, resume and branch runs: the folder with config.json, metrics.jsonl, ckpt, record.json."""
+"""Write, resume and branch runs: the folder with config.json, metrics.jsonl, ckpt,
+record.json."""
 
 import contextlib
 import datetime
@@ -31,7 +32,8 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def write_checkpoint(path: Path, content: dict) -> None:
-    """Save a dict in a file that appears whole or not at all. Raises OSError if that fails."""
+    """Save a dict in a file that appears whole or not at all. Raises OSError if that
+    fails."""
     path.parent.mkdir(exist_ok=True)
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -45,9 +47,9 @@ def write_checkpoint(path: Path, content: dict) -> None:
 def read_checkpoint(path: Path) -> dict:
     """Read a checkpoint, and add its path (and its stages, which older versions lack).
 
-    weights_only refuses a pickle that would run code. Rank 0 compares checksums first, because
-    torch.load would accept a weight with a flipped bit.
-    Raises UserError if it is missing or damaged, OSError if the disk cannot be read.
+    weights_only refuses a pickle that would run code. Rank 0 compares checksums first,
+    because torch.load would accept a weight with a flipped bit. Raises UserError if it is
+    missing or damaged, OSError if the disk cannot be read.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such run or checkpoint")
@@ -72,13 +74,18 @@ def load_checkpoint(path: Path) -> dict:
         return {"stages": stages_of(saved["config"])} | saved | {"path": str(path)}
     except OSError:  # says nothing about the file
         raise
-    except Exception as error:  # damage makes zipfile, pickle and torch raise almost anything
+    except (
+        Exception
+    ) as error:  # damage makes zipfile, pickle and torch raise almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not a checkpoint, or a damaged one ({reason})") from None
+        raise UserError(
+            f"{path}: not a checkpoint, or a damaged one ({reason})"
+        ) from None
 
 
 def newest_checkpoint(run: Path, rename: bool = False) -> dict:
-    """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged ones.
+    """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged
+    ones.
 
     Raises UserError if none is whole.
     """
@@ -90,7 +97,9 @@ def newest_checkpoint(run: Path, rename: bool = False) -> dict:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
             damaged.append(path)
             continue
-        for other in damaged if rename else ():  # so that all processes start from the same
+        for other in (
+            damaged if rename else ()
+        ):  # so that all processes start from the same
             other.rename(other.with_suffix(".damaged"))
         return saved
     raise UserError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
@@ -119,7 +128,8 @@ def read_config(folder: Path) -> dict | None:
 
 
 def stages_of(config: dict, past=(), tokens: int = 0) -> list:
-    """List the text of a run as [[token position, corpus or mixture read from there], ...].
+    """List the text of a run as [[token position, corpus or mixture read from there],
+    ...].
 
     Past stages of its parent, up to `tokens`, come first, then --data, then --decay_data.
     """
@@ -128,29 +138,40 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
     if not stages or stages[-1][1] != text:
         stages.append([tokens, text])
     if config.get("decay_data"):
-        stages.append([config["total_tokens"] - config["decay_tokens"], config["decay_data"]])
+        stages.append(
+            [config["total_tokens"] - config["decay_tokens"], config["decay_data"]]
+        )
     return stages
 
 
 def make_folder(out: str | None, name: str, resume: bool):
-    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises OSError."""
+    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises
+    OSError."""
     if out is None:
         for number in itertools.count(1):
             folder = Path("runs", f"{name}-{number}")
-            with contextlib.suppress(FileExistsError):  # another process may take it first
+            with contextlib.suppress(
+                FileExistsError
+            ):  # another process may take it first
                 folder.mkdir(parents=True)
                 return folder, lock(folder / ".lock")
     folder = Path(out)
     # a run that was killed before it had written config.json leaves only hidden files
     names = os.listdir(folder) if folder.is_dir() else []
-    hidden = {name for name in names if name == ".lock" or re.fullmatch(r"\.config.*\.tmp", name)}
+    hidden = {
+        name
+        for name in names
+        if name == ".lock" or re.fullmatch(r"\.config.*\.tmp", name)
+    }
     if set(names) - hidden:
         if not resume:
             raise UserError(
                 f"--out {out}: is not empty; continue a run with --resume, or choose another folder"
             )
         if not read_config(folder):
-            raise UserError(f"--out {out}: is not the folder of a run; choose another folder")
+            raise UserError(
+                f"--out {out}: is not the folder of a run; choose another folder"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -162,10 +183,13 @@ def make_folder(out: str | None, name: str, resume: bool):
 
 @functools.cache  # the code that we loaded, even if it changes during a sweep
 def git_version() -> str | None:
-    """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
+    """Commit of our source, with -dirty if it has changed; None without git or outside a
+    clone."""
     words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
-        git = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True)
+        git = subprocess.run(
+            words, cwd=Path(__file__).parent, capture_output=True, text=True
+        )
     except OSError:
         return None
     return git.stdout.strip() or None
@@ -183,7 +207,9 @@ def origin(device: str, fingerprint: str) -> dict:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "device_name": torch.cuda.get_device_name(device)
+        if on_gpu
+        else platform.machine(),
         "threads": torch.get_num_threads(),
         "processes": rank_and_world()[1],
         "fingerprint": fingerprint,
@@ -196,9 +222,13 @@ def stop_request(time_limit: float | None, *more: int):
 
     more: further signals.
 
-    SIGHUP comes if the terminal is closed, and from `say` if nobody reads our output any more.
+    SIGHUP comes if the terminal is closed, and from `say` if nobody reads our output any
+    more.
     """
-    end, signals = time.perf_counter() + (math.inf if time_limit is None else time_limit), []
+    end, signals = (
+        time.perf_counter() + (math.inf if time_limit is None else time_limit),
+        [],
+    )
 
     def note(number, _frame):
         signals.append(number)
@@ -222,23 +252,34 @@ def crossed(every: int, before: int, tokens: int) -> bool:
 
 
 def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
-    """Average the losses of the sources of a mixture by share, and add the val_loss of sources."""
+    """Average the losses of the sources of a mixture by share, and add the val_loss of
+    sources."""
     if len(losses) == 1:
         return losses[0]
-    nats = sum(share * each["val_loss"] for share, each in zip(shares, losses))  # per token
-    size = sum(share * each["val_loss"] / each["val_bpb"] for share, each in zip(shares, losses))
+    nats = sum(
+        share * each["val_loss"] for share, each in zip(shares, losses)
+    )  # per token
+    size = sum(
+        share * each["val_loss"] / each["val_bpb"] for share, each in zip(shares, losses)
+    )
     sources = {f"val_loss_{name}": each["val_loss"] for name, each in zip(names, losses)}
-    return {"val_loss": nats, "val_bpb": nats / size, **sources}  # size: bytes per token * ln 2
+    return {
+        "val_loss": nats,
+        "val_bpb": nats / size,
+        **sources,
+    }  # size: bytes per token * ln 2
 
 
 class Run:
     """The folder and the clock of a run that trains.
 
-    All processes call the methods together. Only rank 0, which has the folder `out`, prints and
-    writes. start: a checkpoint of this run or of its parent, or None.
+    All processes call the methods together. Only rank 0, which has the folder `out`,
+    prints and writes. start: a checkpoint of this run or of its parent, or None.
     """
 
-    def __init__(self, out: Path | None, config: dict, fingerprint: str, start: dict | None):
+    def __init__(
+        self, out: Path | None, config: dict, fingerprint: str, start: dict | None
+    ):
         start = start or {"tokens": 0, "stages": stages_of(config)}
         self.out, self.config, self.stages = out, config, start["stages"]
         self.began = time.perf_counter() - start.get("seconds", 0.0)
@@ -249,10 +290,16 @@ class Run:
             for leftover in [*out.glob(".*.tmp"), *out.glob("ckpt/.*.tmp")]:
                 leftover.unlink()  # of a killed process
             resumed = {}
-            self.origin = origin(config["device"], fingerprint) | {"parent": start.get("parent")}
-            if saved := read_config(out):  # keep the origin of the start, and list this one
+            self.origin = origin(config["device"], fingerprint) | {
+                "parent": start.get("parent")
+            }
+            if saved := read_config(
+                out
+            ):  # keep the origin of the start, and list this one
                 resumed = {"resumed": [*saved.get("resumed", []), self.origin]}
-                self.origin = {name: saved.get(name, new) for name, new in self.origin.items()}
+                self.origin = {
+                    name: saved.get(name, new) for name, new in self.origin.items()
+                }
             write_json(out / "config.json", config | self.origin | resumed)
             self.metrics = append_to(out / "metrics.jsonl")
 
@@ -261,20 +308,24 @@ class Run:
         return time.perf_counter() - self.began
 
     def write(self, text: str, **line) -> None:
-        """Print a line for people, and add one to metrics.jsonl with null for NaN and infinity."""
+        """Print a line for people, and add one to metrics.jsonl with null for NaN and
+        infinity."""
         if self.out:
             say(f"{line['tokens']:>14,} tokens   {text}")
             line = json.loads(json.dumps(line), parse_constant=lambda _: None)
             self.metrics.write(json.dumps(line) + "\n")
 
     def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
-        """Report progress at every --log_every tokens. loss: of this process, a tensor."""
+        """Report progress at every --log_every tokens. loss: of this process, a
+        tensor."""
         tokens = state.tokens
         if not (last or crossed(self.config["log_every"], state.before, tokens)):
             return
         loss = all_sum(loss).item() / rank_and_world()[1]  # this waits for the device
         speed = (tokens - self.logged_tokens) / (time.perf_counter() - self.logged_at)
-        left = datetime.timedelta(seconds=round((self.config["total_tokens"] - tokens) / speed))
+        left = datetime.timedelta(
+            seconds=round((self.config["total_tokens"] - tokens) / speed)
+        )
         self.write(
             f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
             tokens=tokens,
@@ -296,7 +347,8 @@ class Run:
         self.write(text, tokens=tokens, **losses)
 
     def save(self, content: dict) -> None:
-        """Write average.pt without the optimizer, and a checkpoint. Delete old checkpoints."""
+        """Write average.pt without the optimizer, and a checkpoint. Delete old
+        checkpoints."""
         if self.out is None:
             return
         content.update(
@@ -305,7 +357,9 @@ class Run:
             seconds=self.seconds(),
             diverged=self.diverged,
         )
-        if content["average"]:  # first, because after the last checkpoint nothing is written again
+        if content[
+            "average"
+        ]:  # first, because after the last checkpoint nothing is written again
             averaged = content | {"model": content["average"], "average": None}
             averaged.pop("optimizer")
             write_checkpoint(self.out / "average.pt", averaged)
@@ -320,18 +374,26 @@ class Run:
         """Complete the record and write record.json, the mark of a finished run."""
         self.metrics.close()
         lines = read_metrics(self.out)
-        speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-        speed = round(np.median(speeds or [0]))  # evaluations only slow the line after them
-        record |= self.origin | {"seconds": round(self.seconds(), 1), "tokens_per_second": speed}
+        speeds = [
+            line["tokens_per_second"] for line in lines if "tokens_per_second" in line
+        ]
+        speed = round(
+            np.median(speeds or [0])
+        )  # evaluations only slow the line after them
+        record |= self.origin | {
+            "seconds": round(self.seconds(), 1),
+            "tokens_per_second": speed,
+        }
         write_json(self.out / "record.json", record)
         return record
 
 
-# -- Resume and branch -----------------------------------------------------------------------------
+# -- Resume and branch -------------------------------------------------------------------
 
 
 def branch_point(path: Path) -> Path:
-    """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
+    """The checkpoint to branch from. For a run folder, it is the newest before the
+    decay."""
     path = path.resolve()  # so that the branch can resume from any folder
     config = read_config(path)
     if not config:
@@ -344,11 +406,12 @@ def branch_point(path: Path) -> Path:
 def choose(
     typed: dict, actions, runtime: set, later: dict
 ) -> tuple[dict, dict | None, Path | str | None]:
-    """The config fields, the checkpoint to resume, and the path of the parent to branch from.
+    """The config fields, the checkpoint to resume, and the path of the parent to branch
+    from.
 
-    A resumed run keeps its config. runtime: fields that it may change. later: fields that its
-    config may lack, with their defaults. Raises UserError for a flag that would make it a different
-    run.
+    A resumed run keeps its config. runtime: fields that it may change. later: fields that
+    its config may lack, with their defaults. Raises UserError for a flag that would make
+    it a different run.
     """
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
@@ -360,7 +423,9 @@ def choose(
                 "leave the flag out, or use --branch for a new run"
             )
     if rank_and_world()[1] > 1:
-        saved["device"] = "auto"  # every process has a GPU of its own, and rank 0 saved its name
+        saved["device"] = (
+            "auto"  # every process has a GPU of its own, and rank 0 saved its name
+        )
     fields = later | saved | {name: typed[name] for name in runtime & set(typed)}
     if not checkpoints(Path(typed["out"])):
         return fields, None, saved.get("parent")
@@ -368,11 +433,12 @@ def choose(
 
 
 def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dict:
-    """The config of the parent with these changes. Decay, out, device, compile become defaults.
+    """The config of the parent with these changes. Decay, out, device, compile become
+    defaults.
 
-    --decay_tokens without --total_tokens starts the decay right here. shape: fields that determine
-    the weights, later: fields that the parent may lack, with their defaults. Raises UserError if
-    one of shape changes.
+    --decay_tokens without --total_tokens starts the decay right here. shape: fields that
+    determine the weights, later: fields that the parent may lack, with their defaults.
+    Raises UserError if one of shape changes.
     """
     for name in sorted(shape & set(changes)):
         old = parent["config"].get(name, changes[name])
@@ -383,7 +449,9 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
             )
     if "optimizer" not in parent:
         if Path(parent["path"]).is_file():
-            raise UserError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
+            raise UserError(
+                f"--branch {parent['path']}: weights alone; choose one in ckpt/"
+            )
         if not {"lr", "power_a"} & set(changes):
             raise UserError(
                 "--branch: released weights carry no learning rate; choose one, "
@@ -398,13 +466,17 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
 
 
 def branch(parent: dict, cfg, planned: bool) -> dict:
-    """The checkpoint of a parent as the start of a new run, which may read a different text.
+    """The checkpoint of a parent as the start of a new run, which may read a different
+    text.
 
-    planned: does the schedule depend on the run length? Raises UserError if cfg cannot continue.
+    planned: does the schedule depend on the run length? Raises UserError if cfg cannot
+    continue.
     """
     old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
     if total < tokens + cfg.batch_tokens:
-        raise UserError(f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already")
+        raise UserError(
+            f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already"
+        )
     if planned and cfg.schedule == old.get("schedule") and total != old["total_tokens"]:
         raise UserError(
             f"--total_tokens {total:,}: this {cfg.schedule} was planned for "

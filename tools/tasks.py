@@ -1,8 +1,9 @@
-"""Turn benchmark items into questions, and likelihoods into scores, as lm-evaluation-harness does.
+"""Turn benchmark items into questions, and likelihoods into scores, as
+lm-evaluation-harness does.
 
-The paper used that program, and we follow its rules, oddities included. This file contains no
-model: `questions_of` turns items (JSON objects with the fields of the public dataset) into texts,
-and `measure` turns the log-likelihoods of these texts into metrics.
+The paper used that program, and we follow its rules, oddities included. This file
+contains no model: `questions_of` turns items (JSON objects with the fields of the public
+dataset) into texts, and `measure` turns the log-likelihoods of these texts into metrics.
 """
 
 import json
@@ -39,15 +40,21 @@ def choose(context: str, choices: list[str], gold: int = 0) -> Question:
 
 def labelled(context: str, doc: dict) -> Question:
     choices = doc["choices"]
-    return choose(context, choices["text"], choices["label"].index(doc["answerKey"].lstrip()))
+    return choose(
+        context, choices["text"], choices["label"].index(doc["answerKey"].lstrip())
+    )
 
 
 def hellaswag(doc: dict) -> Question:
     def clean(text: str) -> str:  # the brackets are left over from WikiHow headings
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace(
+            "  ", " "
+        )
 
     context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
-    return choose(clean(context), [clean(ending) for ending in doc["endings"]], doc["label"])
+    return choose(
+        clean(context), [clean(ending) for ending in doc["endings"]], doc["label"]
+    )
 
 
 def winogrande(doc: dict) -> Question:
@@ -72,10 +79,18 @@ def detokenize(page: str) -> str:
     for mark in ":;.!?,":
         page = page.replace(f" {mark} ", f"{mark} ")
     for opens, closes in ("()", "[]", "{}", '""', "''"):
-        page = re.sub(rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page)
+        page = re.sub(
+            rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page
+        )
     for n in (4, 3, 2):
         page = page.replace(" ".join("=" * n), "=" * n)
-    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+    for old, new in (
+        (" ° ", "°"),
+        (" \n", "\n"),
+        ("\n ", "\n"),
+        (" N ", " 1 "),
+        (" 's", "'s"),
+    ):
         page = page.replace(old, new)
     return page
 
@@ -88,7 +103,9 @@ TASKS = {
     "boolq": Task(
         "acc",
         lambda d: choose(
-            f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], d["label"]
+            f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:",
+            ["no", "yes"],
+            d["label"],
         ),
         "others",
     ),
@@ -96,7 +113,9 @@ TASKS = {
     "openbookqa": Task("acc_norm", lambda d: labelled(d["question_stem"], d)),
     "piqa": Task(
         "acc_norm",
-        lambda d: choose(f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]),
+        lambda d: choose(
+            f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]
+        ),
         "others",
     ),
     "winogrande": Task("acc", winogrande, "others"),
@@ -105,7 +124,8 @@ TASKS = {
 
 
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
-    """Read items of a task, one per line. Raises UserError, naming the line, for anything else."""
+    """Read items of a task, one per line. Raises UserError, naming the line, for anything
+    else."""
     questions = []
     if not path.is_file():
         raise UserError(f"{path}: no such file; put items of {name} there, one per line")
@@ -119,27 +139,40 @@ def read_questions(name: str, path: Path, limit: int | None = None) -> list[Ques
                 if not isinstance(text, str):
                     raise UserError(f"{text!r} is not a text")
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: not an item of {name} ({error!r})") from None
+            raise UserError(
+                f"{path}, line {number}: not an item of {name} ({error!r})"
+            ) from None
         questions.append(question)
     if not any(text for question in questions for text in question.choices):
         raise UserError(f"{path}: is empty")
     return questions
 
 
-def draw_examples(draw: str, question: Question, pool: list, n: int, generator) -> list[Question]:
+def draw_examples(
+    draw: str, question: Question, pool: list, n: int, generator
+) -> list[Question]:
     """Draw n examples from the pool as the harness does, with the same random numbers."""
     if draw == "first" or n == 0:
         return pool[:n]
     if draw == "any":
         return generator.sample(pool, n)
-    drawn = [example for example in generator.sample(pool, n + 1) if example.doc != question.doc]
+    drawn = [
+        example
+        for example in generator.sample(pool, n + 1)
+        if example.doc != question.doc
+    ]
     others = [example for example in pool if example.doc != question.doc]
-    return drawn[:n] if len(drawn) >= n else generator.sample(others, n)  # the item came twice
+    return (
+        drawn[:n] if len(drawn) >= n else generator.sample(others, n)
+    )  # the item came twice
 
 
 def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Question]:
     """Read the questions of a task, and put `shots` examples before every question."""
-    task, questions = TASKS[name], read_questions(name, Path(folder, f"{name}.jsonl"), limit)
+    task, questions = (
+        TASKS[name],
+        read_questions(name, Path(folder, f"{name}.jsonl"), limit),
+    )
     path = Path(folder, f"{name}.dev.jsonl" if name == "mmlu" else f"{name}.train.jsonl")
     pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
     for example in read_questions(name, path) if shots else ():
@@ -156,7 +189,9 @@ def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Questio
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
             before += f"{shot.contexts[shot.gold]} {shot.choices[shot.gold]}\n\n"
-        questions[i] = question._replace(contexts=[before + text for text in question.contexts])
+        questions[i] = question._replace(
+            contexts=[before + text for text in question.contexts]
+        )
     return questions
 
 
@@ -164,9 +199,13 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     """Read the items of all --tasks -> {task: (its questions, number of examples)}."""
     work = {}
     if not args.data:
-        raise UserError("--tasks: needs --data, the folder of their items (docs/evaluate.md)")
+        raise UserError(
+            "--tasks: needs --data, the folder of their items (docs/evaluate.md)"
+        )
     if args.max_len > seq_len:
-        raise UserError(f"--max_len {args.max_len}: the seq_len of the model is {seq_len}")
+        raise UserError(
+            f"--max_len {args.max_len}: the seq_len of the model is {seq_len}"
+        )
     for name in args.tasks.split(","):
         if name not in TASKS:
             raise UserError(
@@ -179,7 +218,7 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     return work
 
 
-# -- Questions to tokens -----------------------------------------------------------------------
+# -- Questions to tokens -----------------------------------------------------------------
 
 Request = tuple[list[int], int]  # token ids, and how many at the end to score
 
@@ -187,8 +226,9 @@ Request = tuple[list[int], int]  # token ids, and how many at the end to score
 def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
     """Encode the choices after their contexts, keeping the last max_len + 1 tokens.
 
-    The model reads all tokens but the last, so these fill a window of max_len. A space belongs to
-    the word after it, so we score whitespace at the end of the context with the choice.
+    The model reads all tokens but the last, so these fill a window of max_len. A space
+    belongs to the word after it, so we score whitespace at the end of the context with
+    the choice.
     """
     for context, choice in zip(question.contexts, question.choices):
         before = tokenizer.encode_ordinary(context.rstrip())
@@ -200,8 +240,8 @@ def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
 def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
     """Cut a long text into windows that score every token once.
 
-    The first token of a full window has only one token of context. We fill up the last window, if
-    it is shorter, with earlier tokens.
+    The first token of a full window has only one token of context. We fill up the last
+    window, if it is shorter, with earlier tokens.
     """
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)]
     for start in range(1, len(ids), max_len):
@@ -209,7 +249,7 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
         yield ids[max(0, end - max_len - 1) : end], end - start
 
 
-# -- Likelihoods to scores ---------------------------------------------------------------------
+# -- Likelihoods to scores ---------------------------------------------------------------
 
 RULES = {
     "acc": "most likely choice",
@@ -219,9 +259,11 @@ RULES = {
 
 
 def measure(name: str, questions: list[Question], answers: list) -> dict:
-    """Compute the metrics of a task with their standard errors, and name the rule behind them.
+    """Compute the metrics of a task with their standard errors, and name the rule behind
+    them.
 
-    An answer is the log-likelihoods (in nats) of the choices of a question, or that of its page.
+    An answer is the log-likelihoods (in nats) of the choices of a question, or that of
+    its page.
     """
     metric = TASKS[name].metric
     result = {"rule": RULES[metric], "paper_metric": metric}
@@ -252,17 +294,21 @@ def perplexities(pages: list[str], answers: list[float]) -> dict:
 
 
 def exp(x: float) -> float:
-    """math.exp, but infinity beyond the largest float, which a page of one long word reaches."""
+    """math.exp, but infinity beyond the largest float, which a page of one long word
+    reaches."""
     return math.exp(x) if x < 709 else math.inf
 
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
-    """The mean, and its standard error from the spread of the values around their group's mean."""
+    """The mean, and its standard error from the spread of the values around their group's
+    mean."""
     values, groups = np.array(values, dtype=float), np.array(groups)
     parts = [values[groups == group] for group in dict.fromkeys(groups)]
     squares = sum(len(part) * part.var() for part in parts)
     freedom = len(values) - len(parts)
-    return values.mean().item(), math.sqrt(squares / freedom / len(values)) if freedom else None
+    return values.mean().item(), math.sqrt(
+        squares / freedom / len(values)
+    ) if freedom else None
 
 
 def report(name: str, result: dict) -> None:

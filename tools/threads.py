@@ -1,7 +1,9 @@
-"""Let OpenMP threads sleep while they wait. Import this before torch, which reads it once.
+"""Let OpenMP threads sleep while they wait. Import this before torch, which reads it
+once.
 
-By default, waiting threads spin, and beside a second busy process a training step takes much longer
-(docs/speed.md). After GOMP_SPINCOUNT turns they sleep instead. We keep a value that you set.
+By default, waiting threads spin, and beside a second busy process a training step takes
+much longer (docs/speed.md). After GOMP_SPINCOUNT turns they sleep instead. We keep a
+value that you set.
 """
 
 import os

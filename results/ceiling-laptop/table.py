@@ -20,13 +20,19 @@ T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 def by_seed(losses: dict) -> list[float]:
     """{(batch size, T, seed): loss} -> the mean loss of every seed."""
     seeds = sorted({seed for *_, seed in losses})
-    return [statistics.mean(losses[key] for key in losses if key[2] == seed) for seed in seeds]
+    return [
+        statistics.mean(losses[key] for key in losses if key[2] == seed) for seed in seeds
+    ]
 
 
 def minus(one: dict, other: dict) -> str:
     gaps = by_seed({key: loss - other[key] for key, loss in one.items()})
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
-    return f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]" if any(gaps) else ""
+    return (
+        f"{mean:+.3f} [{mean - T_2 * error:.3f}, {mean + T_2 * error:.3f}]"
+        if any(gaps)
+        else ""
+    )
 
 
 def table(folder: Path = HERE) -> str:
@@ -37,7 +43,9 @@ def table(folder: Path = HERE) -> str:
         if r["average"]:
             averaged[cell], held[cell] = r["average_val_loss"], r["val_loss"]
         else:
-            decayed.setdefault((r["warmup_tokens"], r["lr_max"]), {})[cell] = r["val_loss"]
+            decayed.setdefault((r["warmup_tokens"], r["lr_max"]), {})[cell] = r[
+                "val_loss"
+            ]
     merged: dict = {}
     for line in (folder / "merged.jsonl").read_text(encoding="utf-8").splitlines():
         found = json.loads(line)

@@ -75,7 +75,12 @@ def make_runs(out: Path) -> None:
     records = {}
     with ProcessPoolExecutor(2) as pool:
         while True:
-            wanted = [(s, nth_lr(j), seed) for s in SCHEDULES for j in tried[s] for seed in SEEDS]
+            wanted = [
+                (s, nth_lr(j), seed)
+                for s in SCHEDULES
+                for j in tried[s]
+                for seed in SEEDS
+            ]
             new = [job for job in wanted if job not in records]
             for job, record in zip(new, pool.map(run, [out] * len(new), *zip(*new))):
                 records[job] = record
@@ -84,7 +89,8 @@ def make_runs(out: Path) -> None:
             more = False
             for schedule, numbers in tried.items():
                 judge = lambda j: statistics.mean(
-                    records[schedule, nth_lr(j), seed]["val_loss_unread"] for seed in SEEDS
+                    records[schedule, nth_lr(j), seed]["val_loss_unread"]
+                    for seed in SEEDS
                 )
                 best = min(numbers, key=judge)
                 if best in (min(numbers), max(numbers)):
@@ -114,7 +120,9 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def read(folder: Path = HERE) -> list[dict]:
-    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()
+    ]
 
 
 def table(folder: Path = HERE) -> str:
@@ -125,10 +133,19 @@ def table(folder: Path = HERE) -> str:
     ]
     for schedule, runs in best.items():
         r, losses = runs[0], [r["val_loss"] for r in runs]
-        tuned = f"a = {r['power_a']:g}" if schedule == "power" else f"learning rate {r['lr']:g}"
+        tuned = (
+            f"a = {r['power_a']:g}"
+            if schedule == "power"
+            else f"learning rate {r['lr']:g}"
+        )
         gaps = [x - power["val_loss"] for x, power in zip(losses, best["power"])]
         gap = "{:+.4f} [{:.4f}, {:.4f}]".format(*interval(gaps)) if any(gaps) else ""
-        cells = [schedule, tuned, *(f"{x:.4f}" for x in losses), f"{statistics.mean(losses):.4f}"]
+        cells = [
+            schedule,
+            tuned,
+            *(f"{x:.4f}" for x in losses),
+            f"{statistics.mean(losses):.4f}",
+        ]
         lines.append(f"| {' | '.join(cells)} | {gap} |")
     return "\n".join(lines)
 

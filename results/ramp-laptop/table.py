@@ -42,7 +42,9 @@ def table(folder: Path = HERE) -> str:
     runs: dict = {}  # T -> name of the schedule -> the records of its seeds
     for r in records_in(folder):
         if r["seed"] < 100:  # the others tuned
-            name = dict(power="Power", wsd="WSD")[r["schedule"]] + ", ramp" * bool(r["batch_ramp"])
+            name = dict(power="Power", wsd="WSD")[r["schedule"]] + ", ramp" * bool(
+                r["batch_ramp"]
+            )
             runs.setdefault(r["total_tokens"], {}).setdefault(name, {})[r["seed"]] = r
     head = "| T | schedule | loss | minus Power | minus WSD | steps | seconds |"
     lines = [head, "|---" * 7 + "|"]
