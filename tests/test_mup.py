@@ -136,7 +136,7 @@ def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
     assert capsys.readouterr().out.count("FAIL") == 2
 
 
-# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too 
+# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too
 
 RATES = [2.0**-e for e in (6, 5, 4, 3)]
 

@@ -191,7 +191,7 @@ def test_a_command_and_its_words_are_the_schedule(name):
     assert tokens == T // BATCH * BATCH
 
 
-# -- docs/power_vectors.json: learning rates of other programs, by their formulas and our words 
+# -- docs/power_vectors.json: learning rates of other programs, by their formulas and our words
 
 VECTORS = json.loads(
     (Path(__file__).parent.parent / "docs/power_vectors.json").read_text("utf-8")

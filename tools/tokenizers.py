@@ -19,12 +19,14 @@ GPT2_PATTERN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 # StarCoder and the paper take out single digits first.
-STARCODER_PATTERN = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"
+STARCODER_PATTERN = (
+    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+"
+    r"|\s+(?=\p{N})|\s+(?!\S)|\s+"
+)
 # End-of-text has one of these names in a tokenizer.json. tiktoken uses the first.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
-PROBE = (
-    "".join(map(chr, range(128))) + "é 東 \N{GRINNING FACE}"
-)  # every tokenizer can encode it
+# every tokenizer can encode it
+PROBE = "".join(map(chr, range(128))) + "é 東 \N{GRINNING FACE}"
 
 
 def load_tokenizer(name: str) -> tiktoken.Encoding:
