@@ -12,7 +12,8 @@ import sys
 from dataclasses import dataclass
 
 from schedules import DECAY_SHAPES, SCHEDULES, has_decay, make_schedule
-from tools.flags import UserError, check_limits, fill_in, option, program_parser
+from tools import flags
+from tools.flags import UserError, option
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class GPTConfig:
     tie_embeddings: bool = option(True, "one matrix reads tokens and predicts them")
 
     def __post_init__(self):
-        check_limits(self)
-        fill_in(self, "n_kv_head", self.n_head)
-        fill_in(self, "n_ffn", round(2.5 * self.n_embd))
-        fill_in(self, "m_width", self.n_embd / self.base_width)
-        fill_in(self, "attention_multiplier", self.n_head / self.n_embd)
-        fill_in(self, "logits_scaling", self.m_width)
+        flags.check_limits(self)
+        flags.fill_in(self, "n_kv_head", self.n_head)
+        flags.fill_in(self, "n_ffn", round(2.5 * self.n_embd))
+        flags.fill_in(self, "m_width", self.n_embd / self.base_width)
+        flags.fill_in(self, "attention_multiplier", self.n_head / self.n_embd)
+        flags.fill_in(self, "logits_scaling", self.m_width)
         if self.n_embd % (2 * self.n_head):
             self.refuse("n_head", f"must divide n_embd {self.n_embd} into even parts")
         if self.n_head % self.n_kv_head:
@@ -219,7 +220,7 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         if not has_decay(self.schedule):
             object.__setattr__(self, "decay_tokens", 0)  # the class is frozen
-        fill_in(self, "decay_tokens", self.total_tokens // 10)
+        flags.fill_in(self, "decay_tokens", self.total_tokens // 10)
         micro = self.micro_batch_size or self.batch_size
         if self.batch_size % micro and micro % self.batch_size:
             self.refuse("micro_batch_size", f"must divide {self.batch_size}")
@@ -291,13 +292,12 @@ def preset_fields(preset: str) -> dict:
 
 
 def make_config(**typed) -> TrainConfig:
-    """The config of a preset with the typed fields. Raises UserError for an impossible
-    value."""
+    """The config of a preset with the typed fields. Raises UserError for an impossible value."""
     return TrainConfig(**preset_fields(typed.get("preset", "laptop")) | typed)
 
 
 def main(argv: list[str] | None = None) -> int:
-    program_parser("config.py", __doc__).parse_args(argv)
+    flags.program_parser("config.py", __doc__).parse_args(argv)
     for preset in PRESETS:
         print(preset)
         for name, value in vars(make_config(preset=preset)).items():

@@ -1,4 +1,4 @@
-"""The grids of the experiments in sweep.py, and the flags that change them.
+"""The grids of the experiments in sweep.py.
 
 A row is (shape, batch sizes in sequences, number of seeds). The preset has all other
 fields. `budgets` are the run lengths T in tokens. A search for the learning rate starts
@@ -7,18 +7,24 @@ at `guess`, for the smallest T and 1,024 tokens per batch.
     python grids.py        list the grids
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from records import differs, identity
-from schedules import SCHEDULES
+from schedules import unread
 from tools import flags
 from tools.flags import UserError
 
 
 def grid(
-    common, warmup_tokens, shapes, batches, seeds, budgets, guess=0.01, **more
+    common: dict,
+    warmup_tokens: int,
+    shapes: list[dict],
+    batches: list[int],
+    seeds: int,
+    budgets: list[int],
+    guess: float = 0.01,
+    **more,
 ) -> dict:
     rows = [(shape, batches, seeds) for shape in shapes]
     common = common | dict(warmup_tokens=warmup_tokens)
@@ -34,12 +40,11 @@ def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
 
 
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
-    """Each width under muP, then without its rules and with the usual scale of
-    attention."""
+    """Each width under muP, then without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
-    return widths(*sizes, head=head, **more) + widths(
-        *sizes, head=head, **more, **standard
-    )
+    with_mup = widths(*sizes, head=head, **more)
+    without = widths(*sizes, head=head, **more, **standard)
+    return with_mup + without
 
 
 # The paper warms up for a billion tokens at every T, half of its smallest. If we train
@@ -122,12 +127,12 @@ def base_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:
 
 
 def bases_of(grid: dict) -> list[dict]:
-    return [
-        base_of(grid, shape, batch_size, seed)
-        for shape, batches, seeds in grid["rows"]
-        for batch_size in batches
-        for seed in range(seeds)
-    ]
+    bases = []
+    for shape, batches, seeds in grid["rows"]:
+        for batch_size in batches:
+            for seed in range(seeds):
+                bases.append(base_of(grid, shape, batch_size, seed))
+    return bases
 
 
 def changed(grid: dict, args, typed: dict) -> dict:
@@ -135,65 +140,56 @@ def changed(grid: dict, args, typed: dict) -> dict:
 
     A new width gets the rows of the first width, resized, with heads of the same size.
     """
-    rows, first = grid["rows"], grid["rows"][0][0].get("n_embd")
+    rows = grid["rows"]
+    first_width = rows[0][0].get("n_embd")
     if args.sweep and "tune" in grid:
         raise UserError(
             "--sweep: a comparison tunes for one value only; give it as a flag"
         )
     if args.widths:
-        if first is None:
+        if first_width is None:
             raise UserError(
                 f"--widths {args.widths[0]}: this scale has presets; leave it out"
             )
-        rows = [
-            (shape | resized(shape, n), batches, seeds)
-            for n in args.widths
-            for shape, batches, seeds in rows
-            if shape["n_embd"] == first
-        ]
+        first_rows = [row for row in rows if row[0]["n_embd"] == first_width]
+        rows = []
+        for width in args.widths:
+            for shape, batches, seeds in first_rows:
+                rows.append((shape | resized(shape, width), batches, seeds))
     for name, values in args.sweep:
-        rows = [
-            (shape | {name: value}, *rest) for shape, *rest in rows for value in values
-        ]
+        swept = []
+        for shape, batches, seeds in rows:
+            swept += [(shape | {name: value}, batches, seeds) for value in values]
+        rows = swept
     rows = [(shape, args.batches or own, args.seeds or n) for shape, own, n in rows]
     budgets = sorted(args.budgets or grid["budgets"])
     common = grid["common"] | typed | dict(decay_share=args.decay_share)
     return grid | dict(common=common, rows=rows, budgets=budgets)
 
 
-def resized(shape: dict, n: int) -> dict:
-    sizes = {
-        name: shape[name] for name in ("n_embd", "n_head", "n_ffn") if shape.get(name)
-    }
-    if n * sizes["n_head"] % sizes["n_embd"]:
-        raise UserError(
-            f"--widths {n}: heads of {sizes['n_embd'] // sizes['n_head']} do not fit"
-        )
-    return {name: size * n // shape["n_embd"] for name, size in sizes.items()}
+def resized(shape: dict, width: int) -> dict:
+    """The sizes of a shape at another width, with heads of the same size."""
+    head = shape["n_embd"] // shape["n_head"]
+    if width % head:
+        raise UserError(f"--widths {width}: heads of {head} do not fit")
+    sizes = {"n_embd": width, "n_head": width // head}
+    if shape.get("n_ffn"):
+        sizes["n_ffn"] = shape["n_ffn"] * width // shape["n_embd"]
+    return sizes
 
 
-UNUSED = {
-    "preset",
-    "decay_data",
-    "eval_every",
-    "eval_tokens",
-    "save_every",
-    "keep_checkpoints",
-}
+# flags of train.py that a sweep chooses or ignores
+UNUSED = "preset decay_data eval_every eval_tokens save_every keep_checkpoints".split()
 
 
 def check_fields(asked: dict[str, list], configs: list) -> None:
-    """Raise UserError for a field on the command line unless the runs have exactly these
-    values.
+    """Raise UserError for a field on the command line unless the runs have exactly these values.
 
     asked: field -> the list of its values.
     """
     for name, values in asked.items():
-        readers = {schedule for schedule, kind in SCHEDULES.items() if name in kind.reads}
-        some = readers or SCHEDULES.keys()
-        if name == "total_tokens":
-            some = SCHEDULES.keys()
-        found = {getattr(cfg, name, None) for cfg in configs if cfg.schedule in some}
+        reading = [cfg for cfg in configs if name not in unread(cfg.schedule)]
+        found = {getattr(cfg, name, None) for cfg in reading}
         if name in UNUSED or "auto" in values or found != set(values):
             why = "the experiment chooses or ignores this; leave it out, or see --widths, --sweep"
             raise UserError(f"--{name} {values[0]}: {why}")
@@ -204,83 +200,17 @@ def check_fields(asked: dict[str, list], configs: list) -> None:
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise UserError for a record unlike all configs of a sweep, in fields that are not
-    free."""
+    """Raise UserError for a record unlike all configs of a sweep, in fields that are not free."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:
-            nearest = min(own, key=lambda config: len(differs(record, config, free)))
-            name = differs(record, nearest, free)[0]
+            differences = [(differs(record, config, free), config) for config in own]
+            names, nearest = min(differences, key=lambda pair: len(pair[0]))
+            name = names[0]
             raise UserError(
                 f"--out {out}: has records with {name} {record[name]}, and this sweep "
                 f"has {nearest[name]}; choose another folder"
             )
-
-
-def numbers(text: str) -> list[int]:
-    return [flags.whole_number(part) for part in text.split(",")]
-
-
-def pair(text: str) -> tuple[str, int | str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text}: must be NAME=VALUE")
-    return name, int(value) if value.isdecimal() else value
-
-
-def add_own_flags(parser, parse_field) -> None:
-    """Add the flags of sweep.py. parse_field(name, text) returns the value of a swept
-    field."""
-
-    def swept(text: str) -> tuple[str, list]:
-        name, _, values = text.partition("=")
-        return name, [parse_field(name, value) for value in values.split(",")]
-
-    add = parser.add_argument
-    add("experiment", choices=tuple(GRIDS))
-    add(
-        "--scale",
-        choices=tuple(GRIDS["wsd"]),
-        default="quick",
-        help="the grid (default: quick)",
-    )
-    add(
-        "--workers",
-        type=flags.at_least(1),
-        help="jobs at a time (default: one per GPU, or per core)",
-    )
-    add("--engine", choices=("local", "slurm"), default="local", help="where jobs run")
-    add(
-        "--slurm",
-        type=pair,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of submitit, as in timeout_min=240; may be repeated",
-    )
-    add(
-        "--dry_run",
-        action="store_true",
-        help="print the number of runs and tokens, and stop",
-    )
-    for name in ("widths", "batches", "budgets"):
-        help = f"{name} in place of the grid's, as in 320k,1.28M"
-        add(f"--{name}", type=numbers, metavar="N,N,...", help=help)
-    add(
-        "--seeds",
-        type=flags.at_least(1),
-        metavar="N",
-        help="seeds 0 to N-1 in place of the grid's",
-    )
-    add(
-        "--sweep",
-        type=swept,
-        action="append",
-        default=[],
-        metavar="FIELD=V,V,...",
-        help="a field with several values; may be repeated",
-    )
-    add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -30,8 +30,7 @@ def constant(lr: float) -> Schedule:
 
 
 def power_law(a: float, b: float, beta: float, lr_max: float, q: float = 1.0) -> Schedule:
-    """min(lr_max, beta^q * a * n^b), with q = 1 the paper's power learning rate (equation
-    7).
+    """min(lr_max, beta^q * a * n^b), with q = 1 the paper's power learning rate (equation 7).
 
     A WSD run of T tokens does best at learning rate beta^q * a * T^b. Power replaces T
     with n, so it always uses about the best learning rate for a run that ends soon.
@@ -48,8 +47,7 @@ def half_cosine(x: float) -> float:
 def cosine(
     lr: float, warmup_tokens: float, total_tokens: float, min_lr_ratio: float
 ) -> Schedule:
-    """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the
-    run."""
+    """Half a cosine from `lr` at `warmup_tokens` to `min_lr_ratio * lr` at the end of the run."""
 
     def schedule(n: float) -> float:
         done = (n - warmup_tokens) / (total_tokens - warmup_tokens)
@@ -80,8 +78,7 @@ DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learni
 def decay(
     schedule: Schedule, total_tokens: float, decay_tokens: float, shape: str
 ) -> Schedule:
-    """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and
-    8).
+    """Follow the schedule, then fall to 0 over the last `decay_tokens` (equations 2 and 8).
 
     During the decay the power law holds its last value, and only the shape lowers it.
     """
@@ -161,12 +158,12 @@ def has_decay(schedule: str) -> bool:
 
 
 def make_schedule(cfg) -> Schedule:
-    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer
-    than the run.
+    """The schedule of a TrainConfig. Raises ValueError if warmup and decay are longer than the run.
 
     Training takes the value at the middle of a step, so no step has learning rate 0.
     """
-    total, warm = cfg.total_tokens, cfg.warmup_tokens
+    total = cfg.total_tokens
+    warm = cfg.warmup_tokens
     tail = cfg.decay_tokens if has_decay(cfg.schedule) else 0
     if warm + tail > total or (
         is_planned(cfg.schedule) and warm == total
@@ -193,8 +190,7 @@ def best_lr(T: float, beta: float, law: dict = PAPER_LAW) -> float:
 
 
 def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
-    """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the
-    last 10%."""
+    """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the last 10%."""
     lr = best_lr(T, beta)
     return {
         "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
@@ -204,11 +200,11 @@ def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tools import figures
-    from tools.flags import program_parser
+    from tools import figures, flags
 
-    program_parser("schedules.py", __doc__).parse_args(argv)
-    T, beta = 32e9, 128  # from the grid in Table 2
+    flags.program_parser("schedules.py", __doc__).parse_args(argv)
+    T = 32e9  # tokens, from the grid in Table 2
+    beta = 128
     curves = paper_curves(T, beta)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):

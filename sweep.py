@@ -47,7 +47,7 @@ import records
 import train
 from config import TrainConfig, make_config
 from schedules import is_planned, unread
-from tools import devices, engines, files, flags, runs
+from tools import devices, engines, files, flags, runs, sweep_flags
 from tools.flags import UserError
 
 # -- A trunk and its branches ------------------------------------------------------------
@@ -56,8 +56,7 @@ POINTS = 200  # of a curve, at most
 
 
 class Trunk:
-    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its
-    curve.
+    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its curve.
 
     A run starts from the checkpoint, which ends where the decay of an earlier run began,
     and saves it anew where its own decay begins. look_at: run lengths at which to note
@@ -111,7 +110,7 @@ class Trunk:
 
 
 def make_run(
-    cfg: TrainConfig, corpus, folder: Path, must_stop=lambda: False, look_at=()
+    cfg: TrainConfig, corpus, folder: Path, must_stop=runs.never, look_at=()
 ) -> tuple[dict, list] | None:
     """Continue the trunk of a run to its decay, and decay. Return record and curve.
 
@@ -148,8 +147,7 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. A planned schedule has one for every
-    T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
     end = () if is_planned(cfg.schedule) else ("total_tokens", "decay_tokens")
     same = sorted(records.identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -164,8 +162,7 @@ def by_trunk(configs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
 
 
 def tokens_of(configs: list[TrainConfig]) -> int:
-    """Tokens to train for these runs, in trunks up to their last branch and in all
-    decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
     stable = sum(trunk[-1].decay_start for trunk in by_trunk(configs).values())
     return stable + sum(cfg.decay_tokens for cfg in configs)
 
@@ -174,8 +171,7 @@ def tokens_of(configs: list[TrainConfig]) -> int:
 
 
 def nth_lr(j: int) -> float:
-    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4,
-    ... 16."""
+    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
 
@@ -194,7 +190,9 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     now.
     """
     wanted = set()
-    more = {(j + step, T) for T, j in middle.items() for step in (-2, 0, 2)}
+    more = set()
+    for T, j in middle.items():
+        more |= {(j - 2, T), (j, T), (j + 2, T)}
     while more - wanted:
         for j, T in more:
             wanted |= {(j, shorter) for shorter in middle if shorter <= T}
@@ -280,8 +278,7 @@ def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> Tra
 def trials_of(
     grid: dict, line: compare.Line, seed: int
 ) -> dict[float, list[TrainConfig]]:
-    """Learning rate -> runs of a line in the two cells that tune it, with two separate
-    seeds."""
+    """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
     shape, batch_size, lengths = grid["tune"]
     bases = [
         grids.base_of(grid, shape, batch_size, trial)
@@ -289,13 +286,14 @@ def trials_of(
     ]
     trials = {}
     for lr in map(nth_lr, grid["trials"]):
-        trials[lr] = [run_of(grid, line, lr, base, T) for base in bases for T in lengths]
+        trials[lr] = []
+        for base in bases:
+            trials[lr] += [run_of(grid, line, lr, base, T) for T in lengths]
     return trials
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
-    """The trials of all lines, then every line at the learning rate with the lowest mean
-    loss."""
+    """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
     configs = []
     for line in compare.LINES.values():
         losses = {}
@@ -317,6 +315,10 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 # -- Training what is missing ------------------------------------------------------------
 
 
+def unknown(cfg: TrainConfig) -> None:
+    """The loss of a run that is not done yet."""
+
+
 class Plan(NamedTuple):
     """A sweep, from what is known to what we train next."""
 
@@ -326,9 +328,8 @@ class Plan(NamedTuple):
         frozenset, float
     ]  # identity of a run -> its loss, infinite if it diverged
 
-    def missing(self, made_up: Callable = lambda cfg: None) -> list[TrainConfig]:
-        """The runs that we can train now. made_up(config) is the loss of an unknown
-        run."""
+    def missing(self, made_up: Callable = unknown) -> list[TrainConfig]:
+        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
 
         def loss(cfg: TrainConfig) -> float | None:
             return self.known.get(identity_of(cfg), made_up(cfg))
@@ -347,8 +348,7 @@ class Plan(NamedTuple):
         return self.missing(made_up)
 
     def jobs(self) -> dict[str, tuple]:
-        """{trunk: (its next run, T at which to look at the loss without a decay)},
-        longest first.
+        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
 
         We look at the longest cosine at all shorter T, to know what it is worth if cut
         short there.
@@ -368,8 +368,7 @@ class Plan(NamedTuple):
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults, if they have
-    one."""
+    """The config of a record. Fields that it lacks get their defaults, if they have one."""
     for field in dataclasses.fields(TrainConfig):
         if field.default is dataclasses.MISSING and field.name not in record:
             raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
@@ -381,8 +380,7 @@ def config_of(record: dict) -> TrainConfig:
 def do_job(
     cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
 ):
-    """Make a run, wherever an engine wants it. Returns (record, curve), or None if
-    stopped."""
+    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = devices.resolve_device(
@@ -405,8 +403,7 @@ def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
 def train_missing(
     plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop
 ) -> None:
-    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their
-    records.
+    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
 
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
@@ -477,7 +474,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
         return getattr(fields.parse_args([f"--{name}={text}"]), name)
 
     parser = flags.program_parser("sweep.py", __doc__)
-    grids.add_own_flags(parser, parse_field)
+    scales = tuple(grids.GRIDS["wsd"])
+    sweep_flags.add_sweep_flags(parser, tuple(grids.GRIDS), scales, parse_field)
     flags.add_flags(parser, TrainConfig, {})
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in config.FIELDS}
@@ -516,8 +514,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at
-    a time.
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """
@@ -574,8 +571,7 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that asks all jobs to
-    stop."""
+    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
 
     def no_stop() -> None:
         pass

@@ -80,8 +80,7 @@ def optimizer_step(
 
 
 def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
-    """Positions in the run of the sequences that this process reads in a step, in equal
-    parts."""
+    """Positions in the run of the sequences that this process reads in a step, in equal parts."""
     rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
@@ -89,8 +88,7 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in
-    each."""
+    """The smallest number of equal passes over n sequences, with at most `most` in each."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
@@ -155,8 +153,7 @@ def build(cfg: TrainConfig) -> State:
 
 
 def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
-    """Train to the end of the run, and yield (lr, loss, grad_norm, routing) after every
-    step.
+    """Train to the end of the run, and yield (lr, loss, grad_norm, routing) after every step.
 
     Saving and restoring the state between two steps changes nothing.
     """
@@ -175,9 +172,7 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
         yield lr, *results
 
 
-def train(
-    cfg: TrainConfig, corpus, run, start: dict | None = None, must_stop=lambda: False
-):
+def train(cfg: TrainConfig, corpus, run, start: dict | None, must_stop) -> State | None:
     """Train and return the final State. Once must_stop(), save and return None.
 
     run: takes the steps, validations and checkpoints, a runs.Run or the sweep.Trunk of a
@@ -189,24 +184,23 @@ def train(
     if run.diverged:  # no step after a lost run
         return state
     for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus):
-        next_tokens = state.tokens + cfg.batch_tokens
+        tokens = state.tokens
+        next_tokens = tokens + cfg.batch_tokens
         last = next_tokens > cfg.total_tokens
-        passed = lambda position: state.tokens <= position < next_tokens
 
         # 1. Log. A loss that is not a number ends the run
         run.after_step(state, lr, loss, grad_norm, routing, last)
 
         # 2. Validate
-        if not last and (crossed(cfg.eval_every, state) or any(map(passed, run.look_at))):
-            run.log_validation(
-                state.tokens, validation_losses(cfg, state, corpus, cfg.eval_tokens)
-            )
+        look = any(tokens <= T < next_tokens for T in run.look_at)
+        if (look or crossed(cfg.eval_every, state)) and not last:
+            losses = validation_losses(cfg, state, corpus, cfg.eval_tokens)
+            run.log_validation(tokens, losses)
 
         # 3. Save, also where the decay begins, because branches leave there
-        stop = (
-            devices.any_process(must_stop()) and not last
-        )  # all stop after the same step
-        due = crossed(cfg.save_every, state) or passed(cfg.decay_start)
+        decay_begins = tokens <= cfg.decay_start < next_tokens
+        due = crossed(cfg.save_every, state) or decay_begins
+        stop = devices.any_process(must_stop()) and not last  # all after the same step
         if due or stop or last or run.diverged:
             run.save(checkpoint(cfg, corpus, state))
         if stop:
@@ -229,18 +223,16 @@ def train_run(
     corpus,
     out: Path | None,
     start: dict | None = None,
-    must_stop=lambda: False,
+    must_stop=runs.never,
 ) -> dict | None:
-    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if
-    stopped."""
+    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if stopped."""
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
     state = train(cfg, corpus, run, start, must_stop)
     return finish(cfg, corpus, state, run) if state else None
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
-    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a
-    folder.
+    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a folder.
 
     A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
     record with diverged = true and no val_loss.
@@ -315,8 +307,7 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """All state of a run. Learning rate and data order have none, as they follow from
-    tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
         "config": dataclasses.asdict(cfg),
         "fingerprint": corpus.meta["fingerprint"],
@@ -347,8 +338,7 @@ def restore(saved: dict, state: State) -> None:
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
-    """Split a command line into typed config fields and actions, or exit with status
-    2."""
+    """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = flags.program_parser("train.py", __doc__)
     flags.add_flags(parser, TrainConfig, config.preset_fields("laptop"))
     add = parser.add_argument_group("actions").add_argument
@@ -369,8 +359,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises UserError,
-    OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
     typed = with_absolute_paths(typed)
     fields, start, path = runs.choose(
         typed, actions, config.names("runtime"), config.LATER
@@ -406,8 +395,7 @@ def with_absolute_paths(typed: dict) -> dict:
 
 
 def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one at 0
-    tokens."""
+    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not granite.is_granite(path):
         return runs.read_checkpoint(runs.branch_point(path))
     path = path.resolve()
@@ -426,8 +414,7 @@ def open_parent(path: Path) -> dict:
 def load_data(
     cfg: TrainConfig, typed: dict, start: dict | None
 ) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, and put its tokenizer into the config. Raises UserError or
-    OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
@@ -464,7 +451,11 @@ def main(argv: list[str] | None = None) -> int:
                 cfg = dataclasses.replace(cfg, out=str(out))
     except (UserError, OSError) as error:
         return flags.fail("train.py", error)
-    tell = flags.say if out else lambda _: None
+
+    def tell(text: str) -> None:  # on rank 0 only
+        if out:
+            flags.say(text)
+
     if actions.resume and all(
         Path(cfg.out, x).exists() for x in ("record.json", "curve.png")
     ):

@@ -7,6 +7,7 @@ has and return None.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tools.flags import UserError
-from tools.runs import stop_request
+from tools.runs import never, stop_request
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,10 +44,10 @@ def in_this_process(device: str, must_stop: Callable) -> Callable:
 
 @contextlib.contextmanager
 def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
-    """Start a process per device. Yield submit, and a function that asks all jobs to
-    stop."""
+    """Start a process per device. Yield submit, and a function that asks all jobs to stop."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    stop, free = context.Event(), context.SimpleQueue()
+    stop = context.Event()
+    free = context.SimpleQueue()
     for device in devices:
         free.put(device)
     pool = ProcessPoolExecutor(len(devices), context, start_worker, (stop, free))
@@ -61,7 +62,7 @@ def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
         signal.signal(number, handler)
     with pool:
         try:
-            yield lambda job, *args: pool.submit(do_in_worker, job, *args), stop.set
+            yield functools.partial(pool.submit, do_in_worker), stop.set
         finally:
             stop.set()
 
@@ -74,25 +75,34 @@ def start_worker(stop, free) -> None:
 
     A worker ends after a SIGTERM, and if its parent has died.
     """
-    worker.stop, worker.device = stop, free.get()
+    worker.stop = stop
+    worker.device = free.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: end_worker())
-    wait = multiprocessing.parent_process().join
-    threading.Thread(target=lambda: (wait(), end_worker()), daemon=True).start()
+    signal.signal(signal.SIGTERM, end_worker)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def end_worker() -> None:
+def end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    end_worker()
+
+
+def end_worker(*_) -> None:
     """End now, or after the job has saved what it has."""
     worker.ending = True
     if not worker.busy:
         os._exit(1)
 
 
+def must_stop() -> bool:
+    return worker.ending or worker.stop.is_set()
+
+
 def do_in_worker(job: Callable, *args):
     worker.busy = True
     try:
-        return job(*args, worker.device, lambda: worker.ending or worker.stop.is_set())
+        return job(*args, worker.device, must_stop)
     finally:
         worker.busy = False
         if worker.ending:
@@ -119,7 +129,8 @@ def on_slurm(
     os.environ["PYTHONPATH"] = os.pathsep.join(
         path for path in paths if path
     )  # jobs import us
-    executor, jobs = submitit.AutoExecutor(folder), []
+    executor = submitit.AutoExecutor(folder)
+    jobs = []
     try:
         executor.update_parameters(name="sweep", **options)
     except (NameError, TypeError, ValueError) as error:
@@ -146,6 +157,6 @@ def do_anywhere(device: str, job: Callable, *args):
     Slurm sends SIGTERM if we cancel a job, and submitit SIGUSR2 before its time limit.
     """
     if threading.current_thread() is not threading.main_thread():  # as in Dask
-        return job(*args, device, lambda: False)
+        return job(*args, device, never)
     with stop_request(None, signal.SIGUSR2) as must_stop:
         return job(*args, device, must_stop)

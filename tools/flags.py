@@ -14,30 +14,30 @@ from os.path import basename
 
 
 class UserError(ValueError):
-    """A mistake of the user. Programs print it as one line; any other error keeps its
-    traceback."""
+    """A mistake of the user. Programs print it as one line; any other error keeps its traceback."""
 
 
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
 def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help of its flag, its limits (LIMITS or choices), and other
-    marks."""
+    """A config field with the help of its flag, its limits (LIMITS or choices), and other marks."""
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 def check_limits(cfg) -> None:
-    """Raise UserError, naming flag, value and limit, for the first field outside its
-    limits."""
+    """Raise UserError, naming flag, value and limit, for the first field outside its limits."""
     for f in dataclasses.fields(cfg):
         value = getattr(cfg, f.name)
-        if value is not None and (demand := violated(value, f.metadata)):
+        demand = violated(value, f.metadata)
+        if demand:
             raise UserError(f"--{f.name} {value}: must be {demand}")
 
 
 def violated(value, limits) -> str | None:
     """Return the first limit that a value breaks, in words; None if it keeps all."""
+    if value is None:
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if value not in limits.get("choices", (value,)):
@@ -71,13 +71,16 @@ def program_parser(prog: str, description: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.error = lambda message: parser.exit(fail(prog, message))
+
+    def error(message: str) -> None:
+        parser.exit(fail(prog, message))
+
+    parser.error = error
     return parser
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> None:
-    """Add a flag for every field of a config class. The help has its value in preset
-    laptop."""
+    """Add a flag for every field of a config class. The help has its value in preset laptop."""
     for f in dataclasses.fields(config):
         kind = (typing.get_args(f.type) or (f.type,))[0]  # int of int | None
         defaults = (
@@ -118,8 +121,7 @@ def at_least(low: float, kind=whole_number):
 
 
 def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise
-    UserError."""
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
     shares = {}
     for part in text.split(","):
         folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups(
@@ -151,8 +153,7 @@ def format_mixture(shares: dict[str, float]) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line. If nobody reads it any more, as after `| head -1`, ask the program to
-    stop."""
+    """Print a line. If nobody reads it any more, as after `| head -1`, ask the program to stop."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

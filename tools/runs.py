@@ -32,8 +32,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def write_checkpoint(path: Path, content: dict) -> None:
-    """Save a dict in a file that appears whole or not at all. Raises OSError if that
-    fails."""
+    """Save a dict in a file that appears whole or not at all. Raises OSError if that fails."""
     path.parent.mkdir(exist_ok=True)
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -66,7 +65,8 @@ def read_checkpoint(path: Path) -> dict:
 def load_checkpoint(path: Path) -> dict:
     try:
         with zipfile.ZipFile(path) as archive:
-            if rank_and_world()[0] == 0 and (broken := archive.testzip()):
+            broken = archive.testzip() if rank_and_world()[0] == 0 else None
+            if broken:
                 raise zipfile.BadZipFile(f"wrong checksum in {broken}")
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not {"config", "tokens", "model"} <= set(saved):
@@ -84,8 +84,7 @@ def load_checkpoint(path: Path) -> dict:
 
 
 def newest_checkpoint(run: Path, rename: bool = False) -> dict:
-    """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged
-    ones.
+    """Read the newest whole checkpoint of a run folder. Report and perhaps rename damaged ones.
 
     Raises UserError if none is whole.
     """
@@ -128,8 +127,7 @@ def read_config(folder: Path) -> dict | None:
 
 
 def stages_of(config: dict, past=(), tokens: int = 0) -> list:
-    """List the text of a run as [[token position, corpus or mixture read from there],
-    ...].
+    """List the text of a run as [[token position, corpus or mixture read from there], ...].
 
     Past stages of its parent, up to `tokens`, come first, then --data, then --decay_data.
     """
@@ -145,8 +143,7 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
 
 
 def make_folder(out: str | None, name: str, resume: bool):
-    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises
-    OSError."""
+    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises OSError."""
     if out is None:
         for number in itertools.count(1):
             folder = Path("runs", f"{name}-{number}")
@@ -176,15 +173,15 @@ def make_folder(out: str | None, name: str, resume: bool):
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"--out {out}: cannot be written ({error.strerror})") from None
-    if not (held := lock(folder / ".lock")):
+    held = lock(folder / ".lock")
+    if not held:
         raise UserError(f"--out {out}: another process is training there")
     return folder, held
 
 
 @functools.cache  # the code that we loaded, even if it changes during a sweep
 def git_version() -> str | None:
-    """Commit of our source, with -dirty if it has changed; None without git or outside a
-    clone."""
+    """Commit of our source, with -dirty if it has changed; None without git or outside a clone."""
     words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
         git = subprocess.run(
@@ -197,7 +194,10 @@ def git_version() -> str | None:
 
 def origin(device: str, fingerprint: str) -> dict:
     """Everything needed to reproduce a run, besides its config."""
-    version, on_gpu = git_version(), device.startswith("cuda")
+    version = git_version()
+    device_name = platform.machine()
+    if device.startswith("cuda"):
+        device_name = torch.cuda.get_device_name(device)
     return {
         "command": shlex.join(["python", *sys.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -207,28 +207,27 @@ def origin(device: str, fingerprint: str) -> dict:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device_name": torch.cuda.get_device_name(device)
-        if on_gpu
-        else platform.machine(),
+        "device_name": device_name,
         "threads": torch.get_num_threads(),
         "processes": rank_and_world()[1],
         "fingerprint": fingerprint,
     }
 
 
+def never() -> bool:
+    """Must we stop? No."""
+    return False
+
+
 @contextlib.contextmanager
 def stop_request(time_limit: float | None, *more: int):
     """Yield a function that is true after Ctrl-C, SIGTERM, SIGHUP or time_limit seconds.
 
-    more: further signals.
-
-    SIGHUP comes if the terminal is closed, and from `say` if nobody reads our output any
-    more.
+    more: further signals. SIGHUP comes if the terminal is closed, and from `say` if
+    nobody reads our output any more.
     """
-    end, signals = (
-        time.perf_counter() + (math.inf if time_limit is None else time_limit),
-        [],
-    )
+    end = time.perf_counter() + (math.inf if time_limit is None else time_limit)
+    signals = []
 
     def note(number, _frame):
         signals.append(number)
@@ -239,8 +238,12 @@ def stop_request(time_limit: float | None, *more: int):
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # started with nohup
         numbers.remove(signal.SIGHUP)
     before = {number: signal.signal(number, note) for number in numbers}
+
+    def must_stop() -> bool:
+        return bool(signals) or time.perf_counter() > end
+
     try:
-        yield lambda: bool(signals) or time.perf_counter() > end
+        yield must_stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -252,8 +255,7 @@ def crossed(every: int, before: int, tokens: int) -> bool:
 
 
 def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
-    """Average the losses of the sources of a mixture by share, and add the val_loss of
-    sources."""
+    """Average the losses of the sources of a mixture by share, and add the val_loss of sources."""
     if len(losses) == 1:
         return losses[0]
     nats = sum(
@@ -270,6 +272,15 @@ def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
     }  # size: bytes per token * ln 2
 
 
+def nan_to_none(line: dict) -> dict:
+    """The same line with None for NaN and infinity, which JSON does not have."""
+
+    def none(_) -> None:
+        return None
+
+    return json.loads(json.dumps(line), parse_constant=none)
+
+
 class Run:
     """The folder and the clock of a run that trains.
 
@@ -281,25 +292,25 @@ class Run:
         self, out: Path | None, config: dict, fingerprint: str, start: dict | None
     ):
         start = start or {"tokens": 0, "stages": stages_of(config)}
-        self.out, self.config, self.stages = out, config, start["stages"]
+        self.out = out
+        self.config = config
+        self.stages = start["stages"]
         self.began = time.perf_counter() - start.get("seconds", 0.0)
         self.diverged = start.get("diverged", False)
         self.look_at = ()  # no validations but those of --eval_every
-        self.logged_tokens, self.logged_at = start["tokens"], time.perf_counter()
+        self.logged_tokens = start["tokens"]
+        self.logged_at = time.perf_counter()
         if out:
             for leftover in [*out.glob(".*.tmp"), *out.glob("ckpt/.*.tmp")]:
                 leftover.unlink()  # of a killed process
+            now = origin(config["device"], fingerprint)
+            now["parent"] = start.get("parent")
+            self.origin = now
             resumed = {}
-            self.origin = origin(config["device"], fingerprint) | {
-                "parent": start.get("parent")
-            }
-            if saved := read_config(
-                out
-            ):  # keep the origin of the start, and list this one
-                resumed = {"resumed": [*saved.get("resumed", []), self.origin]}
-                self.origin = {
-                    name: saved.get(name, new) for name, new in self.origin.items()
-                }
+            saved = read_config(out)
+            if saved:  # keep the origin of the start, and list this one
+                self.origin = {name: saved.get(name, now[name]) for name in now}
+                resumed["resumed"] = [*saved.get("resumed", []), now]
             write_json(out / "config.json", config | self.origin | resumed)
             self.metrics = append_to(out / "metrics.jsonl")
 
@@ -308,16 +319,13 @@ class Run:
         return time.perf_counter() - self.began
 
     def write(self, text: str, **line) -> None:
-        """Print a line for people, and add one to metrics.jsonl with null for NaN and
-        infinity."""
+        """Print a line for people, and add one to metrics.jsonl."""
         if self.out:
             say(f"{line['tokens']:>14,} tokens   {text}")
-            line = json.loads(json.dumps(line), parse_constant=lambda _: None)
-            self.metrics.write(json.dumps(line) + "\n")
+            self.metrics.write(json.dumps(nan_to_none(line)) + "\n")
 
     def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
-        """Report progress at every --log_every tokens. loss: of this process, a
-        tensor."""
+        """Report progress at every --log_every tokens. loss: of this process, a tensor."""
         tokens = state.tokens
         if not (last or crossed(self.config["log_every"], state.before, tokens)):
             return
@@ -347,8 +355,7 @@ class Run:
         self.write(text, tokens=tokens, **losses)
 
     def save(self, content: dict) -> None:
-        """Write average.pt without the optimizer, and a checkpoint. Delete old
-        checkpoints."""
+        """Write average.pt without the optimizer, and a checkpoint. Delete old checkpoints."""
         if self.out is None:
             return
         content.update(
@@ -392,13 +399,13 @@ class Run:
 
 
 def branch_point(path: Path) -> Path:
-    """The checkpoint to branch from. For a run folder, it is the newest before the
-    decay."""
+    """The checkpoint to branch from. For a run folder, it is the newest before the decay."""
     path = path.resolve()  # so that the branch can resume from any folder
     config = read_config(path)
     if not config:
         return path
-    if not (paths := before_decay(checkpoints(path), config)):
+    paths = before_decay(checkpoints(path), config)
+    if not paths:
         raise UserError(f"--branch {path}: has no checkpoint before its decay")
     return paths[-1]
 
@@ -406,8 +413,7 @@ def branch_point(path: Path) -> Path:
 def choose(
     typed: dict, actions, runtime: set, later: dict
 ) -> tuple[dict, dict | None, Path | str | None]:
-    """The config fields, the checkpoint to resume, and the path of the parent to branch
-    from.
+    """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
     A resumed run keeps its config. runtime: fields that it may change. later: fields that
     its config may lack, with their defaults. Raises UserError for a flag that would make
@@ -433,8 +439,7 @@ def choose(
 
 
 def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dict:
-    """The config of the parent with these changes. Decay, out, device, compile become
-    defaults.
+    """The config of the parent with these changes. Decay, out, device, compile become defaults.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that
     determine the weights, later: fields that the parent may lack, with their defaults.
@@ -466,13 +471,14 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
 
 
 def branch(parent: dict, cfg, planned: bool) -> dict:
-    """The checkpoint of a parent as the start of a new run, which may read a different
-    text.
+    """The checkpoint of a parent as the start of a new run, which may read a different text.
 
     planned: does the schedule depend on the run length? Raises UserError if cfg cannot
     continue.
     """
-    old, tokens, total = parent["config"], parent["tokens"], cfg.total_tokens
+    old = parent["config"]
+    tokens = parent["tokens"]
+    total = cfg.total_tokens
     if total < tokens + cfg.batch_tokens:
         raise UserError(
             f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already"
