@@ -1,0 +1,398 @@
+# %% [markdown]
+# # Power Scheduler in one file
+#
+# A cosine schedule must know, before its first step, when you will stop. Power need not.
+# This file rebuilds the paper (Shen et al., 2024, arXiv 2408.13359) small enough for a
+# laptop: it finds the law of the best learning rate, puts it into a schedule, ends one
+# Power run at four lengths, and races it against four cosines that knew their length.
+#
+#     pip install torch numpy matplotlib
+#     python power.py        about three minutes on two CPU cores; draws power.png
+
+# %%
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_num_threads(2)
+SEQ_LEN = 128  # tokens per sequence
+WARMUP = 8_000  # tokens
+LENGTHS = (80_000, 160_000, 320_000, 640_000)  # run lengths T, in tokens
+
+
+# %% [markdown]
+# ## Schedules
+#
+# A schedule maps n, the tokens seen so far, to a learning rate. WSD and Power are one
+# line and differ in one word: `constant` or `power_law`. Only `decay` knows the end.
+
+# %%
+def constant(lr):
+    """Equation 2 of the paper, its stable phase."""
+    return lambda n: lr
+
+
+def power_law(a, b, q, beta, lr_max):
+    """Equation 7, with beta^q where the paper has beta. b is negative."""
+    return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
+
+
+def warmup(schedule, warmup_tokens):
+    """Rise linearly to the schedule."""
+    target = schedule(warmup_tokens)
+    return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
+
+
+def decay(schedule, T, decay_tokens):
+    """Follow the schedule, then fall to 0 over the last tokens (equations 2 and 8)."""
+    start = T - decay_tokens
+
+    def decayed(n):
+        if n <= start:
+            return schedule(n)
+        done = min(1.0, (n - start) / decay_tokens)
+        return schedule(start) * (math.exp(1 - done) - 1) / (math.e - 1)
+
+    return decayed
+
+
+def cosine(lr, T):
+    """Half a cosine from lr to a tenth of it. It needs T from the first step."""
+
+    def schedule(n):
+        done = min(max((n - WARMUP) / (T - WARMUP), 0.0), 1.0)
+        return lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+    return schedule
+
+
+# %% [markdown]
+# ## A small GPT under muP
+#
+# muP keeps the best learning rate when the width changes (Table 1 of the paper). At
+# m_width times the base width, hidden matrices start smaller by sqrt(m_width) and learn
+# slower by m_width. Attention divides by d_head, and the logits by m_width.
+
+# %%
+VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
+BASE_WIDTH = 64
+M_WIDTH = WIDTH / BASE_WIDTH
+M_EMB = 10  # multiplies the embedding
+INIT_STD = 0.1
+
+
+def rotary_table():
+    d_head = WIDTH // HEADS
+    frequency = 10000.0 ** -(torch.arange(0, d_head, 2).double() / d_head)
+    angle = torch.outer(torch.arange(SEQ_LEN).double(), frequency)  # [T, d_head / 2]
+    cos = torch.cat((angle.cos(), angle.cos()), dim=1)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=1)
+    return torch.stack((cos, sin)).float()[:, :, None]  # [2, T, 1, d_head]
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.v = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.register_buffer("rotary", rotary_table(), persistent=False)
+
+    def rotate(self, x):  # x [B, T, heads, d_head]
+        cos, sin = self.rotary
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+    def forward(self, x):  # x [B, T, width]
+        B, T, _ = x.shape
+        q = self.rotate(self.q(x).view(B, T, HEADS, -1)).transpose(1, 2)
+        k = self.rotate(self.k(x).view(B, T, HEADS, -1)).transpose(1, 2)
+        v = self.v(x).view(B, T, HEADS, -1).transpose(1, 2)  # [B, heads, T, d_head]
+        scale = HEADS / WIDTH  # muP: 1 / d_head instead of 1 / sqrt(d_head)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return self.out(y.transpose(1, 2).reshape(B, T, WIDTH))
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        hidden = round(2.5 * WIDTH)
+        self.gate = nn.Linear(WIDTH, hidden, bias=False)
+        self.up = nn.Linear(WIDTH, hidden, bias=False)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # SwiGLU
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn_norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        self.attn = Attention()
+        self.mlp_norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        self.mlp = MLP()
+
+    def forward(self, x):
+        x = x + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-5)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:  # gains stay 1
+                hidden = "embed" not in name
+                p.data.normal_(0.0, INIT_STD / math.sqrt(M_WIDTH) if hidden else INIT_STD)
+
+    def forward(self, idx, targets):  # both [B, T]
+        """Mean cross-entropy in nats per token."""
+        x = self.embed(idx) * M_EMB
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x) / M_WIDTH, self.embed.weight)  # [B, T, V]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def make_optimizer(model):
+    """AdamW with a group for each learning rate of muP."""
+    matrices = [p for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2]
+    gains = [p for p in model.parameters() if p.dim() == 1]
+    groups = [
+        {"params": [model.embed.weight], "lr_scale": 1.0, "weight_decay": 0.1},
+        {"params": matrices, "lr_scale": 1.0 / M_WIDTH, "weight_decay": 0.1},
+        {"params": gains, "lr_scale": 1.0, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, fused=True)
+
+
+# %% [markdown]
+# ## The text: torch's own Python files, as bytes
+#
+# Every run reads the same sequences in the same order. So two runs differ in what we
+# compare, and in nothing else.
+
+# %%
+def load_text():
+    files = sorted(Path(torch.__file__).parent.rglob("*.py"))
+    np.random.default_rng(0).shuffle(files)
+    text = b"".join(path.read_bytes() for path in files)
+    tokens = np.frombuffer(text, np.uint8)
+    n = len(tokens) // (SEQ_LEN + 1)
+    rows = tokens[: n * (SEQ_LEN + 1)].reshape(n, SEQ_LEN + 1)  # a row is a sequence
+    held_out = torch.from_numpy(rows[:200].astype(np.int64))
+    train = rows[200:]
+    return train, held_out, np.random.default_rng(1).permutation(len(train))
+
+
+TRAIN, HELD_OUT, ORDER = load_text()
+
+
+def batch_at(tokens, batch_size):
+    """The batch that starts at this position of a run. [batch_size, SEQ_LEN + 1]"""
+    first = tokens // SEQ_LEN
+    rows = TRAIN[ORDER[first : first + batch_size]]
+    return torch.from_numpy(rows.astype(np.int64))
+
+
+@torch.no_grad()
+def held_out_loss(model):
+    return model(HELD_OUT[:, :-1], HELD_OUT[:, 1:]).item()
+
+
+# %% [markdown]
+# ## A step, a trunk and its branches
+#
+# Before its decay, a run does not depend on its length. So the runs of one learning rate
+# share a *trunk*. At each T, a copy leaves it and decays: a *branch*.
+
+# %%
+class Run:
+    """A model in training. curve: (tokens, loss on held-out text)."""
+
+    def __init__(self, batch_size):
+        torch.manual_seed(0)
+        self.model = GPT()
+        self.optimizer = make_optimizer(self.model)
+        self.batch_size = batch_size
+        self.tokens = 0
+        self.curve = []
+
+    def step(self, lr):
+        """Update the weights once. Returns the loss of the batch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        rows = batch_at(self.tokens, self.batch_size)
+        loss = self.model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.tokens += self.batch_size * SEQ_LEN
+        return loss.detach()
+
+    def train(self, schedule, until, look_every=None):
+        """Train to `until` tokens. The learning rate is that of the middle of a step."""
+        step_tokens = self.batch_size * SEQ_LEN
+        while self.tokens + step_tokens <= until:
+            self.step(schedule(self.tokens + step_tokens / 2))
+            if look_every and self.tokens % look_every < step_tokens:
+                self.curve.append((self.tokens, held_out_loss(self.model)))
+        return self
+
+    def branch(self):
+        """A copy that goes its own way."""
+        copy = Run(self.batch_size)
+        copy.model.load_state_dict(self.model.state_dict())
+        copy.optimizer.load_state_dict(self.optimizer.state_dict())
+        copy.tokens = self.tokens
+        copy.curve = self.curve[-1:]
+        return copy
+
+
+def trunk_and_branches(schedule, batch_size, lengths, look_every=None):
+    """Train one trunk, and a branch for each length T. -> trunk, {T: branch}"""
+    trunk = Run(batch_size)
+    branches = {}
+    for T in lengths:
+        decay_tokens = T // 10
+        trunk.train(schedule, T - decay_tokens, look_every)
+        branch = trunk.branch().train(decay(schedule, T, decay_tokens), T, look_every)
+        branch.curve.append((branch.tokens, held_out_loss(branch.model)))
+        branches[T] = branch
+    return trunk, branches
+
+
+# %% [markdown]
+# ## A sweep: the best learning rate of every T and batch size
+#
+# The loss against the learning rate is a *valley*. We try five rates, and take the lowest
+# point of a parabola through the three best.
+
+# %%
+BATCHES = (4, 16)  # sequences per step
+SWEEP_LENGTHS = LENGTHS[:3]
+
+
+def vertex(losses):
+    """{learning rate: loss} -> the learning rate at the bottom of the valley."""
+    rates = sorted(losses)
+    best = min(rates, key=losses.get)
+    i = min(max(rates.index(best), 1), len(rates) - 2)  # a neighbor on each side
+    near = rates[i - 1 : i + 2]
+    c2, c1, _ = np.polyfit(np.log2(near), [losses[lr] for lr in near], 2)
+    low, high = np.log2(near[0]), np.log2(near[-1])
+    return 2 ** min(max(-c1 / (2 * c2), low), high) if c2 > 0 else best
+
+
+def sweep():
+    """-> [(T, beta, best learning rate)], beta in sequences of 4096 tokens"""
+    minima = []
+    for batch_size in BATCHES:
+        losses = {T: {} for T in SWEEP_LENGTHS}
+        middle = 0.008 * math.sqrt(batch_size / 8)
+        for lr in (middle / 4, middle / 2, middle, middle * 2, middle * 4):
+            schedule = warmup(constant(lr), WARMUP)
+            _, branches = trunk_and_branches(schedule, batch_size, SWEEP_LENGTHS)
+            for T, branch in branches.items():
+                losses[T][lr] = branch.curve[-1][1]
+            shown = ", ".join(f"{losses[T][lr]:.3f}" for T in SWEEP_LENGTHS)
+            print(f"  batch {batch_size:2d}, lr {lr:.4f}: {shown}", flush=True)
+        for T in SWEEP_LENGTHS:
+            minima.append((T, batch_size * SEQ_LEN / 4096, vertex(losses[T])))
+    return minima
+
+
+# %% [markdown]
+# ## The law
+#
+# log lr = log a + b log T + q log beta (equation 6 of the paper, where q is 1).
+
+# %%
+def fit_law(minima):
+    """Least squares -> a, b, q."""
+    T, beta, lr = np.array(minima).T
+    design = np.stack((np.ones_like(T), np.log(T), np.log(beta)), axis=1)
+    (log_a, b, q), *_ = np.linalg.lstsq(design, np.log(lr), rcond=None)
+    return math.exp(log_a), b, q
+
+
+# %% [markdown]
+# ## The race
+#
+# Power puts n where the law has T. One Power run ends at four lengths. Each cosine is
+# planned for one of them, with the learning rate that the law gives for it.
+
+# %%
+def race(a, b, q, batch_size=8, look_every=8_000):
+    beta = batch_size * SEQ_LEN / 4096
+    power = warmup(power_law(a, b, q, beta, lr_max=0.02), WARMUP)
+    trunk, branches = trunk_and_branches(power, batch_size, LENGTHS, look_every)
+    cosines = {}
+    for T in LENGTHS:
+        schedule = warmup(cosine(beta**q * a * T**b, T), WARMUP)
+        cosines[T] = Run(batch_size).train(schedule, T, look_every)
+        cosines[T].curve.append((cosines[T].tokens, held_out_loss(cosines[T].model)))
+    return trunk, branches, cosines
+
+
+def loss_at(curve, T):
+    """The loss where a curve passes T tokens."""
+    tokens, losses = zip(*curve)
+    return float(np.interp(T, tokens, losses))
+
+
+def draw(path, trunk, branches, cosines):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    _, ax = plt.subplots(figsize=(6, 4), dpi=150)
+    for T, cosine_run in cosines.items():
+        label = "cosines, one run for each length" if T == LENGTHS[0] else None
+        ax.plot(*zip(*cosine_run.curve), color="#6b6b6b", linewidth=1, label=label)
+        ax.plot(*cosine_run.curve[-1], "o", color="#6b6b6b", markersize=4)
+    ax.plot(*zip(*trunk.curve), color="#0072B2", linewidth=2, label="one Power run")
+    for T, branch in branches.items():
+        label = "its decays" if T == LENGTHS[0] else None
+        ax.plot(*zip(*branch.curve), color="#56B4E9", linewidth=2, label=label)
+        ax.plot(*branch.curve[-1], "o", color="#0072B2", markersize=5)
+    ax.set(xscale="log", xlabel="tokens", ylabel="loss on held-out text (nats per token)")
+    ax.set(xlim=(30_000, 1.1 * LENGTHS[-1]), ylim=(None, 3.2))
+    ax.set_xticks(LENGTHS, [f"{T // 1000}k" for T in LENGTHS])
+    ax.minorticks_off()
+    ax.set_title("One Power run, ended at four lengths", loc="left")
+    ax.legend(frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    plt.savefig(path, bbox_inches="tight")
+
+
+# %%
+def main():
+    began = time.perf_counter()
+    lengths = ", ".join(f"{T // 1000}k" for T in SWEEP_LENGTHS)
+    print(f"loss at T = {lengths} tokens")
+    a, b, q = fit_law(sweep())
+    print(f"the law: best learning rate = {a:.3g} * beta^{q:.2f} * T^{b:.2f}\n")
+    trunk, branches, cosines = race(a, b, q)
+    cut = cosines[LENGTHS[-1]].curve
+    print(f"{'T':>7}   Power   cosine   longest cosine, cut short")
+    for T in LENGTHS:
+        ends = branches[T].curve[-1][1], cosines[T].curve[-1][1], loss_at(cut, T)
+        print(f"{T:7,}   {ends[0]:.3f}   {ends[1]:.3f}    {ends[2]:.3f}")
+    draw("power.png", trunk, branches, cosines)
+    print(f"\n{time.perf_counter() - began:.0f} seconds; power.png")
+
+
+if __name__ == "__main__":
+    main()
