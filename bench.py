@@ -78,7 +78,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     n_passes = train.n_passes(sequences, cfg.micro_batch_size)
     per_pass = sequences // n_passes
 
-    # 2. As on a GPU
+    # 2. A GPU computes in bfloat16 and compiles, unless a flag says otherwise
     cfg = dataclasses.replace(
         cfg,
         micro_batch_size=per_pass,

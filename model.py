@@ -2,10 +2,10 @@
 
 The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and
 no biases. muP adds four multipliers, marked "muP" in the code. Read `Attention`, then
-down to `GPT.forward`.
+down to `GPT.forward`. On a first reading, skip `attend` and `Cache`.
 
-    python model.py                           list the models with counted parameters
-    python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
+    python model.py                             list the models with counted parameters
+    python model.py --export runs/a --to DIR    write a run in the released models' format
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from tools import devices, flags, granite, runs, tokenizers
 from tools.flags import UserError
 
 # Shapes in the comments:
-#   B  sequences in the batch           H  heads of queries
-#   T  tokens of a sequence             G  heads of keys and values, H / G queries share one
-#   C  n_embd, the width                D  d_head, the width of a head
+#   B  sequences in the batch      H  heads of queries
+#   T  tokens of a sequence        G  heads of keys and values, each for H / G heads of q
+#   C  n_embd, the width           D  d_head, the width of a head
 #   V  vocab_size
 # (In laws and schedules, T is the length of a run.)
 
@@ -45,7 +45,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and the tokens before it, and takes up what it needs."""
+    """Every token looks at itself and earlier tokens, and takes up what it needs."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()

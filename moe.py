@@ -129,9 +129,10 @@ class Permute(torch.autograd.Function):
         return grad.index_select(0, back), None, None
 
 
-# Two ways to multiply. Both take rows [N*k, C], weight [N*k, 1], ends [E], w_in [E, 2M, C]
-# and w_out [E, C, M], and return [N*k, C]. The weight goes between the two products,
-# because autograd would have to keep more for the backward pass if it came after them.
+# Two ways to multiply. Both take rows [N*k, C], weight [N*k, 1], ends [E], w_in
+# [E, 2M, C] and w_out [E, C, M], and return [N*k, C]. The weight goes between the two
+# products, because autograd would have to keep more for the backward pass if it came
+# after them.
 
 
 @torch._disable_dynamo  # group sizes vary (torch.compiler.disable takes 1 s to import)

@@ -52,9 +52,9 @@ def rules(cfg) -> dict[str, Rule]:
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
     # "output" is not the output head of the model. It is the last matrix of attention or
-    # of an MLP, whose result is added to the residual stream. Under Table 1 it is a hidden
-    # matrix. It has a row because many models also shrink its initial weights with depth,
-    # which you would write here.
+    # of an MLP, whose result is added to the residual stream. Under Table 1 it is hidden.
+    # It has a row because many models also shrink its initial weights with depth, which
+    # you would write here.
     #
     # The paper has no rule for the router. IBM's code first used the row "embedding", and
     # later "hidden". In theory it is a readout, as its few outputs do not grow with the
