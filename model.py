@@ -103,7 +103,8 @@ def rope_table(cfg: GPTConfig) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Causal softmax attention, q [B, T, H, D], k and v [B, S, G, D] -> [B, T, H, D].
 
-    The queries are of the last T of S tokens. In training these are all, so T = S.
+    The queries are of the last T of S tokens. In training these are all, so T = S. The
+    output has v's dtype, in which the rest of the model computes.
     """
     # 1. One dtype for the three. `rotate` gives float32, and v may be bfloat16.
     dtype = devices.attention_dtype(v)
