@@ -1,9 +1,9 @@
 """Estimate a run, or measure how fast this machine trains. It takes the config flags of
 train.py.
 
-python bench.py                                    time training steps
-python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
-torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
+    python bench.py                                    time training steps
+    python bench.py --preset PowerLM-3B --dry_run      steps, FLOPs, memory and hours
+    torchrun --nproc_per_node 8 bench.py --preset 1B   on eight GPUs
 """
 
 import dataclasses
@@ -18,8 +18,10 @@ import torch
 import train
 from config import FIELDS, TrainConfig, preset_fields
 from model import empty_model
-from tools import devices
-from tools.flags import UserError, add_flags, fail, program_parser
+from tools import devices, flags
+from tools.flags import UserError
+
+# -- Estimate, without a GPU -------------------------------------------------------------
 
 
 def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
@@ -30,94 +32,141 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     streams, queries, keys, values, the attention output and 3 hidden vectors of the MLP.
     The allocator adds a few percent.
     """
-    C, F = cfg.n_embd, cfg.n_ffn
-    size = 2 if cfg.dtype == "bfloat16" else 4
-    heads = 2 * C + 2 * cfg.n_kv_head * cfg.d_head  # queries and output, keys and values
-    hidden = 3 if cfg.compile else 4
-    mlp = size * hidden * F
+    # 1. Numbers that a block keeps for a token, in the dtype of matrix products
+    normed = 2 * cfg.n_embd
+    queries_and_output = 2 * cfg.n_embd
+    keys_and_values = 2 * cfg.n_kv_head * cfg.d_head
+    n_hidden = 3 if cfg.compile else 4
+    mlp = n_hidden * cfg.n_ffn
     if cfg.n_expert:  # every expert also keeps its input and its weighted output
-        mlp = (
-            size * cfg.n_expert_active * (C + (hidden + 1) * F) + 4 * C
-        )  # router in float32
-    norms = 0 if cfg.compile else 8 * C  # intermediate results
-    block = 8 * C + size * (2 * C + heads) + mlp + norms
-    blocks = cfg.n_layer * 4 * C + block if cfg.recompute else cfg.n_layer * block
+        mlp = cfg.n_expert_active * (cfg.n_embd + (n_hidden + 1) * cfg.n_ffn)
+
+    # 2. Their bytes, and those of float32 numbers
+    size = 2 if cfg.dtype == "bfloat16" else 4
+    residual = 2 * 4 * cfg.n_embd
+    block = residual + size * (normed + queries_and_output + keys_and_values + mlp)
+    if cfg.n_expert:
+        block += 4 * cfg.n_embd  # input of the router, in float32
+    if not cfg.compile:
+        block += 2 * 4 * cfg.n_embd  # intermediate results of the norms
+    blocks = cfg.n_layer * block
+    if cfg.recompute:  # the inputs of all blocks, and everything of one block
+        blocks = cfg.n_layer * 4 * cfg.n_embd + block
+
+    # 3. All tokens of a pass, and what is kept for every parameter
     tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len
+    logits = cfg.vocab_size * (size + 4 + 4)  # and their softmax and its gradient
     return {
         "parameters": 4 * n_params,
         "gradients": 4 * n_params,
         "AdamW": 8 * n_params,
-        "average": 4 * n_params * cfg.average,
-        "bfloat16 copies": 2 * n_params * (size == 2),
+        "average": 4 * n_params if cfg.average else 0,
+        "bfloat16 copies": 2 * n_params if cfg.dtype == "bfloat16" else 0,
         "blocks": tokens * blocks,
-        "logits": tokens
-        * cfg.vocab_size
-        * (size + 4 + 4),  # and their softmax and its gradient
+        "logits": tokens * logits,
     }
 
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
+    # 1. Divide a batch among the GPUs, and the share of a GPU into passes
     if cfg.batch_size % world:
         raise UserError(
             f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
         )
-    each = cfg.batch_size // world  # sequences of a GPU in a step
-    n_micro = train.n_passes(each, cfg.micro_batch_size)
-    micro = each // n_micro
-    dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
-    compile = cfg.compile is not False
-    cfg = dataclasses.replace(cfg, micro_batch_size=micro, dtype=dtype, compile=compile)
+    sequences = cfg.batch_size // world  # of a GPU, in a step
+    n_passes = train.n_passes(sequences, cfg.micro_batch_size)
+    per_pass = sequences // n_passes
+
+    # 2. A GPU computes in bfloat16 and compiles, unless a flag says otherwise
+    cfg = dataclasses.replace(
+        cfg,
+        micro_batch_size=per_pass,
+        dtype="bfloat16" if cfg.dtype == "auto" else cfg.dtype,
+        compile=cfg.compile is not False,
+    )
+
+    # 3. Work and time
     model = empty_model(cfg)
-    n = cfg.total_tokens // cfg.batch_tokens
-    flops = model.flops_per_token() * n * cfg.batch_tokens
-    hours = flops / world / (0.4 * devices.PEAK_FLOPS["NVIDIA H200"]) / 3600
-    gib = {
-        name: size / 2**30 for name, size in memory(cfg, model.n_params()).items() if size
-    }
-    return f"""{cfg.preset} under {cfg.schedule}: {n:,} steps of {cfg.batch_tokens:,} tokens
-GPUs:   {world}, with {n_micro} x {micro} sequences per GPU and step
-FLOPs:  {flops:.3g}, backward included, causal attention counted once
-memory: {sum(gib.values()):.3g} GiB per GPU in {dtype}{", compiled" * compile}
-        {", ".join(f"{name} {part:.3g}" for name, part in gib.items())}
-time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s"""
+    n_steps = cfg.total_tokens // cfg.batch_tokens
+    flops = model.flops_per_token() * n_steps * cfg.batch_tokens
+    speed = 0.4 * devices.PEAK_FLOPS["NVIDIA H200"]
+    hours = flops / world / speed / 3600
+
+    # 4. Memory
+    gib = {}
+    for name, n_bytes in memory(cfg, model.n_params()).items():
+        if n_bytes:
+            gib[name] = n_bytes / 2**30
+    parts = ", ".join(f"{name} {part:.3g}" for name, part in gib.items())
+    kind = f"{cfg.dtype}, compiled" if cfg.compile else cfg.dtype
+
+    steps = f"{n_steps:,} steps of {cfg.batch_tokens:,} tokens"
+    lines = [
+        f"{cfg.preset} under {cfg.schedule}: {steps}",
+        f"GPUs:   {world}, with {n_passes} x {per_pass} sequences per GPU and step",
+        f"FLOPs:  {flops:.3g}, backward included, causal attention counted once",
+        f"memory: {sum(gib.values()):.3g} GiB per GPU in {kind}",
+        f"        {parts}",
+        f"time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s",
+    ]
+    return "\n".join(lines)
 
 
-def steps(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
-    """Train until step n and return the seconds that every step took."""
-    times = [time.perf_counter()]
-    for _, loss, _, _ in itertools.islice(train.training_steps(cfg, state, corpus), n):
+# -- Measure -----------------------------------------------------------------------------
+
+
+def step_times(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
+    """Train n steps and return the seconds that every step took."""
+    times = []
+    before = time.perf_counter()
+    steps = train.training_steps(cfg, state, corpus)
+    for _, loss, _, _ in itertools.islice(steps, n):
         loss.item()  # waits for the device
-        times.append(time.perf_counter())
-    return [end - begin for begin, end in itertools.pairwise(times)]
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    return times
 
 
 def benchmark(cfg: TrainConfig, corpus) -> str:
     """Time 20 training steps on real batches, after 3 for warming up."""
-    state, (_, world) = train.build(cfg), devices.rank_and_world()
-    low, median, high = statistics.quantiles(steps(cfg, state, corpus, 3 + 20)[3:])
-    speed = cfg.batch_tokens / median
-    achieved = state.model.flops_per_token() * speed / world
-    text = f"""{cfg.preset} on {cfg.device}, {cfg.dtype}{", compiled" * cfg.compile}
-processes: {world}, threads: {torch.get_num_threads()}
-step: median {1e3 * median:.1f} ms, quartiles {1e3 * low:.1f} and {1e3 * high:.1f}
-speed: {speed:,.0f} tokens/s, {achieved / 1e12:.3g} TFLOP/s per process"""
+    state = train.build(cfg)
+    times = step_times(cfg, state, corpus, 3 + 20)
+    low, median, high = statistics.quantiles(times[3:])
+
+    _, world = devices.rank_and_world()
+    tokens_per_s = cfg.batch_tokens / median
+    flops_per_s = state.model.flops_per_token() * tokens_per_s / world
+    kind = f"{cfg.dtype}, compiled" if cfg.compile else cfg.dtype
+    quartiles = f"quartiles {1e3 * low:.1f} and {1e3 * high:.1f}"
+    speed = f"{tokens_per_s:,.0f} tokens/s, {flops_per_s / 1e12:.3g} TFLOP/s per process"
     if cfg.device.startswith("cuda"):
-        if peak := devices.PEAK_FLOPS.get(torch.cuda.get_device_name(cfg.device)):
-            text += f", MFU {achieved / peak:.1%}"
-        text += f"\npeak memory: {torch.cuda.max_memory_allocated(cfg.device) / 2**30:.2f} GiB"
-    return text
+        peak = devices.PEAK_FLOPS.get(torch.cuda.get_device_name(cfg.device))
+        if peak is not None:
+            speed += f", MFU {flops_per_s / peak:.1%}"  # model FLOPs utilization
+    lines = [
+        f"{cfg.preset} on {cfg.device}, {kind}",
+        f"processes: {world}, threads: {torch.get_num_threads()}",
+        f"step: median {1e3 * median:.1f} ms, {quartiles}",
+        f"speed: {speed}",
+    ]
+    if cfg.device.startswith("cuda"):
+        gib = torch.cuda.max_memory_allocated(cfg.device) / 2**30
+        lines.append(f"peak memory: {gib:.2f} GiB")
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("bench.py", __doc__)
-    add_flags(parser, TrainConfig, preset_fields("laptop"))
+    parser = flags.program_parser("bench.py", __doc__)
+    flags.add_flags(parser, TrainConfig, preset_fields("laptop"))
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))
-        cfg, (rank, world) = train.make_config(**typed), devices.rank_and_world()
+        cfg = train.make_config(**typed)
+        rank, world = devices.rank_and_world()
         if args.dry_run:
             text = dry_run(cfg, world)
         else:
@@ -125,9 +174,9 @@ def main(argv: list[str] | None = None) -> int:
                 cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
             text = benchmark(cfg, corpus)
     except torch.OutOfMemoryError as error:
-        return fail("bench.py", devices.reason_of(error))
+        return flags.fail("bench.py", devices.reason_of(error))
     except (UserError, OSError) as error:
-        return fail("bench.py", error)
+        return flags.fail("bench.py", error)
     if rank == 0:
         print(text)
     return 0

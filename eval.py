@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 import data
-from model import GPT, load_model
+from model import GPT, Cache, load_model
 from tools import tasks
 from tools.flags import UserError, at_least, fail, program_parser
 from tools.devices import (
@@ -87,12 +87,12 @@ def validation_loss(
 # -- How likely is a text? ---------------------------------------------------------------
 
 
-def pick(cache: list[dict], rows: list[int]) -> list[dict]:
+def pick(cache: list[Cache], rows: list[int]) -> list[Cache]:
     """The keys and values of these rows of the batch. A row may appear several times."""
-    return [{name: table[rows] for name, table in layer.items()} for layer in cache]
+    return [layer.pick(rows) for layer in cache]
 
 
-def read(model: GPT, cache: list[dict], rows: list[list[int]]) -> torch.Tensor:
+def read(model: GPT, cache: list[Cache], rows: list[list[int]]) -> torch.Tensor:
     """Run rows of tokens after the cached tokens -> the output of the last block, [B, T,
     C]."""
     T = max(map(len, rows))
@@ -114,7 +114,7 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
     shared, fork = len(commonprefix(contexts)), min(map(len, contexts))
     root = shared if shared >= 32 else 0  # a few tokens are not worth a pass
-    cache: list[dict] = [{} for _ in model.blocks]
+    cache = [Cache() for _ in model.blocks]
     if root:
         read(model, cache, [contexts[0][:root]])
         cache = pick(cache, [0] * len(items))

@@ -2,10 +2,10 @@
 
 The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and
 no biases. muP adds four multipliers, marked "muP" in the code. Read `Attention`, then
-down to `GPT.forward`.
+down to `GPT.forward`. On a first reading, skip `attend` and `Cache`.
 
-    python model.py                           list the models with counted parameters
-    python model.py --export runs/a --to DIR  write a run as Granite, the released models' format
+    python model.py                             list the models with counted parameters
+    python model.py --export runs/a --to DIR    write a run in the released models' format
 """
 
 import dataclasses
@@ -22,43 +22,31 @@ import mup
 from config import PRESETS, GPTConfig
 from moe import MoE, Routing
 from records import uses_average
-from tools import flags, granite, runs, tokenizers
-from tools.devices import attention_dtype, matmul_dtype
+from tools import devices, flags, granite, runs, tokenizers
 from tools.flags import UserError
 
-
-# Shapes: B sequences of T tokens (in laws and schedules, T is a run length), C = n_embd,
-# H heads of queries, G of keys and values, D = d_head, V = vocab_size
-
-
-def rope_table(cfg: GPTConfig) -> Tensor:
-    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32. As in
-    Llama, entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at position
-    t."""
-    frequency = cfg.rope_theta ** -(torch.arange(0, cfg.d_head, 2).double() / cfg.d_head)
-    angle = torch.outer(torch.arange(cfg.seq_len).double(), frequency)  # [seq_len, D/2]
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1))).float()[
-        :, :, None
-    ]
-
-
-def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1,
-    D]."""
-    cos, sin = rope
-    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). A roll by D/2 gives (x2, x1).
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+# Shapes in the comments:
+#   B  sequences in the batch      H  heads of queries
+#   T  tokens of a sequence        G  heads of keys and values, each for H / G heads of q
+#   C  n_embd, the width           D  d_head, the width of a head
+#   V  vocab_size
+# (In laws and schedules, T is the length of a run.)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Convert once to the dtype of the matrix products that follow."""
+    """RMSNorm whose output has the dtype of the matrix products that follow.
+
+    Under mixed precision every product would convert its input by itself, so q, k and v
+    would convert the same tensor three times.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(matmul_dtype(x))
+        return super().forward(x).to(devices.matmul_dtype(x))
 
 
 class Attention(nn.Module):
+    """Every token looks at itself and earlier tokens, and takes up what it needs."""
+
     def __init__(self, cfg: GPTConfig):
         super().__init__()
         self.cfg = cfg
@@ -67,39 +55,119 @@ class Attention(nn.Module):
         self.v = nn.Linear(cfg.n_embd, cfg.n_kv_head * cfg.d_head, bias=False)
         self.out = nn.Linear(cfg.n_head * cfg.d_head, cfg.n_embd, bias=False)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: dict | None = None) -> Tensor:
-        """x [B, T, C] -> [B, T, C]. cache: keys and values of earlier tokens; x's are
-        appended."""
-        (B, T, C), D = x.shape, self.cfg.d_head
-        q = rotate(self.q(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, H, T, D]
-        k = rotate(self.k(x).view(B, T, -1, D), rope).transpose(1, 2)  # [B, G, T, D]
-        v = self.v(x).view(B, T, -1, D).transpose(1, 2)  # [B, G, T, D]
-        dtype = attention_dtype(x)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    def forward(self, x: Tensor, rope: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """x [B, T, C] -> [B, T, C]. cache: the tokens before x, when we generate text."""
+        B, T, C = x.shape
+        D = self.cfg.d_head
+        q = self.q(x).view(B, T, -1, D)  # [B, T, H, D]
+        k = self.k(x).view(B, T, -1, D)  # [B, T, G, D]
+        v = self.v(x).view(B, T, -1, D)  # [B, T, G, D]
+        q = rotate(q, rope)
+        k = rotate(k, rope)
         if cache is not None:
-            if cache:  # it is empty at first
-                k, v = (
-                    torch.cat((cache["k"], k), dim=2),
-                    torch.cat((cache["v"], v), dim=2),
-                )
-            cache.update(k=k, v=v)
-        S = k.shape[
-            2
-        ]  # T new tokens attend to S. One needs no mask, all (T == S) a causal one
-        mask = None if T in (1, S) else x.new_ones(T, S, dtype=torch.bool).tril(S - T)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # it would convert q, k and v again
-            y = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                is_causal=T == S,
-                enable_gqa=k.shape[1] < q.shape[1],
-                scale=self.cfg.attention_multiplier,  # muP: 1 / d_head instead of 1 / sqrt(d_head)
-            )
-        return self.out(y.transpose(1, 2).reshape(B, T, C).type_as(x))
+            k, v = cache.append(k, v)
+        # muP: the scale is 1 / d_head instead of 1 / sqrt(d_head)
+        y = attend(q, k, v, scale=self.cfg.attention_multiplier)  # [B, T, H, D]
+        return self.out(y.reshape(B, T, C))
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotary position embedding in float32, of x [B, T, heads, D] by rope [2, T, 1, D].
+
+    The product of a rotated query and a rotated key depends on the distance of the two
+    tokens, and not on where in the sequence they are.
+    """
+    cos, sin = rope
+    # (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). A roll by D/2 gives (x2, x1), and
+    # the table has the minus sign.
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, sin)  # x * cos + swapped * sin
+
+
+def rope_table(cfg: GPTConfig) -> Tensor:
+    """Cosines and signed sines of the rotary angles, [2, seq_len, 1, D] in float32.
+
+    As in Llama, entries i and i + D/2 of a head turn together, by t * theta^(-2i/D) at
+    position t.
+    """
+    exponent = torch.arange(0, cfg.d_head, 2).double() / cfg.d_head  # [D/2], 2i/D
+    frequency = cfg.rope_theta**-exponent
+    position = torch.arange(cfg.seq_len).double()
+    angle = torch.outer(position, frequency)  # [seq_len, D/2]
+    cos = torch.cat((angle.cos(), angle.cos()), dim=1)  # [seq_len, D]
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=1)
+    table = torch.stack((cos, sin)).float()
+    return table.unsqueeze(2)  # the same for all heads
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal softmax attention, q [B, T, H, D], k and v [B, S, G, D] -> [B, T, H, D].
+
+    The queries are of the last T of S tokens. In training these are all, so T = S. The
+    output has v's dtype, in which the rest of the model computes.
+    """
+    # 1. One dtype for the three. `rotate` gives float32, and v may be bfloat16.
+    dtype = devices.attention_dtype(v)
+    queries = q.to(dtype).transpose(1, 2)  # [B, H, T, D]
+    keys = k.to(dtype).transpose(1, 2)  # [B, G, S, D]
+    values = v.to(dtype).transpose(1, 2)  # [B, G, S, D]
+
+    # 2. Who sees whom? Query t sees the keys up to S - T + t. If T = S, the kernel knows
+    # this mask as is_causal, and skips half of the work. A single query sees all keys.
+    # Only several tokens after a cache need a mask of their own.
+    T = queries.shape[2]
+    S = keys.shape[2]
+    mask = None
+    if 1 < T < S:
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+
+    # 3. softmax(scale * q @ k.T) @ v, by a fused kernel, outside of autocast, which would
+    # convert the dtype again
+    with torch.autocast(q.device.type, enabled=False):
+        y = F.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=T == S,
+            enable_gqa=keys.shape[1] < queries.shape[1],
+            scale=scale,
+        )
+    return y.transpose(1, 2).to(v.dtype)
+
+
+class Cache:
+    """Keys and values of the tokens that one attention layer has read.
+
+    Earlier tokens do not depend on later ones. So to add a token to a text, a layer
+    computes only that token's query, key and value, and takes the rest from here.
+    Training needs no cache.
+    """
+
+    def __init__(self):
+        self.k: Tensor | None = None  # [B, S, G, D] after S tokens
+        self.v: Tensor | None = None
+
+    def n_tokens(self) -> int:
+        return 0 if self.k is None else self.k.shape[1]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add T tokens, k and v [B, T, G, D], and return those of all S + T tokens."""
+        k = k.to(devices.attention_dtype(v))  # as attend will, to keep less memory
+        if self.k is not None:
+            k = torch.cat((self.k, k), dim=1)
+            v = torch.cat((self.v, v), dim=1)
+        self.k = k
+        self.v = v
+        return k, v
+
+    def pick(self, rows: list[int]) -> "Cache":
+        """A cache with these rows of the batch. A row may appear several times."""
+        picked = Cache()
+        if self.k is not None:
+            picked.k = self.k[rows]
+            picked.v = self.v[rows]
+        return picked
 
 
 class MLP(nn.Module):
@@ -117,6 +185,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention, then an MLP or MoE. Each adds its output to the residual stream x."""
+
     def __init__(self, cfg: GPTConfig):
         super().__init__()
         self.m_res = cfg.m_res
@@ -125,17 +195,22 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         self.mlp = MoE(cfg) if cfg.n_expert else MLP(cfg)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: dict | None = None):
+    def forward(self, x: Tensor, rope: Tensor, cache: Cache | None = None):
         """x [B, T, C] -> [B, T, C], and the Routing of an MoE or None."""
-        # muP: x + m_res * branch, in one pass over memory
-        x = torch.add(x, self.attn(self.attn_norm(x), rope, cache), alpha=self.m_res)
+        # muP: x + m_res * y, which torch.add computes in one pass over memory
+        y = self.attn(self.attn_norm(x), rope, cache)
+        x = torch.add(x, y, alpha=self.m_res)
         y, routing = self.mlp(self.mlp_norm(x))
-        return torch.add(x, y, alpha=self.m_res), routing
+        x = torch.add(x, y, alpha=self.m_res)
+        return x, routing
 
 
 class GPT(nn.Module):
-    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T]. gpt(idx,
-    targets) -> mean cross-entropy in nats per token, Routing of all layers or None."""
+    """gpt(idx) -> logits [B, T, V] for every position of the tokens idx [B, T].
+
+    gpt(idx, targets) -> mean cross-entropy in nats per token, and the Routing of all
+    layers, or None for a dense model.
+    """
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -145,57 +220,92 @@ class GPT(nn.Module):
         self.norm = RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         if not cfg.tie_embeddings:
             self.head = nn.Linear(cfg.n_embd, cfg.vocab_size, bias=False)
-        self.register_buffer(
-            "rope", rope_table(cfg), persistent=False
-        )  # not in checkpoints
-        self.recompute = (
-            False  # True keeps only the inputs of blocks for the backward pass
-        )
+        # computed from cfg, so it need not be in checkpoints
+        self.register_buffer("rope", rope_table(cfg), persistent=False)
+        # True keeps only the inputs of blocks for the backward pass
+        self.recompute = False
         mup.init_weights(self, mup.rules(cfg))
-
-    def hidden(self, idx: Tensor, cache: list[dict] | None = None) -> tuple[Tensor, list]:
-        """idx [B, T] -> the output of the last block [B, T, C], and the Routing of every
-        block."""
-        start = cache[0]["k"].shape[2] if cache and cache[0] else 0  # tokens in the cache
-        end = start + idx.shape[1]  # idx holds positions start to end - 1
-        if end > self.cfg.seq_len:
-            raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
-        x = self.embed(idx) * self.cfg.m_emb  # muP
-        rope, routings = self.rope[:, start:end], []
-        for block, past in zip(self.blocks, cache or [None] * self.cfg.n_layer):
-            if self.recompute and torch.is_grad_enabled():
-                x, routing = checkpoint(block, x, rope, use_reentrant=False)
-            else:
-                x, routing = block(x, rope, past)
-            routings.append(routing)
-        return x, routings
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Output of the last block x [..., C] -> logits [..., V]."""
-        x = (
-            self.norm(x) / self.cfg.logits_scaling
-        )  # muP: logits / m_width, cheaper before the head
-        return F.linear(
-            x, self.embed.weight if self.cfg.tie_embeddings else self.head.weight
-        )
-
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.logits(x).flatten(0, 1)
-        dtype = torch.promote_types(
-            logits.dtype, torch.float32
-        )  # bfloat16 is too coarse here
-        return F.cross_entropy(logits.to(dtype), targets.flatten())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None):
         x, routings = self.hidden(idx)
         if targets is None:
             return self.logits(x)
-        # one Routing for all layers, with aux_loss and entropy [n_layer], load [n_layer,
-        # E]
-        routing = (
-            Routing(*map(torch.stack, zip(*routings))) if self.cfg.n_expert else None
-        )
+        routing = None
+        if self.cfg.n_expert:  # one Routing for all layers
+            routing = Routing(
+                aux_loss=torch.stack([r.aux_loss for r in routings]),  # [n_layer]
+                load=torch.stack([r.load for r in routings]),  # [n_layer, E]
+                entropy=torch.stack([r.entropy for r in routings]),  # [n_layer]
+            )
         return self.loss(x, targets), routing
+
+    def hidden(self, idx: Tensor, caches: list[Cache] | None = None):
+        """Tokens idx [B, T] -> the output of the last block [B, T, C], and the Routing of
+        every block. caches: one for every block, if idx continues a text."""
+        # 1. Which positions of the text are these?
+        start = 0 if caches is None else caches[0].n_tokens()
+        end = start + idx.shape[1]
+        if end > self.cfg.seq_len:
+            raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
+        rope = self.rope[:, start:end]
+
+        # 2. Embed the tokens
+        x = self.embed(idx) * self.cfg.m_emb  # muP
+
+        # 3. Run the blocks
+        routings = []
+        for i, block in enumerate(self.blocks):
+            cache = None if caches is None else caches[i]
+            if self.recompute and torch.is_grad_enabled():  # then there is no cache
+                x, routing = checkpoint(block, x, rope, use_reentrant=False)
+            else:
+                x, routing = block(x, rope, cache)
+            routings.append(routing)
+        return x, routings
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Output of the last block x [..., C] -> logits [..., V]."""
+        # muP: divides the logits by m_width. It is cheaper to divide x, which is smaller.
+        x = self.norm(x) / self.cfg.logits_scaling
+        head = self.embed if self.cfg.tie_embeddings else self.head
+        return F.linear(x, head.weight)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the targets [B, T], from the last block's x [B, T, C]."""
+        logits = self.logits(x).flatten(0, 1)  # [B * T, V]
+        # at least float32, because bfloat16 is too coarse for a sum over the vocabulary
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(dtype), targets.flatten())
+
+    @torch.no_grad()
+    def generate(
+        self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50
+    ) -> Tensor:
+        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature
+        0."""
+        caches = [Cache() for _ in self.blocks]
+        unread = idx  # tokens that are not in the caches
+        for _ in range(max_new_tokens):
+            # 1. Read the new tokens
+            if idx.shape[1] <= self.cfg.seq_len:
+                x, _ = self.hidden(unread, caches)
+            else:  # the window slides and all positions change, so read it again
+                x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
+            logits = self.logits(x[:, -1]).float()  # [B, V]
+
+            # 2. Choose the next token
+            if temperature > 0:
+                best, tokens = logits.topk(min(top_k, logits.shape[-1]))  # both [B, k]
+                p = (best / temperature).softmax(-1)
+                choice = torch.multinomial(p, 1)  # [B, 1], an index into tokens
+                new = tokens.gather(1, choice)
+            else:
+                new = logits.argmax(-1, keepdim=True)  # [B, 1]
+
+            # 3. Append it
+            idx = torch.cat((idx, new), dim=1)
+            unread = new
+        return idx
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -204,52 +314,24 @@ class GPT(nn.Module):
         """Parameters that one token uses. A tied embedding counts, since it is the output
         head."""
         cfg = self.cfg
-        idle = (
-            cfg.n_layer
-            * (cfg.n_expert - cfg.n_expert_active)
-            * 3
-            * cfg.n_embd
-            * cfg.n_ffn
-        )
-        return (
-            self.n_params()
-            - idle
-            - (0 if cfg.tie_embeddings else self.embed.weight.numel())
-        )
+        expert = 3 * cfg.n_embd * cfg.n_ffn  # gate, up and down
+        idle = cfg.n_layer * (cfg.n_expert - cfg.n_expert_active) * expert
+        if not cfg.tie_embeddings:
+            idle += self.embed.weight.numel()  # a token only looks up one row
+        return self.n_params() - idle
 
     def flops_per_token(self) -> float:
-        """Operations per token at full seq_len, with the causal half of attention. A
-        weight of a matrix takes 6, as a multiply-add counts as 2 and backward costs twice
-        the forward."""
-        cfg = self.cfg
-        matrices = self.n_active_params() - sum(
-            p.numel() for p in self.parameters() if p.dim() < 2
-        )
-        return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
+        """Operations to train on one token, at full seq_len.
 
-    @torch.no_grad()
-    def generate(
-        self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50
-    ) -> Tensor:
-        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature
-        0."""
-        cache: list[dict] = [{} for _ in self.blocks]
-        unread = idx  # tokens that are not in the cache
-        for _ in range(max_new_tokens):
-            if idx.shape[1] <= self.cfg.seq_len:
-                x, _ = self.hidden(unread, cache)
-            else:  # the window slides and all positions change, so read it again
-                x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
-            logits = self.logits(x[:, -1]).float()  # [B, V]
-            new = logits.argmax(-1, keepdim=True)  # [B, 1]
-            if temperature > 0:
-                best, tokens = logits.topk(min(top_k, logits.shape[-1]))  # both [B, k]
-                new = tokens.gather(
-                    1, torch.multinomial((best / temperature).softmax(-1), 1)
-                )
-            idx = torch.cat((idx, new), dim=1)
-            unread = new
-        return idx
+        A multiply-add counts as 2, and the backward pass costs twice the forward, so a
+        weight of a matrix takes 6. In causal attention a query meets seq_len / 2 keys on
+        average. With n_embd multiply-adds for its scores and as many for the values, that
+        is 6 * n_embd * seq_len in a layer.
+        """
+        cfg = self.cfg
+        gains = sum(p.numel() for p in self.parameters() if p.dim() < 2)
+        matrices = self.n_active_params() - gains
+        return 6.0 * matrices + 6.0 * cfg.n_layer * cfg.n_embd * cfg.seq_len
 
 
 def empty_model(cfg: GPTConfig) -> GPT:
@@ -268,21 +350,30 @@ def load_model(
     weights, and sets `model.averaged`. dtype: of the weights, by default as saved. Raises
     UserError or OSError.
     """
-    path, averaged = Path(path), False
+    path = Path(path)
+    averaged = False
+
+    # 1. Read the config of the run and the weights, and make an empty model for them
     if granite.is_granite(path):
-        run = granite.read_json(path / "config.json") | {
-            "tokenizer": str(path / "tokenizer.json")
-        }
+        run = granite.read_json(path / "config.json")
+        run["tokenizer"] = str(path / "tokenizer.json")
         model = empty_model(GPTConfig(**granite.read_config(path)))
         weights = granite.read_weights(path, names=model.state_dict())
     else:
-        saved = (
-            runs.newest_checkpoint(path) if path.is_dir() else runs.read_checkpoint(path)
-        )
-        averaged = path.is_dir() and uses_average(saved["config"])
-        run, weights = saved["config"], saved.pop("average" if averaged else "model")
-        shape = {f.name for f in dataclasses.fields(GPTConfig)} & run.keys()
-        model = empty_model(GPTConfig(**{name: run[name] for name in shape}))
+        if path.is_dir():
+            saved = runs.newest_checkpoint(path)
+            averaged = uses_average(saved["config"])
+        else:
+            saved = runs.read_checkpoint(path)
+        run = saved["config"]
+        shape = {}
+        for field in dataclasses.fields(GPTConfig):
+            if field.name in run:  # an older run may lack it, and had the default
+                shape[field.name] = run[field.name]
+        model = empty_model(GPTConfig(**shape))
+        weights = saved.pop("average" if averaged else "model")
+
+    # 2. Put the weights into the model
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
@@ -290,9 +381,40 @@ def load_model(
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
+
+    # 3. What the programs ask about a loaded model
     model.run = run  # its config, with the name of its tokenizer
     model.averaged = averaged
     return model.to(device).eval()
+
+
+def print_presets() -> None:
+    print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
+    for name, shape in PRESETS.items():
+        model = empty_model(GPTConfig(**shape))
+        active = model.n_active_params()
+        gflop = model.flops_per_token() / 1e9
+        print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")
+
+
+def export(run: Path, to: Path) -> str:
+    """Write a run or checkpoint as a Granite folder, and say so in a line.
+
+    Raises UserError or OSError.
+    """
+    import data  # a file of the project that comes later in the reading order
+
+    model = load_model(run)
+    tokenizer = data.tokenizer_of(model.run)
+    granite.write_folder(
+        to,
+        fields=dataclasses.asdict(model.cfg),
+        weights=model.state_dict(),
+        eot=tokenizer.eot_token,
+        texts=tokenizers.tokenizer_files(tokenizer),
+    )
+    which = ", averaged weights" if model.averaged else ""
+    return f"{to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -305,30 +427,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.export is None:
-        print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
-        for name, shape in PRESETS.items():
-            model = empty_model(GPTConfig(**shape))
-            active, gflop = model.n_active_params(), model.flops_per_token() / 1e9
-            print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")
+        print_presets()
         return 0
-    import data
-
     try:
-        model = load_model(args.export)
-        tokenizer = data.tokenizer_of(model.run)
-        fields, files = (
-            dataclasses.asdict(model.cfg),
-            tokenizers.tokenizer_files(tokenizer),
-        )
-        granite.write_folder(
-            args.to, fields, model.state_dict(), tokenizer.eot_token, files
-        )
+        text = export(args.export, args.to)
     except (UserError, OSError) as error:
         return flags.fail("model.py", error)
-    which = ", averaged weights" if model.averaged else ""
-    print(
-        f"{args.to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}"
-    )
+    print(text)
     return 0
 
 

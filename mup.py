@@ -23,9 +23,9 @@ from torch import nn
 
 
 class Rule(NamedTuple):
-    init_std: (
-        float | None
-    )  # standard deviation of the initial weights; None for gains, all 1
+    """How to start and train one kind of parameter."""
+
+    init_std: float | None  # standard deviation of initial weights; None for gains, all 1
     lr_scale: float  # multiplier of the schedule's learning rate
     decay: float  # multiplier of weight_decay
 
@@ -40,16 +40,22 @@ def rules(cfg) -> dict[str, Rule]:
     deviation by sqrt(m_width). The input of the embedding is one-hot at any width, so we
     divide nothing.
     """
-    m, std = cfg.m_width, cfg.init_std
+    m = cfg.m_width
+    std = cfg.init_std
     hidden_std = std / math.sqrt(m)
     table = {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
-        "output":    Rule(hidden_std, 1.0 / m,  1.0),  # some models also shrink std with depth
+        "output":    Rule(hidden_std, 1.0 / m,  1.0),
         "router":    Rule(std / m,    1.0 / m,  1.0),  # if router_rule is "readout"
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
+    # "output" is not the output head of the model. It is the last matrix of attention or
+    # of an MLP, whose result is added to the residual stream. Under Table 1 it is hidden.
+    # It has a row because many models also shrink its initial weights with depth, which
+    # you would write here.
+    #
     # The paper has no rule for the router. IBM's code first used the row "embedding", and
     # later "hidden". In theory it is a readout, as its few outputs do not grow with the
     # width. As hidden, its share of the gradient after a few steps grows with the width m
@@ -97,13 +103,17 @@ def param_groups(
     AdamW multiplies the weight decay by the learning rate of the group, so hidden
     matrices decay by lr / m_width * weight_decay.
     """
-    groups = {
-        r: dict(role=r, params=[], lr_scale=lr_scale, weight_decay=weight_decay * decay)
-        for r, (_, lr_scale, decay) in table.items()
-    }
+    groups = {}
+    for kind, rule in table.items():
+        groups[kind] = {
+            "role": kind,
+            "params": [],
+            "lr_scale": rule.lr_scale,
+            "weight_decay": weight_decay * rule.decay,
+        }
     for name, p in model.named_parameters():
         groups[role(name)]["params"].append(p)
-    return [group for group in groups.values() if group["params"]]
+    return [group for group in groups.values() if group["params"]]  # no router, if dense
 
 
 # ----------------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ def param_groups(
 # passes, because d_head is fixed.
 
 WIDTHS = (32, 64, 128, 256)
-SPOTS = {
+SPOTS = {  # class of a module -> what we call its output
     "Attention": "attention",
     "MLP": "MLP",
     "MoE": "MLP",
@@ -123,18 +133,17 @@ SPOTS = {
 
 
 def config_at(width: int, mup: bool, **changed):
-    """The model of the check at one width, with 2 layers, heads of 16 and base width
-    32."""
+    """The model of the check at one width, with 2 layers and heads of 16. `changed`
+    replaces fields."""
     from config import GPTConfig
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16, seq_len=32, vocab_size=64)
-    # base_width = width makes m_width 1
-    base = (
-        dict(base_width=32)
-        if mup
-        else dict(base_width=width, attention_multiplier=16**-0.5)
-    )
-    return GPTConfig(**shape | base | changed)
+    if mup:
+        shape["base_width"] = 32
+    else:  # standard parametrization: m_width is 1, and attention has 1 / sqrt(d_head)
+        shape["base_width"] = width
+        shape["attention_multiplier"] = 16**-0.5
+    return GPTConfig(**shape | changed)
 
 
 @torch.no_grad()
@@ -143,8 +152,11 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
     seen = defaultdict(list)
 
     def keep(module, _inputs, output):
-        if spot := SPOTS.get(type(module).__name__):
-            seen[spot].append(output[0] if spot == "MLP" else output)  # without Routing
+        spot = SPOTS.get(type(module).__name__)
+        if spot == "MLP":
+            output, _routing = output
+        if spot is not None:
+            seen[spot].append(output)
 
     with nn.modules.module.register_module_forward_hook(keep):
         model(idx)
@@ -158,61 +170,84 @@ def train_a_little(cfg, seed: int, steps: int = 4):
 
     torch.manual_seed(seed)
     model = GPT(cfg)
-    idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
+    tokens = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:]
     groups = param_groups(model, rules(cfg), weight_decay=0.0)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10)
     for group in optimizer.param_groups:
         group["lr"] = 2**-7 * group["lr_scale"]
-    before = activations(model, idx[:, :-1])
+
+    before = activations(model, inputs)
     for _ in range(steps):
-        model(idx[:, :-1], idx[:, 1:])[0].backward()
+        loss, _routing = model(inputs, targets)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return before, activations(model, idx[:, :-1]), model
+    after = activations(model, inputs)
+    return before, after, model
 
 
 def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
     """Mean |activation| before training, and mean |change|, both {spot: [one per
     config]}."""
-    start, change = defaultdict(list), defaultdict(list)
-    mean = lambda tensors: torch.stack(tensors).abs().mean().item()
+    start = defaultdict(list)
+    change = defaultdict(list)
     for cfg in configs:
-        runs = [train_a_little(cfg, seed) for seed in seeds]
-        for spot in runs[0][0]:
-            start[spot].append(mean([before[spot] for before, _, _ in runs]))
-            change[spot].append(
-                mean([after[spot] - before[spot] for before, after, _ in runs])
-            )
+        starts = defaultdict(list)  # spot -> one tensor per seed
+        changes = defaultdict(list)
+        for seed in seeds:
+            before, after, _model = train_a_little(cfg, seed)
+            for spot in before:
+                starts[spot].append(before[spot])
+                changes[spot].append(after[spot] - before[spot])
+        for spot in starts:
+            start[spot].append(mean_size(starts[spot]))
+            change[spot].append(mean_size(changes[spot]))
     return start, change
+
+
+def mean_size(tensors: list[torch.Tensor]) -> float:
+    """Mean absolute value over all entries of all tensors."""
+    return torch.stack(tensors).abs().mean().item()
 
 
 def slope(sizes: list[float]) -> float:
     """Slope of log2 size against log2 width. 0 is flat, at 1 the size doubles with the
     width."""
-    x, y = [math.log2(width) for width in WIDTHS], [math.log2(size) for size in sizes]
-    return statistics.linear_regression(x, y).slope
+    log_widths = [math.log2(width) for width in WIDTHS]
+    log_sizes = [math.log2(size) for size in sizes]
+    return statistics.linear_regression(log_widths, log_sizes).slope
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tools.flags import program_parser
+    from tools import flags
 
-    program_parser("mup.py", __doc__).parse_args(argv)
-    moe = dict(n_expert=8, n_expert_active=2)
+    flags.program_parser("mup.py", __doc__).parse_args(argv)
+    experts = dict(n_expert=8, n_expert_active=2)
+    models = [  # name, under muP?, fields of its config
+        ("muP", True, {}),
+        ("muP MoE", True, experts),
+        ("standard", False, {}),
+    ]
     failed = False
     print(f"{'slope against width':<20} {'start':>6} {'change':>6}")
-    for name, mup, more in (
-        ("muP", True, {}),
-        ("muP MoE", True, moe),
-        ("standard", False, {}),
-    ):
-        start, change = coordinate_check([config_at(w, mup, **more) for w in WIDTHS])
+    for name, mup, fields in models:
+        # 1. Measure, at every width
+        configs = [config_at(width, mup, **fields) for width in WIDTHS]
+        start, change = coordinate_check(configs)
+        slopes = []
         for spot in change:
-            print(
-                f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slope(change[spot]):+6.2f}"
-            )
-        slopes = [slope(sizes) for sizes in change.values()]
-        claim = "changes are flat" if mup else "changes grow with the width"
-        holds = all(abs(x) <= 0.25 for x in slopes) if mup else max(slopes) >= 0.8
+            slopes.append(slope(change[spot]))
+            print(f"{name:<9} {spot:<10} {slope(start[spot]):+6.2f} {slopes[-1]:+6.2f}")
+
+        # 2. Compare with what we expect
+        if mup:
+            claim = "changes are flat"
+            holds = all(abs(x) <= 0.25 for x in slopes)
+        else:  # or the check could not see a missing rule
+            claim = "changes grow with the width"
+            holds = max(slopes) >= 0.8
         print(f"{'pass' if holds else 'FAIL'}  {name}: {claim}")
         failed = failed or not holds
     return int(failed)

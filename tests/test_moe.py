@@ -170,7 +170,7 @@ def test_a_run_logs_its_routing_and_repeats_bit_for_bit(corpus_path):
 
 
 def test_main_passes_and_fails_on_a_difference(capsys, monkeypatch):
-    monkeypatch.setattr(moe, "pick_device", lambda: "cpu")
+    monkeypatch.setattr(moe.devices, "pick_device", lambda: "cpu")
     assert moe.main([]) == 0
     out = capsys.readouterr().out
     assert out.count("pass  ") == 2

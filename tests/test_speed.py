@@ -50,7 +50,7 @@ compiled = lambda shape: pytest.param(shape | {"compile": True}, marks=pytest.ma
 ])  # fmt: skip
 def test_the_memory_estimate_is_what_autograd_keeps(shape, dtype, monkeypatch):
     """Two layers more need as many bytes more as bench.py says, if dtypes are those of a GPU."""
-    monkeypatch.setattr("model.attention_dtype", lambda x: x.dtype)
+    monkeypatch.setattr("tools.devices.attention_dtype", lambda x: x.dtype)
     torch.compiler.reset()
     kept, estimates = [], []
     for n_layer in (1, 3):

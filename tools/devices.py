@@ -21,10 +21,16 @@ def pick_device(name: str = "auto") -> str:
     Under torchrun, "cuda" is the GPU of this process. Raises UserError for an unavailable
     device.
     """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    found = ["cuda", *gpus] if gpus else []
-    found += ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
-    name = found[0] if name == "auto" else name
+    found = []
+    if torch.cuda.device_count() > 0:
+        found.append("cuda")
+    for i in range(torch.cuda.device_count()):
+        found.append(f"cuda:{i}")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    found.append("cpu")
+    if name == "auto":
+        name = found[0]
     if name not in found:
         raise UserError(f"--device {name}: not available; choose from {', '.join(found)}")
     if name == "cuda" and rank_and_world()[1] > 1:
@@ -34,27 +40,32 @@ def pick_device(name: str = "auto") -> str:
 
 def all_devices(device: str, number: int | None) -> list[str]:
     """The device of every worker. number: None is one per GPU, or one per CPU core."""
-    n = {"cpu": torch.get_num_threads(), "cuda": torch.cuda.device_count()}.get(device, 1)
-    return [f"cuda:{i % n}" if device == "cuda" else device for i in range(number or n)]
+    if device == "cuda":
+        n_gpus = torch.cuda.device_count()
+        return [f"cuda:{i % n_gpus}" for i in range(number or n_gpus)]
+    if device == "cpu":
+        return [device] * (number or torch.get_num_threads())
+    return [device] * (number or 1)
 
 
 def pick_dtype(cfg, device: str) -> str:
     """The dtype of matrix products for "auto": bfloat16 if it is faster on this
     device."""
     if device.startswith("cuda"):
-        return (
-            "bfloat16"
-            if torch.cuda.is_bf16_supported(including_emulation=False)
-            else "float32"
-        )
-    fast = device == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16")
-    # 1.4x on a CPU at width 128, 1.2x at 64, nothing below or for small experts
-    return "bfloat16" if fast and cfg.n_embd >= 64 and not cfg.n_expert else "float32"
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device == "cpu":
+        # 1.4x at width 128, 1.2x at 64, nothing below or for small experts
+        has_instructions = torch.cpu.get_capabilities().get("avx512_bf16")
+        faster = has_instructions and cfg.n_embd >= 64 and not cfg.n_expert
+    else:
+        faster = False
+    return "bfloat16" if faster else "float32"
 
 
 def resolve_device(cfg):
     """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train
     here."""
+    # 1. The device, and whether all processes get the same share of a batch
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
@@ -63,11 +74,14 @@ def resolve_device(cfg):
         raise UserError(
             f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
         )
-    dtype = pick_dtype(cfg, device) if cfg.dtype == "auto" else cfg.dtype
-    worth_compiling = (
-        device.startswith("cuda") and cfg.n_embd >= 256
-    )  # it takes half a minute
-    compile = worth_compiling if cfg.compile is None else cfg.compile
+
+    # 2. What depends on the device
+    dtype = cfg.dtype
+    if dtype == "auto":
+        dtype = pick_dtype(cfg, device)
+    compile = cfg.compile
+    if compile is None:  # compiling takes half a minute
+        compile = device.startswith("cuda") and cfg.n_embd >= 256
     return dataclasses.replace(cfg, device=device, dtype=dtype, compile=compile)
 
 
@@ -93,15 +107,19 @@ def mixed_precision(cfg):
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a linear layer would compute with x."""
     device = x.device.type
-    return (
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    )
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def attention_dtype(x: torch.Tensor) -> torch.dtype:
-    """x.dtype, but float32 instead of bfloat16 on a CPU, where its backward pass is 4x
-    slower."""
-    return torch.promote_types(x.dtype, torch.float32) if x.is_cpu else x.dtype
+    """The dtype in which to attend, x.dtype except on a CPU.
+
+    There the backward pass of attention in bfloat16 takes 4 times as long as in float32.
+    """
+    if x.is_cpu:
+        return torch.promote_types(x.dtype, torch.float32)
+    return x.dtype
 
 
 def to_device(array: np.ndarray, device: str) -> torch.Tensor:
@@ -127,16 +145,20 @@ def join(device: str) -> None:
     """Meet the other processes, if torchrun started us."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return
-    on_gpus = pick_device(device).startswith("cuda")
-    if on_gpus:
-        torch.cuda.set_device(pick_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}"))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    if pick_device(device).startswith("cuda"):
+        gpu = os.environ.get("LOCAL_RANK", 0)  # number of this process on this machine
+        torch.cuda.set_device(pick_device(f"cuda:{gpu}"))
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
     any_process(False)  # if rank 0 left before all have met, some would wait forever
 
 
 def rank_and_world() -> tuple[int, int]:
     """Rank of this process and number of processes; (0, 1) without torchrun."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
 
 
 def all_sum(x: torch.Tensor) -> torch.Tensor:
@@ -154,13 +176,14 @@ def any_process(flag: bool) -> bool:
 def share(run, parts: list, title: str) -> list:
     """Return [run(part), ...] for all parts. Part i is the work of process i % world."""
     rank, world = rank_and_world()
-    mine = [
-        run(part) for part in tqdm(parts[rank::world], title, leave=False, disable=None)
-    ]
-    everyone = [mine] * world
-    if world > 1:
-        dist.all_gather_object(everyone, mine)
-    return [everyone[i % world][i // world] for i in range(len(parts))]
+    mine = []
+    for part in tqdm(parts[rank::world], title, leave=False, disable=None):
+        mine.append(run(part))
+    if world == 1:
+        return mine
+    results_of = [None] * world
+    dist.all_gather_object(results_of, mine)
+    return [results_of[i % world][i // world] for i in range(len(parts))]
 
 
 @contextlib.contextmanager
@@ -180,8 +203,8 @@ def rank_0_first():
 
 # What gloo and NCCL say if another process has ended. Their other errors are bugs.
 LOST_CONNECTION = (
-    "Connection (closed|reset) by peer|Broken pipe|timeout caused pair closure|Timed out waiting|"
-    "remote process exited"
+    "Connection (closed|reset) by peer|Broken pipe|timeout caused pair closure|"
+    "Timed out waiting|remote process exited"
 )
 
 
