@@ -91,8 +91,8 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Map positions g = 0, 1, 2, ... in a run, [B], to numbers of sequences in a corpus
-    of n, [B].
+    """Position g = 0, 1, 2, ... in a run -> number of a sequence in a corpus of n, both
+    [B].
 
     Every epoch g // n is a new permutation of 0 ... n - 1.
     """
@@ -113,7 +113,7 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     # 1. A key for each round
     keys = scramble(key + np.arange(4, dtype=np.uint64)[:, None])  # [4, B]
 
-    # 2. Two halves of equal width, just wide enough for n - 1
+    # 2. Two halves with equally many bits, together just wide enough for n - 1
     half = ((n - 1).bit_length() + 1) // 2
     low_bits = 2**half - 1
 
@@ -136,8 +136,8 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 
 def scramble(x: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers, as SplitMix64 does. Every output bit depends on all input
-    bits."""
+    """Hash 64-bit integers, as SplitMix64 does. Every output bit depends on all input
+    bits. Products wrap around at 2**64."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -150,14 +150,19 @@ def draw(
     corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64."""
-    if corpus.stages is not None:
+    if corpus.stages is not None:  # a mixture of several corpora
         return draw_from_mixture(corpus, g, seq_len, seed)
     n = n_sequences(corpus.train, seq_len)
-    return read_sequences(corpus.train, shuffled_batch(g, n, seed), seq_len)
+    index = shuffled_batch(g, n, seed)  # [B], numbers of sequences in the corpus
+    return read_sequences(corpus.train, index, seq_len)
 
 
 def shuffled_batch(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """`shuffled`, but faster for the few, close positions of a batch."""
+    """`shuffled`, but faster for the few positions of a batch, which are close together.
+
+    NumPy takes only 8 times as long for 1,024 positions as for one, so we compute blocks
+    of 1,024 and keep the latest.
+    """
     index = []
     for position in g.tolist():
         block = shuffled_block(position // 1024, n, seed)
@@ -167,9 +172,8 @@ def shuffled_batch(g: np.ndarray, n: int, seed: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def shuffled_block(block: int, n: int, seed: int) -> list[int]:
-    """`shuffled` at 1,024 positions, for which numpy takes only 8 times as long as for
-    one."""
-    return shuffled(1024 * block + np.arange(1024), n, seed).tolist()
+    positions = 1024 * block + np.arange(1024)
+    return shuffled(positions, n, seed).tolist()
 
 
 # -- Opening a corpus --------------------------------------------------------------------
