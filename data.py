@@ -233,7 +233,7 @@ def open_corpus(path: Path) -> Corpus:
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     """The default corpus, prepared at its first use."""
-    import torch  # here, because it takes a second or two, and other corpora do not need it
+    import torch  # here, because it takes a second, and other corpora do not need it
 
     # 1. The folder has the version of its text and the tokenizer in its name
     version = torch.__version__.split("+")[0]

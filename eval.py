@@ -250,12 +250,9 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
         if rank == 0:
             tasks.report(name, results[name])
         if rank == 0 and args.out:
-            files.write_json(args.out, without_infinity(results))
-
-
-def without_infinity(results: dict) -> dict:
-    """null instead of infinity, because JSON has no such number."""
-    return json.loads(json.dumps(results), parse_constant=lambda name: None)
+            # null instead of infinity, because JSON has no such number
+            content = json.loads(json.dumps(results), parse_constant=lambda name: None)
+            files.write_json(args.out, content)
 
 
 # -- Command line ------------------------------------------------------------------------
