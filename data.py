@@ -6,19 +6,21 @@ source.
 
 Read `shuffled`, then `draw`. Every comparison in this project rests on the order.
 Sequence g of a run depends only on the seed and g, not on batch size or processes, so a
-loader needs no state.
+loader needs no state. Mixtures of several corpora have a section near the end.
 
     python data.py                                             prepare the embedded corpus
     python data.py --source ~/notes --out data/notes           prepare one from text files
     python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line
 """
 
+import argparse
+import dataclasses
 import hashlib
 import json
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,48 +28,231 @@ from os.path import basename
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 
-from tools.flags import UserError, fail, parse_mixture, program_parser
+from tools import flags
+from tools.flags import UserError, parse_mixture
 from tools.prepare import prepare, read_files, spot_check
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
+
+# -- A corpus ----------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Corpus:
-    """Tokens to train on, from one folder or a mixture of several. A folder is a mixture
-    of one."""
+    """Tokens to train on, from one folder or from a mixture of several."""
 
     path: Path | str
     meta: dict  # tokenizer, vocab_size, fingerprint and, of a folder, counts
-    tokenizer: tiktoken.Encoding
-    train: np.memmap | None = None  # token ids on disk, [train_tokens]
+    tokenizer: object  # a tiktoken.Encoding
+    # token ids on disk, [train_tokens] and [val_tokens]; None in a mixture
+    train: np.memmap | None = None
     val: np.memmap | None = None
-    sources: dict[str, "Corpus"] | None = None  # by name, the last part of the path
+    # {name: folder}, by the last part of its path; of one folder, the corpus itself
+    sources: dict[str, "Corpus"] = dataclasses.field(default_factory=dict)
     shares: tuple[float, ...] = (1.0,)  # of the sources in the validation loss
-    stages: list | None = None  # [(first sequence, {name: share}), ...]
+    stages: list | None = None  # of a mixture, [(first sequence, {name: share}), ...]
+
+
+def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
+    """Whole sequences in a token file, at most about max_tokens, but at least one of
+    them."""
+    # the last sequence needs one more token, as its last target
+    n = (len(tokens) - 1) // seq_len
+    if max_tokens is None:
+        return n
+    return min(n, max(1, max_tokens // seq_len))
+
+
+def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
+    """Sequences `index` [B] of a token file -> (inputs, targets), both [B, seq_len]
+    int64.
+
+    Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents start and
+    end. As is usual in pre-training, attention crosses document borders.
+    """
+    positions = index[:, None] * seq_len + np.arange(seq_len + 1)
+    rows = tokens[positions]  # [B, seq_len + 1]
+    inputs = rows[:, :-1].astype(np.int64)
+    targets = rows[:, 1:].astype(np.int64)  # the token after each input
+    return inputs, targets
+
+
+# -- The order ---------------------------------------------------------------------------
+#
+# In every epoch, a run reads each of the n sequences once, in a new random order. The
+# obvious way is to permute their numbers and to keep the table:
+#
+#     epoch, place = divmod(g, n)
+#     sequence = np.random.default_rng([seed, epoch]).permutation(n)[place]
+#
+# We compute each entry when we need it instead. 500B tokens in sequences of 4096 make a
+# table of a gigabyte, in every process. And NumPy may change its permutations, but a run
+# must find its order again after any upgrade.
+
+
+def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Position g = 0, 1, 2, ... in a run -> number of a sequence in a corpus of n, both
+    [B].
+
+    Every epoch g // n is a new permutation of 0 ... n - 1.
+    """
+    g = np.asarray(g, dtype=np.uint64)
+    epoch = g // n
+    place = g % n  # in its epoch
+    key = scramble(scramble(np.full_like(g, seed)) + epoch + 1)
+    return permutation(place, n, key).astype(np.int64)
+
+
+def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
+    """Entry x [B] of a permutation of 0 ... n - 1, which the key [B] chooses.
+
+    This is a Feistel network. A round adds (with XOR) a hash of the right half of the
+    bits to the left half, and swaps the halves. Adding the hash again would undo it, so
+    different numbers stay different, however wild the hash.
+    """
+    # 1. A key for each round
+    keys = scramble(key + np.arange(4, dtype=np.uint64)[:, None])  # [4, B]
+
+    # 2. Two halves with equally many bits, together just wide enough for n - 1
+    half = ((n - 1).bit_length() + 1) // 2
+    low_bits = 2**half - 1
+
+    def four_rounds(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        left = x >> half
+        right = x & low_bits
+        for round_key in keys:
+            new_right = left ^ (scramble(right + round_key) & low_bits)
+            left = right
+            right = new_right
+        return left << half | right
+
+    # 3. The halves can hold numbers from n up. Permute those until they are below n
+    x = four_rounds(x, keys)
+    outside = x >= n
+    while outside.any():
+        x[outside] = four_rounds(x[outside], keys[:, outside])
+        outside = x >= n
+    return x
+
+
+def scramble(x: np.ndarray) -> np.ndarray:
+    """Hash 64-bit integers, as SplitMix64 does. Every output bit depends on all input
+    bits. Products wrap around at 2**64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+# -- A batch -----------------------------------------------------------------------------
+
+
+def draw(
+    corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64."""
+    if corpus.stages is not None:  # a mixture of several corpora
+        return draw_from_mixture(corpus, g, seq_len, seed)
+    n = n_sequences(corpus.train, seq_len)
+    index = shuffled_batch(g, n, seed)  # [B], numbers of sequences in the corpus
+    return read_sequences(corpus.train, index, seq_len)
+
+
+def shuffled_batch(g: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """`shuffled`, but faster for the few positions of a batch, which are close together.
+
+    NumPy takes only 8 times as long for 1,024 positions as for one, so we compute blocks
+    of 1,024 and keep the latest.
+    """
+    index = []
+    for position in g.tolist():
+        block = shuffled_block(position // 1024, n, seed)
+        index.append(block[position % 1024])
+    return np.array(index, dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def shuffled_block(block: int, n: int, seed: int) -> list[int]:
+    positions = 1024 * block + np.arange(1024)
+    return shuffled(positions, n, seed).tolist()
+
+
+# -- Opening a corpus --------------------------------------------------------------------
+
+
+def load_corpus(
+    data: str | None, tokenizer: str = "bytes", stages: list | None = None
+) -> Corpus:
+    """Open the folder or mixture that --data names. None is the embedded corpus in
+    `tokenizer`.
+
+    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its
+    parents to its decay. Folders that only its parents read may be missing.
+    """
+    data = data or "embedded"
+    parsed = []
+    folders = set()
+    for start, text in stages or [(0, data)]:
+        mixture = parse_mixture(text)  # {folder: share}
+        parsed.append((start, mixture))
+        folders.update(mixture)
+    if len(folders) > 1:
+        return load_mixture(data, tokenizer, parsed)
+
+    folder = folders.pop()
+    corpus = open_folder(folder, tokenizer)
+    return dataclasses.replace(corpus, path=data, sources={basename(folder): corpus})
+
+
+def open_folder(folder: str, tokenizer: str) -> Corpus:
+    if folder == "embedded":
+        return embedded_corpus(tokenizer)
+    return open_corpus(Path(folder))
 
 
 def open_corpus(path: Path) -> Corpus:
     """Map a prepared folder into memory. Raises UserError if it is missing or damaged."""
     try:
         meta = json.loads((path / "meta.json").read_text())
-        name, dtype = meta["tokenizer"], meta["dtype"]
-        train, val = (
-            np.memmap(path / f"{part}.bin", dtype, mode="r") for part in ("train", "val")
-        )
-        if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
+        name = meta["tokenizer"]
+        train = np.memmap(path / "train.bin", meta["dtype"], mode="r")
+        val = np.memmap(path / "val.bin", meta["dtype"], mode="r")
+        counts = (meta["train_tokens"], meta["val_tokens"])
+        if (len(train), len(val)) != counts:
             raise UserError("meta.json has different counts")
-        if "spot_check" in meta and meta["spot_check"] != spot_check(
-            path
-        ):  # older ones have none
+        # older corpora have no spot check
+        if "spot_check" in meta and meta["spot_check"] != spot_check(path):
             raise UserError("train.bin or val.bin has changed since data.py wrote it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
-    tokenizer = load_tokenizer(str(path / name) if tokenizer_file(name) else name)
-    corpus = Corpus(path, meta, tokenizer, train, val, stages=[(0, {path.name: 1.0})])
-    corpus.sources = {path.name: corpus}
+    if tokenizer_file(name):  # the corpus has a copy of it
+        name = str(path / name)
+    corpus = Corpus(path, meta, load_tokenizer(name), train, val)
+    corpus.sources[path.name] = corpus
     return corpus
+
+
+def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
+    """The default corpus, prepared at its first use."""
+    import torch  # here, because it takes a second, and other corpora do not need it
+
+    # 1. The folder has the version of its text and the tokenizer in its name
+    version = torch.__version__.split("+")[0]
+    kind = tokenizer
+    file = tokenizer_file(tokenizer)
+    if file and file.is_file():  # different files may have the same name
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        kind = f"{file.stem}-{digest[:8]}"
+    path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
+
+    # 2. Prepare it once
+    if not path.exists():
+        print(f"preparing the embedded corpus, once: {path}")
+        try:
+            prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
+        except (UserError, OSError):
+            if not path.exists():  # otherwise another process was faster
+                raise
+    return open_corpus(path)
 
 
 def embedded_texts(folder: Path) -> Iterator[str]:
@@ -82,122 +267,6 @@ def embedded_texts(folder: Path) -> Iterator[str]:
         yield (folder / name).read_text(encoding="utf-8")
 
 
-def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
-    """The default corpus, prepared at its first use."""
-    import torch  # here, because it takes a second or two, and other corpora do not need it
-
-    version, kind, file = (
-        torch.__version__.split("+")[0],
-        tokenizer,
-        tokenizer_file(tokenizer),
-    )
-    if file and file.is_file():  # different files may have the same name
-        kind = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
-    path = Path(__file__).parent / "data" / f"torch{version}-{kind}"
-    if not path.exists():
-        print(f"preparing the embedded corpus, once: {path}")
-        try:
-            prepare(embedded_texts(Path(torch.__file__).parent), tokenizer, path)
-        except (UserError, OSError):
-            if not path.exists():  # otherwise another process was faster
-                raise
-    return open_corpus(path)
-
-
-def open_sources(folders: Iterable[str], tokenizer: str) -> dict[str, Corpus]:
-    """{name: corpus}. Raises UserError if a corpus is missing or two do not fit
-    together."""
-    sources = {}
-    for folder in folders:
-        if basename(folder) in sources:
-            raise UserError(
-                f"--decay_data {folder}: --data has one of this name; rename it"
-            )
-        new = (
-            embedded_corpus(tokenizer)
-            if folder == "embedded"
-            else open_corpus(Path(folder))
-        )
-        sources[basename(folder)] = new
-        first = next(iter(sources.values()))
-        if not np.array_equal(
-            bytes_per_token(first.tokenizer), bytes_per_token(new.tokenizer)
-        ):
-            raise UserError(
-                f"--data {new.path}: its tokenizer is not that of {first.path}"
-            )
-    return sources
-
-
-def load_corpus(
-    data: str | None, tokenizer: str = "bytes", stages: list | None = None
-) -> Corpus:
-    """Open the folder or mixture that --data names. None is the embedded corpus in
-    `tokenizer`.
-
-    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its
-    parents to its decay. Folders that only its parents read may be missing.
-    """
-    data = data or "embedded"
-    mixtures = [(start, parse_mixture(text)) for start, text in stages or [(0, data)]]
-    i = max(
-        i for i, (_, m) in enumerate(mixtures) if m == parse_mixture(data)
-    )  # where we are now
-    folders = dict.fromkeys(folder for _, mixture in mixtures[i:] for folder in mixture)
-    sources = open_sources(folders, tokenizer)
-    stages = [
-        (start, {basename(f): share for f, share in m.items()}) for start, m in mixtures
-    ]
-    shares = {name: [m.get(name, 0.0) for _, m in stages[i:]] for name in sources}
-    first = next(iter(sources.values()))
-    meta = dict(first.meta)
-    if len(sources) > 1:  # of all sources and their shares from now on
-        key = [
-            (source.meta["fingerprint"], *shares[name])
-            for name, source in sources.items()
-        ]
-        meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    current = tuple(some[0] for some in shares.values())
-    return Corpus(
-        data, meta, first.tokenizer, sources=sources, shares=current, stages=stages
-    )
-
-
-def tokenizer_of(config: dict) -> tiktoken.Encoding:
-    """Load the tokenizer of a run or of released weights. Raises OSError or UserError."""
-    if config.get("data") and tokenizer_file(
-        config["tokenizer"]
-    ):  # its file is in the corpus
-        return load_corpus(config["data"], config["tokenizer"]).tokenizer
-    return load_tokenizer(config["tokenizer"])
-
-
-def check_corpus(cfg, source: Corpus) -> None:
-    """Raise UserError if the model cannot read this corpus."""
-    size = source.meta["vocab_size"]
-    if size > cfg.vocab_size:
-        raise UserError(
-            f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}"
-        )
-    for split, ids in (("training", source.train), ("validation", source.val)):
-        if n_sequences(ids, cfg.seq_len) < 1:
-            raise UserError(
-                f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
-                f"{len(ids):,} {split} tokens; choose a shorter one"
-            )
-
-
-def check_tokenizer(path: Path | str, config: dict, corpus: Corpus) -> None:
-    """Raise UserError if the model at this path, with this config, has another
-    tokenizer."""
-    try:
-        trained = tokenizer_of(config)
-    except (UserError, OSError):  # if its corpus is gone, we trust the new one
-        return
-    if not np.array_equal(bytes_per_token(trained), bytes_per_token(corpus.tokenizer)):
-        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
-
-
 def is_prepared(data_flag: str | None) -> bool:
     """Does --data name folders of data.py, which have a tokenizer already?"""
     return bool(data_flag) and "embedded" not in parse_mixture(data_flag)
@@ -208,46 +277,72 @@ def tokenizer_name(cfg, corpus: Corpus) -> str:
     return corpus.meta["tokenizer"] if is_prepared(cfg.data) else cfg.tokenizer
 
 
-def scramble(x: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers, as SplitMix64 does. Every output bit depends on all input
-    bits."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
+def tokenizer_of(config: dict):
+    """Load the tokenizer of a run or of released weights. Raises OSError or UserError."""
+    if config.get("data") and tokenizer_file(config["tokenizer"]):
+        # its file is in the corpus
+        return load_corpus(config["data"], config["tokenizer"]).tokenizer
+    return load_tokenizer(config["tokenizer"])
 
 
-def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Map position g = 0, 1, 2, ... in a run to one of the n sequences of a corpus.
-
-    Every epoch g // n is a new bijection of 0 ... n-1, which we compute and never store.
-    A Feistel network is a bijection below a power of four. We repeat it while the result
-    is not below n.
-    """
-    epoch, x = np.divmod(np.asarray(g, dtype=np.uint64), n)
-    half = ((n - 1).bit_length() + 1) // 2
-    low_bits = 2**half - 1
-    key = scramble(scramble(np.full_like(x, seed)) + epoch + 1)
-    keys = scramble(
-        key + np.arange(4, dtype=np.uint64)[:, None]
-    )  # of four rounds, [4, B]
-
-    def permute(x, keys):
-        left, right = x >> half, x & low_bits
-        for key in keys:
-            left, right = right, left ^ (scramble(right + key) & low_bits)
-        return left << half | right
-
-    x = permute(x, keys)
-    while (outside := x >= n).any():
-        x[outside] = permute(x[outside], keys[:, outside])
-    return x.astype(np.int64)
+# -- Checks ------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
-def order(block: int, n: int, seed: int) -> list[int]:
-    """`shuffled` at 1,024 positions, for which numpy takes only 8 times as long as for
-    one."""
-    return shuffled(1024 * block + np.arange(1024), n, seed).tolist()
+def check_corpus(cfg, source: Corpus) -> None:
+    """Raise UserError if the model cannot read this corpus."""
+    size = source.meta["vocab_size"]
+    if size > cfg.vocab_size:
+        raise UserError(
+            f"--vocab_size {cfg.vocab_size}: {source.path} needs --vocab_size {size}"
+        )
+    for split, tokens in (("training", source.train), ("validation", source.val)):
+        if n_sequences(tokens, cfg.seq_len) < 1:
+            raise UserError(
+                f"--seq_len {cfg.seq_len}: the corpus {source.path} has only "
+                f"{len(tokens):,} {split} tokens; choose a shorter one"
+            )
+
+
+def check_tokenizer(path: Path | str, config: dict, corpus: Corpus) -> None:
+    """Raise UserError if the model at this path, with this config, has another
+    tokenizer."""
+    try:
+        tokenizer = tokenizer_of(config)
+    except (UserError, OSError):  # if its corpus is gone, we trust the new one
+        return
+    compare_tokenizers(tokenizer, path, corpus)
+
+
+def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
+    """Raise UserError if a corpus has other tokens than the tokenizer of this path."""
+    # other tokens have other lengths
+    expected = bytes_per_token(tokenizer)
+    if not np.array_equal(expected, bytes_per_token(corpus.tokenizer)):
+        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
+
+
+# -- Mixtures of several corpora, which a run with one corpus does not use ---------------
+#
+# Two questions have to be answered for sequence g of a run, without the g sequences
+# before it: which source does it come from, and how many sequences of this source came
+# before it? The answer to the second is a position in the order of the source.
+
+
+def draw_from_mixture(
+    corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`draw` for a mixture. A run takes the sequences of every source in their separate
+    order."""
+    inputs = np.empty((len(g), seq_len), dtype=np.int64)
+    targets = np.empty((len(g), seq_len), dtype=np.int64)
+    names, counts = sources_of(g, corpus.stages, seed)
+    for name in set(names):
+        here = names == name  # [B], the rows of this source
+        tokens = corpus.sources[name].train
+        n = n_sequences(tokens, seq_len)
+        index = shuffled_batch(counts[name][here], n, seed)
+        inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
+    return inputs, targets
 
 
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
@@ -259,89 +354,121 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     over, and so on. In any stretch of a run, two sources have their shares to within two
     sequences, eight within five.
     """
-    parts = {
-        name: round(share * 10**8) for name, share in shares.items()
-    }  # integers are exact
-    *rarer, (_, last) = sorted((part, name) for name, part in parts.items() if part)
-    total, rest = sum(parts.values()), np.array(g, dtype=np.int64)
-    names, counts = np.full(len(g), last), {}  # the last source has everything left over
+    # 1. The sources from the rarest up, with shares in whole numbers, which are exact
+    parts = {name: round(share * 10**8) for name, share in shares.items()}
+    rarer = sorted((part, name) for name, part in parts.items() if part)
+    _, most_common = rarer.pop()
+
+    # 2. Let each source but the last take its sequences. `left` of the sequences before g
+    #    are left over, in which the remaining sources have `total` parts
+    left = np.array(g, dtype=np.int64)  # [B]
+    total = sum(parts.values())
+    names = np.full(len(g), most_common)
+    counts = {}
     for i, (part, name) in enumerate(rarer):
-        turn = rest * part // total  # its sequences before this stretch
-        first, end = (
-            -(-t * total // part) for t in (turn, turn + 1)
-        )  # its stretch, rounded up
-        key = scramble(scramble(np.full_like(turn, seed, np.uint64)) + i) + turn.astype(
-            np.uint64
-        )
-        place = first + (scramble(key) % (end - first).astype(np.uint64)).astype(np.int64)
-        counts[name] = turn + (place < rest)
-        names = np.where((names == last) & (place == rest), name, names)
-        total, rest = total - part, rest - counts[name]
-    return names, counts | {last: rest}
+        # the stretch that g is in, of about total / part sequences, of which one is ours
+        turn = left * part // total  # its number, which is also our sequences before it
+        first = -(-turn * total // part)  # rounded up
+        end = -(-(turn + 1) * total // part)
+        # the random place of our sequence in it
+        key = scramble(np.full_like(turn, seed, np.uint64)) + i
+        random = scramble(scramble(key) + turn.astype(np.uint64))
+        place = first + (random % (end - first).astype(np.uint64)).astype(np.int64)
+
+        counts[name] = turn + (place < left)
+        is_ours = (names == most_common) & (place == left)
+        names = np.where(is_ours, name, names)
+        left = left - counts[name]
+        total = total - part
+
+    # 3. The last source has everything left over
+    counts[most_common] = left
+    return names, counts
 
 
 def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict]:
     """`mixed` for shares that change during a run. Counts continue from stage to
     stage."""
-    names, ends = np.full(len(g), ""), [start for start, _ in stages[1:]]
-    counts = {name: np.zeros_like(g) for _, shares in stages for name in shares}
-    for (start, shares), end in zip(stages, [*ends, None]):
-        drawn, here = mixed(np.clip(g, start, end) - start, shares, seed)
+    names = np.full(len(g), "")
+    counts = {}
+    for _, shares in stages:
+        for name in shares:
+            counts[name] = np.zeros_like(g)
+    ends = [start for start, _ in stages[1:]] + [None]  # the last stage has no end
+    for (start, shares), end in zip(stages, ends):
+        in_stage = np.clip(g, start, end) - start  # sequences of this stage before g
+        drawn, drawn_before = mixed(in_stage, shares, seed)
         names = np.where(g >= start, drawn, names)
-        for name in here:
-            counts[name] += here[name]
+        for name, count in drawn_before.items():
+            counts[name] += count
     return names, counts
 
 
 def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
     """How often the first n sequences of a run have gone through the sources."""
-    _, read = sources_of(np.array([n]), corpus.stages, seed)
-    sizes = {name: n_sequences(s.train, seq_len) for name, s in corpus.sources.items()}
-    return {name: read[name].item() / size for name, size in sizes.items()}
+    if corpus.stages is None:
+        return {name: n / n_sequences(corpus.train, seq_len) for name in corpus.sources}
+    _, counts = sources_of(np.array([n]), corpus.stages, seed)
+    passes = {}
+    for name, source in corpus.sources.items():
+        passes[name] = counts[name].item() / n_sequences(source.train, seq_len)
+    return passes
 
 
-def draw(
-    corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64.
+def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> Corpus:
+    """`load_corpus` for stages [(first sequence, {folder: share}), ...] with several
+    folders."""
+    # 1. We are in the last stage that reads --data. Open its folders and those of later
+    #    stages
+    now = 0
+    for i, (_, mixture) in enumerate(stages):
+        if mixture == parse_mixture(data):
+            now = i
+    folders = []
+    for _, mixture in stages[now:]:
+        folders += [folder for folder in mixture if folder not in folders]
+    sources = {}
+    for folder in folders:
+        name = basename(folder)
+        if name in sources:
+            raise UserError(
+                f"--decay_data {folder}: --data has one of this name; rename it"
+            )
+        sources[name] = open_folder(folder, tokenizer)
+        first = sources[basename(folders[0])]
+        compare_tokenizers(first.tokenizer, first.path, sources[name])
 
-    Every source has a separate order, in which a run takes its sequences one after the
-    other.
-    """
-    inputs, targets = np.empty((2, len(g), seq_len), dtype=np.int64)
-    names, counts = sources_of(g, corpus.stages, seed)
-    for name in set(names):
-        tokens, here = corpus.sources[name].train, names == name
-        n = n_sequences(tokens, seq_len)
-        index = np.array(
-            [order(i // 1024, n, seed)[i % 1024] for i in counts[name][here].tolist()]
-        )
-        inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
-    return inputs, targets
+    # 2. Call the folders by their names, which stay when somebody moves them
+    named_stages = []
+    for start, mixture in stages:
+        shares = {basename(folder): share for folder, share in mixture.items()}
+        named_stages.append((start, shares))
+
+    # 3. The fingerprint of all sources, with their shares from now on
+    meta = dict(first.meta)
+    if len(sources) > 1:
+        key = []
+        for name, source in sources.items():
+            shares = [shares.get(name, 0.0) for _, shares in named_stages[now:]]
+            key.append((source.meta["fingerprint"], *shares))
+        meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+
+    _, current = named_stages[now]
+    return Corpus(
+        data,
+        meta,
+        first.tokenizer,
+        sources=sources,
+        shares=tuple(current.get(name, 0.0) for name in sources),
+        stages=named_stages,
+    )
 
 
-def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
-    """Whole sequences in a token file, at most about max_tokens, but at least one of
-    them."""
-    n = (
-        len(tokens) - 1
-    ) // seq_len  # the last one needs one more token, as its last target
-    return n if max_tokens is None else min(n, max(1, max_tokens // seq_len))
+# -- Command line ------------------------------------------------------------------------
 
 
-def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
-    """Sequences `index` [B] of a token file -> (inputs, targets), both [B, seq_len]
-    int64.
-
-    Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents start and
-    end. As is usual in pre-training, attention crosses document borders.
-    """
-    rows = tokens[index[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
-    return rows[:, :-1], rows[:, 1:]
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("data.py", __doc__)
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = flags.program_parser("data.py", __doc__)
     add = parser.add_argument
     add("--source", nargs="+", help="files, folders, quoted patterns (default: embedded)")
     add("--out", type=Path, help="folder of the new corpus")
@@ -358,19 +485,21 @@ def main(argv: list[str] | None = None) -> int:
         help="share to hold out (default: 0.02)",
     )
     args = parser.parse_args(argv)
+    given = f"--val_fraction {args.val_fraction}"
+    if not 0 < args.val_fraction < 1:
+        raise UserError(f"{given}: must be between 0 and 1")
+    if bool(args.source) != bool(args.out):
+        raise UserError("--source and --out: one is missing; give both")
+    if not args.source and args.val_fraction != parser.get_default("val_fraction"):
+        raise UserError(f"{given}: has no effect without --source")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
     try:
-        if not 0 < args.val_fraction < 1:
-            raise UserError(
-                f"--val_fraction {args.val_fraction}: must be between 0 and 1"
-            )
-        if bool(args.source) != bool(args.out):
-            raise UserError("--source and --out: one is missing; give both")
-        if not args.source and args.val_fraction != parser.get_default("val_fraction"):
-            raise UserError(
-                f"--val_fraction {args.val_fraction}: has no effect without --source"
-            )
+        args = parse(argv)
         if args.source:
-            notes = Counter()
+            notes = Counter()  # of what we skip or change
             documents = read_files(args.source, args.text_field, notes)
             prepare(
                 documents,
@@ -380,24 +509,23 @@ def main(argv: list[str] | None = None) -> int:
                 args.text_field,
                 notes,
             )
-        corpus = open_corpus(args.out) if args.source else embedded_corpus(args.tokenizer)
+            corpus = open_corpus(args.out)
+        else:
+            corpus = embedded_corpus(args.tokenizer)
     except (UserError, OSError, BrokenExecutor) as error:
-        return fail("data.py", error)
+        return flags.fail("data.py", error)
     except KeyboardInterrupt:
-        return fail("data.py", "interrupted; run the same command again")
+        return flags.fail("data.py", "interrupted; run the same command again")
     for name, value in corpus.meta.items():
-        print(
-            f"{name:>27} {value:,}" if isinstance(value, int) else f"{name:>27} {value}"
-        )
+        text = f"{value:,}" if isinstance(value, int) else value
+        print(f"{name:>27} {text}")
     print(f"python train.py --data {shlex.quote(str(corpus.path))}")
     return 0
 
 
 if __name__ == "__main__":
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # end as after Ctrl-C, and leave nothing behind
+    # end as after Ctrl-C, and leave nothing behind
+    for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
     raise SystemExit(main())

@@ -27,18 +27,8 @@ import torch.nn.functional as F
 
 import data
 from model import GPT, Cache, load_model
-from tools import tasks
-from tools.flags import UserError, at_least, fail, program_parser
-from tools.devices import (
-    all_sum,
-    join,
-    leave,
-    mixed_precision,
-    pick_device,
-    rank_and_world,
-    share,
-)
-from tools.files import write_json
+from tools import devices, files, flags, tasks
+from tools.flags import UserError
 
 NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it diverged"
 
@@ -57,27 +47,38 @@ def validation_loss(
     the work to about that many tokens, always the same sequences, from all documents.
     Several processes share the work.
     """
-    seq_len, device = model.cfg.seq_len, next(model.parameters()).device
+    seq_len = model.cfg.seq_len
+    device = next(model.parameters()).device
+
+    # 1. Choose the sequences, the first of a fixed random order
+    n = data.n_sequences(source.val, seq_len)
     used = data.n_sequences(source.val, seq_len, max_tokens)
-    index = data.shuffled(np.arange(used), data.n_sequences(source.val, seq_len), seed=0)
-    lengths = data.bytes_per_token(source.tokenizer)
-    most = (
-        2**11 if device.type == "cpu" else 2**13
-    )  # tokens per pass, for the cache of a CPU
-    rank, world = rank_and_world()
-    nats, n_bytes, was_training = 0.0, 0, model.training
+    index = data.shuffled(np.arange(used), n, seed=0)  # [used]
+
+    # 2. Divide them into batches
+    tokens_per_batch = 2**11 if device.type == "cpu" else 2**13  # for the cache of a CPU
+    batch_size = max(1, tokens_per_batch // seq_len)
+    batches = np.array_split(index, math.ceil(used / batch_size))
+
+    # 3. Add up the loss and the bytes of all targets
+    lengths = data.bytes_per_token(source.tokenizer)  # [n_vocab]
+    rank, world = devices.rank_and_world()
+    nats = 0.0
+    n_bytes = 0
+    was_training = model.training
     model.eval()
-    for part in np.array_split(index, math.ceil(used / max(1, most // seq_len)))[
-        rank::world
-    ]:
-        inputs, targets = data.read_sequences(source.val, part, seq_len)  # both [B, T]
-        loss, _ = model(
-            torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
-        )
-        nats += loss.item() * targets.size
+    for batch in batches[rank::world]:
+        inputs, targets = data.read_sequences(source.val, batch, seq_len)  # both [B, T]
         n_bytes += int(lengths[targets].sum())
+        inputs = torch.from_numpy(inputs).to(device)
+        targets = torch.from_numpy(targets).to(device)
+        loss, _ = model(inputs, targets)  # the mean over all targets
+        nats += loss.item() * targets.numel()
     model.train(was_training)
-    nats, n_bytes = all_sum(torch.tensor([nats, n_bytes], dtype=torch.float64)).tolist()
+
+    # 4. Add the sums of all processes
+    sums = devices.all_sum(torch.tensor([nats, n_bytes], dtype=torch.float64))
+    nats, n_bytes = sums.tolist()
     return {
         "val_loss": nats / (used * seq_len),
         "val_bpb": nats / (math.log(2) * n_bytes),
@@ -140,21 +141,41 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
     because these probably start alike. Several processes share the batches.
     """
     groups = groups or [""] * len(items)
-    length = [max(len(ids) for ids, _ in item) for item in items]
-    batches, rows, longest = [], 0, None  # the longest item is the first of its batch
-    for i in sorted(range(len(items)), key=lambda i: (groups[i], -length[i])):
+    lengths = []  # of the longest request of each item
+    for item in items:
+        lengths.append(max(len(ids) for ids, _ in item))
+
+    # 1. Divide the items into batches
+    def by_group_and_length(i: int) -> tuple:
+        return groups[i], -lengths[i]
+
+    batches = []  # of numbers of items
+    longest = None  # the first item of the last batch, because the next are shorter
+    rows = 0  # requests in the last batch
+    for i in sorted(range(len(items)), key=by_group_and_length):
         rows += len(items[i])
         if (
             longest is None
             or groups[i] != groups[longest]
-            or rows * length[longest] > batch_tokens
+            or rows * lengths[longest] > batch_tokens
         ):
-            longest, rows = i, len(items[i])
             batches.append([])
+            longest = i
+            rows = len(items[i])
         batches[-1].append(i)
-    done = share(lambda batch: score(model, [items[i] for i in batch]), batches, title)
-    results = {i: x for batch, some in zip(batches, done) for i, x in zip(batch, some)}
-    return [results[i] for i in range(len(items))]
+
+    # 2. Score them, each in one of the processes
+    def score_batch(batch: list[int]) -> list[list[float]]:
+        return score(model, [items[i] for i in batch])
+
+    scored = devices.share(score_batch, batches, title)
+
+    # 3. Put the results into the order of the items
+    results = [None] * len(items)
+    for batch, batch_sums in zip(batches, scored):
+        for i, sums in zip(batch, batch_sums):
+            results[i] = sums
+    return results
 
 
 # -- What does a model write? ------------------------------------------------------------
@@ -164,14 +185,15 @@ def sample(
     model: GPT, tokenizer, prompt="", max_new_tokens=400, temperature=0.8, top_k=50
 ) -> str:
     """Return the prompt and a continuation, up to the end of the document."""
-    ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]  # as in training
-    idx = torch.tensor([ids], device=next(model.parameters()).device)
-    new = model.generate(idx, max_new_tokens, temperature, top_k)[0, len(ids) :].tolist()
+    # a document starts after an end-of-text, as in training
+    ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]
+    idx = torch.tensor([ids], device=next(model.parameters()).device)  # [1, T]
+    idx = model.generate(idx, max_new_tokens, temperature, top_k)
+    new = idx[0, len(ids) :].tolist()
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
-    has_text = np.flatnonzero(
-        data.bytes_per_token(tokenizer)
-    )  # not special or unused ids
+    # a model may also write special tokens, and ids that its tokenizer does not use
+    has_text = set(np.flatnonzero(data.bytes_per_token(tokenizer)).tolist())
     return prompt + tokenizer.decode([i for i in new if i in has_text])
 
 
@@ -184,47 +206,63 @@ def answer(
     """Log-likelihoods of the choices of every question, or of its page of wikitext, in
     nats."""
     if name == "wikitext":
-        pages = [
-            list(tasks.rolling_windows(tokenizer, q.choices[0], max_len))
-            for q in questions
-        ]
-        sums = iter(
-            score_all(model, [[window] for page in pages for window in page], title=name)
-        )
-        return [math.fsum(next(sums)[0] for _ in page) for page in pages]
+        return page_likelihoods(questions, model, tokenizer, max_len)
     items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
     return score_all(model, items, [q.group for q in questions], name)
+
+
+def page_likelihoods(
+    questions: list[tasks.Question], model: GPT, tokenizer, max_len: int
+) -> list[float]:
+    """Log-likelihoods of whole pages, the sums over their windows."""
+    items = []  # a window is an item with one request
+    page_of = []  # number of the page of each window
+    for page, question in enumerate(questions):
+        for window in tasks.rolling_windows(tokenizer, question.choices[0], max_len):
+            items.append([window])
+            page_of.append(page)
+    windows = [[] for _ in questions]
+    for page, sums in zip(page_of, score_all(model, items, title="wikitext")):
+        windows[page] += sums
+    return [math.fsum(sums) for sums in windows]
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
     """Print the scores of the tasks in args.tasks, and write them to args.out."""
     tokenizer = data.tokenizer_of(model.run)
-    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     args.max_len = args.max_len or model.cfg.seq_len
-    first, results = rank_and_world()[0] == 0, {}  # process 0 reports
+    rank, _ = devices.rank_and_world()
+    results = {}
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
+        # 1. All processes score the questions
         answers = answer(name, questions, model, tokenizer, args.max_len)
         if not np.isfinite(np.hstack(answers)).all():
             raise UserError(f"--model {args.model}: {NOT_FINITE}")
-        facts = dict(
-            n=len(questions), num_fewshot=shots, max_len=args.max_len, dtype=dtype
-        )
+        facts = {
+            "n": len(questions),
+            "num_fewshot": shots,
+            "max_len": args.max_len,
+            "dtype": str(model.embed.weight.dtype).removeprefix("torch."),
+        }
         results[name] = tasks.measure(name, questions, answers) | facts
-        if first:
+
+        # 2. Process 0 reports, and saves after every task, because a later one may fail
+        if rank == 0:
             tasks.report(name, results[name])
-        if first and args.out:  # now, because a later task may fail
-            content = json.loads(json.dumps(results), parse_constant=lambda _: None)
-            write_json(
-                args.out, content
-            )  # with null for infinity, as JSON has no such number
+        if rank == 0 and args.out:
+            # null instead of infinity, because JSON has no such number
+            content = json.loads(json.dumps(results), parse_constant=lambda name: None)
+            files.write_json(args.out, content)
 
 
 # -- Command line ------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = program_parser("eval.py", __doc__)
-    add, zero, one = parser.add_argument, at_least(0), at_least(1)
+    parser = flags.program_parser("eval.py", __doc__)
+    add = parser.add_argument
+    zero_or_more = flags.at_least(0)
+    one_or_more = flags.at_least(1)
     add(
         "--model",
         type=Path,
@@ -237,36 +275,43 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "its examples are TASK.train.jsonl or mmlu.dev.jsonl",
     )
     add("--tasks", help=f"comma-separated: {', '.join(tasks.TASKS)}")
-    add("--limit", type=one, help="evaluate only the first N items of each task")
+    add("--limit", type=one_or_more, help="evaluate only the first N items of each task")
     add(
         "--num_fewshot",
-        type=zero,
+        type=zero_or_more,
         help="examples before a question (default: as in the paper)",
     )
     add(
-        "--max_len", type=one, help="tokens in the window (default: seq_len of the model)"
+        "--max_len",
+        type=one_or_more,
+        help="tokens in the window (default: seq_len of the model)",
     )
     add("--out", type=Path, help="JSON file for the results of --tasks")
     add("--prompt", help="continue this text instead of evaluating")
     add(
         "--max_new_tokens",
-        type=zero,
+        type=zero_or_more,
         default=400,
         help="length of the sample (default: 400)",
     )
     add(
         "--top_k",
-        type=one,
+        type=one_or_more,
         default=50,
         help="sample from the N likeliest tokens (default: 50)",
     )
     add(
         "--temperature",
-        type=at_least(0, float),
+        type=flags.at_least(0, float),
         default=0.8,
         help="0: likeliest (default: 0.8)",
     )
-    add("--seed", type=zero, default=0, help="random seed of the sample (default: 0)")
+    add(
+        "--seed",
+        type=zero_or_more,
+        default=0,
+        help="random seed of the sample (default: 0)",
+    )
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add(
         "--dtype",
@@ -276,14 +321,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     for name in ("limit", "num_fewshot", "max_len"):
-        if getattr(args, name) is not None and not args.tasks:
+        value = getattr(args, name)
+        if value is not None and not args.tasks:
+            raise UserError(f"--{name} {value}: has no effect without --tasks")
+    if args.out:
+        is_possible = args.out.parent.is_dir() and not args.out.is_dir()
+        if not args.tasks or not is_possible:
             raise UserError(
-                f"--{name} {getattr(args, name)}: has no effect without --tasks"
+                f"--out {args.out}: needs --tasks, and a file in an existing folder"
             )
-    if args.out and (not args.tasks or args.out.is_dir() or not args.out.parent.is_dir()):
-        raise UserError(
-            f"--out {args.out}: needs --tasks, and a file in an existing folder"
-        )
     return args
 
 
@@ -298,11 +344,13 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     data.check_tokenizer(args.model, config, corpus)
     for source in corpus.sources.values():
         data.check_corpus(model.cfg, source)
-        with mixed_precision(args):
-            loss, bpb = validation_loss(model, source).values()
-        if rank_and_world()[0] == 0:
-            text = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte"
-            print(f"{args.model} on {source.path}: {text}")
+        with devices.mixed_precision(args):
+            losses = validation_loss(model, source)
+        rank, _ = devices.rank_and_world()
+        if rank == 0:
+            loss = f"{losses['val_loss']:.4f} nats per token"
+            bpb = f"{losses['val_bpb']:.4f} bits per byte"
+            print(f"{args.model} on {source.path}: {loss}, {bpb}")
 
 
 @torch.no_grad()
@@ -313,24 +361,28 @@ def print_sample(model: GPT, args: argparse.Namespace) -> None:
     if not model(start).isfinite().all():
         raise UserError(f"--model {args.model}: {NOT_FINITE}")
     torch.manual_seed(args.seed)
-    lengths = args.max_new_tokens, args.temperature, args.top_k
-    text = sample(model, tokenizer, args.prompt, *lengths)
+    text = sample(
+        model,
+        tokenizer,
+        args.prompt,
+        args.max_new_tokens,
+        args.temperature,
+        args.top_k,
+    )
     print(text or "(the model ended the text at once)")
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
-        join(args.device)  # if torchrun started several processes
-        args.device = pick_device(args.device)
-        model = load_model(
-            args.model, args.device, getattr(torch, args.dtype, None)
-        )  # None: auto
-        if model.averaged and rank_and_world()[0] == 0:
-            print(
-                f"{args.model}: its averaged weights, which replace a decay",
-                file=sys.stderr,
-            )
+        devices.join(args.device)  # if torchrun started several processes
+        args.device = devices.pick_device(args.device)
+        dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
+        model = load_model(args.model, args.device, dtype)
+        rank, _ = devices.rank_and_world()
+        if model.averaged and rank == 0:
+            text = f"{args.model}: its averaged weights, which replace a decay"
+            print(text, file=sys.stderr)
         if args.tasks:
             evaluate(model, args)
         elif args.prompt is not None:
@@ -338,9 +390,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             print_loss(model, args)
     except (UserError, OSError) as error:
-        return fail("eval.py", error)
+        return flags.fail("eval.py", error)
     return 0
 
 
 if __name__ == "__main__":
-    leave(main())
+    devices.leave(main())

@@ -43,6 +43,6 @@ def test_a_lock_is_held_until_it_is_closed(monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     with pytest.raises(OSError, match="^lock: cannot be locked .No locks available.$"):
         files.lock(Path("lock"))

@@ -2,27 +2,20 @@
 locked."""
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 
-def temporary_of(path: Path) -> Path:
-    """The hidden name under which this process writes a file before it takes its
-    place."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name. At the end of the block, its file replaces `path`.
+    """Yield a hidden, temporary name. At the end of the block, its file replaces `path`.
 
     Until then `path` is as it was, so a crash or a power cut never leaves half a file. A
     crash may leave the temporary file. Raises OSError if the disk is full.
     """
-    temporary = temporary_of(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -31,9 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except Exception as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(
-                f"{path}: cannot be written ({error.strerror or error})"
-            ) from None
+            reason = error.strerror or error
+            raise OSError(f"{path}: cannot be written ({reason})") from None
         raise
 
 
@@ -50,12 +42,15 @@ def append_to(path: Path):
             file.seek(-1, os.SEEK_END)
             torn = file.read() != b"\n"
     file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
-    file.write("\n" if torn else "")
+    if torn:
+        file.write("\n")
     return file
 
 
 def lock(path: Path):
     """Lock a file until what we return is closed. None if it is locked already."""
+    import fcntl  # here, because only Unix has it
+
     file = open(path, "a+")  # NFS wants a file that is open for reading and writing
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,11 +65,12 @@ def lock(path: Path):
 def read_metrics(run: Path) -> list[dict]:
     """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last
     counts."""
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
     found = {}
-    for line in (
-        (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
+    for line in text.splitlines():
+        # a crash may have left half a line
         with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
             metrics = json.loads(line)
-            found[metrics["tokens"], "val_loss" in metrics] = metrics
-    return [found[at] for at in sorted(found)]
+            key = (metrics["tokens"], "val_loss" in metrics)
+            found[key] = metrics
+    return [found[key] for key in sorted(found)]

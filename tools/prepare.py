@@ -1,8 +1,8 @@
 """Turn text of several formats into a corpus, a folder with train.bin, val.bin and
 meta.json.
 
-`read_files` yields documents, `encode` runs on every core, `notes` counts what we skip or
-change.
+`read_files` yields documents, `encode` turns them into tokens on every core, and
+`prepare` writes these. `notes` counts what we skip or change.
 """
 
 import errno
@@ -30,10 +30,11 @@ from tqdm import tqdm
 from tools.flags import UserError
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
-HELD_OUT_BYTES = (
-    32 * 1024
-)  # kept of a held-out document, so that no single file rules the loss
+# We keep the first 32 KB of a held-out document, so that no single file rules the loss.
+HELD_OUT_BYTES = 32 * 1024
 BATCH_SIZE = 2**20  # characters that a process encodes at a time
+
+# -- Files to documents ------------------------------------------------------------------
 
 
 def source_files(sources: list[str]) -> Iterator[Path]:
@@ -43,13 +44,19 @@ def source_files(sources: list[str]) -> Iterator[Path]:
         if not source:
             raise UserError("--source: an empty name; the current folder is --source .")
         if path.is_dir():
-            found = map(Path, expand(f"{glob.escape(source)}/**/*"))
-            yield from (p for p in sorted(found) if p.is_file())
+            names = expand(f"{glob.escape(source)}/**/*")
+            for found in sorted(Path(name) for name in names):
+                if found.is_file():
+                    yield found
+        elif path.exists():
+            yield path
         else:
-            found = [path] if path.exists() else sorted(expand(source))
-            yield from (Path(p) for p in found if not Path(p).is_dir())
-            if not found:
+            names = expand(source)
+            if not names:
                 raise UserError(f"--source {source}: no such file or folder")
+            for name in sorted(names):
+                if not Path(name).is_dir():
+                    yield Path(name)
 
 
 def expand(pattern: str) -> set[str]:
@@ -57,10 +64,10 @@ def expand(pattern: str) -> set[str]:
     loops."""
     if pattern.endswith("/**") or pattern == "**":
         pattern += "/*"
-    recursive = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
-    if not recursive:
+    first_stars = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
+    if not first_stars:
         return set(glob.glob(pattern))
-    before, after = recursive.groups()
+    before, after = first_stars.groups()
     found = set()
     for top in glob.glob(before or "./"):
         for folder in walk(top):
@@ -73,13 +80,13 @@ def walk(top: str) -> Iterator[str]:
     hidden."""
     seen = set()
     for folder, inside, _ in os.walk(top, followlinks=True):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
         real = os.path.realpath(folder)
         if real in seen:
-            inside.clear()
-        else:
-            seen.add(real)
-            yield folder
+            inside.clear()  # os.walk then enters no folder in this one
+            continue
+        seen.add(real)
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        yield folder
 
 
 def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str | bytes]:
@@ -89,7 +96,8 @@ def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str |
     Raises UserError for a damaged file or a missing field.
     """
     seen = set()
-    for file in list(source_files(sources)):  # finds a wrong name before any work
+    files = list(source_files(sources))  # finds a wrong name before any work
+    for file in files:
         real = os.path.realpath(file)
         if real in seen:
             notes["linked or repeated files skipped"] += 1
@@ -105,20 +113,22 @@ def read_file(file: Path, field: str) -> Iterator[str | bytes]:
     """A line of JSON is one document. So is a text file, but we skip binary files, as git
     does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
-    if (
-        file.suffix == ".parquet"
-        or is_json
-        and file.suffix not in (".jsonl", ".ndjson", ".gz")
-    ):
+    if is_json:
+        can_read = file.suffix in (".jsonl", ".ndjson", ".gz")  # but not .jsonl.zst
+    else:
+        can_read = file.suffix != ".parquet"
+    if not can_read:
         raise UserError(
             "we read text, JSON lines and .gz; convert it first (docs/train.md)"
         )
-    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+    open_file = gzip.open if file.suffix == ".gz" else open
+    with open_file(file, "rb") as stream:
         if not is_json:
             raw = stream.read()
-            yield "" if b"\0" in raw[:8192] else raw.decode(errors="surrogateescape")
+            is_binary = b"\0" in raw[:8192]
+            yield "" if is_binary else raw.decode(errors="surrogateescape")
             return
-        for i, line in enumerate(stream):  # of JSON
+        for i, line in enumerate(stream):
             if i == 0 and field not in parse(line):
                 fields = ", ".join(parse(line)) or "nothing"
                 raise UserError(
@@ -134,6 +144,9 @@ def parse(line: bytes) -> dict:
     except (ValueError, RecursionError):  # damaged, or a thousand brackets deep
         return {}
     return row if isinstance(row, dict) else {}
+
+
+# -- Documents to a corpus ---------------------------------------------------------------
 
 
 def prepare(
@@ -162,33 +175,38 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         folder = Path(temporary, out.name)
         folder.mkdir()
-        with (
-            open(folder / "train.bin", "wb") as train,
-            open(folder / "val.bin", "wb") as val,
-        ):
-            for tokens, found in encode_all(
-                documents, encoding, dtype, field, val_fraction
-            ):
+        train_file = folder / "train.bin"
+        val_file = folder / "val.bin"
+
+        # 1. Encode the texts
+        encoded = encode_all(documents, encoding, dtype, field, val_fraction)
+        with open(train_file, "wb") as train, open(val_file, "wb") as val:
+            for tokens, found in encoded:
                 train.write(tokens["train"])
                 val.write(tokens["val"])
                 notes.update(found)
-        if (
-            not (folder / "val.bin").stat().st_size
-        ):  # the hash held out none: take the end
-            ids = np.fromfile(folder / "train.bin", dtype)
+
+        # 2. If the hash of no text holds it out, hold out the end
+        if not val_file.stat().st_size:
+            ids = np.fromfile(train_file, dtype)
             cut = int(len(ids) * (1 - val_fraction))
-            ids[:cut].tofile(folder / "train.bin")
-            ids[cut:].tofile(folder / "val.bin")
+            ids[:cut].tofile(train_file)
+            ids[cut:].tofile(val_file)
+
+        # 3. Count and describe the tokens
         meta = describe(folder, tokenizer, encoding, dtype, notes)
-        if not (meta["train_tokens"] and meta["val_tokens"]):
-            found = [f"{times:,} {what}" for what, times in notes.items()]
-            raise UserError("; ".join(["--source: too little text to divide", *found]))
-        if file := tokenizer_file(
-            tokenizer
-        ):  # a copy, so that the corpus does not need it
+        if not meta["train_tokens"] or not meta["val_tokens"]:
+            reasons = ["--source: too little text to divide"]
+            reasons += [f"{times:,} {what}" for what, times in notes.items()]
+            raise UserError("; ".join(reasons))
+        file = tokenizer_file(tokenizer)
+        if file:  # a copy, so that the corpus does not need the file any more
             shutil.copy(file, folder)
-        for path in (*folder.iterdir(), folder):
+
+        # 4. Put the folder into its place, when all its files are on the disk
+        for path in folder.iterdir():
             flush(path)
+        flush(folder)
         os.rename(folder, out)
         flush(out.parent)
     return meta
@@ -208,14 +226,20 @@ def flush(path: Path) -> None:
 
 
 def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]:
-    """Encode batches of documents on every core. Yield what `encode` returns, in
-    order."""
-    first, running, tokenizer = True, deque(), settings[0]
+    """Encode batches of documents on every core. Yield what `encode` returns, in order.
+
+    settings: the arguments of `encode` that are the same for all batches.
+    """
+    tokenizer = settings[0]
+    first = True  # until a document is there to train on
+    running = deque()  # results that processes still work on, in the order of the batches
     with ProcessPoolExecutor(initializer=start_worker, initargs=settings) as pool:
         for batch in batches(documents):
             if first or tokenizer.name == "bytes":  # too little work to start processes
-                yield (result := encode(batch, first, *settings))
-                first = first and not result[0]["train"]
+                tokens, notes = encode(batch, first, *settings)
+                if tokens["train"]:
+                    first = False
+                yield tokens, notes
             else:
                 running.append(pool.submit(work, batch))
             if len(running) > 2 * os.cpu_count():  # few at a time, to save memory
@@ -225,7 +249,9 @@ def encode_all(documents: Iterable, *settings) -> Iterator[tuple[dict, Counter]]
 
 
 def batches(documents: Iterable) -> Iterator[list]:
-    batch, size = [], 0
+    """Lists of documents, of about BATCH_SIZE characters together."""
+    batch = []
+    size = 0
     for document in tqdm(
         documents, "encoding", unit=" documents", leave=False, disable=None
     ):
@@ -233,21 +259,24 @@ def batches(documents: Iterable) -> Iterator[list]:
         size += len(document)
         if size >= BATCH_SIZE:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     yield batch
 
 
 def start_worker(*args) -> None:
     """Leave Ctrl-C and a lost terminal to the parent, and end when it ends."""
-    global settings
+    global settings  # of all batches, for `work`
     settings = args
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # the pool ends its workers with SIGTERM
-    wait = multiprocessing.parent_process().join
-    threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with which the pool ends its workers
+
+    def end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def work(batch: list) -> tuple[dict, Counter]:
@@ -260,10 +289,12 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
     A hash of the text divides them, so it always lands on the same side. The first one
     trains.
     """
-    tokens, notes = {"train": bytearray(), "val": bytearray()}, Counter()
-    lengths = bytes_per_token(tokenizer)
+    tokens = {"train": bytearray(), "val": bytearray()}
+    notes = Counter()
+    lengths = bytes_per_token(tokenizer)  # [n_vocab]
     end_of_text = dtype.type(tokenizer.eot_token).tobytes()
     for document in documents:
+        # 1. Find the text, in Unicode that UTF-8 can write
         text = parse(document).get(field) if isinstance(document, bytes) else document
         if not text or not isinstance(text, str):
             notes["documents without text skipped"] += 1
@@ -274,26 +305,33 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
             text, times = re.subn("[\ud800-\udfff]", "\ufffd", text)
             notes["invalid characters replaced"] += times
             raw = text.encode()
-        number = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big") / 2**64
+
+        # 2. Train on it or hold it out
+        digest = hashlib.sha256(raw).digest()
+        number = int.from_bytes(digest[:8], "big") / 2**64  # uniform from 0 to 1
         split = "val" if number < val_fraction and not first else "train"
+        first = False
         if split == "val" and len(raw) > HELD_OUT_BYTES:
             notes[f"held-out texts cut at {HELD_OUT_BYTES // 1024} KB"] += 1
             text = raw[:HELD_OUT_BYTES].decode(errors="ignore")
             raw = text.encode()
+
+        # 3. Encode it
         if tokenizer.name == "bytes":
             ids = np.frombuffer(raw, np.uint8)
         else:
             ids = tokenizer.encode_to_numpy(text, disallowed_special=())
-            if lengths[ids].sum() != len(
-                raw
-            ):  # tiktoken drops what its pattern does not match
+            # tiktoken drops what its pattern does not match
+            if lengths[ids].sum() != len(raw):
                 start = textwrap.shorten(text, 40)
                 raise UserError(
                     f"--tokenizer {tokenizer.name}: loses part of the text {start!r}"
                 )
         tokens[split] += ids.astype(dtype).tobytes() + end_of_text
-        first = False
     return tokens, notes
+
+
+# -- The description of a corpus ---------------------------------------------------------
 
 
 def spot_check(folder: Path) -> str:
@@ -320,15 +358,17 @@ def describe(folder: Path, name: str, tokenizer, dtype: np.dtype, notes: Counter
     meta = {"tokenizer": Path(name).name, "vocab_size": len(lengths), "dtype": dtype.name}
     fingerprint = hashlib.sha256(repr(sorted(meta.items())).encode())
     for split in ("train", "val"):
-        counts = np.zeros(len(lengths), dtype=np.int64)
+        counts = np.zeros(len(lengths), dtype=np.int64)  # of every token id
         with open(folder / f"{split}.bin", "rb") as file:
             while chunk := file.read(2**22):
                 fingerprint.update(chunk)
-                counts += np.bincount(np.frombuffer(chunk, dtype), minlength=len(lengths))
+                ids = np.frombuffer(chunk, dtype)
+                counts += np.bincount(ids, minlength=len(lengths))
         meta[f"{split}_documents"] = int(counts[tokenizer.eot_token])
         meta[f"{split}_tokens"] = int(counts.sum())
         meta[f"{split}_bytes"] = int(counts @ lengths)
-    meta |= {**notes, "fingerprint": fingerprint.hexdigest()[:16]}
+    meta.update(notes)
+    meta["fingerprint"] = fingerprint.hexdigest()[:16]
     meta["spot_check"] = spot_check(folder)
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     return meta

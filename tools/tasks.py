@@ -10,7 +10,6 @@ import json
 import math
 import random
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tools.flags import UserError
+
+# -- Items to questions ------------------------------------------------------------------
 
 
 class Question(NamedTuple):
@@ -35,39 +36,64 @@ class Task(NamedTuple):
 
 
 def choose(context: str, choices: list[str], gold: int = 0) -> Question:
+    """A question with the same context before all choices."""
     return Question([context] * len(choices), choices, int(gold))
 
 
 def labelled(context: str, doc: dict) -> Question:
-    choices = doc["choices"]
-    return choose(
-        context, choices["text"], choices["label"].index(doc["answerKey"].lstrip())
-    )
+    """A question whose choices have labels, such as A to D."""
+    texts = doc["choices"]["text"]
+    labels = doc["choices"]["label"]
+    return choose(context, texts, labels.index(doc["answerKey"].lstrip()))
+
+
+def wikitext(doc: dict) -> Question:
+    return choose("", [detokenize(doc["page"])])
+
+
+def arc(doc: dict) -> Question:
+    return labelled(f"Question: {doc['question']}\nAnswer:", doc)
+
+
+def boolq(doc: dict) -> Question:
+    context = f"{doc['passage']}\nQuestion: {doc['question']}?\nAnswer:"
+    return choose(context, ["no", "yes"], doc["label"])
+
+
+def openbookqa(doc: dict) -> Question:
+    return labelled(doc["question_stem"], doc)
+
+
+def piqa(doc: dict) -> Question:
+    context = f"Question: {doc['goal']}\nAnswer:"
+    return choose(context, [doc["sol1"], doc["sol2"]], doc["label"])
 
 
 def hellaswag(doc: dict) -> Question:
-    def clean(text: str) -> str:  # the brackets are left over from WikiHow headings
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace(
-            "  ", " "
-        )
+    def clean(text: str) -> str:
+        text = text.strip()
+        text = text.replace(" [title]", ". ")
+        text = re.sub(r"\[.*?\]", "", text)  # brackets left over from WikiHow headings
+        return text.replace("  ", " ")
 
     context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
-    return choose(
-        clean(context), [clean(ending) for ending in doc["endings"]], doc["label"]
-    )
+    endings = [clean(ending) for ending in doc["endings"]]
+    return choose(clean(context), endings, doc["label"])
 
 
 def winogrande(doc: dict) -> Question:
     """The reverse of the other tasks, with two contexts and one text to follow both."""
     before, after = doc["sentence"].split("_", 1)
+    after = after.strip()
     contexts = [before + doc["option1"], before + doc["option2"]]
-    return Question(contexts, [after.strip()] * 2, ["1", "2"].index(doc["answer"]))
+    return Question(contexts, [after, after], ["1", "2"].index(doc["answer"]))
 
 
 def mmlu(doc: dict) -> Question:
     a, b, c, d = doc["choices"]
     context = f"{doc['question'].strip()}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\nAnswer:"
-    return choose(context, list("ABCD"), doc["answer"])._replace(group=doc["subject"])
+    question = choose(context, ["A", "B", "C", "D"], doc["answer"])
+    return question._replace(group=doc["subject"])
 
 
 def detokenize(page: str) -> str:
@@ -79,45 +105,27 @@ def detokenize(page: str) -> str:
     for mark in ":;.!?,":
         page = page.replace(f" {mark} ", f"{mark} ")
     for opens, closes in ("()", "[]", "{}", '""', "''"):
-        page = re.sub(
-            rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}", rf"{opens}\1{closes}", page
-        )
-    for n in (4, 3, 2):
-        page = page.replace(" ".join("=" * n), "=" * n)
-    for old, new in (
-        (" ° ", "°"),
-        (" \n", "\n"),
-        ("\n ", "\n"),
-        (" N ", " 1 "),
-        (" 's", "'s"),
-    ):
-        page = page.replace(old, new)
+        with_spaces = rf"\{opens}\s*([^\{closes}]*?)\s*\{closes}"
+        page = re.sub(with_spaces, rf"{opens}\1{closes}", page)
+    page = page.replace("= = = =", "====")
+    page = page.replace("= = =", "===")
+    page = page.replace("= =", "==")
+    page = page.replace(" ° ", "°")
+    page = page.replace(" \n", "\n")
+    page = page.replace("\n ", "\n")
+    page = page.replace(" N ", " 1 ")
+    page = page.replace(" 's", "'s")
     return page
 
 
-ARC = lambda d: labelled(f"Question: {d['question']}\nAnswer:", d)
 TASKS = {
-    "wikitext": Task("word_perplexity", lambda d: choose("", [detokenize(d["page"])])),
-    "arc_easy": Task("acc_norm", ARC),
-    "arc_challenge": Task("acc_norm", ARC),
-    "boolq": Task(
-        "acc",
-        lambda d: choose(
-            f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:",
-            ["no", "yes"],
-            d["label"],
-        ),
-        "others",
-    ),
+    "wikitext": Task("word_perplexity", wikitext),
+    "arc_easy": Task("acc_norm", arc),
+    "arc_challenge": Task("acc_norm", arc),
+    "boolq": Task("acc", boolq, "others"),
     "hellaswag": Task("acc_norm", hellaswag, "others"),
-    "openbookqa": Task("acc_norm", lambda d: labelled(d["question_stem"], d)),
-    "piqa": Task(
-        "acc_norm",
-        lambda d: choose(
-            f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], d["label"]
-        ),
-        "others",
-    ),
+    "openbookqa": Task("acc_norm", openbookqa),
+    "piqa": Task("acc_norm", piqa, "others"),
     "winogrande": Task("acc", winogrande, "others"),
     "mmlu": Task("acc", mmlu, "first"),
 }
@@ -126,10 +134,11 @@ TASKS = {
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
     """Read items of a task, one per line. Raises UserError, naming the line, for anything
     else."""
-    questions = []
     if not path.is_file():
         raise UserError(f"{path}: no such file; put items of {name} there, one per line")
-    for number, item in enumerate(path.read_bytes().splitlines()[:limit], 1):
+    lines = path.read_bytes().splitlines()[:limit]
+    questions = []
+    for number, item in enumerate(lines, start=1):
         try:
             doc = json.loads(item)
             question = TASKS[name].ask(doc)._replace(doc=doc)
@@ -143,7 +152,7 @@ def read_questions(name: str, path: Path, limit: int | None = None) -> list[Ques
                 f"{path}, line {number}: not an item of {name} ({error!r})"
             ) from None
         questions.append(question)
-    if not any(text for question in questions for text in question.choices):
+    if not any(any(question.choices) for question in questions):
         raise UserError(f"{path}: is empty")
     return questions
 
@@ -156,31 +165,36 @@ def draw_examples(
         return pool[:n]
     if draw == "any":
         return generator.sample(pool, n)
-    drawn = [
-        example
-        for example in generator.sample(pool, n + 1)
-        if example.doc != question.doc
-    ]
+    # one more than we need, because the item itself may be among them
+    drawn = generator.sample(pool, n + 1)
+    drawn = [example for example in drawn if example.doc != question.doc]
+    if len(drawn) >= n:
+        return drawn[:n]
     others = [example for example in pool if example.doc != question.doc]
-    return (
-        drawn[:n] if len(drawn) >= n else generator.sample(others, n)
-    )  # the item came twice
+    return generator.sample(others, n)  # the item was drawn twice
 
 
 def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Question]:
     """Read the questions of a task, and put `shots` examples before every question."""
-    task, questions = (
-        TASKS[name],
-        read_questions(name, Path(folder, f"{name}.jsonl"), limit),
-    )
-    path = Path(folder, f"{name}.dev.jsonl" if name == "mmlu" else f"{name}.train.jsonl")
-    pools, generators = defaultdict(list), defaultdict(lambda: random.Random(1234))
-    for example in read_questions(name, path) if shots else ():
-        pools[example.group].append(example)
+    task = TASKS[name]
+
+    # 1. Read the questions and the pool of examples for each group of questions
+    questions = read_questions(name, Path(folder, f"{name}.jsonl"), limit)
+    pools = {question.group: [] for question in questions}
+    if shots:
+        split = "dev" if name == "mmlu" else "train"
+        for example in read_questions(name, Path(folder, f"{name}.{split}.jsonl")):
+            pools.setdefault(example.group, []).append(example)
+    generators = {group: random.Random(1234) for group in pools}
+
+    # 2. Put examples before the questions
     intro = "The following are multiple choice questions (with answers) about {}.\n\n"
+    needed = 0
+    if shots:
+        needed = shots + 1 if task.draw == "others" else shots
     for i, question in enumerate(questions):
-        group, pool = question.group, pools[question.group]
-        needed = shots + (task.draw == "others") if shots else 0
+        group = question.group
+        pool = pools[group]
         if len(pool) < needed:
             raise UserError(
                 f"--num_fewshot {shots}: {name} {group} needs {needed} examples, "
@@ -189,15 +203,13 @@ def questions_of(name: str, folder: str, shots: int, limit=None) -> list[Questio
         before = intro.format(group.replace("_", " ")) if name == "mmlu" else ""
         for shot in draw_examples(task.draw, question, pool, shots, generators[group]):
             before += f"{shot.contexts[shot.gold]} {shot.choices[shot.gold]}\n\n"
-        questions[i] = question._replace(
-            contexts=[before + text for text in question.contexts]
-        )
+        contexts = [before + text for text in question.contexts]
+        questions[i] = question._replace(contexts=contexts)
     return questions
 
 
 def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
     """Read the items of all --tasks -> {task: (its questions, number of examples)}."""
-    work = {}
     if not args.data:
         raise UserError(
             "--tasks: needs --data, the folder of their items (docs/evaluate.md)"
@@ -206,15 +218,21 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
         raise UserError(
             f"--max_len {args.max_len}: the seq_len of the model is {seq_len}"
         )
+    work = {}
     for name in args.tasks.split(","):
         if name not in TASKS:
             raise UserError(
                 f"--tasks {name}: must be one of {', '.join(TASKS)}; for others, "
                 "export the model and run lm_eval (docs/evaluate.md)"
             )
-        fixed = args.num_fewshot is None or name == "wikitext"  # it has no examples
-        shots = 5 * (name == "mmlu") if fixed else args.num_fewshot  # as in the paper
-        work[name] = questions_of(name, args.data, shots, args.limit), shots
+        if name == "wikitext":
+            shots = 0  # its pages need no examples
+        elif args.num_fewshot is not None:
+            shots = args.num_fewshot
+        else:
+            shots = 5 if name == "mmlu" else 0  # as in the paper
+        questions = questions_of(name, args.data, shots, args.limit)
+        work[name] = (questions, shots)
     return work
 
 
@@ -233,7 +251,9 @@ def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
     for context, choice in zip(question.contexts, question.choices):
         before = tokenizer.encode_ordinary(context.rstrip())
         after = tokenizer.encode_ordinary(f"{context} {choice}")[len(before) :]
-        ids = [*(before or [tokenizer.eot_token]), *after][-(max_len + 1) :]
+        if not before:  # the model needs a token to predict the first one from
+            before = [tokenizer.eot_token]
+        ids = (before + after)[-(max_len + 1) :]
         yield ids, min(len(after), len(ids) - 1)
 
 
@@ -269,28 +289,37 @@ def measure(name: str, questions: list[Question], answers: list) -> dict:
     result = {"rule": RULES[metric], "paper_metric": metric}
     if name == "wikitext":
         return result | perplexities([q.doc["page"] for q in questions], answers)
-    for kind in dict.fromkeys(("acc", metric)):
+    groups = [question.group for question in questions]
+    kinds = ["acc", "acc_norm"] if metric == "acc_norm" else ["acc"]
+    for kind in kinds:
         right = [is_right(q, sums, kind) for q, sums in zip(questions, answers)]
-        mean, stderr = mean_and_stderr(right, [q.group for q in questions])
-        result |= {kind: mean, f"{kind}_stderr": stderr}
+        mean, stderr = mean_and_stderr(right, groups)
+        result[kind] = mean
+        result[f"{kind}_stderr"] = stderr
     return result
 
 
 def is_right(question: Question, sums: list[float], kind: str) -> bool:
     """Is the most likely choice right? acc_norm divides by the number of characters."""
-    lengths = [max(1, len(text)) for text in question.choices]
-    scores = np.divide(sums, lengths) if kind == "acc_norm" else sums
-    return int(np.argmax(scores)) == question.gold  # the first of equal ones
+    scores = np.array(sums)
+    if kind == "acc_norm":
+        scores = scores / [max(1, len(text)) for text in question.choices]
+    return int(np.argmax(scores)) == question.gold  # the first of equal choices
 
 
 def perplexities(pages: list[str], answers: list[float]) -> dict:
     """Per word and byte of the pages as they were before detokenization."""
     nats = -math.fsum(answers)
-    per_word = nats / sum(len(re.split(r"\s+", page)) for page in pages)
-    per_byte = nats / sum(len(page.encode()) for page in pages)
-    result = {"word_perplexity": exp(per_word), "byte_perplexity": exp(per_byte)}
-    result["bits_per_byte"] = per_byte / math.log(2)
-    return result | {f"{metric}_stderr": None for metric in result}
+    n_words = sum(len(re.split(r"\s+", page)) for page in pages)
+    n_bytes = sum(len(page.encode()) for page in pages)
+    return {
+        "word_perplexity": exp(nats / n_words),
+        "byte_perplexity": exp(nats / n_bytes),
+        "bits_per_byte": nats / n_bytes / math.log(2),
+        "word_perplexity_stderr": None,
+        "byte_perplexity_stderr": None,
+        "bits_per_byte_stderr": None,
+    }
 
 
 def exp(x: float) -> float:
@@ -302,19 +331,26 @@ def exp(x: float) -> float:
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
     """The mean, and its standard error from the spread of the values around their group's
     mean."""
-    values, groups = np.array(values, dtype=float), np.array(groups)
-    parts = [values[groups == group] for group in dict.fromkeys(groups)]
-    squares = sum(len(part) * part.var() for part in parts)
-    freedom = len(values) - len(parts)
-    return values.mean().item(), math.sqrt(
-        squares / freedom / len(values)
-    ) if freedom else None
+    values = np.array(values, dtype=float)
+    groups = np.array(groups)
+    names = dict.fromkeys(groups.tolist())  # each group once
+    squares = 0.0
+    for name in names:
+        part = values[groups == name]
+        squares += len(part) * part.var()
+    mean = values.mean().item()
+    freedom = len(values) - len(names)
+    if not freedom:
+        return mean, None
+    return mean, math.sqrt(squares / freedom / len(values))
 
 
 def report(name: str, result: dict) -> None:
     """Print one line per metric of a task."""
     facts = "n {n}, {num_fewshot} shots, window {max_len}; {rule}".format(**result)
-    for metric in (key for key in result if f"{key}_stderr" in result):
+    for metric in result:
+        if f"{metric}_stderr" not in result:
+            continue
         stderr = result[f"{metric}_stderr"]
         spread = "" if stderr is None else f"+-{stderr:.4f}"
         print(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
