@@ -38,7 +38,7 @@ from tools.flags import UserError
 
 
 class Line(NamedTuple):
-    """A schedule, and how its learning rate changes from the cell of the tuning to others.
+    """A schedule, and how its learning rate changes from the tuned cell to others.
 
     It grows as batch^q T^b. Under Power it grows as batch^q, and falls as n^b in the run.
     """
@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 WSD = dict(schedule="wsd", decay_shape="exp", min_lr_ratio=0.1, average=False)
-# lr = a beta n^b, so power_q = 1. For the q of a line, fields_of makes a depend on the batch
+# lr = a beta n^b, as power_q = 1. For another q, fields_of makes a depend on the batch size
 POWER = WSD | dict(schedule="power", power_q=1.0)
 COSINE = WSD | dict(schedule="cosine")
 TO_0 = COSINE | dict(min_lr_ratio=0.0)
@@ -57,9 +57,9 @@ LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to
 # The average of the weights replaces the decay
 AVERAGED = dict(average=True, decay_tokens=0, decay_share=None)
 
-# "Fitted" is our law, b = -0.3 and q = 0.5. "Paper" is the law of the paper. "∝ √batch" has
-# the q of our law, and the same learning rate at every run length. Two lines must differ in
-# more than decay_share, which is no field of a record.
+# "Fitted" is our law, b = -0.3 and q = 0.5. "Paper" is the law of the paper. "∝ √batch"
+# has the q of our law, and the same learning rate at every run length. Two lines must
+# differ in more than decay_share, because records have decay_tokens instead.
 LINES = {
     # name                           fields              b      q
     "Power (fitted), averaged": Line(POWER | AVERAGED, -0.30, 0.5),
@@ -334,7 +334,7 @@ def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
         above = np.mean(drawn > 0) if drawn.size else 0.5  # 0.5: we cannot tell
         chance[name] = 2 * min(above, 1 - above)
 
-    # 2. The smallest chance of n has to be below level / n, the next below level / (n - 1)
+    # 2. The smallest of n chances may be level / n at most, the next level / (n - 1), ...
     found = []
     for name in sorted(chance, key=chance.get):
         if chance[name] > level / (len(chance) - len(found)):
@@ -381,8 +381,8 @@ def mean_loss(losses: dict, cells: list) -> float:
 
 
 def best_planned(lines: dict, cells: list) -> str:
-    """The line to compare with. It decays, needs T from the start, and has the lowest mean
-    loss."""
+    """The line to compare with: it decays, needs T from the start, and has the lowest
+    mean loss."""
     means = {}
     for name, line in LINES.items():
         planned = needs_T(line) == "from the start" and not line.fields["average"]

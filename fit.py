@@ -1,9 +1,11 @@
 """The law behind a sweep: losses -> best learning rates -> a power law with intervals ->
 prediction.
 
-    python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/bend --only warmup_tokens=5000                 of some of the runs
-    python fit.py --predict --total_tokens 10e12 --batch_size 1024    the paper's learning rate
+    python fit.py runs/wsd-quick                         the law, law.json, figures
+    python fit.py runs/bend --only warmup_tokens=5000    of some of the runs
+    python fit.py --predict --total_tokens 10e12 --batch_size 1024
+
+The last one prints the best learning rate by the paper's law.
 
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 
@@ -45,8 +47,8 @@ DRAWS = 2000
 
 # -- A valley and its bottom -------------------------------------------------------------
 #
-# A valley is a list of points (x, loss) in order of x, with x = log2 lr. Its bottom is the
-# best learning rate. The loss of a diverged run is inf.
+# A valley is a list of points (x, loss) in order of x, with x = log2 lr. Its bottom is
+# the best learning rate. The loss of a diverged run is inf.
 
 
 def lowest_x(points: list[tuple]) -> float:
@@ -272,7 +274,10 @@ def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
     """`redraw`, and the lowest mean loss of every cell, [1 + draws, n]."""
     # 1. Draw as many series as there are, with replacement. In the first row, which is
     #    the measurement, every series counts once.
-    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
+    series = set()
+    for m in found:
+        series |= {(m.shape, m.batch_size, seed) for seed in m.seeds}
+    series = sorted(series)
     chance = np.full(len(series), 1 / len(series))
     rng = np.random.default_rng(rng_seed)
     drawn = rng.multinomial(len(series), chance, size=DRAWS)
@@ -371,9 +376,10 @@ def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.n
     x, weight, loss = redraw_with_losses(points)
     loss[weight == 0] = math.inf  # such a minimum cannot be among the best
     for here in by_shape_and_T(points).values():
-        in_order = np.sort(loss[:, here], axis=1)
-        highest = in_order[:, :n][:, -1:]  # the n-th lowest loss, or the last if fewer
-        weight[:, here] *= loss[:, here] <= highest
+        losses = loss[:, here]  # [1 + draws, batch sizes]
+        last = min(n, len(here)) - 1
+        limit = np.sort(losses, axis=1)[:, [last]]  # the n-th lowest, of every draw
+        weight[:, here] *= losses <= limit
     return x, weight
 
 
@@ -416,7 +422,10 @@ class Fits(NamedTuple):
 
 
 def fits_of(rows: list[dict]) -> Fits:
-    """Raises UserError if the usable minima do not determine a, b and q."""
+    """All minima, draws and laws of a sweep.
+
+    Raises UserError if the usable minima do not determine a, b and q.
+    """
     found = minima(rows)
     points = usable(found)
     law = None
@@ -577,19 +586,17 @@ def draw_valleys(path: Path, found: list[Minimum]) -> None:
     best = min(longest, key=attrgetter("loss"))
     by_T = [m for m in some if m.batch_size == best.batch_size]
     panels = [
-        panel_of_valleys(
-            by_T, "tokens", "T", f"{best.shape}, {label(best, 'batch_size')}"
-        ),
-        panel_of_valleys(
-            longest, "batch size", "batch_size", f"{best.shape}, {label(best, 'T')}"
-        ),
+        panel_of_valleys(by_T, "T", "tokens", fixed="batch_size"),
+        panel_of_valleys(longest, "batch_size", "batch size", fixed="T"),
     ]
     figures.draw_valleys(path, panels)
 
 
-def panel_of_valleys(row: list[Minimum], words: str, field: str, where: str) -> dict:
-    """A panel with minima that differ in a field, which the title calls by these
-    words."""
+def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> dict:
+    """A panel with minima that differ in one field only; the fixed one is in the axis label.
+
+    words: what the title calls the field.
+    """
     first = row[0]
     last = row[-1]
     longer = getattr(last, field) / getattr(first, field)
@@ -597,7 +604,7 @@ def panel_of_valleys(row: list[Minimum], words: str, field: str, where: str) -> 
     return dict(
         groups={label(m, field): [m] for m in row},
         title=f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate",
-        xlabel=f"learning rate ({where})",
+        xlabel=f"learning rate ({first.shape}, {label(first, fixed)})",
         log=True,
     )
 
@@ -632,7 +639,9 @@ def width_of(shape: str) -> int:
     return int(shape.split()[1].strip(","))
 
 
-def report_transfer(found: list[Minimum], x: np.ndarray, weight: np.ndarray, out: Path):
+def report_transfer(
+    found: list[Minimum], x: np.ndarray, weight: np.ndarray, out: Path
+) -> None:
     """Print and draw the best learning rate of every width, with and without muP.
 
     x and weight: all draws of the minima, from fit.redraw.

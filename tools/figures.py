@@ -98,7 +98,7 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
     heights = push_apart([y for _, y, _ in ends.values()], gap)
     ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
 
-    # 2. The labels. Their x is a share of the width of the panel, their y is in its units.
+    # 2. The labels. Their x is a share of the width of the panel, their y a value.
     for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
         ax.annotate(
