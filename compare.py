@@ -1,66 +1,82 @@
-"""The comparison of schedules: its lines, how each is tuned, differences, and words for
-them.
+"""The comparison of schedules: its rules, its tables, and the words for them.
 
     python compare.py        list the lines, and when each must know the run length
 
-A *cell* is (shape, T, batch size). A *line* is a schedule with a rule for its learning
-rate. Every seed is an experiment of its own: it tunes all lines in two small cells, with
-separate runs, and tests them in larger cells. Losses are in nats per token.
+The rules, in the order of this file:
+
+1. A *line* is a schedule with a rule for its learning rate (`LINES`).
+2. Every seed repeats the whole experiment. It tunes all lines in two small cells, with
+   separate runs. A *cell* is (shape, T, batch size). The learning rate with the lowest
+   mean loss wins (`tuned_lr`).
+3. It then tests every line in larger cells, where its exponents alone set the learning
+   rate (`losses_of_lines`).
+4. The difference of two lines is the mean over cells and seeds. Its interval counts the
+   spread over pairs of shape and batch size, and over seeds (`differences`).
+5. Two lines are level if the interval lies inside ±0.005 nats. One is better or worse if
+   the interval excludes 0. Else we cannot tell (`verdict`).
+
+Losses are in nats per token. `python fit.py results/compare-laptop results/search-laptop`
+prints the tables.
 """
 
 import math
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fit import interval, show
-from records import cell_of, loss_of, narrow_first, tuned_fields
+from records import cell_of, loss_of, narrow_first
 from schedules import PAPER_SEQ_LEN, has_decay, is_planned
 from tools import figures, flags
-from tools.figures import size
 from tools.flags import UserError
 
-DRAWS = 100_000
-TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
+# -- 1. The lines ------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
-    """Its learning rate grows as batch^q T^b from the cell of the tuning, under Power as
-    n^b."""
+    """A schedule, and how its learning rate changes from the tuned cell to others.
+
+    It grows as batch^q T^b. Under Power it grows as batch^q, and falls as n^b in the run.
+    """
 
     fields: dict  # of a TrainConfig; decay_share is the decay as a share of T
-    b: float = 0.0
-    q: float = 0.0
+    b: float
+    q: float
 
 
 WSD = dict(schedule="wsd", decay_shape="exp", min_lr_ratio=0.1, average=False)
-POWER = WSD | dict(
-    schedule="power", power_q=1.0
-)  # a includes beta^(q - 1), for each batch size
+# lr = a beta n^b, as power_q = 1. For another q, fields_of makes a depend on the batch size
+POWER = WSD | dict(schedule="power", power_q=1.0)
 COSINE = WSD | dict(schedule="cosine")
 TO_0 = COSINE | dict(min_lr_ratio=0.0)
 LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to the end
-AVERAGED = dict(
-    average=True, decay_tokens=0, decay_share=None
-)  # the average replaces the decay
-SQRT, FITTED, PAPER = (
-    dict(q=0.5),
-    dict(b=-0.3, q=0.5),
-    dict(b=-0.51, q=1.0),
-)  # FITTED: our law
+# The average of the weights replaces the decay
+AVERAGED = dict(average=True, decay_tokens=0, decay_share=None)
+
+# "Fitted" is our law, b = -0.3 and q = 0.5. "Paper" is the law of the paper. "∝ √batch"
+# has the q of our law, and the same learning rate at every run length. Two lines must
+# differ in more than decay_share, because records have decay_tokens instead.
 LINES = {
-    "Power (fitted), averaged": Line(POWER | AVERAGED, **FITTED),
-    "WSD ∝ √batch, averaged": Line(WSD | AVERAGED, **SQRT),
-    "Power (paper)": Line(POWER, **PAPER), "Power (fitted)": Line(POWER, **FITTED),
-    "WSD": Line(WSD), "WSD ∝ √batch": Line(WSD, **SQRT), "WSD (fitted)": Line(WSD, **FITTED),
-    "WSD (fitted), averaged": Line(WSD | AVERAGED, **FITTED),
-    "cosine": Line(COSINE), "cosine ∝ √batch": Line(COSINE, **SQRT),
-    "cosine (fitted)": Line(COSINE, **FITTED),
-    "cosine to 0 ∝ √batch": Line(TO_0, **SQRT), "cosine to 0 (fitted)": Line(TO_0, **FITTED),
-    "linear to 0 ∝ √batch": Line(LINEAR, **SQRT), "linear to 0 (fitted)": Line(LINEAR, **FITTED),
+    # name                           fields              b      q
+    "Power (fitted), averaged": Line(POWER | AVERAGED, -0.30, 0.5),
+    "WSD ∝ √batch, averaged":   Line(WSD | AVERAGED,    0.0,  0.5),
+    "Power (paper)":            Line(POWER,            -0.51, 1.0),
+    "Power (fitted)":           Line(POWER,            -0.30, 0.5),
+    "WSD":                      Line(WSD,               0.0,  0.0),
+    "WSD ∝ √batch":             Line(WSD,               0.0,  0.5),
+    "WSD (fitted)":             Line(WSD,              -0.30, 0.5),
+    "WSD (fitted), averaged":   Line(WSD | AVERAGED,   -0.30, 0.5),
+    "cosine":                   Line(COSINE,            0.0,  0.0),
+    "cosine ∝ √batch":          Line(COSINE,            0.0,  0.5),
+    "cosine (fitted)":          Line(COSINE,           -0.30, 0.5),
+    "cosine to 0 ∝ √batch":     Line(TO_0,              0.0,  0.5),
+    "cosine to 0 (fitted)":     Line(TO_0,             -0.30, 0.5),
+    "linear to 0 ∝ √batch":     Line(LINEAR,            0.0,  0.5),
+    "linear to 0 (fitted)":     Line(LINEAR,           -0.30, 0.5),
 }  # fmt: skip
 
 
@@ -74,7 +90,8 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
     tuned_batch_size, seq_len, tuned_T = tuned
     lr *= (batch_size / tuned_batch_size) ** line.q
     if line.fields["schedule"] == "power":
-        a = lr / (batch_size * seq_len / PAPER_SEQ_LEN * tuned_T**line.b)
+        beta = batch_size * seq_len / PAPER_SEQ_LEN
+        a = lr / (beta * tuned_T**line.b)  # from lr = a beta n^b at n = tuned_T
         return line.fields | dict(power_a=float(f"{a:.4g}"), power_b=line.b)
     lr *= (T / tuned_T) ** line.b
     return line.fields | dict(lr=float(f"{lr:.4g}"))
@@ -83,28 +100,18 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
 def needs_T(line: Line) -> str:
     """When must you know the run length?"""
     schedule = line.fields["schedule"]
-    lr_of_T = line.b != 0 and schedule != "power"  # its learning rate depends on T
-    if is_planned(schedule) or line.fields.get("decay_share") or lr_of_T:
+    lr_depends_on_T = line.b != 0 and schedule != "power"
+    decays_over_a_share_of_T = bool(line.fields.get("decay_share"))
+    if is_planned(schedule) or decays_over_a_share_of_T or lr_depends_on_T:
         return "from the start"
     if line.fields["average"] or not has_decay(schedule):
         return "never"
     return "when it decays"
 
 
-# -- The comparison ----------------------------------------------------------------------
+# -- 2. How a line is tuned --------------------------------------------------------------
 
-
-def key_of(fields: dict) -> tuple:
-    """What tells a run from the others of its cell and seed, in a record or in fields_of
-    a line."""
-    names = (
-        "schedule",
-        "decay_shape",
-        "min_lr_ratio",
-        "average",
-        *tuned_fields(fields["schedule"]),
-    )
-    return tuple(fields[name] for name in names)
+TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
 
 
 def tuning_seeds(seed: int) -> tuple[int, int]:
@@ -113,55 +120,104 @@ def tuning_seeds(seed: int) -> tuple[int, int]:
 
 def best_of(tried: dict[float, list]) -> float | None:
     """The learning rate with the lowest mean of its losses. None if a loss is missing."""
-    whole = not any(None in losses for losses in tried.values())
-    return min(tried, key=lambda lr: sum(tried[lr])) if whole else None
+    totals = {}
+    for lr, losses in tried.items():
+        if None in losses:
+            return None
+        totals[lr] = sum(losses)
+    return min(totals, key=totals.get)
+
+
+class Runs(NamedTuple):
+    """The records of a comparison, and where its lines were tuned."""
+
+    records: dict  # (cell, seed) -> records
+    tuning_cells: list  # the two cells, the shorter T first
+    tuned_at: tuple  # batch size, seq_len and T of the first
+    rates: list  # the learning rates that every line tries, in order
+
+    def find(self, name: str, lr: float, cell: tuple, seed: int) -> dict | None:
+        """The record of a line that was tuned to lr. None if it is missing."""
+        _, T, batch_size = cell
+        fields = fields_of(LINES[name], lr, batch_size, T, self.tuned_at)
+        fields.pop("decay_share", None)  # records have decay_tokens
+        for record in self.records.get((cell, seed), []):
+            if fields.items() <= record.items():
+                return record
+        return None
+
+
+def index_runs(records: list[dict]) -> Runs:
+    """Raises UserError if no run tuned a line."""
+    by_cell: dict = {}
+    for r in records:
+        by_cell.setdefault((cell_of(r), r["seed"]), []).append(r)
+    tuning_cells = {cell for cell, seed in by_cell if seed >= TUNING}
+    if not tuning_cells:
+        raise UserError(f"no runs tuned the schedules (seeds {TUNING} and up)")
+
+    tuning_cells = sorted(tuning_cells, key=itemgetter(1))  # by T
+    first = tuning_cells[0]
+    _, T, batch_size = first
+    tuned_at = batch_size, records[0]["seq_len"], T
+
+    rates = set()
+    for r in records:
+        if r["seed"] >= TUNING and cell_of(r) == first and WSD.items() <= r.items():
+            rates.add(r["lr"])  # all lines try those of WSD
+    return Runs(by_cell, tuning_cells, tuned_at, sorted(rates))
+
+
+def tuned_lr(runs: Runs, name: str, seed: int) -> float:
+    """The learning rate with the lowest mean loss over two cells and two seeds.
+
+    Raises UserError if a run of the tuning is missing.
+    """
+    tried = {}
+    for lr in runs.rates:
+        tried[lr] = []
+        for cell in runs.tuning_cells:
+            for trial in tuning_seeds(seed):
+                record = runs.find(name, lr, cell, trial)
+                tried[lr].append(loss_of(record) if record else None)
+    best = best_of(tried)
+    if best is None:
+        raise UserError(
+            f"{name} lacks trials of seed {seed}; is the sweep still running?"
+        )
+    return best
+
+
+# -- 3. In which cells it is tested ------------------------------------------------------
 
 
 def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    Only cells in which all seeds of WSD are there, and of a line only those in which it
-    has all seeds. Raises UserError if there is none. The third value is a function from
-    line and cell to {seed: record}.
+    A line has the cells in which no seed lacks its run. Raises UserError if WSD has none.
+    The third value is a function from line and cell to {seed: record}.
     """
-    runs = {(cell_of(r), r["seed"], key_of(r)): r for r in records}
-    tuning = {cell for cell, seed, _ in runs if seed >= TUNING}
-    if not tuning:
-        raise UserError(f"no runs tuned the schedules (seeds {TUNING} and up)")
-    first = min(tuning, key=lambda cell: cell[1])  # the shorter one
-    tuned_at = first[2], records[0]["seq_len"], first[1]
-    trials = [r for r in records if r["seed"] >= TUNING and cell_of(r) == first]
-    rates = sorted({r["lr"] for r in trials if WSD.items() <= r.items()})  # of all lines
+    # 1. Every seed tunes every line. (A search for WSD may have other seeds.)
+    runs = index_runs(records)
+    tests = [r for r in records if r["seed"] < TUNING]
+    seeds = sorted({r["seed"] for r in tests if r["schedule"] == "power"})
+    best = {}
+    for name in LINES:
+        best[name] = {seed: tuned_lr(runs, name, seed) for seed in seeds}
 
-    def run(name: str, lr: float, cell: tuple, seed: int) -> dict | None:
-        fields = fields_of(LINES[name], lr, cell[2], cell[1], tuned_at)
-        return runs.get((cell, seed, key_of(fields)))
+    # 2. Look up the test runs with the tuned learning rates.
+    def runs_of(name: str, cell: tuple) -> dict:
+        """{seed: record}, None for a missing run."""
+        return {seed: runs.find(name, best[name][seed], cell, seed) for seed in seeds}
 
-    def tuned(name: str, seed: int) -> float:
-        cells = [(cell, trial) for cell in tuning for trial in tuning_seeds(seed)]
-        tried = {lr: [run(name, lr, *cell) for cell in cells] for lr in rates}
-        lr = best_of({lr: [r and loss_of(r) for r in some] for lr, some in tried.items()})
-        if lr is None:
-            raise UserError(
-                f"{name} lacks trials of seed {seed}; is the sweep still running?"
-            )
-        return lr
-
-    seeds = sorted(
-        {r["seed"] for r in records if r["seed"] < TUNING and r["schedule"] == "power"}
-    )
-    best = {name: {seed: tuned(name, seed) for seed in seeds} for name in LINES}
-    runs_of = lambda name, cell: {
-        seed: run(name, best[name][seed], cell, seed) for seed in seeds
-    }
-    losses_of = lambda *at: {seed: loss_of(r) for seed, r in runs_of(*at).items()}
-    cells = {cell for cell, seed, _ in runs if seed < TUNING}
+    cells = sorted({cell_of(r) for r in tests}, key=narrow_first)
     lines = {}
     for name in LINES:
-        whole = [cell for cell in cells if None not in runs_of(name, cell).values()]
-        lines[name] = {
-            cell: losses_of(name, cell) for cell in sorted(whole, key=narrow_first)
-        }
+        lines[name] = {}
+        for cell in cells:
+            found = runs_of(name, cell)
+            if None not in found.values():
+                lines[name][cell] = {seed: loss_of(r) for seed, r in found.items()}
     if not lines["WSD"]:
         raise UserError(
             "no cell of the comparison has all its runs; is the sweep still running?"
@@ -171,24 +227,36 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
 
 def searched(records: list[dict]) -> dict:
     """{cell: {seed: loss}} of WSD at the learning rate that is best for the *other*
-    seeds.
+    seeds, so that no run chooses for itself.
 
     In cells where at least two seeds tried seven learning rates or more.
     """
-    tried: dict = {}
+    tried: dict = {}  # cell -> seed -> learning rate -> loss
     for r in records:
         if r["seed"] < TUNING and WSD.items() <= r.items():
             seeds = tried.setdefault(cell_of(r), {})
             seeds.setdefault(r["seed"], {})[r["lr"]] = loss_of(r)
+
     found: dict = {}
     for cell, seeds in tried.items():
         seeds = {seed: losses for seed, losses in seeds.items() if len(losses) >= 7}
-        for seed in seeds if len(seeds) > 1 else ():
+        if len(seeds) < 2:
+            continue
+        rates = set.intersection(*(set(losses) for losses in seeds.values()))
+        found[cell] = {}
+        for seed in seeds:
             others = [losses for other, losses in seeds.items() if other != seed]
-            rates = set.intersection(*map(set, seeds.values()))
-            best = min(sorted(rates), key=lambda lr: sum(losses[lr] for losses in others))
-            found.setdefault(cell, {})[seed] = seeds[seed][best]
+            tried_by_others = {}
+            for lr in sorted(rates):
+                tried_by_others[lr] = [losses[lr] for losses in others]
+            best = best_of(tried_by_others)
+            found[cell][seed] = seeds[seed][best]
     return found
+
+
+# -- 4. A difference and its interval ----------------------------------------------------
+
+DRAWS = 100_000
 
 
 def differences(one: dict, other: dict, cells: list) -> np.ndarray:
@@ -199,142 +267,182 @@ def differences(one: dict, other: dict, cells: list) -> np.ndarray:
     seeds, both as random (degrees of freedom as in Welch's test). Without draws for a
     single seed in a single pair.
     """
-    seeds = sorted(
-        set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells))
-    )
+    seeds = set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells))
     by_pair: dict = {}
     for cell in cells:
         shape, _, batch_size = cell
-        gaps = [one[cell][seed] - other[cell][seed] for seed in seeds]
+        gaps = [one[cell][seed] - other[cell][seed] for seed in sorted(seeds)]
         by_pair.setdefault((shape, batch_size), []).append(gaps)
-    gap = np.array([np.mean(gaps, axis=0) for gaps in by_pair.values()])  # [pairs, seeds]
-    return with_t(*mean_and_error(gap))
-
-
-def with_t(mean: float, error: float, freedom: float) -> np.ndarray:
-    """A mean, followed by draws of Student's t around it, none if there is no spread."""
-    rng = np.random.default_rng(0)
-    return np.append(
-        mean, mean + error * rng.standard_t(freedom, size=DRAWS) if freedom else []
-    )
+    over_T = [np.mean(gaps, axis=0) for gaps in by_pair.values()]
+    mean, error, freedom = mean_and_error(np.array(over_T))  # [pairs, seeds]
+    return with_t(mean, error, freedom)
 
 
 def mean_and_error(gap: np.ndarray) -> tuple[float, float, float]:
     """Mean of gap [pairs, seeds], its standard error, and the degrees of freedom of that
     error."""
-    parts = []  # the variance of the mean from pairs, and from seeds, with degrees of freedom
+    # The variance of the mean from pairs, and the one from seeds. Their sum is a little
+    # too wide, because what varies with both is in both.
+    variance = 0.0
+    below = 0.0
     for means in (gap.mean(axis=1), gap.mean(axis=0)):
-        if len(means) > 1:
-            parts.append((means.var(ddof=1) / len(means), len(means) - 1))
-    # a little too wide, because what varies with both is in both parts
-    variance = sum(part for part, _ in parts)
-    below = sum(part**2 / n for part, n in parts)
-    return gap.mean(), math.sqrt(variance), variance**2 / below if below else 0.0
+        n = len(means)
+        if n > 1:
+            part = means.var(ddof=1) / n
+            variance += part
+            below += part**2 / (n - 1)
+    freedom = variance**2 / below if below else 0.0  # Welch, Satterthwaite
+    return gap.mean(), math.sqrt(variance), freedom
 
 
-def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
-    """The names whose difference is not 0 although we looked at all of them (Holm,
-    1979)."""
-    chance = {}
-    for name, some in draws.items():
-        finite = some[1:][np.isfinite(some[1:])]
-        above = (
-            np.mean(finite > 0) if finite.size else 0.5
-        )  # without a spread, we cannot tell
-        chance[name] = 2 * min(above, 1 - above)
-    found = []
-    for i, name in enumerate(sorted(chance, key=chance.get)):
-        if chance[name] > level / (len(chance) - i):
-            break
-        found.append(name)
-    return found
+def with_t(mean: float, error: float, freedom: float) -> np.ndarray:
+    """A mean, followed by draws of Student's t around it, none if there is no spread."""
+    if freedom == 0:
+        return np.array([mean])
+    rng = np.random.default_rng(0)
+    return np.append(mean, mean + error * rng.standard_t(freedom, size=DRAWS))
 
 
-# -- In words ----------------------------------------------------------------------------
+# -- 5. Level, better or worse? ----------------------------------------------------------
 
 LEVEL = 0.005  # nats; two lines are level if the interval of their difference lies inside
 VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "may tie"}
 
 
 def verdict(draws: np.ndarray) -> str:
-    low, high = np.round(interval(draws), 9)
-    if (
-        -LEVEL < low < high < LEVEL
-    ):  # one seed in one pair has no interval, so low == high
+    """The word for a difference. A lower loss is better."""
+    low, high = np.round(interval(draws), 9)  # without differences of mere rounding
+    if not low < high:  # one seed in one pair has no interval
+        return "undecided"
+    if -LEVEL < low and high < LEVEL:
         return "level"
-    return "better" if low < high < 0 else "worse" if 0 < low < high else "undecided"
+    if high < 0:
+        return "better"
+    if low > 0:
+        return "worse"
+    return "undecided"
+
+
+def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
+    """The names whose difference is not 0 although we looked at all of them (Holm,
+    1979)."""
+    # 1. The chance of a difference at least as far from 0, to either side, if it is 0
+    chance = {}
+    for name, some in draws.items():
+        drawn = some[1:]
+        drawn = drawn[np.isfinite(drawn)]
+        above = np.mean(drawn > 0) if drawn.size else 0.5  # 0.5: we cannot tell
+        chance[name] = 2 * min(above, 1 - above)
+
+    # 2. The smallest of n chances may be level / n at most, the next level / (n - 1), ...
+    found = []
+    for name in sorted(chance, key=chance.get):
+        if chance[name] > level / (len(chance) - len(found)):
+            break
+        found.append(name)
+    return found
+
+
+# -- The tables --------------------------------------------------------------------------
+
+SEARCHED = "WSD, searched in every cell"
 
 
 def comparison(records: list[dict], out: Path) -> None:
-    """Print the tables, in Markdown, and draw the figures."""
+    """Print the tables, in Markdown, and draw the figure."""
     lines, best, _ = losses_of_lines(records)
     print("tuned learning rates of the seeds")
     for name, rates in best.items():
         print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
+
+    with_search = lines | {SEARCHED: searched(records)}
     panels = []
-    with_search = lines | {"WSD, searched in every cell": searched(records)}
     for kind in ("dense", "MoE"):
-        of_kind = [
-            cell for cell in lines["WSD"] if ("experts" in cell[0]) == (kind == "MoE")
-        ]
-        present = [some for some in lines.values() if some.keys() & set(of_kind)]
-        cells = [cell for cell in of_kind if all(cell in some for some in present)]
+        cells = common_cells(lines, moe=(kind == "MoE"))
         if cells:
-            panels.append(table_of_differences(with_search, cells, kind))
+            panels.append(report_differences(with_search, cells, kind))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
     print(f"\n{out}: compare.png")
 
 
-def table_of_differences(lines: dict, cells: list, kind: str) -> dict:
-    """Print all lines minus the best planned one, and return them as a panel of
-    compare.png.
+def common_cells(lines: dict, moe: bool) -> list:
+    """The cells of one kind that all lines have, except lines that have none of them."""
+    of_kind = [cell for cell in lines["WSD"] if ("experts" in cell[0]) == moe]
+    common = set(of_kind)
+    for losses in lines.values():
+        shared = losses.keys() & set(of_kind)
+        if shared:
+            common &= shared
+    return [cell for cell in of_kind if cell in common]
 
-    The best planned line decays, needs T from the start, and has the lowest mean loss.
-    """
-    when = {name: "from the start" for name in lines}
-    planned = []
-    whole = [name for name in lines if lines[name].keys() >= set(cells)]
+
+def mean_loss(losses: dict, cells: list) -> float:
+    return np.mean([list(losses[cell].values()) for cell in cells])
+
+
+def best_planned(lines: dict, cells: list) -> str:
+    """The line to compare with: it decays, needs T from the start, and has the lowest
+    mean loss."""
+    means = {}
     for name, line in LINES.items():
-        when[name] = needs_T(line)
-        if (
-            name in whole
-            and when[name] == "from the start"
-            and not line.fields["average"]
-        ):
-            planned.append(name)
-    mean = lambda name: np.mean([[*lines[name][cell].values()] for cell in cells])
-    other = min(planned, key=mean)
+        planned = needs_T(line) == "from the start" and not line.fields["average"]
+        if planned and name in lines:
+            means[name] = mean_loss(lines[name], cells)
+    return min(means, key=means.get)
 
+
+def report_differences(lines: dict, cells: list, kind: str) -> dict:
+    """Print all lines minus the best planned one, and return them as a panel of
+    compare.png."""
+    # 1. Subtract the best planned line in all cells, and in those with the longest T.
+    whole = {name: some for name, some in lines.items() if some.keys() >= set(cells)}
+    other = best_planned(whole, cells)
     longest = max(T for _, T, _ in cells)
     late_cells = [cell for cell in cells if cell[1] == longest]
-    all_T = {name: differences(lines[name], lines[other], cells) for name in whole}
-    late = {name: differences(lines[name], lines[other], late_cells) for name in whole}
-    order = sorted(whole, key=lambda name: all_T[name][0])
-    against = f"minus {other}, {mean(other):.3f} | at T = {size(longest)}"
-    print(
-        f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |\n"
-        + "|---" * 5
-        + "|"
-    )
-    text = lambda draws: f"{show(draws)} {verdict(draws)}"
-    tests = {}
+    all_T = {}
+    late = {}
+    for name, losses in whole.items():
+        all_T[name] = differences(losses, lines[other], cells)
+        late[name] = differences(losses, lines[other], late_cells)
+
+    # 2. Print a table, from the best line to the worst.
+    when = {name: needs_T(line) for name, line in LINES.items()}
+    when[SEARCHED] = "from the start"
+    means = {name: draws[0] for name, draws in all_T.items()}
+    order = sorted(means, key=means.get)
+    baseline = mean_loss(lines[other], cells)
+    at_longest = f"T = {figures.size(longest)}"
+    against = f"minus {other}, {baseline:.3f} | at {at_longest}"
+    print(f"\n| {kind}, {len(cells)} cells | needs T | loss | {against} |")
+    print("|---|---|---|---|---|")
     for name in order:
         if name != other:
             loss = (
-                mean(other) + all_T[name][0]
-            )  # a line may have fewer seeds than the other
-            both = f"{text(all_T[name])} | {text(late[name])}"
-            print(f"| {name} | {when[name]} | {loss:.3f} | {both} |")
+                baseline + means[name]
+            )  # if it has fewer seeds, on the scale of the others
+            row = [name, when[name], f"{loss:.3f}"]
+            for draws in (all_T[name], late[name]):
+                row.append(f"{show(draws)} {verdict(draws)}")
+            print(f"| {' | '.join(row)} |")
+
+    # 3. Print which differences survive so many comparisons, and which lines are missing.
+    tests = {}
+    for name in order:
+        if name != other:
             tests[f"{name}, all T"] = all_T[name]
-            tests[f"{name}, T = {size(longest)}"] = late[name]
+            tests[f"{name}, {at_longest}"] = late[name]
     survivors = "; ".join(holm(tests)) or "none"
     print(f"\nnot 0 after Holm's correction for {len(tests)}: {survivors}")
     missing = [name for name in LINES if name not in whole]
     if missing:
         print(f"not in all of these cells: {', '.join(missing)}")
 
+    # 4. The panel
+    rows = {}
+    for name in order:
+        low, high = interval(all_T[name])
+        rows[name] = means[name], low, high, when[name]
     verb = VERBS[verdict(all_T["Power (fitted), averaged"])]
-    rows = {name: (all_T[name][0], *interval(all_T[name]), when[name]) for name in order}
     return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
 
 

@@ -1,9 +1,11 @@
-"""The law behind a sweep: losses -> best learning rates -> power law with intervals ->
+"""The law behind a sweep: losses -> best learning rates -> a power law with intervals ->
 prediction.
 
-    python fit.py runs/wsd-quick                     the law, law.json, figures
-    python fit.py runs/bend --only warmup_tokens=5000                    of some of the runs
-    python fit.py --predict --total_tokens 10e12 --batch_size 1024       the paper's learning rate
+    python fit.py runs/wsd-quick                         the law, law.json, figures
+    python fit.py runs/bend --only warmup_tokens=5000    of some of the runs
+    python fit.py --predict --total_tokens 10e12 --batch_size 1024
+
+The last one prints the best learning rate by the paper's law.
 
 We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 
@@ -13,21 +15,24 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape. (docs/bent.py asks whether a law that flattens at large batch sizes is
    better.)
-3. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
-   one.
-4. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
+3. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
    *series* is a shape, a batch size and a seed, because its runs share trunks.
+4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
+   the best one.
 
-T counts tokens, beta sequences of 4096 tokens, as in schedules.py. Notebooks call
+T counts tokens, beta sequences of 4096 tokens, as in schedules.py. The file follows these
+steps. Start with `vertex`, and then read `minima`, `fit_law` and `redraw`. Notebooks call
 fit.law(rows).
 """
 
 import json
 import math
+import signal
 import statistics
 import sys
 from collections import Counter
-from itertools import groupby
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,112 +41,159 @@ import numpy as np
 from records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
 from tools import figures, flags
-from tools.figures import size
 from tools.flags import UserError
 
 DRAWS = 2000
 
-# -- From losses to a minimum ------------------------------------------------------------
+# -- A valley and its bottom -------------------------------------------------------------
+#
+# A valley is a list of points (x, loss) in order of x, with x = log2 lr. Its bottom is
+# the best learning rate. The loss of a diverged run is inf.
 
 
-class Minimum(NamedTuple):
-    shape: str
-    T: int
-    batch_size: float
-    beta: float
-    seeds: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
-    points: list  # all (x, mean loss over the seeds) of the valley, in order of x
-    near: list  # those nearest the lowest. The curve was fitted to the finite ones
-    rule: tuple[int, int]  # degree of the curve, and through how many points at most
-    loss: float  # the lowest one measured
-    x: float  # the minimum
-    why_not: str  # why it is left out, or nothing
+def lowest_x(points: list[tuple]) -> float:
+    """The x with the lowest loss, the left one of two."""
+    losses = [loss for _, loss in points]
+    return points[losses.index(min(losses))][0]
 
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
     """The n points nearest the lowest one, in order of x. Of two at equal distance, the
     left."""
-    lowest = min(points, key=lambda p: p[1], default=(0, 0))[
-        0
-    ]  # without points, any number
-    return sorted(sorted(points, key=lambda p: round(abs(p[0] - lowest), 2))[:n])
+    if not points:
+        return []
+    middle = lowest_x(points)
+
+    def distance(point: tuple) -> float:
+        return round(abs(point[0] - middle), 2)  # equal for equal steps to both sides
+
+    return sorted(sorted(points, key=distance)[:n])
 
 
 def vertex(points: list[tuple], degree: int = 3, window: int = 7) -> tuple[float, str]:
-    """Points (x, loss), loss inf if diverged -> (x of the minimum, why it is unusable, or
-    "").
+    """The x of the minimum, and why it is unusable, or "".
 
-    A parabola (degree 2) is biased, because our valleys are steeper on one side.
+    We fit a cubic, because our valleys are steeper on one side. This biases a parabola
+    (degree 2).
     """
+    # 1. The lowest point needs neighbors on both sides.
     if not points:
         return math.nan, "no common learning rate"
-    lowest = min(points, key=lambda p: p[1])[0]
-    if lowest in (min(points)[0], max(points)[0]):
+    lowest = lowest_x(points)
+    if lowest == points[0][0] or lowest == points[-1][0]:
         return lowest, "at an edge"
-    near = [p for p in nearest(points, window) if math.isfinite(p[1])]
+
+    # 2. Fit the curve to the points near it that did not diverge, two more than it needs.
+    near = [(x, loss) for x, loss in nearest(points, window) if math.isfinite(loss)]
     if len(near) < degree + 2:
         return lowest, f"fewer than {degree + 2} losses"
-    x, y = np.array(near).T
-    _, c1, c2, c3 = [*np.polyfit(x - lowest, y, degree)[::-1], 0.0][
-        :4
-    ]  # a parabola has c3 = 0
-    # the slope c1 + 2 c2 u + 3 c3 u^2 is 0, and rises, at u = -c1 / (c2 + sqrt(c2^2 - 3
-    # c3 c1))
-    root = c2**2 - 3 * c3 * c1
-    below = c2 + math.sqrt(root) if root >= 0 else 0.0
-    at = lowest - c1 / below if below else math.inf
-    return (at, "") if x[0] <= at <= x[-1] else (lowest, "no valley")
+    x, loss = np.array(near).T
+    curve = np.polyfit(x - lowest, loss, degree)
+
+    # 3. At a minimum the first derivative of the curve is 0, and the second positive.
+    first = np.polyder(curve)
+    second = np.polyder(first)
+    for root in np.roots(first):
+        bottom = lowest + root.real
+        is_minimum = root.imag == 0 and np.polyval(second, root.real) > 0
+        if is_minimum and x[0] <= bottom <= x[-1]:
+            return bottom, ""
+    return lowest, "no valley"
 
 
-def mean_valley(seeds: dict, times: list | np.ndarray) -> list[tuple]:
-    """Points (x, mean loss over the seeds) at the learning rates that all seeds have.
+def mean_valley(seeds: dict, counts: list | tuple) -> list[tuple]:
+    """The points (x, mean loss) at the learning rates that all seeds have.
 
-    times: how often every seed counts.
+    seeds: seed -> {x: loss}. counts: how often every seed counts.
     """
-    drawn = [
-        (n, losses) for n, losses in zip(times, seeds.values()) if n
-    ]  # 0 * inf would be NaN
-    mean = lambda x: sum(n * losses[x] for n, losses in drawn) / sum(times)
-    return [(x, mean(x)) for x in sorted(set.intersection(*map(set, seeds.values())))]
+    common = set.intersection(*(set(losses) for losses in seeds.values()))
+    points = []
+    for x in sorted(common):
+        total = 0.0
+        for losses, count in zip(seeds.values(), counts):
+            if count > 0:  # 0 * inf would be NaN
+                total += count * losses[x]
+        points.append((x, total / sum(counts)))
+    return points
+
+
+# -- The minima of all cells -------------------------------------------------------------
+
+
+class Minimum(NamedTuple):
+    """A cell, its valley, and the bottom of the valley."""
+
+    shape: str
+    T: int
+    batch_size: float
+    beta: float
+    seeds: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
+    points: list  # the mean valley
+    near: list  # its points nearest the lowest. The curve was fitted to the finite ones
+    rule: tuple[int, int]  # degree of the curve, and through how many points at most
+    loss: float  # the lowest mean loss
+    x: float  # the bottom
+    why_not: str  # why it is left out, or ""
+    again: dict  # how often the seeds count in a draw -> the minimum there, see redraw
+
+
+def log2_lr(record: dict) -> float:
+    return math.log2(record["lr"])
 
 
 def minima(
-    records: list[dict], degree: int = 3, window: int = 7, by_seed=False, of=None
-) -> list:
-    """The best learning rate of every cell, or of every cell and seed, narrow to wide.
+    records: list[dict],
+    degree: int = 3,
+    window: int = 7,
+    by_seed: bool = False,
+    x_of: Callable[[dict], float] = log2_lr,
+) -> list[Minimum]:
+    """The minimum of every cell, or of every cell and seed, narrow to wide.
 
-    `of` maps a record to x, by default log2 of the learning rate. Raises UserError for
-    equal runs.
+    Raises UserError if two runs are equal.
     """
-    of = of or (lambda r: math.log2(r["lr"]))
+    # 1. Sort the losses into cells.
     cells: dict = {}
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
-        cell = (
-            shape_of(r),
-            r["total_tokens"],
-            r["batch_size"],
-            beta,
-            r["seed"] if by_seed else 0,
-        )
+        only_seed = r["seed"] if by_seed else 0
+        cell = (shape_of(r), r["total_tokens"], r["batch_size"], beta, only_seed)
         losses = cells.setdefault(cell, {}).setdefault(r["seed"], {})
-        if of(r) in losses:
+        x = x_of(r)
+        if x in losses:
             raise UserError(f"{cell[:3]}: two runs have the same learning rate and seed")
-        losses[of(r)] = loss_of(r)
+        losses[x] = loss_of(r)
+
+    # 2. Average over the seeds, and find the bottom.
     found = []
     for cell in sorted(cells, key=narrow_first):
-        points = mean_valley(cells[cell], [1] * len(cells[cell]))
-        near, at = nearest(points, window), vertex(points, degree, window)
-        lowest = min((loss for _, loss in points), default=math.inf)
-        found.append(
-            Minimum(*cell[:4], cells[cell], points, near, (degree, window), lowest, *at)
+        shape, T, batch_size, beta, _ = cell
+        seeds = cells[cell]
+        points = mean_valley(seeds, [1] * len(seeds))
+        x, why_not = vertex(points, degree, window)
+        minimum = Minimum(
+            shape=shape,
+            T=T,
+            batch_size=batch_size,
+            beta=beta,
+            seeds=seeds,
+            points=points,
+            near=nearest(points, window),
+            rule=(degree, window),
+            loss=min((loss for _, loss in points), default=math.inf),
+            x=x,
+            why_not=why_not,
+            again={},
         )
+        found.append(minimum)
     return found
 
 
-def parabolas(records: list[dict], window: int = 5, of=None) -> list[Minimum]:
+def parabolas(
+    records: list[dict], window: int = 5, x_of: Callable[[dict], float] = log2_lr
+) -> list[Minimum]:
     """Vertices of parabolas, for every cell and seed."""
-    return minima(records, 2, window, by_seed=True, of=of)
+    return minima(records, degree=2, window=window, by_seed=True, x_of=x_of)
 
 
 def usable(found: list[Minimum]) -> list[Minimum]:
@@ -149,49 +201,20 @@ def usable(found: list[Minimum]) -> list[Minimum]:
     return [m for m in found if not m.why_not]
 
 
-def reasons(found: list) -> str:
+def reasons(found: list[Minimum]) -> str:
     """Why minima are left out, with their numbers."""
     why_not = Counter(m.why_not for m in found if m.why_not)
     return ", ".join(f"{n} {why}" for why, n in why_not.items())
 
 
-# -- From minima to a law ----------------------------------------------------------------
-
-
-def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draw series again -> x of all minima and their weights, both [1 + draws, n].
-
-    The first row is the measurement itself. The weight of a minimum counts its seeds.
-    """
-    return redraw_with_losses(found, rng_seed)[:2]
-
-
-def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
-    """`redraw`, and the lowest mean loss of every cell, [1 + draws, n]."""
-    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
-    rng, share = np.random.default_rng(rng_seed), np.full(len(series), 1 / len(series))
-    times = rng.multinomial(len(series), share, size=DRAWS)
-    times = np.vstack([np.ones_like(times[:1]), times])  # [1 + draws, series]
-    x = np.tile([m.x for m in found], (len(times), 1))
-    weight, loss = np.zeros(x.shape), np.full(x.shape, np.inf)
-    for i, m in enumerate(found):
-        mine = times[:, [series.index((m.shape, m.batch_size, seed)) for seed in m.seeds]]
-        # draws with equal proportions of the seeds have equal valleys, so fit each of
-        # these once
-        ratios = mine // np.maximum(1, np.gcd.reduce(mine, axis=1))[:, None]
-        ratios, index = np.unique(ratios, axis=0, return_inverse=True)
-        for k in np.flatnonzero(ratios.any(axis=1)):
-            points = mean_valley(m.seeds, ratios[k])
-            at, why_not = vertex(points, *m.rule)
-            x[index == k, i] = at
-            weight[index == k, i] = 0 if why_not else mine[index == k].sum(axis=1)
-            loss[index == k, i] = min(y for _, y in points) if points else np.inf
-    return x, weight, loss
+# -- The law, by least squares -----------------------------------------------------------
 
 
 class Law(NamedTuple):
-    """log2 lr = log2 a(shape) + b log2 T + q log2 beta. The estimate is followed by all
-    draws."""
+    """log2 lr = log2 a(shape) + b log2 T + q log2 beta.
+
+    Every field has the estimate, followed by all draws of the series.
+    """
 
     b: np.ndarray  # [1 + draws]
     q: np.ndarray  # [1 + draws]
@@ -205,96 +228,188 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
     In a draw without a shape, its a is NaN. If T and beta vary together, all values are
     NaN.
     """
-    shapes = list(dict.fromkeys(m.shape for m in found))
-    rows = [
-        [math.log2(m.T), math.log2(m.beta), *(m.shape == s for s in shapes)]
-        for m in found
-    ]
-    design, solutions = np.array(rows), []  # [n, 2 + shapes]
-    for at, w in zip(x, weight):
-        root, y = np.sqrt(w), np.where(w > 0, at, 0)
+    # 1. The columns of the problem: log2 T for b, log2 beta for q, and one column per
+    #    shape, which is 1 at the minima of this shape, for its log2 a.
+    shapes = list(dict.fromkeys(m.shape for m in found))  # without doubles, in order
+    columns = [[math.log2(m.T) for m in found], [math.log2(m.beta) for m in found]]
+    for shape in shapes:
+        columns.append([float(m.shape == shape) for m in found])
+    design = np.column_stack(columns)  # [n, 2 + shapes]
+
+    # 2. Solve it in every draw. lstsq minimizes the sum of squares, so an error with
+    #    weight w has to be multiplied by the root of w.
+    solutions = []
+    for x_of_draw, w in zip(x, weight):
+        root = np.sqrt(w)
+        target = np.where(w > 0, x_of_draw, 0)  # 0 * NaN would be NaN
         solution, _, rank, _ = np.linalg.lstsq(
-            root[:, None] * design, root * y, rcond=1e-6
+            root[:, None] * design, root * target, rcond=1e-6
         )
-        drawn = w @ design[:, 2:] > 0  # shapes
-        solution[2:][~drawn] = np.nan
-        solutions.append(solution if rank == 2 + drawn.sum() else np.nan * solution)
-    b, q, *log_a = np.transpose(solutions)
-    return Law(b, q, dict(zip(shapes, np.exp2(log_a))), solutions @ design.T)
+        in_draw = w @ design[:, 2:] > 0  # [shapes]
+        log_a = solution[2:]  # a view, so this changes the solution
+        log_a[~in_draw] = math.nan
+        if rank < 2 + in_draw.sum():  # many laws fit equally well
+            solution[:] = math.nan
+        solutions.append(solution)
+
+    # 3. Name the values.
+    solutions = np.array(solutions)  # [1 + draws, 2 + shapes]
+    a = {shape: np.exp2(solutions[:, 2 + i]) for i, shape in enumerate(shapes)}
+    return Law(b=solutions[:, 0], q=solutions[:, 1], a=a, fitted=solutions @ design.T)
+
+
+# -- Intervals, by drawing series again --------------------------------------------------
+
+
+def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Draw series again -> x of all minima and their weights, both [1 + draws, n].
+
+    The first row is the measurement itself. The weight of a minimum counts its seeds.
+    """
+    x, weight, _ = redraw_with_losses(found, rng_seed)
+    return x, weight
+
+
+def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
+    """`redraw`, and the lowest mean loss of every cell, [1 + draws, n]."""
+    # 1. Draw as many series as there are, with replacement. In the first row, which is
+    #    the measurement, every series counts once.
+    series = set()
+    for m in found:
+        series |= {(m.shape, m.batch_size, seed) for seed in m.seeds}
+    series = sorted(series)
+    chance = np.full(len(series), 1 / len(series))
+    rng = np.random.default_rng(rng_seed)
+    drawn = rng.multinomial(len(series), chance, size=DRAWS)
+    times = np.vstack([np.ones(len(series), int), drawn])  # [1 + draws, series]
+    column = {one: j for j, one in enumerate(series)}
+
+    # 2. Find the minimum of every cell again in every draw. Many draws take the seeds of
+    #    a cell equally often, so the cell remembers what they gave, for all redraws.
+    x = np.empty((len(times), len(found)))
+    weight = np.empty_like(x)
+    loss = np.empty_like(x)
+    for i, m in enumerate(found):
+        columns = [column[m.shape, m.batch_size, seed] for seed in m.seeds]
+        of_draws = []
+        for counts in map(tuple, times[:, columns].tolist()):
+            if counts not in m.again:
+                m.again[counts] = minimum_again(m, counts)
+            of_draws.append(m.again[counts])
+        x[:, i], weight[:, i], loss[:, i] = np.array(of_draws).T
+    return x, weight, loss
+
+
+def minimum_again(m: Minimum, counts: tuple[int, ...]) -> tuple[float, float, float]:
+    """x, weight and lowest mean loss of a cell if its seeds count so often."""
+    if not any(counts):  # none of its series was drawn
+        return m.x, 0, math.inf
+    points = mean_valley(m.seeds, counts)
+    x, why_not = vertex(points, *m.rule)
+    weight = 0 if why_not else sum(counts)
+    return x, weight, min((loss for _, loss in points), default=math.inf)
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """The middle 95% of the draws. The first entry is the estimate and does not count."""
-    draws = draws[1:][np.isfinite(draws[1:])]
-    return (
-        tuple(np.percentile(draws, [2.5, 97.5]).tolist())
-        if draws.size
-        else (math.nan, math.nan)
-    )
+    drawn = draws[1:]
+    drawn = drawn[np.isfinite(drawn)]
+    if drawn.size == 0:
+        return math.nan, math.nan
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def show(draws: np.ndarray, digits: int = 3) -> str:
     """The estimate and its interval, if it has one. A single seed has none."""
+    text = f"{draws[0]:.{digits}f}"
     low, high = np.round(interval(draws), 9)  # without differences of mere rounding
-    spread = f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else ""
-    return f"{draws[0]:.{digits}f}{spread}"
+    if low < high:
+        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return text
 
 
 # -- How the papers read it --------------------------------------------------------------
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
-    """Slope of x on u [n] within groups, for every draw. x, weight [1 + draws, n]."""
-    same = np.array([[group == other for other in groups] for group in groups])
-    v = u - (weight * u) @ same / np.maximum(
-        weight @ same, 1e-9
-    )  # without the mean of its group
-    below = (weight * v**2).sum(axis=1)
-    return (weight * v * x).sum(axis=1) / np.where(below > 1e-9, below, np.nan)
+    """Slope of x on u [n] within groups, for every draw, [1 + draws].
+
+    weight [1 + draws, n]; x the same, or [n]. It is NaN if u does not vary in any group.
+    """
+    # 1. u without the weighted mean of its group
+    u = np.asarray(u, float)
+    centered = np.empty_like(weight, float)
+    for group in set(groups):
+        here = np.array([other == group for other in groups])
+        w = weight[:, here]
+        mean = (w * u[here]).sum(axis=1) / np.maximum(w.sum(axis=1), 1e-9)
+        centered[:, here] = u[here] - mean[:, None]
+
+    # 2. The covariance of x and u over the variance of u
+    covariance = (weight * centered * x).sum(axis=1)
+    variance = (weight * centered**2).sum(axis=1)
+    return covariance / np.where(variance > 1e-9, variance, math.nan)
+
+
+def by_shape_and_T(points: list[Minimum]) -> dict[tuple, list[int]]:
+    """(shape, T) -> the indices of its minima, one for every batch size."""
+    cells: dict = {}
+    for i, m in enumerate(points):
+        cells.setdefault((m.shape, m.T), []).append(i)
+    return cells
 
 
 def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
     """Minima of the n batch sizes with the lowest loss, for every shape and T."""
-    cells = groupby(sorted(usable(found), key=lambda m: m.T), lambda m: (m.shape, m.T))
-    return [m for _, cell in cells for m in sorted(cell, key=lambda m: m.loss)[:n]]
+    points = usable(found)
+    best = []
+    for here in by_shape_and_T(points).values():
+        batches = sorted([points[i] for i in here], key=attrgetter("loss"))
+        best += batches[:n]
+    return best
 
 
 def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """`redraw`, with weight 0 outside the n best batch sizes, which every draw chooses
+    """`redraw`, with weight 0 outside the n best batch sizes. Every draw chooses them
     anew."""
     x, weight, loss = redraw_with_losses(points)
-    loss = np.where(weight > 0, loss, np.inf)
-    for cell in {(m.shape, m.T) for m in points}:
-        here = [i for i, m in enumerate(points) if (m.shape, m.T) == cell]
-        order = (
-            loss[:, here].argsort(axis=1, kind="stable").argsort(axis=1)
-        )  # ranks, from 0
-        weight[:, here] *= order < n
+    loss[weight == 0] = math.inf  # such a minimum cannot be among the best
+    for here in by_shape_and_T(points).values():
+        losses = loss[:, here]  # [1 + draws, batch sizes]
+        last = min(n, len(here)) - 1
+        limit = np.sort(losses, axis=1)[:, [last]]  # the n-th lowest, of every draw
+        weight[:, here] *= losses <= limit
     return x, weight
 
 
 def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
-    """b with q = 1 in the three best batch sizes, s, and a.
+    """The paper's fit: b with q = 1 in the three best batch sizes, s, and a.
 
     s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the
     paper's b is b + (q - 1) s.
     """
     points = usable(found)
     x, weight = redraw_best_batches(points, 3)
-    T, beta = np.log2([(m.T, m.beta) for m in points]).T
-    one = [0] * len(points)
-    b, s = slope(x - beta, weight, T, one), slope(beta + 0 * x, weight, T, one)
-    return b, s, 2 ** np.average(x[0] - beta - b[0] * T, weights=weight[0])
+    T = np.log2([m.T for m in points])
+    beta = np.log2([m.beta for m in points])
+    all_shapes = ["one group"] * len(points)  # one a for all shapes
+    gamma = x - beta  # log2 (lr / beta), which the paper plots against T
+    b = slope(gamma, weight, T, all_shapes)
+    s = slope(beta, weight, T, all_shapes)
+    log2_a = np.average(gamma[0] - b[0] * T, weights=weight[0])
+    return b, s, 2**log2_a
 
 
 def step_law_reading(found: list[Minimum]) -> np.ndarray:
     """Exponent of T at the best batch size. Where the law is exact, it is b + q s."""
     points = usable(found)
     x, weight = redraw_best_batches(points, 1)
-    return slope(x, weight, np.log2([m.T for m in points]), [m.shape for m in points])
+    T = np.log2([m.T for m in points])
+    return slope(x, weight, T, [m.shape for m in points])
 
 
-# -- All of a sweep ----------------------------------------------------------------------
+# -- The law of a sweep ------------------------------------------------------------------
 
 
 class Fits(NamedTuple):
@@ -307,15 +422,21 @@ class Fits(NamedTuple):
 
 
 def fits_of(rows: list[dict]) -> Fits:
-    """Raises UserError if the usable minima do not determine a, b and q."""
+    """All minima, draws and laws of a sweep.
+
+    Raises UserError if the usable minima do not determine a, b and q.
+    """
     found = minima(rows)
     points = usable(found)
-    x, weight = redraw(points) if points else (None, None)
-    law = fit_law(points, x, weight) if points else None
+    law = None
+    if points:
+        x, weight = redraw(points)
+        law = fit_law(points, x, weight)
     if law is None or not math.isfinite(law.b[0]):
-        few = f"{len(points)} of {len(found)} minima usable, left out: {reasons(found) or 0}"
+        left_out = reasons(found) or 0
         raise UserError(
-            f"{few}; a law needs two run lengths and two batch sizes in one shape"
+            f"{len(points)} of {len(found)} minima usable, left out: {left_out}; "
+            "a law needs two run lengths and two batch sizes in one shape"
         )
     return Fits(found, points, x, weight, law, paper_reading(found))
 
@@ -333,22 +454,21 @@ def law(rows: list[dict]) -> dict:
 
 def as_json(fits: Fits, row: dict) -> dict:
     """The content of law.json. Its a is the geometric mean over the shapes."""
-    a = np.exp2(np.mean(np.log2([*fits.law.a.values()]), axis=0))
+    log_a = np.mean([np.log2(a) for a in fits.law.a.values()], axis=0)  # [1 + draws]
     b_paper, _, a_paper = fits.paper
-    draws = {"a": a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
-    intervals = {f"{name}_interval": interval(some) for name, some in draws.items()}
-    rule = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
-    return (
-        {name: some[0] for name, some in draws.items()}
-        | intervals
-        | {
-            "a_paper": a_paper,
-            "rule": rule,
-            "seq_len": row["seq_len"],
-            "warmup_tokens": row.get("warmup_tokens"),
-            "fingerprint": row.get("fingerprint"),
-        }
-    )
+    draws = {"a": np.exp2(log_a), "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
+    content = {name: values[0] for name, values in draws.items()}
+    for name, values in draws.items():
+        content[f"{name}_interval"] = interval(values)
+    content["a_paper"] = a_paper
+    content["rule"] = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
+    content["seq_len"] = row["seq_len"]
+    content["warmup_tokens"] = row.get("warmup_tokens")
+    content["fingerprint"] = row.get("fingerprint")
+    return content
+
+
+# -- Prediction --------------------------------------------------------------------------
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
@@ -357,17 +477,22 @@ def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
     return best_lr(total_tokens, paper_batch_size(batch_tokens), law)
 
 
+def read_law(path: str) -> dict:
+    """The content of a law.json. Raises UserError if it is not one."""
+    try:
+        law = json.loads(Path(path).read_text())
+        predict(law, 1.0, float(law["seq_len"]))  # to see that all is there
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"--law {path}: not a law.json that fit.py wrote") from None
+    return law
+
+
 def report_prediction(args) -> None:
-    """Print the learning rate for --predict. Raises OSError or UserError."""
-    law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
-    if args.law != "paper":
-        try:
-            law = json.loads(Path(args.law).read_text())
-            predict(law, 1.0, float(law["seq_len"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(
-                f"--law {args.law}: not a law.json that fit.py wrote"
-            ) from None
+    """Print the learning rate for --predict. Raises UserError."""
+    if args.law == "paper":
+        law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
+    else:
+        law = read_law(args.law)
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     numbers = {
         "total_tokens": args.total_tokens,
@@ -375,83 +500,113 @@ def report_prediction(args) -> None:
         "seq_len": seq_len,
     }
     for name, value in numbers.items():
-        if not 0 < (value or 0) < math.inf:
+        if value is None or not 0 < value < math.inf:
             raise UserError(f"--{name} {value}: --predict needs a number above 0")
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
 
 
-# -- Reports -----------------------------------------------------------------------------
+# -- The report of a sweep of WSD: the law -----------------------------------------------
 
 
-def label(m, field: str) -> str:
-    return f"T = {size(m.T)}" if field == "T" else f"batch size {m.batch_size:g}"
+def label(m: Minimum, field: str) -> str:
+    """T or the batch size of a minimum, in words."""
+    if field == "T":
+        return f"T = {figures.size(m.T)}"
+    return f"batch size {m.batch_size:g}"
 
 
-def middle_shape(found: list) -> list:
+def middle_shape(found: list[Minimum]) -> list[Minimum]:
     """The minima of one shape, in the middle between narrow and wide."""
     shapes = list(dict.fromkeys(m.shape for m in found))
-    return [m for m in found if m.shape == shapes[len(shapes) // 2]]
+    middle = shapes[len(shapes) // 2]
+    return [m for m in found if m.shape == middle]
 
 
-def print_law(readings: dict, paper: tuple, step_law: np.ndarray) -> None:
+def print_law(readings: dict[str, Law], paper: tuple, step_law: np.ndarray) -> None:
     """Print the law as several readings of the same runs give it. The first one is
     ours."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
-    (b_paper, s, _), ours = paper, next(iter(readings.values()))
-    same = ours.b[0] + (ours.q[0] - 1) * s[0]
+
+    ours = next(iter(readings.values()))
+    b_paper, s, _ = paper
+    expected = ours.b[0] + (ours.q[0] - 1) * s[0]
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(
-        f"    beta grows as T^{s[0]:.2f} there, and b + (q - 1) {s[0]:.2f} = {same:.3f}"
+        f"    beta grows as T^{s[0]:.2f} there, "
+        f"and b + (q - 1) {s[0]:.2f} = {expected:.3f}"
     )
     print(f"{'Step Law, best batch':<29} b {show(step_law)}")
+
     first = next(iter(ours.a.values()))
     for shape, a in ours.a.items():
         print(f"{shape}: a {a[0]:.3g}, {show(a / first, 2)} times the first")
 
 
-def draw_law(path: Path, fits, content: dict, chosen: list) -> None:
+def point(
+    at: float,
+    x: np.ndarray,
+    weight: np.ndarray | None = None,
+    line: float | None = None,
+    filled: bool = True,
+) -> tuple:
+    """A point for figures.draw_points: an estimate with its 95% interval.
+
+    x and weight are its draws. Without a line, the line goes through the point.
+    """
+    if weight is not None:
+        x = np.where(weight > 0, x, math.nan)  # without draws that lack the minimum
+    low, high = interval(x)
+    if line is None:
+        line = x[0]
+    return math.log2(at), x[0], low, high, line, filled
+
+
+def draw_law(path: Path, fits: Fits, content: dict, chosen: list[Minimum]) -> None:
     """The law of the shape with most minima. Filled are those that the paper would
     choose."""
     shape = statistics.mode(m.shape for m in fits.points)
-    points: dict = {}
-    for m, x, weight, fitted in zip(
-        fits.points, fits.x.T, fits.weight.T, fits.law.fitted[0]
-    ):
+    groups: dict = {}
+    for i, m in enumerate(fits.points):
         if m.shape == shape:
-            here = point(m.batch_size, x, weight, fitted, m in chosen)
-            points.setdefault(label(m, "T"), []).append(here)
+            fitted = fits.law.fitted[0, i]
+            filled = m in chosen
+            here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted, filled)
+            groups.setdefault(label(m, "T"), []).append(here)
     title = f"Best learning rate ∝ T^{fits.law.b[0]:.2f} beta^{fits.law.q[0]:.2f}"
     xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_points(path, points, title, xlabel)
+    figures.draw_points(path, groups, title, xlabel)
 
 
-def point(
-    at: float, x: np.ndarray, weight=1, line: float | None = None, filled=True
-) -> tuple:
-    """For a figure: log2 at, the estimate in x, its 95% interval, the line (else through
-    x)."""
-    low, high = interval(np.where(weight > 0, x, np.nan))
-    return math.log2(at), x[0], low, high, x[0] if line is None else line, filled
-
-
-def draw_valleys(path: Path, found: list) -> None:
+def draw_valleys(path: Path, found: list[Minimum]) -> None:
     """Valleys of the middle shape by T, and by batch size at the longest T."""
-    some, panels = middle_shape(found), []  # in order of T, then of batch size
-    best = min((m for m in some if m.T == some[-1].T), key=lambda m: m.loss)
-    for words, field, fixed in (
-        ("tokens", "T", "batch_size"),
-        ("batch size", "batch_size", "T"),
-    ):
-        row = [m for m in some if getattr(m, fixed) == getattr(best, fixed)]
-        longer = getattr(row[-1], field) / getattr(row[0], field)
-        moved = 2 ** (row[-1].x - row[0].x)
-        title = f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate"
-        xlabel = f"learning rate ({best.shape}, {label(best, fixed)})"
-        groups = {label(m, field): [m] for m in row}
-        panels.append(dict(groups=groups, title=title, xlabel=xlabel, log=True))
+    some = middle_shape(found)  # in order of T, then of batch size
+    longest = [m for m in some if m.T == some[-1].T]
+    best = min(longest, key=attrgetter("loss"))
+    by_T = [m for m in some if m.batch_size == best.batch_size]
+    panels = [
+        panel_of_valleys(by_T, "T", "tokens", fixed="batch_size"),
+        panel_of_valleys(longest, "batch_size", "batch size", fixed="T"),
+    ]
     figures.draw_valleys(path, panels)
+
+
+def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> dict:
+    """A panel with minima that differ in one field only; the fixed one is in the axis label.
+
+    words: what the title calls the field.
+    """
+    first = row[0]
+    last = row[-1]
+    longer = getattr(last, field) / getattr(first, field)
+    moved = 2 ** (last.x - first.x)
+    return dict(
+        groups={label(m, field): [m] for m in row},
+        title=f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate",
+        xlabel=f"learning rate ({first.shape}, {label(first, fixed)})",
+        log=True,
+    )
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
@@ -460,13 +615,15 @@ def report_wsd(records: list[dict], out: Path) -> None:
     content = as_json(fits, records[0])
     readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
-        if points := usable(parabolas(records, window)):
-            readings[f"parabola through {window} rates"] = fit_law(
-                points, *redraw(points)
-            )
+        points = usable(parabolas(records, window))
+        if points:
+            x, weight = redraw(points)
+            readings[f"parabola through {window} rates"] = fit_law(points, x, weight)
+
     left_out = reasons(fits.found) or "none"
     print(f"{len(records):,} runs, {len(fits.found)} cells; left out: {left_out}\n")
     print_law(readings, fits.paper, step_law_reading(fits.found))
+
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     draw_valleys(out / "valleys.png", fits.points)
@@ -474,101 +631,148 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
-def report_transfer(found: list, x: np.ndarray, weight: np.ndarray, out: Path) -> None:
+# -- The report of a sweep over widths, with and without muP -----------------------------
+
+
+def width_of(shape: str) -> int:
+    """'width 128, 8 experts' -> 128"""
+    return int(shape.split()[1].strip(","))
+
+
+def report_transfer(
+    found: list[Minimum], x: np.ndarray, weight: np.ndarray, out: Path
+) -> None:
     """Print and draw the best learning rate of every width, with and without muP.
 
     x and weight: all draws of the minima, from fit.redraw.
     """
-    draws = np.where(weight > 0, x, np.nan).T
-    best = {m.shape: 2**some for m, some in zip(found, draws)}
+    best = {}  # shape -> best learning rate, in all draws
+    for i, m in enumerate(found):
+        best[m.shape] = 2 ** np.where(weight[:, i] > 0, x[:, i], math.nan)
     if len(best) < len(found):
         raise UserError("several T or batch sizes; choose one with --only")
-    where, panels = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}", []
+
+    where = f"{label(found[0], 'T')}, {label(found[0], 'batch_size')}"
     print(f"{where}; best learning rates")
-    for title, kind in (("Without μP", STANDARD), ("With μP", "")):
-        some = [m for m in found if (STANDARD in m.shape) == bool(kind)]
-        groups = {m.shape.removesuffix(kind): [m] for m in some}
-        for shape in groups:
-            print(f"{title:<11}{shape:<10} {show(best[shape + kind], 4)}")
-        first, last = [*groups][0], [*groups][-1]
-        ratio = best[last + kind] / best[first + kind]
-        print(f"{title:<11}{last} / {first}: {show(ratio, 2)}")
-        wider = int(last.split()[1].strip(",")) / int(first.split()[1].strip(","))
-        title += f": {wider:g}× width, {ratio[0]:.2f}× the best learning rate"
-        panels.append(
-            dict(groups=groups, title=title, xlabel=f"learning rate ({where})", log=True)
+    panels = []
+    for title, standard in (("Without μP", True), ("With μP", False)):
+        some = [m for m in found if (STANDARD in m.shape) == standard]
+        names = [m.shape.removesuffix(STANDARD) for m in some]
+        for name, m in zip(names, some):
+            print(f"{title:<11}{name:<10} {show(best[m.shape], 4)}")
+        ratio = best[some[-1].shape] / best[some[0].shape]
+        print(f"{title:<11}{names[-1]} / {names[0]}: {show(ratio, 2)}")
+
+        wider = width_of(names[-1]) / width_of(names[0])
+        panel = dict(
+            groups={name: [m] for name, m in zip(names, some)},
+            title=f"{title}: {wider:g}× width, {ratio[0]:.2f}× the best learning rate",
+            xlabel=f"learning rate ({where})",
+            log=True,
         )
+        panels.append(panel)
     figures.draw_valleys(out / "transfer.png", panels)
     print(f"\n{out}: transfer.png")
 
 
-def report_power(scans: dict[str, list], center: dict, out: Path) -> None:
-    """Print and draw the best a and b. scans: minima over a, minima over b."""
-    panels = [table_of_best(name, found, center) for name, found in scans.items()]
-    figures.draw_valleys(out / "power.png", panels)
-    print(f"{out}: power.png")
-
-
-def table_of_best(name: str, found: list, center: dict) -> dict:
-    """Print the best a or b, and return the middle shape's valleys at the longest T as a
-    panel."""
-    good = [m for m in found if not m.why_not]
-    if not good:
-        raise UserError(f"no best {name}: {reasons(found)}")
-    value = (lambda x: 2**x) if name == "a" else (lambda x: x)
-    print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
-    batches, lengths = sorted({m.batch_size for m in found}), sorted({m.T for m in found})
-    print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
-    for T in lengths:
-        at = lambda B: (
-            [value(m.x) for m in good if (m.T, m.batch_size) == (T, B)] or math.nan
-        )
-        print(f"{size(T):>8} " + "".join(f"{np.mean(at(B)):11.3f}" for B in batches))
-    x = [value(m.x) for m in good]
-    print(f"all {len(x)}: mean {np.mean(x):.3f}, standard deviation {np.std(x):.3f}\n")
-    some = [m for m in middle_shape(found) if m.T == lengths[-1]]
-    by_batch = groupby(
-        some, lambda m: label(m, "batch_size")
-    )  # some is in order of batch size
-    groups = {batch: list(seeds) for batch, seeds in by_batch}
-    mean_x = lambda seeds: np.mean([m.x for m in seeds if not m.why_not] or math.nan)
-    best = [value(mean_x(seeds)) for seeds in groups.values()]
-    title = f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}"
-    other = "b" if name == "a" else "a"
-    where = f"{other} = {center[other]:g}, T = {size(lengths[-1])}, {some[0].shape}"
-    return dict(groups=groups, title=title, xlabel=f"{name} ({where})", log=name == "a")
+# -- The report of a sweep of Power: its best a and b ------------------------------------
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
     """Minima of the runs of Power that only differ in a or in b, and the common a and
     b."""
-    a, b = (statistics.mode(r[name] for r in records) for name in ("power_a", "power_b"))
-    some_a = [r for r in records if r["power_b"] == b]
-    some_b = [r for r in records if r["power_a"] == a]
-    over_a = parabolas(some_a, of=lambda r: math.log2(r["power_a"]))
-    over_b = parabolas(some_b, of=lambda r: r["power_b"])
+    a = statistics.mode(r["power_a"] for r in records)
+    b = statistics.mode(r["power_b"] for r in records)
+
+    def log2_a_of(record: dict) -> float:
+        return math.log2(record["power_a"])
+
+    def b_of(record: dict) -> float:
+        return record["power_b"]
+
+    over_a = parabolas([r for r in records if r["power_b"] == b], x_of=log2_a_of)
+    over_b = parabolas([r for r in records if r["power_a"] == a], x_of=b_of)
     return {"a": over_a, "b": over_b}, {"a": a, "b": b}
+
+
+def report_power(records: list[dict], out: Path) -> None:
+    """Print and draw the best a and b."""
+    found, center = scans(records)
+    panels = []
+    for name in ("a", "b"):
+        if not usable(found[name]):
+            raise UserError(f"no best {name}: {reasons(found[name])}")
+        print_best(name, found[name])
+        panels.append(panel_of_best(name, found[name], center))
+    figures.draw_valleys(out / "power.png", panels)
+    print(f"{out}: power.png")
+
+
+def value_at(name: str, x: float) -> float:
+    """a or b from the x of a minimum, which is log2 a, or b."""
+    return 2**x if name == "a" else x
+
+
+def print_best(name: str, found: list[Minimum]) -> None:
+    """Print the best a or b, a row for every T and a column for every batch size."""
+    best: dict = {}  # (T, batch size) -> the best values, of all shapes and seeds
+    for m in usable(found):
+        best.setdefault((m.T, m.batch_size), []).append(value_at(name, m.x))
+    batches = sorted({m.batch_size for m in found})
+
+    print(f"best {name}, mean over seeds; left out: {reasons(found) or 'none'}")
+    print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
+    for T in sorted({m.T for m in found}):
+        means = [np.mean(best.get((T, B), math.nan)) for B in batches]
+        print(f"{figures.size(T):>8} " + "".join(f"{mean:11.3f}" for mean in means))
+    every = [value_at(name, m.x) for m in usable(found)]
+    mean = np.mean(every)
+    print(f"all {len(every)}: mean {mean:.3f}, standard deviation {np.std(every):.3f}\n")
+
+
+def panel_of_best(name: str, found: list[Minimum], center: dict) -> dict:
+    """A panel with the valleys of the middle shape at the longest T."""
+    longest = max(m.T for m in found)
+    some = [m for m in middle_shape(found) if m.T == longest]
+    groups: dict = {}
+    for m in some:  # in order of batch size
+        groups.setdefault(label(m, "batch_size"), []).append(m)
+
+    best = []
+    for seeds in groups.values():
+        x = [m.x for m in usable(seeds)]
+        best.append(value_at(name, np.mean(x)) if x else math.nan)
+    other = "b" if name == "a" else "a"
+    where = f"{other} = {center[other]:g}, T = {figures.size(longest)}, {some[0].shape}"
+    return dict(
+        groups=groups,
+        title=f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}",
+        xlabel=f"{name} ({where})",
+        log=name == "a",
+    )
+
+
+# -- Command line ------------------------------------------------------------------------
 
 
 def report_records(records: list[dict], out: Path) -> None:
     """Recognize the experiment by its schedules, and report it."""
     schedules = {r["schedule"] for r in records}
+    standard = {STANDARD in r["shape"] for r in records}
     if schedules >= {"cosine", "power", "wsd"}:
         from compare import comparison  # which imports this file
 
         comparison(records, out)
     elif schedules == {"power"}:
-        report_power(*scans(records), out)
+        report_power(records, out)
     elif schedules != {"wsd"}:
         raise UserError(
             f"no report for schedules {sorted(schedules)}; is the sweep running?"
         )
-    elif {STANDARD in r["shape"] for r in records} == {
-        True,
-        False,
-    }:  # with and without muP
+    elif standard == {True, False}:  # with and without muP
         found = minima(records)
-        report_transfer(found, *redraw(found), out)
+        x, weight = redraw(found)
+        report_transfer(found, x, weight, out)
     else:
         report_wsd(records, out)
 
@@ -622,4 +826,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # end quietly if nobody reads on, as after `| head -2`
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -16,55 +16,70 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits
-from tools import figures
-from tools.flags import UserError, fail, program_parser
+from fit import Fits, show
 from records import OF_A_SHAPE, VARIED, differs
-from fit import point, show
+from tools import figures, flags
+from tools.flags import UserError
 
 
 def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
     """{value: records} -> {value: minima in the common cells, and their law}."""
-    one, *rest = (some[0] for some in sets.values())
-    for other in rest:
-        if different := differs(one, other, (field, *VARIED, *OF_A_SHAPE)):
+    # 1. The runs may differ in the field only, and in what every sweep varies.
+    first, *others = [records[0] for records in sets.values()]
+    for other in others:
+        different = differs(first, other, (field, *VARIED, *OF_A_SHAPE))
+        if different:
             raise UserError(f"{field}: the runs also differ in {different[0]} (--only)")
-    found = [
-        {m[:3]: m for m in fit.usable(fit.minima(some))} for some in sets.values()
-    ]  # by cell
-    common = sorted(set.intersection(*map(set, found)))
+
+    # 2. Find the cells that have a minimum at every value.
+    found = {}  # value -> cell -> minimum
+    for value, records in sets.items():
+        points = fit.usable(fit.minima(records))
+        found[value] = {(m.shape, m.T, m.batch_size): m for m in points}
+    common = sorted(set.intersection(*(set(by_cell) for by_cell in found.values())))
     if not common:
         raise UserError(
             f"{field}: no cell has a minimum in all; is the sweep still running?"
         )
+
+    # 3. Fit every value, with draws that are independent of the others.
     fits = {}
-    for rng_seed, (value, by_cell) in enumerate(zip(sets, found)):  # all independent
+    for rng_seed, (value, by_cell) in enumerate(found.items()):
         points = [by_cell[cell] for cell in common]
-        draws = fit.redraw(points, rng_seed)
-        fits[value] = Fits(points, points, *draws, fit.fit_law(points, *draws))
+        x, weight = fit.redraw(points, rng_seed)
+        law = fit.fit_law(points, x, weight)
+        fits[value] = Fits(points, points, x, weight, law)
     return fits
 
 
 def report(one: Fits, two: Fits) -> None:
     """Print by how much the minima of the same cells moved, and the law."""
-    shift, weight = two.x - one.x, one.weight * two.weight
-    loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
+    # 1. The groups of cells: all, and those of every batch size
     batch_size = np.array([m.batch_size for m in one.points])
-    groups = {"all": batch_size > 0}
-    groups |= {f"batch size {B:g}": batch_size == B for B in np.unique(batch_size)}
+    groups = {"all": np.full(len(one.points), True)}
+    for B in np.unique(batch_size):
+        groups[f"batch size {B:g}"] = batch_size == B
+
+    # 2. A weighted mean over the cells of a group. A cell counts if both have it.
+    shift = two.x - one.x  # [1 + draws, n]
+    weight = one.weight * two.weight
+    loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
     print(
         "what changes               cells  log2 of the best learning rate   lowest loss"
     )
-    for name, i in groups.items():
-        total = weight[:, i].sum(axis=1)
-        mean = (weight * shift)[:, i].sum(axis=1) / np.where(total > 0, total, np.nan)
-        print(f"{name:<26} {i.sum():5d}  {show(mean):<32} {loss[i].mean():+.4f}")
-    if np.isfinite(one.law.b[0]):  # else the cells have a single batch size or T
+    for name, here in groups.items():
+        total = weight[:, here].sum(axis=1)
+        moved = (weight * shift)[:, here].sum(axis=1)
+        mean = moved / np.where(total > 0, total, math.nan)
+        print(f"{name:<26} {here.sum():5d}  {show(mean):<32} {loss[here].mean():+.4f}")
+
+    # 3. The law, unless the cells have a single batch size or T
+    if math.isfinite(one.law.b[0]):
         for name in ("b", "q"):
-            before, after = getattr(one.law, name), getattr(two.law, name)
-            print(
-                f"{name} {show(before)} -> {show(after)}, change {show(after - before)}"
-            )
+            before = getattr(one.law, name)
+            after = getattr(two.law, name)
+            change = show(after - before)
+            print(f"{name} {show(before)} -> {show(after)}, change {change}")
 
 
 def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
@@ -73,27 +88,31 @@ def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
 
     A line for every value of the field.
     """
-    low, *_, high = sets
-    shape = statistics.mode(m.shape for m in sets[low].points)
-    batches = sorted({m.batch_size for m in sets[low].points if m.shape == shape})
-    cell = shape, batches[len(batches) // 2]
-    points, field = {}, field.replace("_", " ")
+    values = list(sets)
+    first = sets[values[0]]
+    last = sets[values[-1]]
+    shape = statistics.mode(m.shape for m in first.points)
+    batches = sorted({m.batch_size for m in first.points if m.shape == shape})
+    batch_size = batches[len(batches) // 2]
+
+    name = field.replace("_", " ")
+    groups = {}
     for value, fits in sets.items():
-        draws = zip(fits.points, fits.x.T, fits.weight.T)
-        here = [
-            point(m.T, x, weight)
-            for m, x, weight in draws
-            if (m.shape, m.batch_size) == cell
-        ]
-        points[f"{field} {value}"] = here
-    b, c = (sets[value].law.b[0] for value in (low, high))
-    laws = f": T^{b:.2f} to T^{c:.2f} over all cells" if math.isfinite(b) else ""
-    xlabel = f"run length T (tokens), {shape}, batch size {cell[1]:g}"
-    figures.draw_points(path, points, field.capitalize() + laws, xlabel)
+        points = []
+        for i, m in enumerate(fits.points):
+            if m.shape == shape and m.batch_size == batch_size:
+                points.append(fit.point(m.T, fits.x[:, i], fits.weight[:, i]))
+        groups[f"{name} {value}"] = points
+
+    title = name.capitalize()
+    if math.isfinite(first.law.b[0]):
+        title += f": T^{first.law.b[0]:.2f} to T^{last.law.b[0]:.2f} over all cells"
+    xlabel = f"run length T (tokens), {shape}, batch size {batch_size:g}"
+    figures.draw_points(path, groups, title, xlabel)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("against.py", __doc__)
+    parser = flags.program_parser("against.py", __doc__)
     add = parser.add_argument
     add(
         "setting",
@@ -110,26 +129,26 @@ def main(argv: list[str] | None = None) -> int:
     )
     add("--out", type=Path, help="folder for the figure (default: that of the runs)")
     args = parser.parse_args(argv)
-    field, _, values = args.setting.partition("=")
+    field, _, text = args.setting.partition("=")
+    values = text.split(",")
+    folder = args.folders[0]
+    out = args.out or (folder.parent if folder.is_file() else folder)
     try:
-        if len(set(values.split(","))) < 2:
+        if len(set(values)) < 2:
             raise UserError(f"{args.setting}: needs two values, as in seed=0,1")
-        read = lambda value: fit.read_records(
-            args.folders, [*args.only, f"{field}={value}"]
-        )
-        fits = same_cells(field, {value: read(value) for value in values.split(",")})
+        sets = {}
+        for value in values:
+            only = [*args.only, f"{field}={value}"]
+            sets[value] = fit.read_records(args.folders, only)
+        fits = same_cells(field, sets)
         first, *others = fits
-        for value in others:
-            print(f"\n{field}: {first} -> {value}")
-            report(fits[first], fits[value])
-        folder = args.folders[0]
-        path = (
-            args.out or (folder.parent if folder.is_file() else folder)
-        ) / "against.png"
-        draw(path, field, fits)
+        for other in others:
+            print(f"\n{field}: {first} -> {other}")
+            report(fits[first], fits[other])
+        draw(out / "against.png", field, fits)
     except (UserError, OSError) as error:
-        return fail("against.py", error)
-    print(f"\n{path}")
+        return flags.fail("against.py", error)
+    print(f"\n{out / 'against.png'}")
     return 0
 
 

@@ -13,68 +13,90 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tools import figures
-from compare import differences, losses_of_lines
-from tools.flags import UserError, fail, program_parser
-from records import read_records
-from compare import VERBS, verdict
-from fit import point
+import fit
+from compare import VERBS, differences, losses_of_lines, verdict
+from tools import figures, flags
+from tools.flags import UserError
 
-PLANNED, POWER = "cosine (fitted)", "Power (fitted)"  # the same law for both
+# the same law for both
+PLANNED = "cosine (fitted)"
+POWER = "Power (fitted)"
+
+
+def widest_dense(shapes: set[str]) -> str:
+    """'width 128' of 'width 64', 'width 128' and 'width 64, 8 experts'."""
+
+    def rank(shape: str) -> tuple:
+        return "experts" not in shape, len(shape), shape
+
+    return max(shapes, key=rank)
+
+
+def losses_of_cut_cosine(longest: dict, cells: list) -> dict:
+    """{cell: {seed: loss}} of the longest cosines, cut short at the T of every cell.
+
+    longest: {seed: record}. Raises UserError if a loss is missing.
+    """
+    last_T = max(T for _, T, _ in cells)
+    cut = {}
+    for cell in cells:
+        T = cell[1]
+        name = "val_loss" if T == last_T else f"val_loss_at_{T}"
+        cut[cell] = {}
+        for seed, record in longest.items():
+            if record is None or name not in record:
+                raise UserError(
+                    "the longest cosines are missing; is the sweep still running?"
+                )
+            cut[cell][seed] = math.inf if record["diverged"] else record[name]
+    return cut
 
 
 def draw(path: Path, records: list[dict]) -> None:
     """The figure for the widest shape and the smallest batch size. Raises UserError."""
+    # 1. The cells of the figure, in order of T
     lines, _, runs_of = losses_of_lines(records)
-    shapes = [shape for shape, *_ in lines[POWER]]
-    shape = max(
-        shapes, key=lambda shape: ("experts" not in shape, len(shape), shape)
-    )  # the widest
-    batch_size = min(B for *_, B in lines[POWER])
-    cells = [cell for cell in lines[POWER] if (cell[0], cell[2]) == (shape, batch_size)]
-    longest = runs_of(PLANNED, cells[-1]) if cells else {}
-    name = {T: f"val_loss_at_{T}" for _, T, _ in cells} | {
-        T: "val_loss" for _, T, _ in cells[-1:]
+    power = lines[POWER]
+    planned = lines[PLANNED]
+    shape = widest_dense({shape for shape, _, _ in power})
+    batch_size = min(B for name, _, B in power if name == shape)
+    cells = [cell for cell in power if (cell[0], cell[2]) == (shape, batch_size)]
+
+    # 2. All lines, minus the planned cosine of the same length
+    cut = losses_of_cut_cosine(runs_of(PLANNED, cells[-1]), cells)
+    named = {
+        "one Power run": power,
+        "planned cosines": planned,
+        "one cosine, cut short": cut,
     }
-    if not longest or not all(
-        r and r.keys() >= {*name.values()} for r in longest.values()
-    ):
-        raise UserError("the longest cosines are missing; is the sweep still running?")
-    loss = lambda r, T: math.inf if r["diverged"] else r[name[T]]
-    cut = {
-        cell: {seed: loss(r, cell[1]) for seed, r in longest.items()} for cell in cells
-    }
-    named = {"one Power run": lines[POWER], "planned cosines": lines[PLANNED]}
-    named["one cosine, cut short"] = cut
-    above = lambda line, some: differences(line, lines[PLANNED], some)
-    verb = VERBS[verdict(above(lines[POWER], cells))]
-    points = {
-        label: [point(cell[1], above(line, [cell])) for cell in cells]
-        for label, line in named.items()
-    }
+    groups = {}
+    for label, losses in named.items():
+        groups[label] = []
+        for cell in cells:
+            above = differences(losses, planned, [cell])
+            groups[label].append(fit.point(cell[1], above))
+
+    # 3. The figure
+    verb = VERBS[verdict(differences(power, planned, cells))]
     title = f"One Power run {verb} {len(cells)} planned cosines on average"
     xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
-    figures.draw_points(
-        path, points, title, xlabel, ylabel="loss minus planned cosine (nats)"
-    )
+    ylabel = "loss minus planned cosine (nats)"
+    figures.draw_points(path, groups, title, xlabel, ylabel)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("anytime.py", __doc__)
-    parser.add_argument(
-        "folders", type=Path, nargs="+", help="folders of a comparison's records"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder for the figure (default: the first)"
-    )
+    parser = flags.program_parser("anytime.py", __doc__)
+    add = parser.add_argument
+    add("folders", type=Path, nargs="+", help="folders of a comparison's records")
+    add("--out", type=Path, help="folder for the figure (default: the first)")
     args = parser.parse_args(argv)
     folder = args.folders[0]
-    path = (args.out or (folder.parent if folder.is_file() else folder)) / "anytime.png"
+    out = args.out or (folder.parent if folder.is_file() else folder)
     try:
-        draw(path, read_records(args.folders))
+        draw(out / "anytime.png", fit.read_records(args.folders))
     except (UserError, OSError) as error:
-        return fail("anytime.py", error)
-    print(path)
+        return flags.fail("anytime.py", error)
+    print(out / "anytime.png")
     return 0
 
 

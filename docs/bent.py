@@ -21,11 +21,26 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits, Minimum, slope
-from tools.flags import UserError, fail, program_parser
-from tools.figures import size
+from fit import Fits, Minimum, interval, show, slope
 from schedules import PAPER_SEQ_LEN
-from fit import interval, show
+from tools import flags
+from tools.figures import size
+from tools.flags import UserError
+
+# -- The bent law ------------------------------------------------------------------------
+#
+# Given the bend, that is c, kappa and r, the law is linear in log a, b0 and q. So we try
+# many bends at once, solve for these three, and keep the bend with the smallest error. All
+# T, beta and x = log lr are log2.
+
+
+class Bends(NamedTuple):
+    """Many bends, and the law as it would be with q = 1, log a = b0 = 0."""
+
+    log_c: np.ndarray  # [bends]
+    kappa: np.ndarray
+    r: np.ndarray
+    h: np.ndarray  # [n, bends]; log beta - log beta_c far below the bend, 0 far above it
 
 
 class Bent(NamedTuple):
@@ -39,57 +54,81 @@ class Bent(NamedTuple):
     fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
 
 
-def bends(T, beta, levels, kappas, rs) -> tuple:
-    """(log_c, kappa, r, h [n, bends]) of all levels, log2 beta_c at the mean log2 T,
-    kappas, rs.
+def bends(T, beta, levels, kappas, rs) -> Bends:
+    """All combinations of levels, kappas and rs, at T and beta [n].
 
-    h is log2 beta - log2 beta_c far below the bend, 0 far above it. T and beta [n] are
-    log2, too.
+    A level is log beta_c at the mean log T.
     """
-    level, kappa, r = (grid.ravel() for grid in np.meshgrid(levels, kappas, rs))
+    grids = np.meshgrid(levels, kappas, rs)
+    level, kappa, r = [grid.ravel() for grid in grids]
     log_c = level - kappa * T.mean()
-    log_beta_c = log_c + kappa * T[:, None]
-    return log_c, kappa, r, -np.logaddexp2(0, r * (log_beta_c - beta[:, None])) / r
+    log_beta_c = log_c + kappa * T[:, None]  # [n, bends]
+    h = -np.logaddexp2(0, r * (log_beta_c - beta[:, None])) / r
+    return Bends(log_c, kappa, r, h)
 
 
-def best_bend(x, weight, T, grid: tuple, same_shape) -> Bent:
+def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
     """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best
-    bend."""
-    log_c, kappa, r, h = grid
-    total = same_shape @ weight
-    mean = (
-        same_shape * weight / np.maximum(total, 1e-9)[:, None]
-    )  # mean @ v averages over a shape
-    t, g, y = (v - mean @ v for v in (T, h, x))  # without its mean, a shape needs no a
-    tt, tg, gg = weight * t @ t, weight * t @ g, weight @ g**2
-    ty, gy = weight * t @ y, weight * y @ g
+    bend.
+
+    same_shape [n, n] is True for two minima of one shape. Returns single values.
+    """
+    # 1. Without the mean over its shape, nothing depends on log a.
+    total = same_shape @ weight  # weight of the shape of every minimum
+    averages = same_shape * weight / np.maximum(total, 1e-9)[:, None]
+    t = T - averages @ T  # [n]
+    g = grid.h - averages @ grid.h  # [n, bends]
+    y = x - averages @ x  # [n]
+
+    # 2. The normal equations of y = b0 t + q g, for all bends
+    tt = weight * t @ t
+    ty = weight * t @ y
+    tg = weight * t @ g
+    gg = weight @ g**2
+    gy = weight * y @ g
     determinant = tt * gg - tg**2
     determinant[determinant <= 1e-9 + 1e-6 * tt * gg] = np.nan  # T and beta vary together
-    b0, q = (gg * ty - tg * gy) / determinant, (tt * gy - tg * ty) / determinant
-    best = np.nan_to_num(
-        b0 * ty + q * gy, nan=-1
-    ).argmax()  # explains most of the variance
-    b0, q, log_c, kappa, r, h = (v[..., best] for v in (b0, q, log_c, kappa, r, h))
-    log_a = np.where(total > 0, mean @ (x - b0 * T - q * h), np.nan)
-    return Bent(b0, q, log_c, kappa, r, log_a + b0 * T + q * h)
+    b0 = (gg * ty - tg * gy) / determinant
+    q = (tt * gy - tg * ty) / determinant
+
+    # 3. The best bend explains most of the variance.
+    explained = np.nan_to_num(b0 * ty + q * gy, nan=-1)
+    best = explained.argmax()
+    line = b0[best] * T + q[best] * grid.h[:, best]
+    log_a = np.where(total > 0, averages @ (x - line), np.nan)
+    return Bent(
+        b0=b0[best],
+        q=q[best],
+        log_c=grid.log_c[best],
+        kappa=grid.kappa[best],
+        r=grid.r[best],
+        fitted=log_a + line,
+    )
 
 
 def fit_bent(found: list[Minimum], x, weight) -> Bent:
     """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine
     grid."""
-    T, beta = np.log2([(m.T, m.beta) for m in found]).T
-    same_shape = np.array([[m.shape == other.shape for other in found] for m in found])
-    levels, kappas = (
-        np.arange(beta.min() - 2, beta.max() + 2.1, 0.5),
-        np.arange(-0.6, 1.61, 0.2),
-    )
-    coarse, laws = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0]), []
-    for at, w in zip(x, weight):
-        law = best_bend(at, w, T, coarse, same_shape)
-        levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
-        fine = bends(T, beta, levels, law.kappa + np.arange(-0.2, 0.21, 0.02), law.r)
-        laws.append(best_bend(at, w, T, fine, same_shape))
-    return Bent(*map(np.array, zip(*laws)))
+    T = np.log2([m.T for m in found])
+    beta = np.log2([m.beta for m in found])
+    shapes = np.array([m.shape for m in found])
+    same_shape = shapes[:, None] == shapes
+
+    levels = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5)
+    kappas = np.arange(-0.6, 1.61, 0.2)
+    coarse = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0])
+    laws = []
+    for x_of_draw, w in zip(x, weight):
+        law = best_bend(x_of_draw, w, T, coarse, same_shape)
+        near_levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
+        near_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
+        fine = bends(T, beta, near_levels, near_kappas, law.r)
+        laws.append(best_bend(x_of_draw, w, T, fine, same_shape))
+    columns = [np.array(column) for column in zip(*laws)]  # a field of all laws
+    return Bent(*columns)
+
+
+# -- Which law is better? ----------------------------------------------------------------
 
 
 def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
@@ -99,76 +138,95 @@ def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
     Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch
     sizes.
     """
-    errors = np.empty((2, len(found)))
-    for error, values in zip(errors, np.array([(m.T, m.beta) for m in found]).T):
+    every_T = np.array([m.T for m in found])
+    every_beta = np.array([m.beta for m in found])
+    errors = []
+    for values in (every_T, every_beta):
+        error = np.empty(len(found))
         for value in set(values):
             out = values == value
             law = fit_law(found, x[:1], weight[:1] * ~out)
             error[out] = (x[0] - law.fitted[0])[out] ** 2
-    return errors.mean(axis=0)
+        errors.append(error)
+    return np.mean(errors, axis=0)
 
 
 def interaction(found: list[Minimum], x, weight) -> np.ndarray:
     """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all
     batches."""
-    T, beta = np.log2([(m.T, m.beta) for m in found]).T
-    product = (T - T.mean()) * (beta - beta.mean()) + 0 * x
-    rest = (
-        product - fit.fit_law(found, product, weight).fitted
-    )  # what the law cannot explain of it
-    rest = np.where(weight > 0, rest, 0)  # it is NaN if the draw lacks a shape
+    T = np.log2([m.T for m in found])
+    beta = np.log2([m.beta for m in found])
+    product = (T - T.mean()) * (beta - beta.mean())
+    product = np.broadcast_to(product, x.shape)  # the same in every draw
+    # what the straight law cannot explain of the product; NaN if the draw lacks a shape
+    rest = product - fit.fit_law(found, product, weight).fitted
+    rest = np.where(weight > 0, rest, 0)
     return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
 
 
 def gain(fits: Fits) -> np.ndarray:
     """Mean squared error of held-out cells, straight minus bent. The better law has
     less."""
-    points, x, weight, *_ = fits[1:]
-    errors = [held_out(points, x, weight, law) for law in (fit.fit_law, fit_bent)]
-    both = np.isfinite(errors).all(axis=0)
-    return weight[:, both] @ (errors[0] - errors[1])[both] / weight[:, both].sum(axis=1)
+    straight = held_out(fits.points, fits.x, fits.weight, fit.fit_law)
+    bent = held_out(fits.points, fits.x, fits.weight, fit_bent)
+    both = np.isfinite(straight) & np.isfinite(bent)
+    weight = fits.weight[:, both]
+    return weight @ (straight - bent)[both] / weight.sum(axis=1)
+
+
+# -- Report ------------------------------------------------------------------------------
+
+
+def slopes_at_ends(fits: Fits, at: np.ndarray, u: np.ndarray) -> str:
+    """Slope of x on log2 u at the smallest and the largest value in `at` [n]."""
+    shapes = [m.shape for m in fits.points]
+    texts = []
+    for end in (at.min(), at.max()):
+        draws = slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
+        texts.append(f"{show(draws, 2)} at {size(end)}")
+    return " and ".join(texts)
 
 
 def report(fits: Fits) -> None:
     """Print b at the smallest and largest batch size, q at both ends of T, and the bent
     law."""
-    points, x, weight, *_ = fits[1:]
-    T, batch_size, beta = np.array([(m.T, m.batch_size, m.beta) for m in points]).T
-    shapes = [m.shape for m in points]
-    for name, at, u in (("b by batch size", batch_size, T), ("q by run length", T, beta)):
-        draws = lambda end: slope(x, weight * (at == end), np.log2(u), shapes)
-        low, high = (
-            f"{show(draws(end), 2)} at {size(end)}" for end in (at.min(), at.max())
-        )
-        print(f"{name}: {low} and {high}")
-    print(f"coefficient of log2 T log2 beta: {show(interaction(points, x, weight))}")
+    points = fits.points
+    T = np.array([m.T for m in points], float)
+    batch_size = np.array([m.batch_size for m in points], float)
+    beta = np.array([m.beta for m in points])
+    print(f"b by batch size: {slopes_at_ends(fits, batch_size, T)}")
+    print(f"q by run length: {slopes_at_ends(fits, T, beta)}")
+    product = interaction(points, fits.x, fits.weight)
+    print(f"coefficient of log2 T log2 beta: {show(product)}")
     if len(set(T)) < 4 or len(set(beta)) < 5:
         print("no bent law, because it needs 4 run lengths and 5 batch sizes")
         return
-    law, middle = fit_bent(points, x, weight), np.log2(T).mean()
-    beta_c = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)
-    low, high = map(size, interval(beta_c))
+
+    law = fit_bent(points, fits.x, fits.weight)
+    middle = np.log2(T).mean()
+    tokens = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)  # beta_c there
+    low, high = interval(tokens)
     print(
-        f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, r {law.r[0]:g}"
+        f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, "
+        f"r {law.r[0]:g}"
     )
     print(
         f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
-        f"T = {size(2**middle)}: {size(beta_c[0])} tokens [{low}, {high}]"
+        f"T = {size(2**middle)}: {size(tokens[0])} tokens [{size(low)}, {size(high)}]"
     )
     print(f"squared error of held-out cells, straight minus bent: {show(gain(fits), 4)}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = program_parser("bent.py", __doc__)
-    parser.add_argument(
-        "folders", type=Path, nargs="+", help="folders of a sweep's records"
-    )
-    parser.add_argument("--only", action="append", default=[], metavar="FIELD=V,...")
+    parser = flags.program_parser("bent.py", __doc__)
+    add = parser.add_argument
+    add("folders", type=Path, nargs="+", help="folders of a sweep's records")
+    add("--only", action="append", default=[], metavar="FIELD=V,...")
     args = parser.parse_args(argv)
     try:
         report(fit.fits_of(fit.read_records(args.folders, args.only)))
     except (UserError, OSError) as error:
-        return fail("bent.py", error)
+        return flags.fail("bent.py", error)
     return 0
 
 

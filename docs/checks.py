@@ -19,9 +19,9 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from compare import losses_of_lines, mean_and_error, with_t
-from tools.flags import program_parser
-from tools.figures import size
 from fit import show
+from tools import flags
+from tools.figures import size
 
 LONG = ("Power (fitted)", "linear to 0 (fitted)")
 
@@ -32,65 +32,91 @@ def slope(y: np.ndarray) -> np.ndarray:
     return np.tensordot(step, y, axes=1) / (step**2).sum()
 
 
+def mean_with_t(values: np.ndarray) -> np.ndarray:
+    """Mean of values [series, seeds], followed by draws of Student's t around it."""
+    mean, error, freedom = mean_and_error(values)
+    return with_t(mean, error, freedom)
+
+
+# -- Trends with T -----------------------------------------------------------------------
+
+
 @cache
 def lines() -> dict:
     folders = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
-    return losses_of_lines(fit.read_records(folders))[0]
+    losses, _, _ = losses_of_lines(fit.read_records(folders))
+    return losses
 
 
 def trend(one: str, other: str) -> np.ndarray:
     """Nats per doubling of T of a difference between two lines, in the dense cells."""
-    some = {
-        cell: losses for cell, losses in lines()[one].items() if "experts" not in cell[0]
-    }
-    lengths = sorted({T for _, T, _ in some})
-    pairs = sorted({(shape, batch_size) for shape, _, batch_size in some})
-    seeds = sorted(next(iter(some.values())))
-    gap = [
-        [
-            [some[shape, T, B][s] - lines()[other][shape, T, B][s] for s in seeds]
-            for shape, B in pairs
-        ]
-        for T in lengths
-    ]
-    return with_t(*mean_and_error(slope(np.array(gap))))
+    first = lines()[one]
+    second = lines()[other]
+    dense = [cell for cell in first if "experts" not in cell[0]]
+    lengths = sorted({T for _, T, _ in dense})
+    pairs = sorted({(shape, batch_size) for shape, _, batch_size in dense})
+    seeds = sorted(first[dense[0]])
+
+    gap = np.empty((len(lengths), len(pairs), len(seeds)))
+    for i, T in enumerate(lengths):
+        for j, (shape, batch_size) in enumerate(pairs):
+            cell = shape, T, batch_size
+            gap[i, j] = [first[cell][seed] - second[cell][seed] for seed in seeds]
+    return mean_with_t(slope(gap))
+
+
+# -- Weight decay ------------------------------------------------------------------------
 
 
 @cache
 def minima(weight_decay: str) -> dict:
     """(T, batch size, seed) -> the minimum of this seed, at a weight decay."""
-    records = fit.read_records(
-        [ROOT / "results/memory-laptop"], [f"weight_decay={weight_decay}"]
-    )
-    found = fit.minima(records, by_seed=True)
-    assert len(fit.usable(found)) == len(found)
-    return {(m.T, m.batch_size, *m.seeds): m for m in found}
+    folder = ROOT / "results/memory-laptop"
+    records = fit.read_records([folder], [f"weight_decay={weight_decay}"])
+    found = {}
+    for m in fit.minima(records, by_seed=True):
+        assert not m.why_not
+        (seed,) = m.seeds
+        found[m.T, m.batch_size, seed] = m
+    return found
 
 
-def change(low: str, high: str, of) -> np.ndarray:
-    """of(minimum) at the higher weight decay minus the lower, [T, batch sizes, seeds]."""
-    one, two = minima(low), minima(high)
-    axes = [sorted({cell[i] for cell in one}) for i in range(3)]
-    return np.array(
-        [
-            [[of(two[T, B, s]) - of(one[T, B, s]) for s in axes[2]] for B in axes[1]]
-            for T in axes[0]
-        ]
-    )
+def change(low: str, high: str, name: str) -> np.ndarray:
+    """The loss or the x of all minima at the higher weight decay minus the lower.
+
+    Returns [T, batch sizes, seeds].
+    """
+    one = minima(low)
+    two = minima(high)
+    lengths = sorted({T for T, _, _ in one})
+    batches = sorted({batch_size for _, batch_size, _ in one})
+    seeds = sorted({seed for _, _, seed in one})
+
+    changed = np.empty((len(lengths), len(batches), len(seeds)))
+    for i, T in enumerate(lengths):
+        for j, batch_size in enumerate(batches):
+            for k, seed in enumerate(seeds):
+                before = one[T, batch_size, seed]
+                after = two[T, batch_size, seed]
+                changed[i, j, k] = getattr(after, name) - getattr(before, name)
+    return changed
 
 
 def cost_of_weight_decay() -> tuple[list[float], np.ndarray]:
     """Lowest loss at weight decay 0.1 minus 0: the mean at every T, and its trend per
     doubling."""
-    cost = change("0", "0.1", lambda m: m.loss)
-    return cost.mean(axis=(1, 2)).tolist(), with_t(*mean_and_error(slope(cost)))
+    cost = change("0", "0.1", "loss")
+    return cost.mean(axis=(1, 2)).tolist(), mean_with_t(slope(cost))
 
 
 def exponent_of_weight_decay() -> np.ndarray:
     """Exponent of the best learning rate in the weight decay, from 0.1 to 0.3. A memory
     says -1."""
-    moved = change("0.1", "0.3", lambda m: m.x) / math.log2(3)
-    return with_t(*mean_and_error(moved.mean(axis=0)))
+    exponent = change("0.1", "0.3", "x") / math.log2(3)
+    return mean_with_t(exponent.mean(axis=0))
+
+
+# -- b without one batch size at a time --------------------------------------------------
 
 
 def jackknife() -> np.ndarray:
@@ -101,29 +127,35 @@ def jackknife() -> np.ndarray:
     choices = ["warmup_tokens=80000", "n_embd=32"]
     records = fit.read_records([ROOT / "results/bend-laptop"], choices)
     points = fit.usable(fit.minima(records))
-    x, weight = np.array([[m.x for m in points]]), np.ones((1, len(points)))
+    x = np.array([[m.x for m in points]])  # [1, n], the measurement without draws
+    weight = np.ones_like(x)
     batch_size = np.array([m.batch_size for m in points])
+
     b = fit.fit_law(points, x, weight).b[0]
-    without = [
-        fit.fit_law(points, x, weight * (batch_size != B)).b[0] for B in set(batch_size)
-    ]
+    without = []
+    for B in np.unique(batch_size):
+        law = fit.fit_law(points, x, weight * (batch_size != B))
+        without.append(law.b[0])
     n = len(without)
-    return with_t(b, math.sqrt((n - 1) ** 2 / n * np.var(without, ddof=1)), n - 1)
+    error = math.sqrt((n - 1) ** 2 / n * np.var(without, ddof=1))
+    return with_t(b, error, n - 1)
 
 
 def main(argv: list[str] | None = None) -> int:
-    program_parser("checks.py", __doc__).parse_args(argv)
+    flags.program_parser("checks.py", __doc__).parse_args(argv)
+
     one, other = LONG
     print(f"{one} minus {other}, nats per doubling of T: {show(trend(one, other))}")
+
     by_T, doubling = cost_of_weight_decay()
-    lengths = sorted({T for T, *_ in minima("0")})
+    lengths = sorted({T for T, _, _ in minima("0")})
     costs = ", ".join(f"{cost:.3f} at {size(T)}" for T, cost in zip(lengths, by_T))
     print(
         f"lowest loss, weight decay 0.1 minus 0: {costs}; per doubling {show(doubling)}"
     )
-    print(
-        f"best learning rate ∝ weight decay^{show(exponent_of_weight_decay())} from 0.1 to 0.3"
-    )
+
+    exponent = show(exponent_of_weight_decay())
+    print(f"best learning rate ∝ weight decay^{exponent} from 0.1 to 0.3")
     print(f"b at width 32, without one batch size at a time: {show(jackknife())}")
     return 0
 

@@ -45,33 +45,43 @@ def size(tokens: float) -> str:
     return f"{tokens:.3g}"
 
 
-def shades(values: dict) -> dict:
-    """{value: a color}, all dark enough to read as text on white."""
+def shades(names) -> dict:
+    """{name: a color}, all dark enough to read as text on white."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    colors = LinearSegmentedColormap.from_list(
-        "", ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"]
-    )
-    return dict(zip(values, colors(np.linspace(0, 1, len(values)))))
+    blue_to_brown = ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"]
+    color_at = LinearSegmentedColormap.from_list("", blue_to_brown)
+    return dict(zip(names, color_at(np.linspace(0, 1, len(names)))))
 
 
 def log_ticks(axis, values, unit: float | None = None) -> None:
-    """Label an axis in log2 units at six values or fewer: unit * 2^k, or sizes from the
-    lowest."""
-    low, high = min(values), max(values)
+    """Label an axis in log2 units, at six values or fewer.
+
+    With a unit, the labels are unit * 2^k, else they are sizes from the lowest value up.
+    """
+    low = min(values)
+    high = max(values)
     step = max(1, math.ceil((high - low) / 5 - 0.01))
-    if unit:
-        step = step if high - low > 1.5 else 0.5
-        grid, zero = min(1, step), math.log2(unit)
+    if unit is None:
+        ticks = np.arange(low, high + 0.01, step)
+        labels = [size(2**x) for x in ticks]
+    else:
+        if high - low <= 1.5:
+            step = 0.5
+        # start at the tick nearest the lowest value, rather above it
+        zero = math.log2(unit)
+        grid = min(1, step)
         low = zero + grid * math.floor((low - zero) / grid + 0.7)
         high = max(high, low + step)  # at least two
-    at = np.arange(low, high + 0.01, step)
-    axis.set_ticks(at, [f"{2**x:.2g}" if unit else size(2**x) for x in at])
+        ticks = np.arange(low, high + 0.01, step)
+        labels = [f"{2**x:.2g}" for x in ticks]
+    axis.set_ticks(ticks, labels)
 
 
 def push_apart(heights: list[float], gap: float) -> list[float]:
     """Move neighbors apart until the gaps between them are wide enough."""
-    order, placed = np.argsort(heights, kind="stable"), list(heights)
+    order = np.argsort(heights, kind="stable")
+    placed = list(heights)
     for _ in range(100):
         for low, high in zip(order, order[1:]):
             overlap = max(0.0, gap - (placed[high] - placed[low]))
@@ -82,35 +92,51 @@ def push_apart(heights: list[float], gap: float) -> list[float]:
 
 def label_ends(ax, ends: dict[str, tuple]) -> None:
     """Write {label: (x, y, color)} right of the panel, with a pointer to (x, y)."""
+    # 1. A height for every label, and a panel that is high enough for all
     low, high = ax.get_ylim()
     gap = 0.08 * (high - low)
     heights = push_apart([y for _, y, _ in ends.values()], gap)
     ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
+
+    # 2. The labels. Their x is a share of the width of the panel, their y a value.
     for (label, (x, y, color)), height in zip(ends.items(), heights):
         pointer = dict(arrowstyle="-", color=color, linewidth=0.6, shrinkA=1, shrinkB=2)
-        where = dict(
-            xytext=(1.03, height), textcoords=ax.get_yaxis_transform(), va="center"
+        ax.annotate(
+            label,
+            (x, y),
+            xytext=(1.03, height),
+            textcoords=ax.get_yaxis_transform(),
+            va="center",
+            color=color,
+            arrowprops=pointer,
         )
-        ax.annotate(label, (x, y), **where, color=color, arrowprops=pointer)
 
 
 # -- Schedules and runs ------------------------------------------------------------------
 
 
 def draw_schedules(path: Path, paper_curves, T: float, beta: float) -> None:
-    """Figure 1 of the paper, and below it two schedules at three run lengths."""
-    looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
+    """Figure 1 of the paper, and below it two schedules at three run lengths.
+
+    paper_curves(T, beta) is {name: schedule}.
+    """
     words = {"power": "Power", "wsd": "WSD", "cosine": "cosine"}
-    lengths = f": {size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
+    looks = {"power": dict(linewidth=2.4), "wsd": {}, "cosine": dict(linestyle="--")}
+
+    def draw(ax, name: str, total: float, label: str | None) -> None:
+        schedule = paper_curves(total, beta)[name]
+        n = np.linspace(0, total, 2001)
+        rates = [schedule(x) for x in n]
+        ax.plot(n / 1e9, rates, color=COLORS[name], label=label, **looks[name])
+
     with figure(path, 6.2, 2, sharex=True, sharey=True) as (top, bottom):
-        curves = [(top, name, T, words[name]) for name in words]
+        for name in words:
+            draw(top, name, T, words[name])
+        lengths = f"{size(T / 4)}, {size(T / 2)}, {size(T)} tokens"
         for name in ("power", "cosine"):
-            curves += [(bottom, name, T, words[name] + lengths)]
-            curves += [(bottom, name, T / 2, None), (bottom, name, T / 4, None)]
-        for ax, name, total, label in curves:
-            schedule, n = paper_curves(total, beta)[name], np.linspace(0, total, 2001)
-            look = dict(color=COLORS[name], label=label) | looks[name]
-            ax.plot(n / 1e9, [schedule(x) for x in n], **look)
+            draw(bottom, name, T, f"{words[name]}: {lengths}")
+            draw(bottom, name, T / 2, None)
+            draw(bottom, name, T / 4, None)
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
@@ -128,38 +154,44 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder, with loss, learning rate and the load of experts in an
     MoE."""
-    lines, moe = read_metrics(out), record["n_expert"] > 0
+    lines = read_metrics(out)
     color = COLORS.get(record["schedule"], COLORS["other"])
-    layout = dict(sharex=True, height_ratios=(2, 1, 1)[: 2 + moe])
-    with figure(out / "curve.png", 6.2 if moe else 4.6, 2 + moe, **layout) as axes:
-        losses, rates = axes[:2]
-        losses.plot(
-            *column(lines, "loss"), color=color, linewidth=0.8, label="training batches"
-        )
+    is_moe = record["n_expert"] > 0
+    height = 6.2 if is_moe else 4.6
+    ratios = (2, 1, 1) if is_moe else (2, 1)
+    layout = dict(sharex=True, height_ratios=ratios)
+    with figure(out / "curve.png", height, len(ratios), **layout) as axes:
+        # 1. The losses
+        losses = axes[0]
+        batches = "training batches"
+        losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label=batches)
         dots = dict(marker="o", markersize=4)
         losses.plot(*column(lines, "val_loss"), color="black", label="validation", **dots)
         if record["average"]:
-            averages, label = (
-                column(lines, "average_val_loss"),
-                "validation, averaged weights",
+            losses.plot(
+                *column(lines, "average_val_loss"),
+                color=COLORS["average"],
+                label="validation, averaged weights",
+                **dots,
             )
-            losses.plot(*averages, color=COLORS["average"], label=label, **dots)
         losses.legend(loc="upper right")
-        end = (
-            "diverged"
-            if record["diverged"]
-            else f"validation loss {record['val_loss']:.3f} nats"
-        )
+        if record["diverged"]:
+            end = "diverged"
+        else:
+            end = f"validation loss {record['val_loss']:.3f} nats"
         title = f"{record['preset']}, {record['schedule']}: {end}"
         losses.set(title=title, ylabel="loss (nats per token)")
+
+        # 2. The learning rate
+        rates = axes[1]
         rates.plot(*column(lines, "lr"), color=color, linewidth=2)
         rates.set(ylabel="learning rate", ylim=(0, None))
-        if moe:
-            loads = column(
-                lines, "max_load"
-            )  # of the busiest expert, with a curve for every layer
-            axes[2].plot(*loads, color=COLORS["other"], linewidth=0.8)
-            axes[2].set(ylabel="max / mean load", ylim=(0, None))
+
+        # 3. The load of the busiest expert, with a curve for every layer
+        if is_moe:
+            loads = axes[2]
+            loads.plot(*column(lines, "max_load"), color=COLORS["other"], linewidth=0.8)
+            loads.set(ylabel="max / mean load", ylim=(0, None))
         axes[-1].set_xlabel("tokens seen (millions)")
 
 
@@ -171,63 +203,78 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
 
     A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
     """
-    log = [panel for panel in panels if panel["log"]]
-    x = [
-        p[0]
-        for panel in log
-        for some in panel["groups"].values()
-        for m in some
-        for p in m.points
-    ]
-    with figure(
-        path, 3.75 * len(panels), len(panels), sharex=len(log) == len(panels)
-    ) as axes:
+    # 1. All log axes have the same ticks.
+    log_x = []
+    for panel in panels:
+        for found in panel["groups"].values():
+            for m in found:
+                if panel["log"]:
+                    log_x += [x for x, _ in m.points]
+    all_log = all(panel["log"] for panel in panels)
+
+    # 2. The valleys of every group, and below them its minima
+    with figure(path, 3.75 * len(panels), len(panels), sharex=all_log) as axes:
         for ax, panel in zip(axes, panels):
-            groups, color_of_group = panel["groups"], shades(panel["groups"])
-            heights = [
-                draw_valley(ax, groups[name], color_of_group[name]) for name in groups
-            ]
-            draw_feet(ax, groups, color_of_group, top=1.6 * max(heights) or 0.1)
-            ax.set(
-                title=panel["title"],
-                xlabel=panel["xlabel"],
-                ylabel="loss above lowest (nats)",
-            )
+            groups = panel["groups"]
+            colors = shades(groups)
+            highest = max(draw_valley(ax, groups[name], colors[name]) for name in groups)
+            draw_feet(ax, groups, colors, top=1.6 * highest or 0.1)
+            ax.set(title=panel["title"], xlabel=panel["xlabel"])
+            ax.set_ylabel("loss above lowest (nats)")
             if panel["log"]:
-                log_ticks(ax.xaxis, x, unit=0.001 if min(x) < 0 else 1)  # or a of Power
+                is_lr = min(log_x) < 0  # else it is a of Power, which is above 1
+                log_ticks(ax.xaxis, log_x, unit=0.001 if is_lr else 1)
 
 
 def draw_valley(ax, found: list, color) -> float:
     """Losses above the lowest one. Fits use the filled points; returns the highest of
     these."""
-    near, hollow = [], dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
+    # 1. All points are hollow.
+    near = []
     for m in found:
-        points = [(x, y - m.loss) for x, y in m.points if math.isfinite(y)]
-        near += [(x, y - m.loss) for x, y in m.near if math.isfinite(y)]
-        ax.plot(
-            [x for x, _ in points], [y for _, y in points], "o", color=color, **hollow
-        )
-    if len({x for x, _ in near}) > found[0].rule[0]:
+        finite = [(x, loss - m.loss) for x, loss in m.points if math.isfinite(loss)]
+        near += [(x, loss - m.loss) for x, loss in m.near if math.isfinite(loss)]
+        x = [x for x, _ in finite]
+        y = [y for _, y in finite]
+        hollow = dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
+        ax.plot(x, y, "o", color=color, **hollow)
+
+    # 2. Fill those near the lowest, and draw the curve through them.
+    degree = found[0].rule[0]
+    if len({x for x, _ in near}) > degree:
         x, y = np.array(near).T
         ax.scatter(x, y, s=14, color=[color])
         line = np.linspace(x.min(), x.max())
-        ax.plot(line, np.polyval(np.polyfit(x, y, found[0].rule[0]), line), color=color)
+        ax.plot(line, np.polyval(np.polyfit(x, y, degree), line), color=color)
     return max((y for _, y in near), default=0)
 
 
 def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     """A row per group below zero, with triangles at the minima and a line at their
     mean."""
-    feet = {name: [m.x for m in found if not m.why_not] for name, found in groups.items()}
-    rightmost = sorted(feet, key=lambda name: -np.mean(feet[name] or [math.inf]))
-    ends, right = {}, ax.get_xlim()[1]
-    for i, name in enumerate(rightmost, 1):  # on top, so no line crosses a pointer
-        y, look = -0.13 * i * top, dict(color=colors[name])
+    # 1. The group with the rightmost minima is on top, so no line crosses a pointer.
+    feet = {}
+    mean = {}
+    for name, found in groups.items():
+        feet[name] = [m.x for m in found if not m.why_not]
+        mean[name] = np.mean(feet[name]) if feet[name] else math.inf
+    rightmost_first = sorted(groups, key=mean.get, reverse=True)
+
+    # 2. A row for each
+    step = 0.13 * top
+    right = ax.get_xlim()[1]
+    ends = {}
+    for i, name in enumerate(rightmost_first, 1):
+        y = -step * i
+        color = colors[name]
         if feet[name]:
-            ax.plot([np.mean(feet[name])] * 2, [y, 0], **look, linewidth=0.8, alpha=0.6)
-            ax.plot(feet[name], [y] * len(feet[name]), "^", **look, markersize=5)
-        ends[name] = max(feet[name], default=right), y, colors[name]
-    ax.set_ylim(-0.13 * (len(groups) + 0.8) * top, top)
+            center = mean[name]
+            ax.plot([center, center], [y, 0], color=color, linewidth=0.8, alpha=0.6)
+            ax.plot(feet[name], [y] * len(feet[name]), "^", color=color, markersize=5)
+        ends[name] = max(feet[name], default=right), y, color
+
+    # 3. The loss axis has ticks above zero only.
+    ax.set_ylim(-step * (len(groups) + 0.8), top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
     label_ends(ax, ends)
@@ -241,26 +288,34 @@ def draw_points(
     groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order
     of x. Without a ylabel, all y are log2 of the best learning rate.
     """
-    color_of_label, ends = shades(groups), {}
-    all_x, all_y, *_ = zip(*sum(groups.values(), []))
+    all_x = []
+    all_y = []
+    for points in groups.values():
+        all_x += [point[0] for point in points]
+        all_y += [point[1] for point in points]
     right = max(all_x)
+
     with figure(path, 3.75) as (ax,):
-        for label, points in groups.items():
-            color = color_of_label[label]
-            for x, y, low, high, _, filled in points:
+        ends = {}
+        for label, color in shades(groups).items():
+            line_x = []
+            line_y = []
+            for x, y, low, high, on_line, filled in groups[label]:
+                face = color if filled else "white"
                 ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(
-                    x, y, "o", color=color, markersize=5, mfc=color if filled else "white"
-                )
-            x, _, _, _, line, _ = zip(*points)
-            ax.plot(x, line, color=color)
-            ends[label] = x[-1], line[-1], color
-            if (
-                len(x) > 1 and x[-2] < x[-1]
-            ):  # if it ends early, it goes on, dotted, to its label
-                end = line[-1] + (line[-1] - line[-2]) / (x[-1] - x[-2]) * (right - x[-1])
-                ax.plot([x[-1], right], [line[-1], end], ":", color=color)
-                ends[label] = right, end, color
+                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=face)
+                line_x.append(x)
+                line_y.append(on_line)
+            ax.plot(line_x, line_y, color=color)
+            end = line_y[-1]
+            at = line_x[-1]
+            if len(line_x) > 1 and line_x[-2] < at:
+                # a line that ends early goes on, dotted, to its label
+                rise = (line_y[-1] - line_y[-2]) / (line_x[-1] - line_x[-2])
+                end = line_y[-1] + rise * (right - line_x[-1])
+                at = right
+                ax.plot([line_x[-1], right], [line_y[-1], end], ":", color=color)
+            ends[label] = at, end, color
         if not ylabel:
             log_ticks(ax.yaxis, all_y, unit=0.001)
         log_ticks(ax.xaxis, all_x)
@@ -284,9 +339,9 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
     A panel has title, other (its line at 0) and rows {line: (mean, low, high, when it
     needs T)}.
     """
-    heights = [len(panel["rows"]) for panel in panels]
-    height = 0.27 * sum(heights) + 0.8 * len(panels)
-    with figure(path, height, len(panels), height_ratios=heights) as axes:
+    lengths = [len(panel["rows"]) for panel in panels]
+    height = 0.27 * sum(lengths) + 0.8 * len(panels)
+    with figure(path, height, len(panels), height_ratios=lengths) as axes:
         for ax, panel in zip(axes, panels):
             ax.axvspan(-level, level, color="#dddddd", linewidth=0)
             ax.axvline(0, color="black", linewidth=0.6)
@@ -300,6 +355,5 @@ def draw_differences(path: Path, panels: list[dict], level: float) -> None:
             ax.locator_params(axis="x", nbins=5)
         for when, color in WHEN.items():
             axes[0].plot([], [], color=color, label=when)
-        axes[0].legend(
-            loc="upper right", handlelength=0, title="needs T"
-        )  # words have the colors
+        # without handles, because the words have the colors
+        axes[0].legend(loc="upper right", handlelength=0, title="needs T")
