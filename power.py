@@ -31,6 +31,7 @@ LENGTHS = (80_000, 160_000, 320_000, 640_000, 1_280_000)  # run lengths T, in to
 # A schedule maps n, the tokens seen so far, to a learning rate. WSD and Power are one
 # line and differ in one word: `constant` or `power_law`. Only `decay` knows the end.
 
+
 # %%
 def constant(lr):
     """Equation 2 of the paper, its stable phase."""
@@ -165,7 +166,9 @@ class GPT(nn.Module):
 
 def make_optimizer(model):
     """AdamW with a group for each learning rate of muP."""
-    matrices = [p for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2]
+    matrices = [
+        p for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2
+    ]
     gains = [p for p in model.parameters() if p.dim() == 1]
     groups = [
         {"params": [model.embed.weight], "lr_scale": 1.0, "weight_decay": 0.1},
@@ -180,6 +183,7 @@ def make_optimizer(model):
 #
 # Every run reads the same sequences in the same order. So two runs differ in what we
 # compare, and in nothing else.
+
 
 # %%
 def load_text():
@@ -214,6 +218,7 @@ def held_out_loss(model):
 #
 # Before its decay, a run does not depend on its length. So the runs of one learning rate
 # share a *trunk*. At each T, a copy leaves it and decays: a *branch*.
+
 
 # %%
 class Run:
@@ -316,6 +321,7 @@ def sweep():
 # ## The law
 #
 # log lr = log a + b log T + q log beta (equation 6 of the paper, where q is 1).
+
 
 # %%
 def fit_law(minima):
