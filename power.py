@@ -38,7 +38,7 @@ def constant(lr):
     return lambda n: lr
 
 
-def power_law(a, b, q, beta, lr_max):
+def power_law(a, b, beta, lr_max, q=1):
     """Equation 7, with beta^q where the paper has beta. b is negative."""
     return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
 
@@ -76,8 +76,9 @@ def cosine(lr, T):
 # ## A small GPT under muP
 #
 # muP keeps the best learning rate when the width changes (Table 1 of the paper). At
-# m_width times the base width, hidden matrices start smaller by sqrt(m_width) and learn
-# slower by m_width. Attention divides by d_head, and the logits by m_width.
+# m_width times the base width, the initial weights of hidden matrices are divided by
+# sqrt(m_width), and their learning rate by m_width. Attention divides by d_head, and the
+# logits are divided by m_width. We train one width here, half of the base width.
 
 # %%
 VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
@@ -187,18 +188,21 @@ def make_optimizer(model):
 
 # %%
 def load_text():
+    """-> sequences to train on, their order, and 256 sequences from other files"""
     files = sorted(Path(torch.__file__).parent.rglob("*.py"))
     np.random.default_rng(0).shuffle(files)
     text = b"".join(path.read_bytes() for path in files)
     tokens = np.frombuffer(text, np.uint8)
     n = len(tokens) // (SEQ_LEN + 1)
     rows = tokens[: n * (SEQ_LEN + 1)].reshape(n, SEQ_LEN + 1)  # a row is a sequence
-    held_out = torch.from_numpy(rows[:200].astype(np.int64))
-    train = rows[200:]
-    return train, held_out, np.random.default_rng(1).permutation(len(train))
+    held_out = rows[: n // 50]  # the first 2% of the files
+    held_out = held_out[:: len(held_out) // 256][:256]
+    train = rows[n // 50 :]
+    order = np.random.default_rng(1).permutation(len(train))
+    return train, order, torch.from_numpy(held_out.astype(np.int64))
 
 
-TRAIN, HELD_OUT, ORDER = load_text()
+TRAIN, ORDER, HELD_OUT = load_text()
 
 
 def batch_at(tokens, batch_size):
@@ -249,10 +253,15 @@ class Run:
         """Train to `until` tokens. The learning rate is that of the middle of a step."""
         step_tokens = self.batch_size * SEQ_LEN
         while self.tokens + step_tokens <= until:
-            self.step(schedule(self.tokens + step_tokens / 2))
-            if look_every and self.tokens % look_every < step_tokens:
-                self.curve.append((self.tokens, held_out_loss(self.model)))
+            before = self.tokens
+            self.step(schedule(before + step_tokens / 2))
+            if look_every and self.tokens // look_every > before // look_every:
+                self.look()
         return self
+
+    def look(self):
+        """Add a point to the curve."""
+        self.curve.append((self.tokens, held_out_loss(self.model)))
 
     def branch(self):
         """A copy that goes its own way."""
@@ -260,7 +269,7 @@ class Run:
         copy.model.load_state_dict(self.model.state_dict())
         copy.optimizer.load_state_dict(self.optimizer.state_dict())
         copy.tokens = self.tokens
-        copy.curve = self.curve[-1:]
+        copy.look()  # its curve begins where it leaves
         return copy
 
 
@@ -271,17 +280,17 @@ def trunk_and_branches(schedule, batch_size, lengths, look_every=None):
     for T in lengths:
         decay_tokens = T // 10
         trunk.train(schedule, T - decay_tokens, look_every)
-        branch = trunk.branch().train(decay(schedule, T, decay_tokens), T, look_every)
-        branch.curve.append((branch.tokens, held_out_loss(branch.model)))
-        branches[T] = branch
+        branches[T] = trunk.branch()
+        branches[T].train(decay(schedule, T, decay_tokens), T, look_every)
+        branches[T].look()
     return trunk, branches
 
 
 # %% [markdown]
 # ## A sweep: the best learning rate of every T and batch size
 #
-# The loss against the learning rate is a *valley*. We try five rates, and take the lowest
-# point of a parabola through the three best.
+# The loss against the learning rate is a *valley*. We try five learning rates, and take
+# the lowest point of a parabola through their losses.
 
 # %%
 BATCHES = (2, 8)  # sequences per step
@@ -290,13 +299,9 @@ SWEEP_LENGTHS = LENGTHS[:3]
 
 def vertex(losses):
     """{learning rate: loss} -> the learning rate at the bottom of the valley."""
-    rates = sorted(losses)
-    best = min(rates, key=losses.get)
-    i = min(max(rates.index(best), 1), len(rates) - 2)  # a neighbor on each side
-    near = rates[i - 1 : i + 2]
-    c2, c1, _ = np.polyfit(np.log2(near), [losses[lr] for lr in near], 2)
-    low, high = np.log2(near[0]), np.log2(near[-1])
-    return 2 ** min(max(-c1 / (2 * c2), low), high) if c2 > 0 else best
+    x = np.log2(list(losses))
+    c2, c1, _ = np.polyfit(x, list(losses.values()), 2)
+    return 2 ** (-c1 / (2 * c2))  # where the slope 2 c2 x + c1 is 0
 
 
 def sweep():
@@ -346,16 +351,16 @@ BATCH_SIZE = 8  # of the race
 def power_runs(a, b, q):
     """One Power run, and where it ends at all lengths."""
     beta = BATCH_SIZE * SEQ_LEN / 4096
-    schedule = warmup(power_law(a, b, q, beta, lr_max=0.02), WARMUP)
-    return trunk_and_branches(schedule, BATCH_SIZE, LENGTHS, look_every=8_000)
+    schedule = warmup(power_law(a, b, beta, lr_max=0.02, q=q), WARMUP)
+    return trunk_and_branches(schedule, BATCH_SIZE, LENGTHS, look_every=16_000)
 
 
 def cosine_run(a, b, q, T, factor):
     """A cosine that knows T."""
     beta = BATCH_SIZE * SEQ_LEN / 4096
     schedule = warmup(cosine(factor * beta**q * a * T**b, T), WARMUP)
-    run = Run(BATCH_SIZE).train(schedule, T, look_every=8_000)
-    run.curve.append((run.tokens, held_out_loss(run.model)))
+    run = Run(BATCH_SIZE).train(schedule, T, look_every=16_000)
+    run.look()
     return run
 
 
@@ -377,27 +382,36 @@ def loss_at(curve, T):
 
 
 def draw(path, trunk, branches, cosines):
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    gray = "#6b6b6b"
+    light_blue = "#6baed6"
+    blue = "#0072B2"
     _, ax = plt.subplots(figsize=(6, 4), dpi=150)
-    for T, cosine_run in cosines.items():
-        label = "cosines, one run for each length" if T == LENGTHS[0] else None
-        ax.plot(*zip(*cosine_run.curve), color="#6b6b6b", linewidth=1, label=label)
-        ax.plot(*cosine_run.curve[-1], "o", color="#6b6b6b", markersize=4)
-    ax.plot(*zip(*trunk.curve), color="#0072B2", linewidth=2, label="one Power run")
-    for T, branch in branches.items():
-        label = "its decays" if T == LENGTHS[0] else None
-        ax.plot(*zip(*branch.curve), color="#56B4E9", linewidth=2, label=label)
-        ax.plot(*branch.curve[-1], "o", color="#0072B2", markersize=5)
-    ax.set(xscale="log", xlabel="tokens", ylabel="loss on held-out text (nats per token)")
-    ax.set(xlim=(30_000, 1.1 * LENGTHS[-1]), ylim=(None, 3.2))
-    ax.set_xticks(LENGTHS, ["80k", "160k", "320k", "640k", "1.28M"])
-    ax.minorticks_off()
-    ax.set_title("One Power run, ended at five lengths", loc="left")
-    ax.legend(frameon=False)
+    for run in cosines.values():
+        ax.plot(*zip(*run.curve), color=gray, linewidth=1)
+        ax.plot(*run.curve[-1], "o", color=gray, markersize=4)
+    ax.plot(*zip(*trunk.curve), color=light_blue, linewidth=2)
+    for run in branches.values():
+        ax.plot(*zip(*run.curve), color=blue, linewidth=2.5)
+        ax.plot(*run.curve[-1], "o", color=blue, markersize=5)
+    end = branches[LENGTHS[-1]].curve[-1][1]
+    middle = 0.7 * LENGTHS[-1]
+    ax.text(middle, loss_at(trunk.curve, middle) + 0.04, "one Power run", color="#3d8fc2")
+    below = loss_at(cosines[LENGTHS[-1]].curve, middle) - 0.08
+    ax.text(
+        middle,
+        below,
+        "five cosines,\nplanned for five lengths",
+        color=gray,
+        va="top",
+        ha="right",
+    )
+    ax.text(LENGTHS[-1], end + 0.16, "its five\ndecays", color=blue, ha="center")
+    ax.set(xlim=(0, 1.07 * LENGTHS[-1]), ylim=(end - 0.1, end + 0.95))
+    ax.set(xlabel="tokens", ylabel="loss on held-out text (nats per token)")
+    ax.set_xticks(LENGTHS[1:], ["160k", "320k", "640k", "1.28M"])
+    ax.set_title("One Power run can end anywhere", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     plt.savefig(path, bbox_inches="tight")
 
