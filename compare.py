@@ -417,9 +417,8 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
     print("|---|---|---|---|---|")
     for name in order:
         if name != other:
-            loss = (
-                baseline + means[name]
-            )  # if it has fewer seeds, on the scale of the others
+            # if it has fewer seeds, on the scale of the others
+            loss = baseline + means[name]
             row = [name, when[name], f"{loss:.3f}"]
             for draws in (all_T[name], late[name]):
                 row.append(f"{show(draws)} {verdict(draws)}")

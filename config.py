@@ -3,6 +3,11 @@ presets.
 
 A field of these classes is a flag of train.py with its help, type and limits. A value on
 the command line comes before the preset, and the preset before the default here.
+Three more marks say what a field means for records of runs:
+
+- `runtime`: it changes how we compute or report a run, but not its loss.
+- `alias`: other values of a record say the same. The `data` of a run has a fingerprint.
+- `later`: older runs lack it, and had its default.
 
     python config.py        list the presets with all their values
 """
@@ -94,15 +99,15 @@ class GPTConfig:
 # The shapes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4
 # (1.2B, 1.3B, 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop
 # models are ours, for bytes.
-_laptop = dict(
+_laptop_shape = dict(
     n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128
 )
 _wsd = dict(vocab_size=49152, seq_len=4096)
 _power = dict(_wsd, init_std=0.1, m_emb=12)
 _moe = dict(_power, n_ffn=512, n_kv_head=8, n_expert_active=8)
 PRESETS = {
-    "laptop":      dict(_laptop, base_width=64),
-    "laptop-moe":  dict(_laptop, base_width=64, n_ffn=160, n_expert=8, n_expert_active=2),
+    "laptop":      dict(_laptop_shape, base_width=64),
+    "laptop-moe":  dict(_laptop_shape, base_width=64, n_ffn=160, n_expert=8, n_expert_active=2),
     "12M":         dict(_wsd,   n_layer=32, n_embd=128,  n_head=2,  n_ffn=320),
     "36M":         dict(_wsd,   n_layer=32, n_embd=256,  n_head=4,  n_ffn=640),
     "121M":        dict(_wsd,   n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280),
@@ -117,12 +122,7 @@ PRESETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(GPTConfig):
-    """Everything that determines a run. Lengths are in tokens, batch sizes in sequences.
-
-    Other metadata of a field: `runtime`, if it only changes how we compute and report a
-    run (then --resume accepts a new value), `alias`, if it names what other values of a
-    record say anyway, and `later`, if older runs lack the field and had its default.
-    """
+    """Everything that determines a run. Lengths are in tokens, batch sizes in sequences."""
 
     preset: str = option(
         "laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS), alias=True
@@ -223,7 +223,9 @@ class TrainConfig(GPTConfig):
         flags.fill_in(self, "decay_tokens", self.total_tokens // 10)
         micro = self.micro_batch_size or self.batch_size
         if self.batch_size % micro and micro % self.batch_size:
-            self.refuse("micro_batch_size", f"must divide {self.batch_size}")
+            self.refuse(
+                "micro_batch_size", f"must divide {self.batch_size}, or be a multiple"
+            )
         if self.total_tokens < self.batch_tokens:
             self.refuse("total_tokens", f"a batch has {self.batch_tokens}")
         if self.decay_data and not self.decay_tokens:
@@ -249,9 +251,8 @@ def names(marked: str | None = None) -> set[str]:
 
 
 FIELDS = names()
-SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {
-    "preset"
-}  # no branch may change these
+# no branch may change these
+SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
 LATER = {
     f.name: f.default for f in dataclasses.fields(TrainConfig) if f.metadata.get("later")
 }
@@ -260,11 +261,10 @@ LATER = {
 
 # The paper names no micro-batches, and we tried ours on no GPU. The laptop models follow
 # our law and not the paper's, with learning rates tuned by results/laptop/tune.py.
-_search = dict(
-    batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026
-)  # Table 2
+# Table 2
+_search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
-_laptop = dict(
+_laptop_recipe = dict(
     batch_size=8,
     total_tokens=3_200_000,
     warmup_tokens=100_000,
@@ -278,7 +278,7 @@ _laptop = dict(
     save_every=10**6,
 )
 RECIPES = {
-    "laptop": _laptop, "laptop-moe": _laptop,
+    "laptop": _laptop_recipe, "laptop-moe": _laptop_recipe,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
     "1B": dict(**_large, total_tokens=10**12),
     "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # text says 1T

@@ -97,9 +97,8 @@ def read(model: GPT, cache: list[Cache], rows: list[list[int]]) -> torch.Tensor:
     """Run rows of tokens after the cached tokens -> the output of the last block, [B, T,
     C]."""
     T = max(map(len, rows))
-    padded = [
-        row + [0] * (T - len(row)) for row in rows
-    ]  # a causal model cannot see the zeros
+    # a causal model cannot see the zeros
+    padded = [row + [0] * (T - len(row)) for row in rows]
     return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
 
 

@@ -95,9 +95,8 @@ def shape_of(record: dict) -> str:
     name = f"width {record['n_embd']}"
     if record.get("n_expert"):
         name += f", {record['n_expert']} experts"
-    mup = (
-        record.get("n_head", 0) / record["n_embd"]
-    )  # 1 / d_head, the scale of attention under μP
+    # 1 / d_head, the scale of attention under μP
+    mup = record.get("n_head", 0) / record["n_embd"]
     if not math.isclose(record.get("attention_multiplier") or mup, mup):
         name += STANDARD
     return name
@@ -263,9 +262,8 @@ def without_repeats(records: list[dict]) -> list[dict]:
     last: dict = {}
     gaps = []
     for r in records:
-        run = tuple(
-            r.get(name) for name in sorted(VARIED | OF_A_LINE)
-        )  # all else is equal
+        # all else is equal
+        run = tuple(r.get(name) for name in sorted(VARIED | OF_A_LINE))
         if run in last and loss_of(last[run]) != loss_of(r):
             gaps.append(abs(loss_of(last[run]) - loss_of(r)))
         last[run] = r

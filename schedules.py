@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-Schedule = Callable[
-    [float], float
-]  # tokens seen -> learning rate of a parameter with lr_scale 1
+# tokens seen -> learning rate of a parameter with lr_scale 1
+Schedule = Callable[[float], float]
 
 
 def constant(lr: float) -> Schedule:
@@ -59,16 +58,18 @@ def cosine(
 
 def warmup(schedule: Schedule, warmup_tokens: float) -> Schedule:
     """Rise linearly from 0 until `warmup_tokens`, then follow the schedule."""
-    target = schedule(
-        warmup_tokens
-    )  # under Power, the law may be below lr_max here already
+    # under Power, the law may be below lr_max here already
+    target = schedule(warmup_tokens)
     return lambda n: target * n / warmup_tokens if n < warmup_tokens else schedule(n)
 
 
+def exponential(x: float) -> float:
+    """From 1 at x = 0 to 0 at x = 1, as in IBM's code. The paper names no shape."""
+    return (math.exp(1 - x) - 1) / (math.e - 1)
+
+
 DECAY_SHAPES = {  # finished share of the decay -> remaining share of the learning rate
-    "exp": lambda x: (
-        (math.exp(1 - x) - 1) / (math.e - 1)
-    ),  # from IBM's code, not in the paper
+    "exp": exponential,
     "linear": lambda x: 1 - x,
     "1-sqrt": lambda x: 1 - math.sqrt(x),
     "cosine": half_cosine,
@@ -91,9 +92,8 @@ def decay(
     def decayed(n: float) -> float:
         if n <= start:
             return schedule(n)
-        done = min(
-            1.0, (n - start) / decay_tokens
-        )  # past the end, `exp` would be negative
+        # past the end, `exp` would be negative
+        done = min(1.0, (n - start) / decay_tokens)
         return last * remaining(done)
 
     return decayed
@@ -111,10 +111,11 @@ def paper_batch_size(batch_tokens: float) -> float:
 
 
 class Kind(NamedTuple):
-    """A row of SCHEDULES."""
+    """A row of SCHEDULES. Every schedule starts with a warmup."""
 
     stable: Callable[..., Schedule]  # config -> the schedule without warmup and decay
-    reads: set[str]  # the fields of a config that change it
+    reads: set[str]  # the fields of a config that change it; with DECAY, it gets a decay
+    planned: bool = False  # does it depend on the run length from the first step?
 
 
 def constant_of(cfg) -> Schedule:
@@ -130,17 +131,15 @@ def power_of(cfg) -> Schedule:
     return power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max, cfg.power_q)
 
 
-POWER = {"power_a", "power_b", "power_q", "lr_max"}
 DECAY = {"decay_tokens", "decay_shape"}
-SCHEDULES = {  # every schedule starts with a warmup; with decay_tokens, it ends with a decay
-    "power": Kind(power_of, POWER | DECAY | {"warmup_tokens"}),
-    "wsd": Kind(constant_of, DECAY | {"lr", "warmup_tokens"}),
-    "cosine": Kind(cosine_of, {"lr", "warmup_tokens", "total_tokens", "min_lr_ratio"}),
-    "constant": Kind(constant_of, {"lr", "warmup_tokens"}),
+POWER = {"power_a", "power_b", "power_q", "lr_max"}
+SCHEDULES = {
+    "power": Kind(power_of, {"warmup_tokens"} | POWER | DECAY),
+    "wsd": Kind(constant_of, {"warmup_tokens", "lr"} | DECAY),
+    "cosine": Kind(cosine_of, {"warmup_tokens", "lr", "min_lr_ratio"}, planned=True),
+    "constant": Kind(constant_of, {"warmup_tokens", "lr"}),
 }
-READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values())) - {
-    "total_tokens"
-}
+READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values()))
 
 
 def unread(schedule: str) -> set[str]:
@@ -149,8 +148,7 @@ def unread(schedule: str) -> set[str]:
 
 
 def is_planned(schedule: str) -> bool:
-    """Does it depend on the run length from the first step?"""
-    return "total_tokens" in SCHEDULES[schedule].reads
+    return SCHEDULES[schedule].planned
 
 
 def has_decay(schedule: str) -> bool:
@@ -165,15 +163,13 @@ def make_schedule(cfg) -> Schedule:
     total = cfg.total_tokens
     warm = cfg.warmup_tokens
     tail = cfg.decay_tokens if has_decay(cfg.schedule) else 0
-    if warm + tail > total or (
-        is_planned(cfg.schedule) and warm == total
-    ):  # would divide by 0
-        phases = f"--warmup_tokens {warm:,}" + (
-            f" --decay_tokens {tail:,}" if tail else ""
-        )
-        raise ValueError(
-            f"{phases}: too long for --total_tokens {total:,}; shorten a phase"
-        )
+    nothing_left = is_planned(cfg.schedule) and warm == total  # it would divide by 0
+    if warm + tail > total or nothing_left:
+        phases = f"--warmup_tokens {warm:,}"
+        if tail:
+            phases += f" --decay_tokens {tail:,}"
+        message = f"too long for --total_tokens {total:,}; shorten a phase"
+        raise ValueError(f"{phases}: {message}")
     stable = SCHEDULES[cfg.schedule].stable(cfg)
     return decay(warmup(stable, warm), total, tail, cfg.decay_shape)
 
@@ -192,10 +188,11 @@ def best_lr(T: float, beta: float, law: dict = PAPER_LAW) -> float:
 def paper_curves(T: float, beta: float) -> dict[str, Schedule]:
     """Figure 1 with the warmup of the paper's sweeps, 1B tokens, and their decay, the last 10%."""
     lr = best_lr(T, beta)
+    power = power_law(4, -0.51, beta, 0.02)  # the paper's Power has a = 4, its law 4.6
     return {
         "cosine": warmup(cosine(lr, 1e9, T, 0.1), 1e9),
         "wsd": decay(warmup(constant(lr), 1e9), T, T / 10, "exp"),
-        "power": decay(warmup(power_law(4, -0.51, beta, 0.02), 1e9), T, T / 10, "exp"),
+        "power": decay(warmup(power, 1e9), T, T / 10, "exp"),
     }
 
 
@@ -208,10 +205,8 @@ def main(argv: list[str] | None = None) -> int:
     curves = paper_curves(T, beta)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
-        print(
-            f"{n / 1e9:7.2f}B"
-            + "".join(f"{schedule(n):10.6f}" for schedule in curves.values())
-        )
+        rates = "".join(f"{schedule(n):10.6f}" for schedule in curves.values())
+        print(f"{n / 1e9:7.2f}B{rates}")
     figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, beta)
     print("\nfigure: assets/schedules.png")
     return 0

@@ -232,9 +232,8 @@ def config_of_run(**fields) -> TrainConfig:
 def guess(grid: dict, cfg: TrainConfig) -> int:
     """Number of the learning rate at which the search for the best one starts."""
     longer = cfg.total_tokens / grid["budgets"][0]
-    lr = (
-        grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2
-    )  # ∝ √batch, T^-0.2
+    # ∝ √batch, T^-0.2
+    lr = grid["guess"] * (cfg.batch_tokens / 1024) ** 0.5 * longer**-0.2
     return 2 * round(math.log2(lr / nth_lr(0)))  # even, as the paper's learning rates are
 
 
@@ -324,9 +323,8 @@ class Plan(NamedTuple):
 
     grid: dict
     series: list[Callable]  # their rules
-    known: dict[
-        frozenset, float
-    ]  # identity of a run -> its loss, infinite if it diverged
+    # identity of a run -> its loss, infinite if it diverged
+    known: dict[frozenset, float]
 
     def missing(self, made_up: Callable = unknown) -> list[TrainConfig]:
         """The runs that we can train now. made_up(config) is the loss of an unknown run."""
@@ -447,9 +445,8 @@ def train_missing(
                     )
                     lines.write(json.dumps(record) + "\n")
                     plan.learn(record)
-            if (
-                errors and not stopping
-            ):  # after a request to stop, an engine may cancel jobs
+            # after a request to stop, an engine may cancel jobs
+            if errors and not stopping:
                 raise errors[0]
             if not done:
                 time.sleep(0.02)
@@ -465,9 +462,8 @@ def train_missing(
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our own arguments, the typed fields of train.py)."""
-    fields = flags.program_parser(
-        "sweep.py --sweep", ""
-    )  # reads the values like their flags
+    # reads the values like their flags
+    fields = flags.program_parser("sweep.py --sweep", "")
     flags.add_flags(fields, TrainConfig, {})
 
     def parse_field(name: str, text: str):
@@ -504,9 +500,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     found = records.records_in(args.out)
     theirs = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in found]
     ours = [vars(cfg) | fingerprint for cfg in configs]
-    free = (
-        () if args.experiment == "power" else ("lr", "power_a")
-    )  # found by a search, or tuned
+    # found by a search, or tuned
+    free = () if args.experiment == "power" else ("lr", "power_a")
     grids.check_belongs(theirs, ours, free, args.out)
     for record in found:
         plan.learn(record)

@@ -109,9 +109,8 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     the last tenth of the tokens seen. Like Power, this needs neither the end of the run
     nor the size of a step. (Polynomial-decay averaging, Shamir and Zhang, 2013.)
     """
-    share = 1 - (before / tokens) ** (
-        AVERAGE_POWER + 1
-    )  # the share of this step in the average
+    # the share of this step in the average
+    share = 1 - (before / tokens) ** (AVERAGE_POWER + 1)
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
@@ -131,17 +130,15 @@ class State:
 def build(cfg: TrainConfig) -> State:
     """The model with its initial weights, and its optimizer."""
     torch.manual_seed(cfg.seed)
-    model = GPT(cfg).to(
-        cfg.device
-    )  # drawn on the CPU, so every device gets the same weights
+    # drawn on the CPU, so every device gets the same weights
+    model = GPT(cfg).to(cfg.device)
     groups = mup.param_groups(model, mup.rules(cfg), cfg.weight_decay)
     adam = dict(betas=(cfg.beta1, cfg.beta2), eps=cfg.adam_eps, fused=True)
     optimizer = torch.optim.AdamW(groups, **adam)
     average = copy.deepcopy(model).requires_grad_(False) if cfg.average else None
     model.recompute = cfg.recompute
-    if (
-        cfg.compile
-    ):  # one program per shape, because one for all shapes of a sweep would be slower
+    # one program per shape, because one for all shapes of a sweep would be slower
+    if cfg.compile:
         torch._dynamo.config.recompile_limit = 64
         if cfg.device == "cpu":
             model.compile(dynamic=False)
@@ -246,9 +243,8 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     if not record["diverged"]:
         model = state.average if uses_average(record) else state.model
         torch.manual_seed(cfg.seed)
-        with torch.compiler.set_stance(
-            "force_eager"
-        ):  # growing shapes would compile again
+        # growing shapes would compile again
+        with torch.compiler.set_stance("force_eager"):
             text = sample(model.eval(), corpus.tokenizer)
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     figures.draw_curve(run.out, record)
@@ -275,10 +271,11 @@ def validation_losses(
 
 
 def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> dict:
+    # as in eval.py
     with (
         devices.mixed_precision(cfg),
         torch.compiler.set_stance("force_eager"),
-    ):  # as in eval.py
+    ):
         losses = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
     return runs.mean_losses(list(corpus.sources), corpus.shares, losses)
 
@@ -328,9 +325,8 @@ def restore(saved: dict, state: State) -> None:
         for group, ours in zip(
             saved["optimizer"]["param_groups"], state.optimizer.param_groups
         ):
-            group |= dict(
-                ours, params=group["params"]
-            )  # our settings, such as weight decay
+            # our settings, such as weight decay
+            group |= dict(ours, params=group["params"])
         state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
 
 

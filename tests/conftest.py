@@ -5,9 +5,8 @@ import signal
 import tools.threads  # noqa: F401  before torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
-os.environ.setdefault(
-    "CUDA_VISIBLE_DEVICES", ""
-)  # the same tests on a machine with a GPU
+# the same tests on a machine with a GPU
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # A shell ignores Ctrl-C in what it starts in the background, and nohup SIGHUP. Programs that the
 # tests start would inherit this.

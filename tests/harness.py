@@ -31,12 +31,13 @@ def items() -> dict[str, list[dict]]:
         for name in docs[0]:
             files[f"{name}{kind}"] = [doc[name] for doc in docs]
     files["mmlu.dev"] = files.pop("mmlu.train")
+    # an item among its own examples,
     for name in (
         "boolq",
         "piqa",
         "winogrande",
         "hellaswag",
-    ):  # an item among its own examples,
+    ):
         files[f"{name}.train"][3:7] = files[name][2:4] * 2  # and twice
     return files
 

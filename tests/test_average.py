@@ -149,8 +149,7 @@ def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
     assert "fewer than 2 checkpoints" in capsys.readouterr().err
     (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["schedules.md"])
     assert merge.main(command.split()) == 0
-    assert (
-        runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256
-    )  # no decay
+    # no decay
+    assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256
     assert evaluate(["--model=runs/trunk/merged.pt", "--device=cpu"]) == 0
     assert train.main(["--branch=runs/trunk/merged.pt", "--decay_tokens=1024"]) == 0

@@ -114,9 +114,8 @@ def test_a_clean_bent_law_is_recovered():
     law = bent.fit_bent(*fits[1:4])
     assert law.r[0] == 4 and law.q[0] == pytest.approx(0.8, abs=0.02)
     assert (law.b0[0], law.kappa[0]) == pytest.approx((0.2, 0.6), abs=0.02)
-    best = np.log2(
-        [row["lr"] for row in bent_rows(0)[4::9]]
-    )  # the middle of every valley
+    # the middle of every valley
+    best = np.log2([row["lr"] for row in bent_rows(0)[4::9]])
     assert sorted(law.fitted[0]) == pytest.approx(sorted(best), abs=0.03)
     assert bent.gain(fits)[0] > 0.05
 

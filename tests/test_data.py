@@ -137,16 +137,16 @@ def word_tokenizer(tmp_path, monkeypatch) -> str:
 
 
 def test_every_document_is_there_once(documents, word_tokenizer, tmp_path):
-    long = [
-        letter + "é" * 20_000 for letter in "abcdefgh"
-    ]  # 32 KB end within a character
+    # 32 KB end within a character
+    long = [letter + "é" * 20_000 for letter in "abcdefgh"]
     texts = sorted(
         documents + long, key=lambda text: hashlib.sha256(text.encode()).digest()
     )
+    # the first one is for training against its hash
     for tokenizer in (
         "bytes",
         word_tokenizer,
-    ):  # the first one is for training against its hash
+    ):
         folder = tmp_path / Path(tokenizer).stem
         data.prepare(["", *texts], tokenizer, folder, val_fraction=0.3)
         check(folder, plainly(texts, tokenizer, 0.3))

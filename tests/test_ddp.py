@@ -114,9 +114,8 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     fields = TINY | {"data": corpus_path, "out": out, "log_every": 25 * 256}
     outputs = finish(launch(2, fields | {"time_limit": 0.001}), status=3)
     assert outputs[1] == ("", "")
-    assert [path.stem for path in runs.checkpoints(out)] == [
-        f"{256:016d}"
-    ]  # the same step
+    # the same step
+    assert [path.stem for path in runs.checkpoints(out)] == [f"{256:016d}"]
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     newest = out / "ckpt" / f"{10**6:016d}.pt"
     newest.write_bytes(runs.checkpoints(out)[0].read_bytes()[:-100])  # damaged

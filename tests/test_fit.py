@@ -49,9 +49,8 @@ def wsd_records(
                 for j in range(middle - 4, middle + 5):
                     x = j / 2 - math.log2(1e4)
                     loss = 2 + 0.03 * (x - best) ** 2 + trunk[j] + rng.normal(0, noise)
-                    loss += 0.02 * abs(
-                        math.log2(batch) - 1.4
-                    )  # 2 and 4 are the best batches
+                    # 2 and 4 are the best batches
+                    loss += 0.02 * abs(math.log2(batch) - 1.4)
                     loss += 0.003 * max(0, x - best) ** 3 if noise else 0
                     found.append(record(width, batch, T, seed, loss, lr=2**x))
     return found
@@ -177,10 +176,11 @@ def test_a_draw_takes_series_again_and_averages_their_valleys():
     assert abs(weight.mean() / 3 - 1) < 0.2 and len(weight) == 31
     same_batch = np.array([[m.batch_size == B for m in points] for B in BATCHES])
     assert all((row[i] == row[i][0]).all() for row in weight for i in same_batch)
+    # a seed that was drawn n times
     losses = lambda r, n: {
         **r,
         "seed": 10 * r["seed"] + n,
-    }  # a seed that was drawn n times
+    }
     for k in (1, 2, 3):
         for B in BATCHES:
             i = next(i for i, m in enumerate(points) if m.batch_size == B)
@@ -234,9 +234,8 @@ def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
     assert fit.vertex(VALLEY) == fit.vertex(bent) == (pytest.approx(0.3), "")
     wide = [(2 * x, y) for x, y in VALLEY]  # steps of a factor of 2
     assert fit.vertex(wide) == (pytest.approx(0.6), "")
-    x, why_not = fit.vertex(
-        VALLEY, degree=2, window=5
-    )  # around 0.5: -0.5, 0, 0.5, 1, 1.5
+    # around 0.5: -0.5, 0, 0.5, 1, 1.5
+    x, why_not = fit.vertex(VALLEY, degree=2, window=5)
     curve = np.polyfit(*np.array(VALLEY[4:9]).T, 2)
     assert (x, why_not) == (pytest.approx(-curve[1] / 2 / curve[0]), "") and x < 0.29
 
@@ -268,9 +267,8 @@ def test_a_cell_whose_seeds_share_no_learning_rate_is_counted():
 
 def test_diverged_runs_do_not_move_the_law():
     records = wsd_records()
-    for r in (
-        records
-    ):  # width 128 with batch size 8 diverges right above its best learning rate
+    # width 128 with batch size 8 diverges right above its best learning rate
+    for r in records:
         best = 40 * (r["batch_size"] / 32) ** 0.6 * r["total_tokens"] ** -0.4
         if r["n_embd"] == 128 and r["batch_size"] == 8 and r["lr"] > best:
             r |= dict(diverged=True, val_loss=None)
@@ -435,9 +433,8 @@ def test_an_unfinished_sweep_gives_a_law_or_one_line_and_nothing_written(
     no_longest = [
         r for r in records if (r["n_embd"], r["total_tokens"]) != (64, BUDGETS[-1])
     ]
-    narrow = [
-        r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002
-    ]  # width 64: at the edge
+    # width 64: at the edge
+    narrow = [r for r in records if r["n_embd"] < 64 or r["lr"] < 0.002]
     for name, some in (("a", no_longest), ("b", narrow)):
         assert fit.main([str(write(some, tmp_path / name))]) == 0
         assert Path(name, "law.json").exists()
@@ -455,9 +452,8 @@ def test_predict(T, batch, says, tmp_path, capsys):
     assert float(says) == pytest.approx(
         schedules.best_lr(float(T), float(batch)), rel=0.05
     )
-    law = json.dumps(
-        {"a": 2 * 4.6, "b": -0.51, "q": 1.0, "seq_len": 2048}
-    )  # twice a, half of beta
+    # twice a, half of beta
+    law = json.dumps({"a": 2 * 4.6, "b": -0.51, "q": 1.0, "seq_len": 2048})
     Path("law.json").write_text(law)
     assert (
         fit.main([*argv, "--law", "law.json"]) == 0

@@ -39,9 +39,8 @@ def run(folder: Path, *arguments) -> str:
 def test_a_ramp_changes_the_batch_size_and_with_it_the_learning_rate_of_power(
     corpus_path,
 ):
-    argv = flags(
-        corpus_path, schedule="power", log_every=1, out="a"
-    )  # 32 tokens per sequence
+    # 32 tokens per sequence
+    argv = flags(corpus_path, schedule="power", log_every=1, out="a")
     folder = fork("batch_ramp")
     run(folder, "train.py", *argv, "--batch_ramp=4@1e3,12@4e3,8@9e3")
     steps, n, size = [], 0, 8
@@ -63,9 +62,8 @@ def test_qk_norm_survives_a_high_learning_rate(corpus_path):
     run(folder, "train.py", *argv, "--attention_multiplier=0.25")
     assert train.main(argv) == 0
     normed, plain = (read(out / "a/record.json") for out in (folder, Path()))
-    assert (
-        normed["n_params"] == plain["n_params"] + 2 * 2 * 16
-    )  # two gains in each of two blocks
+    # two gains in each of two blocks
+    assert normed["n_params"] == plain["n_params"] + 2 * 2 * 16
     assert normed["val_loss"] < plain["val_loss"] - 0.3
 
 

@@ -123,9 +123,8 @@ def test_runs_open_in_transformers_and_come_back(kind, runs, corpus_path, tmp_pa
     assert (
         evaluation.main([f"--model={out}", f"--data={corpus_path}", "--device=cpu"]) == 0
     )
-    assert (
-        model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 2
-    )  # it exists
+    # it exists
+    assert model_file.main(["--export", str(runs / kind), "--to", str(out)]) == 2
 
 
 def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):

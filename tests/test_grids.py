@@ -137,11 +137,12 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     assert "nan" not in capsys.readouterr().out  # one T and one batch size have no law
 
 
+# of a schedule or a decay shape
 EXTRA = {
     "cosine": 0.002,
     "linear": 0.003,
     "power": 0.001,
-}  # of a schedule or a decay shape
+}
 
 
 def compare_loss(cfg, scale: str) -> float:
@@ -218,9 +219,8 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(capsys):
     )
     assert "longest cosines" in one_line(anytime.main, [str(folder)], capsys)
     some = [r for r in records if (r["schedule"], r["seed"]) != ("cosine", 0)]
-    assert (
-        fit.main([str(write(some, Path("b")))]) == 0
-    )  # without the lines that have no cell
+    # without the lines that have no cell
+    assert fit.main([str(write(some, Path("b")))]) == 0
     assert "not in all of these cells: cosine, cosine ∝ √batch" in capsys.readouterr().out
     folder = write([r for r in records if r["seed"] < 100], Path("c"))
     assert "no runs tuned" in refused([folder], capsys)

@@ -87,10 +87,11 @@ def greedy(model: GPT, idx: torch.Tensor, n: int) -> torch.Tensor:
 @pytest.mark.parametrize("experts", [{}, dict(n_expert=4, n_expert_active=2, n_ffn=40)])
 def test_a_text_from_the_cache_is_the_same(experts):
     """It ends below, at and beyond seq_len, which is 16, or even starts there."""
+    # tied, it repeats one token
     model, written = (
         tiny(tie_embeddings=False, **experts),
         set(),
-    )  # tied, it repeats one token
+    )
     for batch in (1, 3):
         for start, n in (
             (1, 0),

@@ -72,9 +72,8 @@ def test_empty_experts_and_one_that_takes_everything(k):
     x = torch.randn(20, 16, dtype=torch.float64)
     x[:, 0] = 1
     with torch.no_grad():
-        layer.router.weight[:k, 0] = torch.tensor([40.0, 30.0, 20.0])[
-            :k
-        ]  # all choose the same k
+        # all choose the same k
+        layer.router.weight[:k, 0] = torch.tensor([40.0, 30.0, 20.0])[:k]
     compare_with_dumb(layer, x.requires_grad_())
     y, routing = layer(x)
     assert routing.load.tolist() == [1 / k] * k + [0] * (6 - k)

@@ -21,18 +21,16 @@ def test_the_groups_are_the_model(shape):
     model = GPT(GPTConfig(**TINY, **shape))
     groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
     grouped = [id(p) for g in groups for p in g["params"]]
-    assert sorted(grouped) == sorted(
-        id(p) for p in model.parameters()
-    )  # all, and none twice
+    # all, and none twice
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
     golden = [
         ("embedding", 1, 0.1),
         ("hidden", 1 / 4, 0.1),
         ("output", 1 / 4, 0.1),
         ("gain", 1, 0),
     ]
-    if (
-        shape == MOE
-    ):  # in this order: a checkpoint numbers the optimizer's parameters by it
+    # in this order: a checkpoint numbers the optimizer's parameters by it
+    if shape == MOE:
         golden.insert(3, ("router", 1 / 4, 0.1))
     assert [(g["role"], g["lr_scale"], g["weight_decay"]) for g in groups] == golden
 
@@ -123,15 +121,13 @@ def test_the_gradient_through_the_router():
 
 
 def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
-    monkeypatch.setattr(
-        mup.coordinate_check, "__defaults__", ((0,),)
-    )  # one seed of three
+    # one seed of three
+    monkeypatch.setattr(mup.coordinate_check, "__defaults__", ((0,),))
     assert mup.main([]) == 0
     out = capsys.readouterr().out
     assert out.count("pass  ") == 3 and "FAIL" not in out
-    monkeypatch.setattr(
-        mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2
-    )  # slope 1
+    # slope 1
+    monkeypatch.setattr(mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2)
     assert mup.main([]) == 1
     assert capsys.readouterr().out.count("FAIL") == 2
 

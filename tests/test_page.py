@@ -116,9 +116,8 @@ def test_markup_from_a_record_is_shown_and_does_not_run(hostile, browser):
         browser.press(
             f"document.querySelectorAll('#widths button')[{i}]", key="Enter", text="\r"
         )
-        browser.js(
-            "new Promise(done => setTimeout(done, 100))", awaitPromise=True
-        )  # onerror
+        # onerror
+        browser.js("new Promise(done => setTimeout(done, 100))", awaitPromise=True)
         assert browser.js("state.width") == browser.js(f"all('shape')[{i}]")
         assert browser.js("[document.title, document.images.length]") == [TITLE, 0]
     for where in ("widths", "cell", "about"):
@@ -215,10 +214,11 @@ def test_ci_says_which_tests_it_skipped_and_what_they_need(tmp_path):
     (options,) = re.findall(
         "PYTEST_ADDOPTS=(.+?)  #", (page.ROOT / ".ci/run").read_text("utf-8")
     )
+    # so without Chromium
     env = os.environ | {
         "PATH": str(tmp_path),
         "PYTEST_ADDOPTS": options,
-    }  # so without Chromium
+    }
     command = [
         sys.executable,
         "-m",

@@ -24,10 +24,11 @@ from schedules import SCHEDULES
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+# warmup of 2,000 and of 32,000 tokens
 SHORT, LONG = (
     ("wsd-laptop",),
     ("wsd-laptop-long",),
-)  # warmup of 2,000 and of 32,000 tokens
+)
 PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
 FITTED_COSINE, FITTED_AVERAGED = "cosine (fitted)", "WSD (fitted), averaged"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"

@@ -124,9 +124,8 @@ def test_a_signal_saves_and_resume_continues(steps, undisturbed, corpus_path, tm
     number = {36: signal.SIGTERM, 37: signal.SIGHUP}.get(steps, signal.SIGINT)
     stop(flags(corpus_path, out="run", **SAVES), steps, number)
     assert not (tmp_path / "run" / "record.json").exists()
-    assert (
-        train.main(["--out", "run", "--resume"]) == 0
-    )  # its configuration is in its folder
+    # its configuration is in its folder
+    assert train.main(["--out", "run", "--resume"]) == 0
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 

@@ -112,9 +112,8 @@ COMMANDS = re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M)  # and th
 T, W, BATCH, LR = 3_200_000, 100_000, 1024, 0.004  # the default run
 A, B = 16 * 0.25, -0.51  # its a * beta, and b
 rise = lambda n: min(n / W, 1)
-stable = lambda n: min(
-    max(n, W), 0.9 * T
-)  # warmup and decay hold the value at their ends
+# warmup and decay hold the value at their ends
+stable = lambda n: min(max(n, W), 0.9 * T)
 
 
 def lm_engine_exp(n: float) -> float:
@@ -173,9 +172,8 @@ def test_the_page_shows_every_schedule_with_its_words():
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_command_and_its_words_are_the_schedule(name):
     expected, fields, tokens = oracle(name), {}, 0
-    for command in [
-        command for command, of in COMMANDS if of == name
-    ]:  # steps are branches
+    # steps are branches
+    for command in [command for command, of in COMMANDS if of == name]:
         fields |= train.parse(command.split())[0]
         cfg = train.make_config(**fields)
         assert not fields.keys() & schedules.unread(cfg.schedule)
@@ -197,12 +195,13 @@ VECTORS = json.loads(
     (Path(__file__).parent.parent / "docs/power_vectors.json").read_text("utf-8")
 )
 RUN, PORTS = VECTORS["run"], VECTORS["ports"]
+# n is so far before k * c
 HALF_STEPS = {
     "ours": 1,
     "lm-engine": 2,
     "OLMo-core": 0,
     "Levanter": 2,
-}  # n is so far before k * c
+}
 near = lambda lr: pytest.approx(lr, rel=1e-11, abs=1e-17)
 
 

@@ -76,9 +76,8 @@ def test_recomputing_keeps_less_and_changes_nothing():
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize(
-    "device, parts", [("cpu", 1), ("cuda", 2)]
-)  # the model; block, loss
+# the model; block, loss
+@pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])
 def test_every_shape_is_one_static_program_per_part(
     device, parts, mixed, corpus, monkeypatch
 ):

@@ -226,9 +226,8 @@ def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
             tried[lowest + step] >= tried[lowest] for step in (-3, -2, -1, 1, 2, 3)
         )
         assert abs(lowest - best[T]) < 2.5
-    assert (
-        sweep.search(lambda *run: seen.get(run), middle) == seen.keys()
-    )  # nothing in vain
+    # nothing in vain
+    assert sweep.search(lambda *run: seen.get(run), middle) == seen.keys()
     assert len({j for j, _ in seen}) < 60
 
 
@@ -249,9 +248,8 @@ def test_a_grid_from_the_command_line(tiny):
     assert values("batch_size") == {2} and values("seed") == values("data_seed") == {0, 1}
     assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
     assert values("n_layer") == {1, 2} and values("beta2") == {0.9}
-    assert len({identity(vars(cfg)) for cfg in configs}) == len(
-        configs
-    )  # none is left out
+    # none is left out
+    assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)
     paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
     assert {cfg.n_embd for cfg in sweep.prepare(*sweep.parse(paper)).left()} == {128, 256}
 

@@ -81,9 +81,8 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
 
     lr = train.make_schedule(cfg)
     assert [line["tokens"] for line in lines] == [(i + 1) * 256 for i in range(40)]
-    assert [line["lr"] for line in lines] == [
-        lr((i + 0.5) * 256) for i in range(40)
-    ]  # mid-step
+    # mid-step
+    assert [line["lr"] for line in lines] == [lr((i + 0.5) * 256) for i in range(40)]
     assert min(line["lr"] for line in lines) > 0
     assert lines[0]["loss"] == pytest.approx(math.log(256), rel=0.02)
     assert lines[-1]["loss"] < lines[0]["loss"] - 1

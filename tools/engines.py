@@ -55,9 +55,8 @@ def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     for _ in devices:
-        pool.submit(
-            os.getpid
-        )  # the pool starts a process for every job, while none is idle
+        # the pool starts a process for every job, while none is idle
+        pool.submit(os.getpid)
     for number, handler in before.items():
         signal.signal(number, handler)
     with pool:
@@ -126,9 +125,8 @@ def on_slurm(
     except ImportError:
         raise UserError("--engine slurm: needs submitit; pip install submitit") from None
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        path for path in paths if path
-    )  # jobs import us
+    # jobs import us
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     executor = submitit.AutoExecutor(folder)
     jobs = []
     try:

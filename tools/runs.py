@@ -96,9 +96,8 @@ def newest_checkpoint(run: Path, rename: bool = False) -> dict:
             print(f"{damage}, trying an older checkpoint", file=sys.stderr)
             damaged.append(path)
             continue
-        for other in (
-            damaged if rename else ()
-        ):  # so that all processes start from the same
+        # so that all processes start from the same
+        for other in damaged if rename else ():
             other.rename(other.with_suffix(".damaged"))
         return saved
     raise UserError(f"{run}: no whole checkpoint in {run / 'ckpt'}; is it a run folder?")
@@ -147,9 +146,8 @@ def make_folder(out: str | None, name: str, resume: bool):
     if out is None:
         for number in itertools.count(1):
             folder = Path("runs", f"{name}-{number}")
-            with contextlib.suppress(
-                FileExistsError
-            ):  # another process may take it first
+            # another process may take it first
+            with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 return folder, lock(folder / ".lock")
     folder = Path(out)
@@ -258,18 +256,18 @@ def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
     """Average the losses of the sources of a mixture by share, and add the val_loss of sources."""
     if len(losses) == 1:
         return losses[0]
-    nats = sum(
-        share * each["val_loss"] for share, each in zip(shares, losses)
-    )  # per token
+    # per token
+    nats = sum(share * each["val_loss"] for share, each in zip(shares, losses))
     size = sum(
         share * each["val_loss"] / each["val_bpb"] for share, each in zip(shares, losses)
     )
     sources = {f"val_loss_{name}": each["val_loss"] for name, each in zip(names, losses)}
+    # size: bytes per token * ln 2
     return {
         "val_loss": nats,
         "val_bpb": nats / size,
         **sources,
-    }  # size: bytes per token * ln 2
+    }
 
 
 def nan_to_none(line: dict) -> dict:
@@ -364,9 +362,8 @@ class Run:
             seconds=self.seconds(),
             diverged=self.diverged,
         )
-        if content[
-            "average"
-        ]:  # first, because after the last checkpoint nothing is written again
+        # first, because after the last checkpoint nothing is written again
+        if content["average"]:
             averaged = content | {"model": content["average"], "average": None}
             averaged.pop("optimizer")
             write_checkpoint(self.out / "average.pt", averaged)
@@ -384,9 +381,8 @@ class Run:
         speeds = [
             line["tokens_per_second"] for line in lines if "tokens_per_second" in line
         ]
-        speed = round(
-            np.median(speeds or [0])
-        )  # evaluations only slow the line after them
+        # evaluations only slow the line after them
+        speed = round(np.median(speeds or [0]))
         record |= self.origin | {
             "seconds": round(self.seconds(), 1),
             "tokens_per_second": speed,
