@@ -303,9 +303,20 @@ def check_corpus(cfg, source: Corpus) -> None:
             )
 
 
-def check_tokenizer(path: Path | str, config: dict, corpus: Corpus) -> None:
-    """Raise UserError if the model at this path, with this config, has another
-    tokenizer."""
+def token_hash(tokenizer) -> str:
+    """A hash of the lengths of all tokens, which other tokenizers do not share."""
+    return hashlib.sha256(bytes_per_token(tokenizer).tobytes()).hexdigest()[:16]
+
+
+def check_tokenizer(
+    path: Path | str, config: dict, corpus: Corpus, known: str | None = None
+) -> None:
+    """Raise UserError if the model at this path, with this config, has another tokenizer.
+
+    known: the token_hash of the model, if its checkpoint has one.
+    """
+    if known and known != token_hash(corpus.tokenizer):
+        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
     try:
         tokenizer = tokenizer_of(config)
     except (UserError, OSError):  # if its corpus is gone, we trust the new one

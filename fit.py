@@ -749,6 +749,7 @@ def panel_of_best(name: str, found: list[Minimum], center: dict) -> dict:
         title=f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}",
         xlabel=f"{name} ({where})",
         log=name == "a",
+        unit=1,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import config
-from schedules import PAPER_SEQ_LEN, SCHEDULES, unread
+from schedules import PAPER_SEQ_LEN, SCHEDULES, is_planned, unread
 from tools import flags
 from tools.flags import UserError
 
@@ -33,7 +33,8 @@ NOT_SETTINGS = RESULTS | config.names("runtime") | config.names("alias")
 
 
 def settings(record: dict, without=()) -> dict:
-    """The fields of a record, or of vars(config), that determine its loss, `without` some.
+    """The fields of a record, or of vars(config), that determine its loss, `without`
+    some.
 
     That is all of its config but for fields that its schedule does not read, and of data
     its `fingerprint`. A field that we do not know is from a fork, and counts unless it is
@@ -67,17 +68,19 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
 
 
 def uses_average(record: dict) -> bool:
-    """Does the average of the weights replace the decay in this run? Then it is the result.
+    """Does the average of the weights replace the decay in this run? Then it is the
+    result.
 
-    A cosine has no separate decay, because all of it is one.
+    A planned schedule, such as a cosine, has no separate decay, because all of it is one.
     """
     if not record.get("average"):
         return False
-    return not record["decay_tokens"] and record["schedule"] != "cosine"
+    return not record["decay_tokens"] and not is_planned(record["schedule"])
 
 
 def loss_of(record: dict) -> float:
-    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
+    """Validation loss, of the averaged weights if they replace the decay; inf if it
+    diverged."""
     if record["diverged"]:
         return math.inf
     return record["average_val_loss" if uses_average(record) else "val_loss"]
@@ -89,7 +92,8 @@ STANDARD = (
 
 
 def shape_of(record: dict) -> str:
-    """The name of a shape, made of width, experts and parametrization unless the row has one."""
+    """The name of a shape, made of width, experts and parametrization unless the row has
+    one."""
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     name = f"width {record['n_embd']}"
@@ -159,7 +163,8 @@ OF_A_SHAPE = set(  # settings that only differ between shapes
 
 
 def records_in(path: Path) -> list[dict]:
-    """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
+    """All records at or under a path, in records.jsonl of sweeps and record.json of
+    single runs.
 
     We report and skip a torn line, which a process leaves if killed while writing.
     """
@@ -182,7 +187,8 @@ def records_in(path: Path) -> list[dict]:
 
 
 def as_record(line: str) -> dict:
-    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or TypeError."""
+    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or
+    TypeError."""
     record = config.LATER | json.loads(line)
     return {"final_eval_tokens": record.get("eval_tokens")} | record
 
@@ -258,7 +264,8 @@ def check_equal(records: list[dict], varied: set[str]) -> None:
 
 
 def without_repeats(records: list[dict]) -> list[dict]:
-    """The records of different runs. Of equal runs the last counts, and we report their losses."""
+    """The records of different runs. Of equal runs the last counts, and we report their
+    losses."""
     last: dict = {}
     gaps = []
     for r in records:
@@ -279,14 +286,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("records.py", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="folders of runs or sweeps")
     args = parser.parse_args(argv)
-    print(
-        f"{'schedule':<10}{'T':>12}{'batch':>7}{'lr or a':>10}{'seed':>6}{'loss':>10}  shape"
-    )
-    for folder in args.folders:
-        for r in map(complete, records_in(folder)):
-            lr = r[tuned_fields(r["schedule"])[0]]
-            row = f"{r['schedule']:<10}{r['total_tokens']:>12,}{r['batch_size']:>7g}{lr:>10.4g}"
-            print(f"{row}{r['seed']:>6}{loss_of(r):>10.4f}  {r['shape']}")
+    try:
+        found = []
+        for folder in args.folders:
+            found += [complete(record) for record in records_in(folder)]
+        if not found:
+            raise UserError(f"{args.folders[0]}: no records")
+    except (UserError, OSError) as error:
+        return flags.fail("records.py", error)
+    print("schedule             T  batch   lr or a  seed      loss  shape")
+    for r in found:
+        lr = r[tuned_fields(r["schedule"])[0]]
+        row = (
+            f"{r['schedule']:<10}{r['total_tokens']:>12,}{r['batch_size']:>7g}{lr:>10.4g}"
+        )
+        print(f"{row}{r['seed']:>6}{loss_of(r):>10.4f}  {r['shape']}")
     return 0
 
 

@@ -56,7 +56,8 @@ POINTS = 200  # of a curve, at most
 
 
 class Trunk:
-    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its curve.
+    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its
+    curve.
 
     A run starts from the checkpoint, which ends where the decay of an earlier run began,
     and saves it anew where its own decay begins. look_at: run lengths at which to note
@@ -72,6 +73,7 @@ class Trunk:
         self.start = None  # a checkpoint
         self.looks: dict = {}  # val_loss_at_T, for every T in look_at
         self.curve: list = []  # of (tokens, mean training loss since the last point, lr)
+        self.losses: list = []  # of the steps since the last point of the curve
         self.commits: list = []  # of all code that trained it
         with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
             saved = runs.read_checkpoint(self.path)
@@ -80,21 +82,26 @@ class Trunk:
                 self.start = saved
                 self.looks = saved["looks"]
                 self.curve = saved["curve"]
+                self.losses = [
+                    torch.tensor(loss, device=cfg.device)
+                    for loss in saved.get("losses", [])
+                ]
                 self.commits = saved.get("commits", [])
         if self.origin["git_commit"] not in self.commits:
             self.commits = [*self.commits, self.origin["git_commit"]]
         self.look_at = [T for T in look_at if f"val_loss_at_{T}" not in self.looks]
-        self.losses: list = []  # of the steps since the last point of the curve
         self.diverged = False
 
-    def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
-        self.losses.append(loss)
+    def after_step(self, state, step: train.Step, last: bool) -> None:
+        self.losses.append(step.loss)
         if train.crossed(math.ceil(self.cfg.total_tokens / POINTS), state):
             mean = torch.stack(self.losses).mean().item()
-            self.curve.append((state.tokens, mean if math.isfinite(mean) else None, lr))
+            self.curve.append(
+                (state.tokens, mean if math.isfinite(mean) else None, step.lr)
+            )
             self.losses.clear()
         if train.crossed(self.cfg.log_every, state):
-            self.diverged = not math.isfinite(loss)
+            self.diverged = not math.isfinite(step.loss)
 
     def log_validation(self, tokens: int, losses: dict) -> None:
         T = next(T for T in self.look_at if tokens <= T)
@@ -105,7 +112,12 @@ class Trunk:
 
     def save(self, checkpoint: dict) -> None:
         if checkpoint["tokens"] <= self.cfg.decay_start:
-            more = {"looks": self.looks, "curve": self.curve, "commits": self.commits}
+            more = {
+                "looks": self.looks,
+                "curve": self.curve,
+                "losses": [loss.item() for loss in self.losses],
+                "commits": self.commits,
+            }
             runs.write_checkpoint(self.path, checkpoint | more)
 
 
@@ -147,7 +159,8 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every
+    T."""
     end = () if is_planned(cfg.schedule) else ("total_tokens", "decay_tokens")
     same = sorted(records.identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -162,7 +175,8 @@ def by_trunk(configs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
 
 
 def tokens_of(configs: list[TrainConfig]) -> int:
-    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all
+    decays."""
     stable = sum(trunk[-1].decay_start for trunk in by_trunk(configs).values())
     return stable + sum(cfg.decay_tokens for cfg in configs)
 
@@ -171,7 +185,8 @@ def tokens_of(configs: list[TrainConfig]) -> int:
 
 
 def nth_lr(j: int) -> float:
-    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
+    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4,
+    ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
 
@@ -277,7 +292,8 @@ def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> Tra
 def trials_of(
     grid: dict, line: compare.Line, seed: int
 ) -> dict[float, list[TrainConfig]]:
-    """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
+    """Learning rate -> runs of a line in the two cells that tune it, with two separate
+    seeds."""
     shape, batch_size, lengths = grid["tune"]
     bases = [
         grids.base_of(grid, shape, batch_size, trial)
@@ -292,7 +308,8 @@ def trials_of(
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
-    """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
+    """The trials of all lines, then every line at the learning rate with the lowest mean
+    loss."""
     configs = []
     for line in compare.LINES.values():
         losses = {}
@@ -327,7 +344,8 @@ class Plan(NamedTuple):
     known: dict[frozenset, float]
 
     def missing(self, made_up: Callable = unknown) -> list[TrainConfig]:
-        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
+        """The runs that we can train now. made_up(config) is the loss of an unknown
+        run."""
 
         def loss(cfg: TrainConfig) -> float | None:
             return self.known.get(identity_of(cfg), made_up(cfg))
@@ -346,7 +364,8 @@ class Plan(NamedTuple):
         return self.missing(made_up)
 
     def jobs(self) -> dict[str, tuple]:
-        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
+        """{trunk: (its next run, T at which to look at the loss without a decay)},
+        longest first.
 
         We look at the longest cosine at all shorter T, to know what it is worth if cut
         short there.
@@ -366,7 +385,8 @@ class Plan(NamedTuple):
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults, if they have one."""
+    """The config of a record. Fields that it lacks get their defaults, if they have
+    one."""
     for field in dataclasses.fields(TrainConfig):
         if field.default is dataclasses.MISSING and field.name not in record:
             raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
@@ -378,7 +398,8 @@ def config_of(record: dict) -> TrainConfig:
 def do_job(
     cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
 ):
-    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
+    """Make a run, wherever an engine wants it. Returns (record, curve), or None if
+    stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = devices.resolve_device(
@@ -401,60 +422,65 @@ def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
 def train_missing(
     plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop
 ) -> None:
-    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
+    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their
+    records.
 
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
+    trunks = folder.resolve() / "trunks"
     running: dict = {}  # trunk -> the future of its next run
     todo = plan.jobs()
     before = len(plan.known)
     stopping = False
+    failure = None
     with (
         tqdm(total=len(plan.left()), unit=" runs") as bar,
         files.append_to(folder / "curves.jsonl") as curves,
         files.append_to(folder / "records.jsonl") as lines,
     ):
         while todo or running:
+            # 1. Start jobs, or ask the running ones to stop
             if must_stop() and not stopping:
                 stopping = True
-                todo = {}
-                bar.write(
-                    f"stopping, {len(running)} jobs save what they have", file=sys.stderr
-                )
+                message = f"stopping, {len(running)} jobs save what they have"
+                bar.write(message, file=sys.stderr)
                 stop()
+            todo = {} if stopping else todo
             for trunk, (cfg, look_at) in todo.items():
                 if trunk not in running and len(running) < slots:
-                    running[trunk] = submit(
-                        do_job, cfg, folder.resolve() / "trunks", look_at
-                    )
+                    running[trunk] = submit(do_job, cfg, trunks, look_at)
 
+            # 2. Write the results of those that ended
             done = [trunk for trunk, future in running.items() if future.done()]
-            errors = []
             for trunk in done:
                 try:
                     result = running.pop(trunk).result()
                 except Exception as error:
-                    errors.append(error)
+                    # after a request to stop, an engine may cancel jobs
+                    if not stopping or devices.reason_of(error):
+                        failure = failure or error
                     continue
                 if result:
                     record, curve = result
-                    tokens, losses, rates = zip(*curve) if curve else ((), (), ())
-                    points = {"tokens": tokens, "loss": losses, "lr": rates}
-                    curves.write(
-                        json.dumps(records.settings(record) | {"curve": points}) + "\n"
-                    )
+                    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
+                    line = records.settings(record) | {"curve": curve}
+                    curves.write(json.dumps(line) + "\n")
                     lines.write(json.dumps(record) + "\n")
                     plan.learn(record)
-            # after a request to stop, an engine may cancel jobs
-            if errors and not stopping:
-                raise errors[0]
+            if failure and not stopping:  # the others save what they have
+                stopping = True
+                stop()
+
+            # 3. Plan again with what they told
             if not done:
                 time.sleep(0.02)
                 continue
-            todo = {} if stopping else plan.jobs()
+            todo = plan.jobs()
             finished = len(plan.known) - before
             bar.total = finished + len(plan.left())
             bar.update(finished - bar.n)
+    if failure:
+        raise failure
 
 
 # -- The command line --------------------------------------------------------------------
@@ -509,7 +535,8 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at
+    a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """
@@ -566,7 +593,8 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
+    """Yield submit, the number of jobs at a time, and a function that asks all jobs to
+    stop."""
 
     def no_stop() -> None:
         pass

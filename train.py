@@ -20,6 +20,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import tools.threads  # noqa: F401  before torch
 
@@ -33,6 +34,7 @@ import mup
 from config import TrainConfig, make_config
 from eval import sample, validation_loss
 from model import GPT, empty_model, load_model
+from moe import Routing
 from records import uses_average
 from schedules import SCHEDULES, is_planned, make_schedule, unread
 from tools import devices, figures, flags, granite, runs
@@ -80,7 +82,8 @@ def optimizer_step(
 
 
 def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
-    """Positions in the run of the sequences that this process reads in a step, in equal parts."""
+    """Positions in the run of the sequences that this process reads in a step, in equal
+    parts."""
     rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
@@ -88,7 +91,8 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in each."""
+    """The smallest number of equal passes over n sequences, with at most `most` in
+    each."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
@@ -114,6 +118,16 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
+
+
+class Step(NamedTuple):
+    """What a step tells about itself, with tensors, because reading one would make a GPU
+    wait."""
+
+    lr: float
+    loss: torch.Tensor  # mean over the sequences of this process, in nats per token
+    grad_norm: torch.Tensor  # before clipping
+    routing: Routing | None  # of an MoE, in the last micro-batch
 
 
 @dataclass
@@ -149,8 +163,8 @@ def build(cfg: TrainConfig) -> State:
     return State(model, optimizer, average)
 
 
-def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
-    """Train to the end of the run, and yield (lr, loss, grad_norm, routing) after every step.
+def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
+    """Train to the end of the run, and yield a Step after every step.
 
     Saving and restoring the state between two steps changes nothing.
     """
@@ -166,27 +180,32 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[tuple]:
         state.tokens += cfg.batch_tokens
         if state.average:
             update_average(state.average, state.model, state.before, state.tokens)
-        yield lr, *results
+        yield Step(lr, *results)
 
 
 def train(cfg: TrainConfig, corpus, run, start: dict | None, must_stop) -> State | None:
     """Train and return the final State. Once must_stop(), save and return None.
 
-    run: takes the steps, validations and checkpoints, a runs.Run or the sweep.Trunk of a
-    sweep. start: a checkpoint of this run or, for a branch, of its parent.
+    start: a checkpoint of this run or, for a branch, of its parent.
+    run: what becomes of the results, a runs.Run with its folder or a sweep.Trunk. It has
+
+    - after_step(state, step, last), called after every step
+    - diverged, which it sets once a loss is not a number
+    - look_at, run lengths at which to validate, and log_validation(tokens, losses)
+    - save(checkpoint)
     """
     state = build(cfg)
     if start:
         restore(start, state)
     if run.diverged:  # no step after a lost run
         return state
-    for lr, loss, grad_norm, routing in training_steps(cfg, state, corpus):
+    for step in training_steps(cfg, state, corpus):
         tokens = state.tokens
         next_tokens = tokens + cfg.batch_tokens
         last = next_tokens > cfg.total_tokens
 
         # 1. Log. A loss that is not a number ends the run
-        run.after_step(state, lr, loss, grad_norm, routing, last)
+        run.after_step(state, step, last)
 
         # 2. Validate
         look = any(tokens <= T < next_tokens for T in run.look_at)
@@ -222,14 +241,16 @@ def train_run(
     start: dict | None = None,
     must_stop=runs.never,
 ) -> dict | None:
-    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if stopped."""
+    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if
+    stopped."""
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
     state = train(cfg, corpus, run, start, must_stop)
     return finish(cfg, corpus, state, run) if state else None
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
-    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a folder.
+    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a
+    folder.
 
     A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
     record with diverged = true and no val_loss.
@@ -304,10 +325,12 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from
+    tokens."""
     return {
         "config": dataclasses.asdict(cfg),
         "fingerprint": corpus.meta["fingerprint"],
+        "token_hash": data.token_hash(corpus.tokenizer),
         "tokens": state.tokens,
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -334,7 +357,8 @@ def restore(saved: dict, state: State) -> None:
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
-    """Split a command line into typed config fields and actions, or exit with status 2."""
+    """Split a command line into typed config fields and actions, or exit with status
+    2."""
     parser = flags.program_parser("train.py", __doc__)
     flags.add_flags(parser, TrainConfig, config.preset_fields("laptop"))
     add = parser.add_argument_group("actions").add_argument
@@ -355,7 +379,8 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises UserError,
+    OSError."""
     typed = with_absolute_paths(typed)
     fields, start, path = runs.choose(
         typed, actions, config.names("runtime"), config.LATER
@@ -391,7 +416,8 @@ def with_absolute_paths(typed: dict) -> dict:
 
 
 def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
+    """The checkpoint that a branch starts from. Released weights become one at 0
+    tokens."""
     if not granite.is_granite(path):
         return runs.read_checkpoint(runs.branch_point(path))
     path = path.resolve()
@@ -410,7 +436,8 @@ def open_parent(path: Path) -> dict:
 def load_data(
     cfg: TrainConfig, typed: dict, start: dict | None
 ) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises UserError or
+    OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
@@ -424,7 +451,9 @@ def load_data(
         data.check_corpus(cfg, source)
     found = corpus.meta["fingerprint"]
     if start:
-        data.check_tokenizer(start["path"], start["config"], corpus)
+        data.check_tokenizer(
+            start["path"], start["config"], corpus, start.get("token_hash")
+        )
         if start["fingerprint"] not in (None, found):
             raise UserError(
                 f"--data {corpus.path}: fingerprint {found}, "

@@ -13,7 +13,8 @@ import merge
 import train
 from eval import main as evaluate, sample, validation_loss
 from model import load_model, main as export
-from schedules import DECAY_SHAPES, constant, decay
+from records import uses_average
+from schedules import DECAY_SHAPES, SCHEDULES, constant, decay
 from test_readme import PAGES
 from test_resume import stop
 from test_train import SMALL, flags, metrics, read, same
@@ -90,6 +91,14 @@ def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(
             == 0
         )
         assert f"{loss:.4f} nats" in capsys.readouterr().out
+
+
+def test_only_a_decay_of_its_own_is_replaced_by_the_average(monkeypatch):
+    """Not that of a planned schedule, which is all one decay, whatever its name."""
+    of = lambda name, tokens=0: dict(schedule=name, average=True, decay_tokens=tokens)
+    monkeypatch.setitem(SCHEDULES, "line", SCHEDULES["cosine"])
+    used = [of("wsd"), of("wsd", 10), of("power"), of("cosine"), of("line")]
+    assert [uses_average(r) for r in used] == [True, False, True, False, False]
 
 
 def test_resuming_and_branching_continue_the_average(corpus_path):

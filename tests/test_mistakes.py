@@ -8,6 +8,7 @@ import torch
 import data
 import eval as evaluation
 import fit
+import records
 import schedules
 import sweep
 import train
@@ -90,6 +91,7 @@ def folder(corpus_path, tmp_path_factory):
     (sweep, "wsd --sweep branch=x", "--branch=x"),
     (sweep, "wsd --out odd --dry_run", "a record lacks n_layer"),
     (schedules, "--ot x", "--ot"),
+    (records, "nowhere", "nowhere: no records"), (records, "odd", "a record has"),
     (fit, "", "name the folder"), (fit, "tiny", "tiny: no records"),
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),

@@ -17,12 +17,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import config
 import data
 import schedules
 import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
 from tools import runs
+from tools.flags import UserError
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
@@ -235,6 +237,21 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
     actions = SimpleNamespace(resume=True, branch=None)
     fields, _, _ = runs.choose({"out": "run"}, actions, {"device"}, {})
     assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
+
+
+def test_an_old_parent_had_the_default_of_a_newer_field():
+    parent = dict(tokens=512, optimizer={}, path="old.pt", config=dict(n_embd=32))
+    change = {"router_rule": "readout"}
+    with pytest.raises(UserError, match="the checkpoint has hidden"):
+        runs.branched_fields(parent, change, config.SHAPE, config.LATER)
+
+
+def test_a_branch_keeps_its_tokenizer_even_if_the_first_corpus_is_gone(corpus):
+    """The checkpoint has a hash of the tokens."""
+    gone = dict(data="/gone", tokenizer="a.tiktoken")
+    data.check_tokenizer("old.pt", gone, corpus, data.token_hash(corpus.tokenizer))
+    with pytest.raises(UserError, match="its tokenizer is not that of old.pt"):
+        data.check_tokenizer("old.pt", gone, corpus, "another")
 
 
 def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_path):

@@ -111,10 +111,13 @@ def test_a_branch_is_the_separate_run(
     )
 
 
-def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
+def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights, monkeypatch):
     """At any step, in a branch or before a look; and a trunk is made longer later."""
+    monkeypatch.setattr(
+        sweep, "POINTS", 12
+    )  # so that a point is the mean of several steps
     runs = [config(corpus_path, total_tokens=T, **KINDS["average"]) for T in BUDGETS]
-    whole = [record for record, _ in train_runs(runs, corpus, "a", look_at=[2000])]
+    whole = train_runs(runs, corpus, "a", look_at=[2000])
     expected, final_weights[:] = final_weights[:], []
     done = []
     for patience in (11, 1, 7, 12, 30, 33, 2, 50, 10**9):
@@ -122,9 +125,10 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights):
         must_stop = lambda: next(calls, None) is None
         limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
         some = train_runs(runs[len(done) : limit], corpus, "b", must_stop, [2000])
-        done += [result[0] for result in some if result]
+        done += [result for result in some if result]
     for name in ("val_loss", "val_loss_at_2000"):
-        assert [r[name] for r in done] == [r[name] for r in whole]
+        assert [r[name] for r, _ in done] == [r[name] for r, _ in whole]
+    assert [curve for _, curve in done] == [curve for _, curve in whole]
     assert all(map(torch.equal, expected, final_weights))
 
 
@@ -497,6 +501,28 @@ def leave(some: list[dict]) -> None:
     """As if the folder out had these records already."""
     Path("out").mkdir()
     Path("out/records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in some))
+
+
+def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch, capsys):
+    """And a failure after a request to stop is told, too."""
+    real = sweep.make_run
+
+    def make_run(cfg, *args):
+        if cfg.batch_size == 4 and cfg.total_tokens == 2560:
+            raise OSError("no space left")
+        time.sleep(0.1)  # the other is still at work
+        return real(cfg, *args)
+
+    monkeypatch.setattr(sweep, "make_run", make_run)
+    two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
+    with ThreadPoolExecutor(2) as pool:
+        assert sweep.main(two, pool.submit) == 2
+    found = records()
+    assert found and found.items() <= undisturbed.items()
+    assert any(r["batch_size"] == 8 for r in found.values())
+    assert "no space left. The same command resumes" in capsys.readouterr().err
+    monkeypatch.setattr(sweep, "make_run", real)
+    assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
 def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, capsys):

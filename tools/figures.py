@@ -201,7 +201,8 @@ def draw_curve(out: Path, record: dict) -> None:
 def draw_valleys(path: Path, panels: list[dict]) -> None:
     """Figure 2 of the paper, loss against learning rate, with the minima below zero.
 
-    A panel has title, xlabel, log (of the x axis) and groups {label: minima}.
+    A panel has title, xlabel, log (of the x axis) and groups {label: minima}. Ticks of a
+    log axis are at its `unit` times powers of 2, by default 0.001.
     """
     # 1. All log axes have the same ticks.
     log_x = []
@@ -222,8 +223,7 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
             ax.set(title=panel["title"], xlabel=panel["xlabel"])
             ax.set_ylabel("loss above lowest (nats)")
             if panel["log"]:
-                is_lr = min(log_x) < 0  # else it is a of Power, which is above 1
-                log_ticks(ax.xaxis, log_x, unit=0.001 if is_lr else 1)
+                log_ticks(ax.xaxis, log_x, unit=panel.get("unit", 0.001))
 
 
 def draw_valley(ax, found: list, color) -> float:

@@ -20,9 +20,13 @@ class UserError(ValueError):
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
-def option(default=dataclasses.MISSING, help: str = "", **limits):
-    """A config field with the help of its flag, its limits (LIMITS or choices), and other marks."""
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+MARKS = {"choices", "runtime", "alias", "later"}
+
+
+def option(default=dataclasses.MISSING, help: str = "", **marks):
+    """A config field with the help of its flag, and its LIMITS or MARKS."""
+    assert marks.keys() <= LIMITS.keys() | MARKS
+    return dataclasses.field(default=default, metadata={"help": help, **marks})
 
 
 def check_limits(cfg) -> None:
@@ -99,7 +103,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> No
 
 
 def whole_number(text: str) -> int:
-    """'2B', '2e9' and '2000000000' are the same number. Raises UserError for 1.5."""
+    """'2B', '2e9' and '2000000000' are the same number. Raises ValueError for 1.5."""
     text = text[:-1] + {"k": "e3", "M": "e6", "B": "e9"}.get(text[-1:], text[-1:])
     try:
         return int(text)

@@ -322,23 +322,24 @@ class Run:
             say(f"{line['tokens']:>14,} tokens   {text}")
             self.metrics.write(json.dumps(nan_to_none(line)) + "\n")
 
-    def after_step(self, state, lr: float, loss, grad_norm, routing, last: bool) -> None:
-        """Report progress at every --log_every tokens. loss: of this process, a tensor."""
+    def after_step(self, state, step, last: bool) -> None:
+        """Report progress at every --log_every tokens."""
         tokens = state.tokens
         if not (last or crossed(self.config["log_every"], state.before, tokens)):
             return
-        loss = all_sum(loss).item() / rank_and_world()[1]  # this waits for the device
+        # the mean over all processes, for which we wait for the device
+        loss = all_sum(step.loss).item() / rank_and_world()[1]
         speed = (tokens - self.logged_tokens) / (time.perf_counter() - self.logged_at)
         left = datetime.timedelta(
             seconds=round((self.config["total_tokens"] - tokens) / speed)
         )
         self.write(
-            f"loss {loss:.4f}   lr {lr:.2e}   {speed:,.0f} tokens/s   {left} left",
+            f"loss {loss:.4f}   lr {step.lr:.2e}   {speed:,.0f} tokens/s   {left} left",
             tokens=tokens,
             loss=loss,
-            lr=lr,
-            grad_norm=grad_norm.item(),
-            **(routing.metrics() if routing else {}),
+            lr=step.lr,
+            grad_norm=step.grad_norm.item(),
+            **(step.routing.metrics() if step.routing else {}),
             tokens_per_second=round(speed),
             seconds=round(self.seconds(), 2),
         )
@@ -442,7 +443,7 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
     Raises UserError if one of shape changes.
     """
     for name in sorted(shape & set(changes)):
-        old = parent["config"].get(name, changes[name])
+        old = (later | parent["config"]).get(name, changes[name])
         if changes[name] != old and (name != "seq_len" or parent["tokens"]):
             raise UserError(
                 f"--{name} {changes[name]}: the checkpoint has {old}, "
