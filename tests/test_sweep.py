@@ -510,6 +510,7 @@ def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch,
 
     def make_run(cfg, *args):
         if cfg.batch_size == 4 and cfg.total_tokens == 2560:
+            time.sleep(0.2)  # until the next job waits behind this one
             raise OSError("no space left")
         made.append(cfg)
         return real(cfg, *args)
