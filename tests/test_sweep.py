@@ -509,7 +509,7 @@ def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch,
     made = []
 
     def make_run(cfg, *args):
-        if cfg.batch_size == 4 and cfg.total_tokens == 2560:
+        if (cfg.batch_size, cfg.total_tokens, cfg.lr) == (4, 2560, 0.0064):
             time.sleep(0.2)  # until the next job waits behind this one
             raise OSError("no space left")
         made.append(cfg)
