@@ -10,6 +10,7 @@
 #     python power.py        two or three minutes on a laptop; draws power.png
 
 # %%
+import copy
 import math
 import time
 from pathlib import Path
@@ -264,13 +265,11 @@ class Run:
         self.curve.append((self.tokens, held_out_loss(self.model)))
 
     def branch(self):
-        """A copy that goes its own way."""
-        copy = Run(self.batch_size)
-        copy.model.load_state_dict(self.model.state_dict())
-        copy.optimizer.load_state_dict(self.optimizer.state_dict())
-        copy.tokens = self.tokens
-        copy.look()  # its curve begins where it leaves
-        return copy
+        """A copy that goes its own way. Its curve begins here."""
+        branch = copy.deepcopy(self)
+        branch.curve = []
+        branch.look()
+        return branch
 
 
 def trunk_and_branches(schedule, batch_size, lengths, look_every=None):

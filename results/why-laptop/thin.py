@@ -1,0 +1,42 @@
+"""Copy the records of finished sweeps from runs/why, and every eighth point of their curves.
+
+    python results/why-laptop/thin.py [FOLDER]
+
+A curve keeps its last point before the decay of the learning rate, where the relative
+updates are read off.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def thinned(line: str) -> str:
+    run = json.loads(line)
+    tokens = run["curve"]["tokens"]
+    keep = set(range(0, len(tokens), 8)) | {len(tokens) - 1}
+    stable = [
+        i for i, n in enumerate(tokens) if n <= run["total_tokens"] - run["decay_tokens"]
+    ]
+    keep |= set(stable[-1:])
+    curve = {
+        name: [column[i] for i in sorted(keep)] for name, column in run["curve"].items()
+    }
+    return json.dumps(run | {"curve": curve}) + "\n"
+
+
+for file in sorted(
+    Path(sys.argv[1] if sys.argv[1:] else "runs/why").rglob("records.jsonl")
+):
+    sweep = file.parent
+    if (sweep / "trunks").exists():  # not finished
+        continue
+    out = HERE / sweep.relative_to(Path(sys.argv[1] if sys.argv[1:] else "runs/why"))
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, out)
+    lines = (sweep / "curves.jsonl").read_text().splitlines()
+    (out / "curves.jsonl").write_text("".join(map(thinned, lines)))
+    print(out, len(lines))

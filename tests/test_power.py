@@ -1,0 +1,110 @@
+"""power.py is the paper in one file. Here the other files are its oracle, and it is theirs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import fit
+import power
+import schedules
+import train
+
+N = np.linspace(0, 640_000, 1001)
+
+
+@pytest.mark.parametrize("q, lr_max", [(1, 0.02), (0.5, 1.0)])
+def test_its_schedules_are_ours(q, lr_max):
+    T = 640_000
+    law = dict(a=0.5, b=-0.3, beta=0.25, lr_max=lr_max)
+    warm = power.WARMUP
+    pairs = [
+        (power.power_law(**law, q=q), schedules.power_law(**law, q=q)),
+        (power.constant(0.01), schedules.constant(0.01)),
+    ]
+    for one, other in pairs:
+        one = power.decay(power.warmup(one, warm), T, T // 10)
+        other = schedules.decay(schedules.warmup(other, warm), T, T // 10, "exp")
+        assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
+    one = power.warmup(power.cosine(0.01, T), warm)
+    other = schedules.warmup(schedules.cosine(0.01, warm, T, 0.1), warm)
+    assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
+
+
+def test_its_losses_are_those_of_train(monkeypatch):
+    """A whole run, with the same weights at the start and the same batches."""
+    T = 40_000
+    cfg = train.make_config(
+        schedule="wsd", lr=0.01, total_tokens=T, warmup_tokens=power.WARMUP, batch_size=8,
+        n_layer=power.LAYERS, n_embd=power.WIDTH, n_head=power.HEADS, seq_len=power.SEQ_LEN,
+        base_width=power.BASE_WIDTH, m_emb=power.M_EMB, device="cpu", dtype="float32",
+        compile=False,
+    )  # fmt: skip
+
+    def draw(_corpus, g, seq_len, _seed):
+        rows = power.batch_at(int(g[0]) * seq_len, len(g)).numpy()
+        return rows[:, :-1].copy(), rows[:, 1:].copy()
+
+    monkeypatch.setattr(data, "draw", draw)
+    state = train.build(cfg)
+    ours = power.Run(batch_size=8)
+    assert all(
+        math.isclose(one.std(), other.std(), rel_tol=0.1)
+        for one, other in zip(ours.model.parameters(), state.model.parameters())
+        if one.dim() == 2
+    )
+    ours.model.load_state_dict(state.model.state_dict())  # the same names
+    warm = power.warmup(power.constant(0.01), power.WARMUP)
+    schedule = power.decay(warm, T, T // 10)
+    for step in train.training_steps(cfg, state, None):
+        lr = schedule(ours.tokens + cfg.batch_tokens / 2)
+        assert step.lr == pytest.approx(lr, rel=1e-12)
+        assert ours.step(lr).item() == pytest.approx(step.loss.item(), rel=1e-5)
+    assert ours.tokens == state.tokens == T // cfg.batch_tokens * cfg.batch_tokens
+
+
+def test_its_law_is_that_of_fit():
+    """On valleys that are parabolas around a known law, sampled at the rates of a sweep."""
+    a, b, q = 0.4, -0.31, 0.55
+    minima, rows = [], []
+    for T in power.SWEEP_LENGTHS:
+        for batch_size in (2, 8, 32):
+            beta = batch_size * power.SEQ_LEN / 4096
+            best = math.log2(a * beta**q * T**b)
+            rates = [2 ** (round(best) + k) for k in (-2, -1, 0, 1, 2)]
+            losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in rates}
+            assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
+            minima.append((T, beta, power.vertex(losses)))
+            same = dict(total_tokens=T, batch_size=batch_size, seq_len=power.SEQ_LEN)
+            rows += [dict(same, lr=lr, val_loss=loss) for lr, loss in losses.items()]
+    assert power.fit_law(minima) == pytest.approx((a, b, q), rel=1e-9)
+    law = fit.law(rows)
+    assert (law["a"], law["b"], law["q"]) == pytest.approx((a, b, q), rel=1e-9)
+
+
+def test_a_branch_is_the_separate_run():
+    """Bit for bit, and it does not change its trunk."""
+    lengths = (20_000, 40_000)
+    warm = power.warmup(power.power_law(0.5, -0.3, 0.25, 0.02, q=0.5), 4_000)
+    trunk, branches = power.trunk_and_branches(warm, 8, lengths)
+    for T in lengths:
+        alone = power.Run(8)
+        alone.train(power.decay(warm, T, T // 10), T)
+        pairs = zip(alone.model.parameters(), branches[T].model.parameters())
+        assert all(torch.equal(one, other) for one, other in pairs)
+    straight = power.Run(8).train(warm, lengths[-1] * 9 // 10)
+    pairs = zip(straight.model.parameters(), trunk.model.parameters())
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_the_whole_file_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(power, "WARMUP", 2_000)
+    monkeypatch.setattr(power, "LENGTHS", (20_000, 24_000, 28_000, 32_000, 40_000))
+    monkeypatch.setattr(power, "SWEEP_LENGTHS", (8_000, 10_000, 12_000))
+    power.main()
+    assert (tmp_path / "power.png").stat().st_size > 10_000
+    out = capsys.readouterr().out
+    assert out.count("batch ") == 10 and "best learning rate =" in out
