@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 
-import tools.threads  # noqa: F401  before torch
+import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
 
 import torch
 

@@ -81,8 +81,7 @@ LINES = {
 
 
 def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> dict:
-    """Fields of a line's run with this batch size and T, if it was tuned to learning rate
-    lr.
+    """Fields of a line's run with this batch size and T, if it was tuned to learning rate lr.
 
     tuned: batch size, seq_len and T of that tuning. Under Power, lr is the learning rate
     at that T.
@@ -279,8 +278,7 @@ def differences(one: dict, other: dict, cells: list) -> np.ndarray:
 
 
 def mean_and_error(gap: np.ndarray) -> tuple[float, float, float]:
-    """Mean of gap [pairs, seeds], its standard error, and the degrees of freedom of that
-    error."""
+    """Mean of gap [pairs, seeds], its standard error, and the degrees of freedom of that error."""
     # The variance of the mean from pairs, and the one from seeds. Their sum is a little
     # too wide, because what varies with both is in both.
     variance = 0.0
@@ -296,7 +294,10 @@ def mean_and_error(gap: np.ndarray) -> tuple[float, float, float]:
 
 
 def with_t(mean: float, error: float, freedom: float) -> np.ndarray:
-    """A mean, followed by draws of Student's t around it, none if there is no spread."""
+    """A mean, followed by draws of Student's t around it, none if there is no spread.
+
+    Draws, so that `interval`, `show` and `holm` read it like any bootstrap of fit.py.
+    """
     if freedom == 0:
         return np.array([mean])
     rng = np.random.default_rng(0)
@@ -324,8 +325,7 @@ def verdict(draws: np.ndarray) -> str:
 
 
 def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
-    """The names whose difference is not 0 although we looked at all of them (Holm,
-    1979)."""
+    """The names whose difference is not 0 although we looked at all of them (Holm, 1979)."""
     # 1. The chance of a difference at least as far from 0, to either side, if it is 0
     chance = {}
     for name, some in draws.items():
@@ -381,8 +381,7 @@ def mean_loss(losses: dict, cells: list) -> float:
 
 
 def best_planned(lines: dict, cells: list) -> str:
-    """The line to compare with: it decays, needs T from the start, and has the lowest
-    mean loss."""
+    """The line to compare with: it decays, needs T from the start, and has the lowest mean loss."""
     means = {}
     for name, line in LINES.items():
         planned = needs_T(line) == "from the start" and not line.fields["average"]
@@ -392,8 +391,7 @@ def best_planned(lines: dict, cells: list) -> str:
 
 
 def report_differences(lines: dict, cells: list, kind: str) -> dict:
-    """Print all lines minus the best planned one, and return them as a panel of
-    compare.png."""
+    """Print all lines minus the best planned one, and return them as a panel of compare.png."""
     # 1. Subtract the best planned line in all cells, and in those with the longest T.
     whole = {name: some for name, some in lines.items() if some.keys() >= set(cells)}
     other = best_planned(whole, cells)

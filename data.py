@@ -54,8 +54,7 @@ class Corpus:
 
 
 def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
-    """Whole sequences in a token file, at most about max_tokens, but at least one of
-    them."""
+    """Whole sequences in a token file, at most about max_tokens, but at least one of them."""
     # the last sequence needs one more token, as its last target
     n = (len(tokens) - 1) // seq_len
     if max_tokens is None:
@@ -64,8 +63,7 @@ def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) 
 
 
 def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
-    """Sequences `index` [B] of a token file -> (inputs, targets), both [B, seq_len]
-    int64.
+    """Sequences `index` [B] of a token file -> (inputs, targets), both [B, seq_len] int64.
 
     Sequence i is tokens i * seq_len ... (i + 1) * seq_len, wherever documents start and
     end. As is usual in pre-training, attention crosses document borders.
@@ -91,8 +89,7 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """Position g = 0, 1, 2, ... in a run -> number of a sequence in a corpus of n, both
-    [B].
+    """Position g = 0, 1, 2, ... in a run -> number of a sequence in a corpus of n, both [B].
 
     Every epoch g // n is a new permutation of 0 ... n - 1.
     """
@@ -182,8 +179,7 @@ def shuffled_block(block: int, n: int, seed: int) -> list[int]:
 def load_corpus(
     data: str | None, tokenizer: str = "bytes", stages: list | None = None
 ) -> Corpus:
-    """Open the folder or mixture that --data names. None is the embedded corpus in
-    `tokenizer`.
+    """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
 
     stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its
     parents to its decay. Folders that only its parents read may be missing.
@@ -256,8 +252,7 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
 
 
 def embedded_texts(folder: Path) -> Iterator[str]:
-    """torch's Python files in the order of their paths, the same in every wheel of a
-    version.
+    """torch's Python files in the order of their paths, the same in every wheel of a version.
 
     Only version.py names the build. read_text turns the CR LF of wheels for Windows into
     LF.
@@ -342,8 +337,7 @@ def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
 def draw_from_mixture(
     corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`draw` for a mixture. A run takes the sequences of every source in their separate
-    order."""
+    """`draw` for a mixture. A run takes the sequences of every source in their separate order."""
     inputs = np.empty((len(g), seq_len), dtype=np.int64)
     targets = np.empty((len(g), seq_len), dtype=np.int64)
     names, counts = sources_of(g, corpus.stages, seed)
@@ -357,8 +351,7 @@ def draw_from_mixture(
 
 
 def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
-    """Sequence g [B] of a mixture -> (its source [B], {name: its sequences before g
-    [B]}).
+    """Sequence g [B] of a mixture -> (its source [B], {name: its sequences before g [B]}).
 
     The rarest source takes one sequence of every 1 / share, at a random place among them,
     so it has no fixed place in a batch. The next does the same with the sequences left
@@ -398,8 +391,7 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
 
 
 def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict]:
-    """`mixed` for shares that change during a run. Counts continue from stage to
-    stage."""
+    """`mixed` for shares that change during a run. Counts continue from stage to stage."""
     names = np.full(len(g), "")
     counts = {}
     for _, shares in stages:
@@ -427,8 +419,7 @@ def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
 
 
 def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> Corpus:
-    """`load_corpus` for stages [(first sequence, {folder: share}), ...] with several
-    folders."""
+    """`load_corpus` for stages [(first sequence, {folder: share}), ...] with several folders."""
     # 1. We are in the last stage that reads --data. Open its folders and those of later
     #    stages
     now = 0

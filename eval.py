@@ -19,7 +19,7 @@ import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
-import tools.threads  # noqa: F401  before torch
+import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it di
 def validation_loss(
     model: GPT, source: data.Corpus, max_tokens: int | None = None
 ) -> dict:
-    """Mean cross-entropy on the validation split, in whole sequences of the model's
-    seq_len.
+    """Mean cross-entropy on the validation split, in whole sequences of the model's seq_len.
 
     Returns val_loss, in nats per token, and val_bpb, in bits per byte of the targets
     (end-of-text has no bytes), which is comparable across tokenizers. max_tokens limits
@@ -94,8 +93,7 @@ def pick(cache: list[Cache], rows: list[int]) -> list[Cache]:
 
 
 def read(model: GPT, cache: list[Cache], rows: list[list[int]]) -> torch.Tensor:
-    """Run rows of tokens after the cached tokens -> the output of the last block, [B, T,
-    C]."""
+    """Run rows of tokens after the cached tokens -> the output of the last block, [B, T, C]."""
     T = max(map(len, rows))
     # a causal model cannot see the zeros
     padded = [row + [0] * (T - len(row)) for row in rows]
@@ -104,26 +102,34 @@ def read(model: GPT, cache: list[Cache], rows: list[list[int]]) -> torch.Tensor:
 
 @torch.no_grad()
 def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
-    """Sum the log-probabilities (in nats) of the requested tokens, for all requests of
-    all items.
+    """Sum the log-probabilities (in nats) of the requested tokens, for all requests of all items.
 
     The requests of an item are its answer choices, which share a context. So we read the
     batch as a tree, first the few-shot examples that all items share, then the contexts,
     then the choices.
     """
-    contexts = [commonprefix([ids[: -n - 1] for ids, n in item]) for item in items]
-    shared, fork = len(commonprefix(contexts)), min(map(len, contexts))
+    # 1. Where does the tree branch? At `root` into items, at `fork` into requests
+    contexts = []
+    for item in items:
+        contexts.append(commonprefix([ids[: -n - 1] for ids, n in item]))
+    shared = len(commonprefix(contexts))
     root = shared if shared >= 32 else 0  # a few tokens are not worth a pass
+    fork = min(len(context) for context in contexts)
+
+    # 2. Read its parts, each once, and keep keys and values in the cache
     cache = [Cache() for _ in model.blocks]
     if root:
         read(model, cache, [contexts[0][:root]])
         cache = pick(cache, [0] * len(items))
     if fork > root:
         read(model, cache, [context[root:fork] for context in contexts])
-    requests = [(i, ids, n) for i, item in enumerate(items) for ids, n in item]
+    requests = []
+    for i, item in enumerate(items):
+        requests += [(i, ids, n) for ids, n in item]
     cache = pick(cache, [i for i, _, _ in requests])
     outputs = read(model, cache, [ids[fork:-1] for _, ids, _ in requests])
 
+    # 3. Add up the log-probabilities of the last n tokens of every request
     sums: list[list[float]] = [[] for _ in items]
     for x, (i, ids, n) in zip(outputs, requests):  # x [T, C]
         end = len(ids) - 1 - fork  # the model predicts a token at the position before it
@@ -202,8 +208,7 @@ def sample(
 def answer(
     name: str, questions: list[tasks.Question], model: GPT, tokenizer, max_len: int
 ) -> list:
-    """Log-likelihoods of the choices of every question, or of its page of wikitext, in
-    nats."""
+    """Log-likelihoods of the choices of every question, or of its page of wikitext, in nats."""
     if name == "wikitext":
         return page_likelihoods(questions, model, tokenizer, max_len)
     items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]

@@ -58,8 +58,7 @@ def lowest_x(points: list[tuple]) -> float:
 
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
-    """The n points nearest the lowest one, in order of x. Of two at equal distance, the
-    left."""
+    """The n points nearest the lowest one, in order of x. Of two at equal distance, the left."""
     if not points:
         return []
     middle = lowest_x(points)
@@ -371,8 +370,7 @@ def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
 
 
 def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """`redraw`, with weight 0 outside the n best batch sizes. Every draw chooses them
-    anew."""
+    """`redraw`, with weight 0 outside the n best batch sizes. Every draw chooses them anew."""
     x, weight, loss = redraw_with_losses(points)
     loss[weight == 0] = math.inf  # such a minimum cannot be among the best
     for here in by_shape_and_T(points).values():
@@ -472,8 +470,7 @@ def as_json(fits: Fits, row: dict) -> dict:
 
 
 def predict(law: dict, total_tokens: float, batch_tokens: float) -> float:
-    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for
-    beta."""
+    """Best constant learning rate of a WSD run, equation 6 of the paper with beta^q for beta."""
     return best_lr(total_tokens, paper_batch_size(batch_tokens), law)
 
 
@@ -523,8 +520,7 @@ def middle_shape(found: list[Minimum]) -> list[Minimum]:
 
 
 def print_law(readings: dict[str, Law], paper: tuple, step_law: np.ndarray) -> None:
-    """Print the law as several readings of the same runs give it. The first one is
-    ours."""
+    """Print the law as several readings of the same runs give it. The first one is ours."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
@@ -564,8 +560,7 @@ def point(
 
 
 def draw_law(path: Path, fits: Fits, content: dict, chosen: list[Minimum]) -> None:
-    """The law of the shape with most minima. Filled are those that the paper would
-    choose."""
+    """The law of the shape with most minima. Filled are those that the paper would choose."""
     shape = statistics.mode(m.shape for m in fits.points)
     groups: dict = {}
     for i, m in enumerate(fits.points):
@@ -679,8 +674,7 @@ def report_transfer(
 
 
 def scans(records: list[dict]) -> tuple[dict[str, list[Minimum]], dict]:
-    """Minima of the runs of Power that only differ in a or in b, and the common a and
-    b."""
+    """Minima of the runs of Power that only differ in a or in b, and the common a and b."""
     a = statistics.mode(r["power_a"] for r in records)
     b = statistics.mode(r["power_b"] for r in records)
 

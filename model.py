@@ -281,8 +281,7 @@ class GPT(nn.Module):
     def generate(
         self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50
     ) -> Tensor:
-        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature
-        0."""
+        """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
         caches = [Cache() for _ in self.blocks]
         unread = idx  # tokens that are not in the caches
         for _ in range(max_new_tokens):
@@ -311,8 +310,7 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def n_active_params(self) -> int:
-        """Parameters that one token uses. A tied embedding counts, since it is the output
-        head."""
+        """Parameters that one token uses. A tied embedding counts, since it is the output head."""
         cfg = self.cfg
         expert = 3 * cfg.n_embd * cfg.n_ffn  # gate, up and down
         idle = cfg.n_layer * (cfg.n_expert - cfg.n_expert_active) * expert
@@ -343,8 +341,7 @@ def empty_model(cfg: GPTConfig) -> GPT:
 def load_model(
     path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> GPT:
-    """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in
-    eval mode.
+    """The GPT of a run folder (newest checkpoint), checkpoint file or Granite folder, in eval mode.
 
     From the folder of a run whose average replaces its decay, it loads the averaged
     weights, and sets `model.averaged`. dtype: of the weights, by default as saved. Raises

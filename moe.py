@@ -49,8 +49,7 @@ def one_by_one(layer: "MoE", x: Tensor) -> Tensor:
 
 
 class Router(nn.Linear):
-    """Score every expert in float32 or better, because rounding would reroute some
-    tokens."""
+    """Score every expert in float32 or better, because rounding would reroute some tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -85,14 +84,14 @@ class MoE(nn.Module):
 
         # 1. Route: every token chooses its k best experts
         scores = self.router(x)  # [N, E]
-        best, expert = scores.topk(self.k)  # both [N, k]
+        best, chosen = scores.topk(self.k)  # both [N, k]
         weight = best.softmax(-1)  # [N, k], over the chosen experts only
 
         # 2. Sort the N*k pairs by expert. Pair i belongs to token i // k.
-        expert, order = expert.flatten().sort(stable=True)  # row j holds pair order[j]
+        expert, order = chosen.flatten().sort(stable=True)  # row j holds pair order[j]
         back = order.argsort()  # pair i is in row back[i]
         ids = torch.arange(scores.shape[1], device=x.device)  # [E], of the experts
-        # The rows of expert e end before row ends[e]
+        # The rows of expert e end before row ends[e] (int32, as grouped_mm wants it)
         ends = torch.searchsorted(expert, ids, right=True, out_int32=True)  # [E]
 
         # 3. Dispatch: copy the token of every pair into the pair's row
@@ -139,8 +138,7 @@ class Permute(torch.autograd.Function):
 def loop(
     rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
-    """One expert after the other, where `grouped` is not faster. A GPU waits for the
-    sizes."""
+    """One expert after the other, where `grouped` is not faster. A GPU waits for the sizes."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()  # rows of every expert
     groups = zip(rows.split(sizes), weight.split(sizes), w_in, w_out)
     outputs = []
@@ -154,8 +152,7 @@ def loop(
 def grouped(
     rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
-    """Two matrix products for all experts together. The sizes of the groups stay on the
-    GPU."""
+    """Two matrix products for all experts together. The sizes of the groups stay on the GPU."""
     gate, up = F.grouped_mm(rows, w_in.mT, offs=ends).chunk(2, dim=-1)  # both [N*k, M]
     hidden = F.silu(gate) * up * weight
     return F.grouped_mm(hidden.to(rows.dtype), w_out.mT, offs=ends)
@@ -165,16 +162,14 @@ def grouped(
 
 
 class Routing(NamedTuple):
-    """Statistics of the router of a layer. For a whole model, every field has n_layer in
-    front."""
+    """Statistics of the router of a layer. For a whole model, every field has n_layer in front."""
 
     aux_loss: Tensor  # added to the training loss with a small weight
     load: Tensor  # [E] share of the pairs that each expert got
     entropy: Tensor  # nats, of the softmax over all experts, mean over the tokens
 
     def metrics(self) -> dict:
-        """Means over the layers of a whole model, and per layer the largest load / mean
-        load."""
+        """Means over the layers of a whole model, and per layer the largest load / mean load."""
         n_expert = self.load.shape[-1]  # so the mean load is 1 / n_expert
         max_load = self.load.amax(-1) * n_expert  # [n_layer]
         return {
@@ -185,8 +180,7 @@ class Routing(NamedTuple):
 
 
 def measure_routing(scores: Tensor, ends: Tensor) -> Routing:
-    """Auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), with
-    statistics.
+    """Auxiliary loss E * sum_e P_e f_e + 0.1 * mean(logsumexp(scores)^2), with statistics.
 
     The formula is IBM's. The share f of the pairs is a count without gradient, P is the
     mean probability. So the first term lowers the probability of an expert in proportion

@@ -78,8 +78,7 @@ ROLES = {
 
 
 def role(name: str) -> str:
-    """'blocks.3.attn.q.weight' -> 'hidden'. Raises KeyError for a parameter without a
-    rule."""
+    """'blocks.3.attn.q.weight' -> 'hidden'. Raises KeyError for a parameter without a rule."""
     part = name.removesuffix(".weight").split(".")[-1]
     if part not in ROLES:
         raise KeyError(f"no rule for {name}: give {part!r} a role in mup.ROLES")
@@ -98,8 +97,7 @@ def init_weights(model: nn.Module, table: dict[str, Rule]) -> None:
 def param_groups(
     model: nn.Module, table: dict[str, Rule], weight_decay: float
 ) -> list[dict]:
-    """One optimizer group per role. Every step multiplies the learning rate by its
-    `lr_scale`.
+    """One optimizer group per role. Every step multiplies the learning rate by its `lr_scale`.
 
     AdamW multiplies the weight decay by the learning rate of the group, so hidden
     matrices decay by lr / m_width * weight_decay.
@@ -165,8 +163,7 @@ def activations(model: nn.Module, idx: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def train_a_little(cfg, seed: int, steps: int = 4):
-    """Activations before and after a few AdamW steps on one fixed random batch, and the
-    model."""
+    """Activations before and after a few AdamW steps on one fixed random batch, and the model."""
     from model import GPT
 
     torch.manual_seed(seed)
@@ -190,8 +187,7 @@ def train_a_little(cfg, seed: int, steps: int = 4):
 
 
 def coordinate_check(configs: list, seeds=(0, 1, 2)) -> tuple[dict, dict]:
-    """Mean |activation| before training, and mean |change|, both {spot: [one per
-    config]}."""
+    """Mean |activation| before training, and mean |change|, both {spot: [one per config]}."""
     start = defaultdict(list)
     change = defaultdict(list)
     for cfg in configs:
@@ -214,8 +210,7 @@ def mean_size(tensors: list[torch.Tensor]) -> float:
 
 
 def slope(sizes: list[float]) -> float:
-    """Slope of log2 size against log2 width. 0 is flat, at 1 the size doubles with the
-    width."""
+    """Slope of log2 size against log2 width. 0 is flat, at 1 the size doubles with the width."""
     log_widths = [math.log2(width) for width in WIDTHS]
     log_sizes = [math.log2(size) for size in sizes]
     return statistics.linear_regression(log_widths, log_sizes).slope

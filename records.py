@@ -33,12 +33,11 @@ NOT_SETTINGS = RESULTS | config.names("runtime") | config.names("alias")
 
 
 def settings(record: dict, without=()) -> dict:
-    """The fields of a record, or of vars(config), that determine its loss, `without`
-    some.
+    """The fields of a record, or of vars(config), that determine its loss, `without` some.
 
-    That is all of its config but for fields that its schedule does not read, and of data
-    its `fingerprint`. A field that we do not know is from a fork, and counts unless it is
-    None.
+    That is all of its config but for fields that its schedule does not read. The name of
+    the data is an alias, and the `fingerprint` of a record tells data apart. A field that
+    we do not know is from a fork, and counts unless it is None.
     """
     skip = NOT_SETTINGS | set(without)
     if record.get("schedule") in SCHEDULES:
@@ -68,8 +67,7 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
 
 
 def uses_average(record: dict) -> bool:
-    """Does the average of the weights replace the decay in this run? Then it is the
-    result.
+    """Does the average of the weights replace the decay in this run? Then it is the result.
 
     A planned schedule, such as a cosine, has no separate decay, because all of it is one.
     """
@@ -79,8 +77,7 @@ def uses_average(record: dict) -> bool:
 
 
 def loss_of(record: dict) -> float:
-    """Validation loss, of the averaged weights if they replace the decay; inf if it
-    diverged."""
+    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
     if record["diverged"]:
         return math.inf
     return record["average_val_loss" if uses_average(record) else "val_loss"]
@@ -92,8 +89,7 @@ STANDARD = (
 
 
 def shape_of(record: dict) -> str:
-    """The name of a shape, made of width, experts and parametrization unless the row has
-    one."""
+    """The name of a shape, made of width, experts and parametrization unless the row has one."""
     if "shape" in record or "n_embd" not in record:
         return record.get("shape", "one shape")
     name = f"width {record['n_embd']}"
@@ -163,8 +159,7 @@ OF_A_SHAPE = set(  # settings that only differ between shapes
 
 
 def records_in(path: Path) -> list[dict]:
-    """All records at or under a path, in records.jsonl of sweeps and record.json of
-    single runs.
+    """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
 
     We report and skip a torn line, which a process leaves if killed while writing.
     """
@@ -187,8 +182,7 @@ def records_in(path: Path) -> list[dict]:
 
 
 def as_record(line: str) -> dict:
-    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or
-    TypeError."""
+    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or TypeError."""
     record = config.LATER | json.loads(line)
     return {"final_eval_tokens": record.get("eval_tokens")} | record
 
@@ -264,8 +258,7 @@ def check_equal(records: list[dict], varied: set[str]) -> None:
 
 
 def without_repeats(records: list[dict]) -> list[dict]:
-    """The records of different runs. Of equal runs the last counts, and we report their
-    losses."""
+    """The records of different runs. Of equal runs the last counts, and we report their losses."""
     last: dict = {}
     gaps = []
     for r in records:

@@ -34,7 +34,7 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import tools.threads  # noqa: F401  before torch
+import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
 
 import torch
 from tqdm import tqdm
@@ -56,8 +56,7 @@ POINTS = 200  # of a curve, at most
 
 
 class Trunk:
-    """What the runs of a trunk share, as the `run` of train.train: its checkpoint and its
-    curve.
+    """A trunk and the run that leaves it next, as the `run` of train.train.
 
     A run starts from the checkpoint, which ends where the decay of an earlier run began,
     and saves it anew where its own decay begins. look_at: run lengths at which to note
@@ -159,8 +158,7 @@ def identity_of(cfg: TrainConfig) -> frozenset:
 
 @functools.cache
 def trunk_of(cfg: TrainConfig) -> str:
-    """Name of the trunk of a run, from its settings. A planned schedule has one for every
-    T."""
+    """Name of the trunk of a run, from its settings. A planned schedule has one for every T."""
     end = () if is_planned(cfg.schedule) else ("total_tokens", "decay_tokens")
     same = sorted(records.identity(vars(cfg), without=end))
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
@@ -175,8 +173,7 @@ def by_trunk(configs: list[TrainConfig]) -> dict[str, list[TrainConfig]]:
 
 
 def tokens_of(configs: list[TrainConfig]) -> int:
-    """Tokens to train for these runs, in trunks up to their last branch and in all
-    decays."""
+    """Tokens to train for these runs, in trunks up to their last branch and in all decays."""
     stable = sum(trunk[-1].decay_start for trunk in by_trunk(configs).values())
     return stable + sum(cfg.decay_tokens for cfg in configs)
 
@@ -185,8 +182,7 @@ def tokens_of(configs: list[TrainConfig]) -> int:
 
 
 def nth_lr(j: int) -> float:
-    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4,
-    ... 16."""
+    """Learning rate number j, in steps of sqrt(2) from 1e-4. The paper's eight are 2, 4, ... 16."""
     return float(f"{1e-4 * 2 ** (j / 2):.4g}")
 
 
@@ -199,7 +195,8 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If
        one of them is better, return to step 2.
 
-    The search ends when the best learning rate has three worse neighbors on each side. A
+    We call this again whenever a loss arrives, and it goes through all steps anew. The
+    search ends when the best learning rate has three worse neighbors on each side. A
     diverged run counts as worse than any other. A trunk passes every shorter T, so we run
     these, too. loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by
     now.
@@ -292,8 +289,7 @@ def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> Tra
 def trials_of(
     grid: dict, line: compare.Line, seed: int
 ) -> dict[float, list[TrainConfig]]:
-    """Learning rate -> runs of a line in the two cells that tune it, with two separate
-    seeds."""
+    """Learning rate -> runs of a line in the two cells that tune it, with two separate seeds."""
     shape, batch_size, lengths = grid["tune"]
     bases = [
         grids.base_of(grid, shape, batch_size, trial)
@@ -308,8 +304,7 @@ def trials_of(
 
 
 def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
-    """The trials of all lines, then every line at the learning rate with the lowest mean
-    loss."""
+    """The trials of all lines, then every line at the learning rate with the lowest mean loss."""
     configs = []
     for line in compare.LINES.values():
         losses = {}
@@ -333,6 +328,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
 
 def unknown(cfg: TrainConfig) -> None:
     """The loss of a run that is not done yet."""
+    return None
 
 
 class Plan(NamedTuple):
@@ -344,8 +340,7 @@ class Plan(NamedTuple):
     known: dict[frozenset, float]
 
     def missing(self, made_up: Callable = unknown) -> list[TrainConfig]:
-        """The runs that we can train now. made_up(config) is the loss of an unknown
-        run."""
+        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
 
         def loss(cfg: TrainConfig) -> float | None:
             return self.known.get(identity_of(cfg), made_up(cfg))
@@ -364,8 +359,7 @@ class Plan(NamedTuple):
         return self.missing(made_up)
 
     def jobs(self) -> dict[str, tuple]:
-        """{trunk: (its next run, T at which to look at the loss without a decay)},
-        longest first.
+        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
 
         We look at the longest cosine at all shorter T, to know what it is worth if cut
         short there.
@@ -385,8 +379,7 @@ class Plan(NamedTuple):
 
 
 def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults, if they have
-    one."""
+    """The config of a record. Fields that it lacks get their defaults, if they have one."""
     for field in dataclasses.fields(TrainConfig):
         if field.default is dataclasses.MISSING and field.name not in record:
             raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
@@ -398,8 +391,7 @@ def config_of(record: dict) -> TrainConfig:
 def do_job(
     cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
 ):
-    """Make a run, wherever an engine wants it. Returns (record, curve), or None if
-    stopped."""
+    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = devices.resolve_device(
@@ -422,8 +414,7 @@ def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
 def train_missing(
     plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop
 ) -> None:
-    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their
-    records.
+    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
 
     submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
     """
@@ -535,8 +526,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at
-    a time.
+    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """
@@ -593,8 +583,7 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that asks all jobs to
-    stop."""
+    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
 
     def no_stop() -> None:
         pass

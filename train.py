@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import tools.threads  # noqa: F401  before torch
+import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
 
 import numpy as np
 import torch
@@ -82,8 +82,7 @@ def optimizer_step(
 
 
 def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
-    """Positions in the run of the sequences that this process reads in a step, in equal
-    parts."""
+    """Positions in the run of the sequences that this process reads in a step, in equal parts."""
     rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
@@ -91,8 +90,7 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in
-    each."""
+    """The smallest number of equal passes over n sequences, with at most `most` in each."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
@@ -121,8 +119,7 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
 
 
 class Step(NamedTuple):
-    """What a step tells about itself, with tensors, because reading one would make a GPU
-    wait."""
+    """What a step tells about itself, with tensors, because reading one would make a GPU wait."""
 
     lr: float
     loss: torch.Tensor  # mean over the sequences of this process, in nats per token
@@ -241,16 +238,14 @@ def train_run(
     start: dict | None = None,
     must_stop=runs.never,
 ) -> dict | None:
-    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if
-    stopped."""
+    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if stopped."""
     run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
     state = train(cfg, corpus, run, start, must_stop)
     return finish(cfg, corpus, state, run) if state else None
 
 
 def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
-    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a
-    folder.
+    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a folder.
 
     A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
     record with diverged = true and no val_loss.
@@ -325,8 +320,7 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
 
 
 def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """All state of a run. Learning rate and data order have none, as they follow from
-    tokens."""
+    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
     return {
         "config": dataclasses.asdict(cfg),
         "fingerprint": corpus.meta["fingerprint"],
@@ -357,8 +351,7 @@ def restore(saved: dict, state: State) -> None:
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
-    """Split a command line into typed config fields and actions, or exit with status
-    2."""
+    """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = flags.program_parser("train.py", __doc__)
     flags.add_flags(parser, TrainConfig, config.preset_fields("laptop"))
     add = parser.add_argument_group("actions").add_argument
@@ -379,8 +372,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 
 
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises UserError,
-    OSError."""
+    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
     typed = with_absolute_paths(typed)
     fields, start, path = runs.choose(
         typed, actions, config.names("runtime"), config.LATER
@@ -416,8 +408,7 @@ def with_absolute_paths(typed: dict) -> dict:
 
 
 def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one at 0
-    tokens."""
+    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
     if not granite.is_granite(path):
         return runs.read_checkpoint(runs.branch_point(path))
     path = path.resolve()
@@ -436,8 +427,7 @@ def open_parent(path: Path) -> dict:
 def load_data(
     cfg: TrainConfig, typed: dict, start: dict | None
 ) -> tuple[TrainConfig, data.Corpus]:
-    """Open the corpus, and put its tokenizer into the config. Raises UserError or
-    OSError."""
+    """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")

@@ -83,8 +83,7 @@ def report(one: Fits, two: Fits) -> None:
 
 
 def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
-    """Best learning rates against T at the middle batch size of the shape with most
-    minima.
+    """Best learning rates against T at the middle batch size of the shape with most minima.
 
     A line for every value of the field.
     """

@@ -68,8 +68,7 @@ def bends(T, beta, levels, kappas, rs) -> Bends:
 
 
 def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
-    """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best
-    bend.
+    """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best bend.
 
     same_shape [n, n] is True for two minima of one shape. Returns single values.
     """
@@ -107,8 +106,7 @@ def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
 
 
 def fit_bent(found: list[Minimum], x, weight) -> Bent:
-    """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine
-    grid."""
+    """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine grid."""
     T = np.log2([m.T for m in found])
     beta = np.log2([m.beta for m in found])
     shapes = np.array([m.shape for m in found])
@@ -132,8 +130,7 @@ def fit_bent(found: list[Minimum], x, weight) -> Bent:
 
 
 def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
-    """Squared error, in log2, of every minimum [n]: predicted without its T, and without
-    its batch.
+    """Squared error, in log2, of every minimum [n]: predicted without its T, and without its batch.
 
     Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch
     sizes.
@@ -152,8 +149,7 @@ def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
 
 
 def interaction(found: list[Minimum], x, weight) -> np.ndarray:
-    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all
-    batches."""
+    """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all batches."""
     T = np.log2([m.T for m in found])
     beta = np.log2([m.beta for m in found])
     product = (T - T.mean()) * (beta - beta.mean())
@@ -165,8 +161,7 @@ def interaction(found: list[Minimum], x, weight) -> np.ndarray:
 
 
 def gain(fits: Fits) -> np.ndarray:
-    """Mean squared error of held-out cells, straight minus bent. The better law has
-    less."""
+    """Mean squared error of held-out cells, straight minus bent. The better law has less."""
     straight = held_out(fits.points, fits.x, fits.weight, fit.fit_law)
     bent = held_out(fits.points, fits.x, fits.weight, fit_bent)
     both = np.isfinite(straight) & np.isfinite(bent)
@@ -188,8 +183,7 @@ def slopes_at_ends(fits: Fits, at: np.ndarray, u: np.ndarray) -> str:
 
 
 def report(fits: Fits) -> None:
-    """Print b at the smallest and largest batch size, q at both ends of T, and the bent
-    law."""
+    """Print b at the smallest and largest batch size, q at both ends of T, and the bent law."""
     points = fits.points
     T = np.array([m.T for m in points], float)
     batch_size = np.array([m.batch_size for m in points], float)

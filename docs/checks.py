@@ -103,15 +103,13 @@ def change(low: str, high: str, name: str) -> np.ndarray:
 
 
 def cost_of_weight_decay() -> tuple[list[float], np.ndarray]:
-    """Lowest loss at weight decay 0.1 minus 0: the mean at every T, and its trend per
-    doubling."""
+    """Lowest loss at weight decay 0.1 minus 0: the mean at every T, and its trend per doubling."""
     cost = change("0", "0.1", "loss")
     return cost.mean(axis=(1, 2)).tolist(), mean_with_t(slope(cost))
 
 
 def exponent_of_weight_decay() -> np.ndarray:
-    """Exponent of the best learning rate in the weight decay, from 0.1 to 0.3. A memory
-    says -1."""
+    """Exponent of the best learning rate in the weight decay, from 0.1 to 0.3. A memory says -1."""
     exponent = change("0.1", "0.3", "x") / math.log2(3)
     return mean_with_t(exponent.mean(axis=0))
 

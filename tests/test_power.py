@@ -1,6 +1,8 @@
 """power.py is the paper in one file. Here the other files are its oracle, and it is theirs."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 import data
 import fit
+import notebook
 import power
 import schedules
 import train
@@ -108,3 +111,14 @@ def test_the_whole_file_runs(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "power.png").stat().st_size > 10_000
     out = capsys.readouterr().out
     assert out.count("batch ") == 10 and "best learning rate =" in out
+
+
+def test_the_notebook_is_the_file():
+    """Its cells are those of power.py, and it shows what they print and draw."""
+    root = Path(power.__file__).parent
+    found = json.loads((root / "docs/power.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = notebook.cells_of((root / "power.py").read_text(encoding="utf-8"))
+    assert [(c["cell_type"], "".join(c["source"])) for c in found] == cells
+    kinds = [out["output_type"] for c in found for out in c.get("outputs", [])]
+    assert kinds == ["stream", "display_data"]
+    assert {kind for kind, _ in cells} == {"code", "markdown"}

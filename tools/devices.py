@@ -49,8 +49,7 @@ def all_devices(device: str, number: int | None) -> list[str]:
 
 
 def pick_dtype(cfg, device: str) -> str:
-    """The dtype of matrix products for "auto": bfloat16 if it is faster on this
-    device."""
+    """The dtype of matrix products for "auto": bfloat16 if it is faster on this device."""
     if device.startswith("cuda"):
         faster = torch.cuda.is_bf16_supported(including_emulation=False)
     elif device == "cpu":
@@ -63,8 +62,7 @@ def pick_dtype(cfg, device: str) -> str:
 
 
 def resolve_device(cfg):
-    """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train
-    here."""
+    """Replace every "auto" by its meaning here. Raises UserError if cfg cannot train here."""
     # 1. The device, and whether all processes get the same share of a batch
     device = pick_device(cfg.device)
     if device.startswith("cuda:"):
@@ -86,8 +84,7 @@ def resolve_device(cfg):
 
 
 def check_memory(cfg, n_params: int) -> None:
-    """Raise UserError if weights, gradients and AdamW's moments alone exceed the
-    memory."""
+    """Raise UserError if weights, gradients and AdamW's moments alone exceed the memory."""
     if cfg.device.startswith("cuda"):
         have = torch.cuda.get_device_properties(cfg.device).total_memory
     else:
@@ -188,8 +185,7 @@ def share(run, parts: list, title: str) -> list:
 
 @contextlib.contextmanager
 def rank_0_first():
-    """Run the body on rank 0, which may have a corpus to prepare, and then on the other
-    ranks."""
+    """Run the body on rank 0, which may have a corpus to prepare, and then on the other ranks."""
     rank, _ = rank_and_world()
     if rank > 0:
         try:

@@ -152,8 +152,7 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 
 
 def draw_curve(out: Path, record: dict) -> None:
-    """curve.png of a run folder, with loss, learning rate and the load of experts in an
-    MoE."""
+    """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines = read_metrics(out)
     color = COLORS.get(record["schedule"], COLORS["other"])
     is_moe = record["n_expert"] > 0
@@ -227,8 +226,7 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
 
 
 def draw_valley(ax, found: list, color) -> float:
-    """Losses above the lowest one. Fits use the filled points; returns the highest of
-    these."""
+    """Losses above the lowest one. Fits use the filled points; returns the highest of these."""
     # 1. All points are hollow.
     near = []
     for m in found:
@@ -250,8 +248,7 @@ def draw_valley(ax, found: list, color) -> float:
 
 
 def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
-    """A row per group below zero, with triangles at the minima and a line at their
-    mean."""
+    """A row per group below zero, with triangles at the minima and a line at their mean."""
     # 1. The group with the rightmost minima is on top, so no line crosses a pointer.
     feet = {}
     mean = {}
@@ -333,8 +330,7 @@ WHEN = {
 
 
 def draw_differences(path: Path, panels: list[dict], level: float) -> None:
-    """A row for every line: its mean difference with interval, from the best line at the
-    top.
+    """A row for every line: its mean difference with interval, from the best line at the top.
 
     A panel has title, other (its line at 0) and rows {line: (mean, low, high, when it
     needs T)}.

@@ -63,8 +63,7 @@ def lock(path: Path):
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last
-    counts."""
+    """The whole lines of metrics.jsonl by tokens. If a resumed run repeats one, the last counts."""
     text = (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
     found = {}
     for line in text.splitlines():

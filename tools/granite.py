@@ -171,8 +171,7 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
 def write_folder(
     to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]
 ) -> None:
-    """Write a folder that transformers opens. It appears at the end, by rename, or not at
-    all.
+    """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
     Raises OSError if `to` is not empty or cannot be written.

@@ -60,8 +60,7 @@ def source_files(sources: list[str]) -> Iterator[Path]:
 
 
 def expand(pattern: str) -> set[str]:
-    """The paths of glob.glob(pattern, recursive=True), which may never end if links form
-    loops."""
+    """The paths of glob.glob(pattern, recursive=True), which may never end if links form loops."""
     if pattern.endswith("/**") or pattern == "**":
         pattern += "/*"
     first_stars = re.match(r"((?:.*?/)??)\*\*/(.*)", pattern, re.DOTALL)
@@ -76,8 +75,7 @@ def expand(pattern: str) -> set[str]:
 
 
 def walk(top: str) -> Iterator[str]:
-    """A folder and all folders in it, also through links, but none of them twice or
-    hidden."""
+    """A folder and all folders in it, also through links, but none of them twice or hidden."""
     seen = set()
     for folder, inside, _ in os.walk(top, followlinks=True):
         real = os.path.realpath(folder)
@@ -90,8 +88,7 @@ def walk(top: str) -> Iterator[str]:
 
 
 def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str | bytes]:
-    """Yield texts and lines of JSON, reading every file once, however many links lead to
-    it.
+    """Yield texts and lines of JSON, reading every file once, however many links lead to it.
 
     Raises UserError for a damaged file or a missing field.
     """
@@ -110,8 +107,7 @@ def read_files(sources: list[str], field: str, notes: Counter) -> Iterator[str |
 
 
 def read_file(file: Path, field: str) -> Iterator[str | bytes]:
-    """A line of JSON is one document. So is a text file, but we skip binary files, as git
-    does."""
+    """A line of JSON is one document. So is a text file, but we skip binary files, as git does."""
     is_json = re.search(r"\.(jsonl|ndjson)(\.\w+)?$|\.json\.gz$", file.name)
     if is_json:
         can_read = file.suffix in (".jsonl", ".ndjson", ".gz")  # but not .jsonl.zst
@@ -157,8 +153,7 @@ def prepare(
     field="text",
     notes: Counter | None = None,
 ) -> dict:
-    """Encode texts, with an end-of-text after every one, into `out`; return its
-    meta.json.
+    """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
     notes: counts of what `documents` skips. meta.json lists them too. The folder appears
     by rename, whole or not at all. Raises OSError if `out` exists or we cannot make it,
@@ -213,8 +208,7 @@ def prepare(
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk, where a power cut
-    spares them."""
+    """Wait until a file or the names in a folder are on the disk, where a power cut spares them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -335,8 +329,7 @@ def encode(documents: list, first: bool, tokenizer, dtype, field, val_fraction) 
 
 
 def spot_check(folder: Path) -> str:
-    """Hash 64 blocks of 4 KB of train.bin and of val.bin, evenly spaced from start to
-    end.
+    """Hash 64 blocks of 4 KB of train.bin and of val.bin, evenly spaced from start to end.
 
     Opening a corpus compares it, which takes milliseconds for any size. It notices other
     text and large holes. It cannot notice a change between the blocks. The fingerprint

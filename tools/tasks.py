@@ -132,8 +132,7 @@ TASKS = {
 
 
 def read_questions(name: str, path: Path, limit: int | None = None) -> list[Question]:
-    """Read items of a task, one per line. Raises UserError, naming the line, for anything
-    else."""
+    """Read items of a task, one per line. Raises UserError, naming the line, for anything else."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; put items of {name} there, one per line")
     lines = path.read_bytes().splitlines()[:limit]
@@ -279,8 +278,7 @@ RULES = {
 
 
 def measure(name: str, questions: list[Question], answers: list) -> dict:
-    """Compute the metrics of a task with their standard errors, and name the rule behind
-    them.
+    """Compute the metrics of a task with their standard errors, and name the rule behind them.
 
     An answer is the log-likelihoods (in nats) of the choices of a question, or that of
     its page.
@@ -323,14 +321,12 @@ def perplexities(pages: list[str], answers: list[float]) -> dict:
 
 
 def exp(x: float) -> float:
-    """math.exp, but infinity beyond the largest float, which a page of one long word
-    reaches."""
+    """math.exp, but infinity beyond the largest float, which a page of one long word reaches."""
     return math.exp(x) if x < 709 else math.inf
 
 
 def mean_and_stderr(values: list, groups: list[str]) -> tuple[float, float | None]:
-    """The mean, and its standard error from the spread of the values around their group's
-    mean."""
+    """The mean, and its standard error from the spread of the values around their group's mean."""
     values = np.array(values, dtype=float)
     groups = np.array(groups)
     names = dict.fromkeys(groups.tolist())  # each group once

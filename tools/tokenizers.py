@@ -54,8 +54,7 @@ def load_tokenizer(name: str):
 
 
 def encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[str, int]):
-    """Make a tokenizer. Raises UserError for ids that tiktoken cannot use, or if text
-    gets lost."""
+    """Make a tokenizer. Raises UserError for ids that tiktoken cannot use, or if text gets lost."""
     import tiktoken
 
     # 1. Every id is a small whole number, and of one token
@@ -88,8 +87,7 @@ def tokenizer_file(name: str) -> Path | None:
 
 @lru_cache(maxsize=8)  # `encode` calls it for every batch
 def bytes_per_token(tokenizer) -> np.ndarray:
-    """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused
-    ids."""
+    """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused ids."""
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
     for token, i in tokenizer._mergeable_ranks.items():
         lengths[i] = len(token)
@@ -97,8 +95,7 @@ def bytes_per_token(tokenizer) -> np.ndarray:
 
 
 def read_tiktoken(path: Path):
-    """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also
-    its id.
+    """Read a .tiktoken file. Every line is a token in base64 and its rank, which is also its id.
 
     It does not contain the pattern that cuts text into words, so we use GPT-2's. For
     cl100k_base and o200k_base, which differ, give the name. Raises UserError for other
@@ -114,8 +111,7 @@ def read_tiktoken(path: Path):
 
 
 def byte_letters() -> dict[int, str]:
-    """The letter of every byte in a tokenizer.json. Invisible bytes get letters from 256
-    up."""
+    """The letter of every byte in a tokenizer.json. Invisible bytes get letters from 256 up."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in visible}
     for byte in range(256):
@@ -126,8 +122,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def read_tokenizer_json(path: Path):
-    """Read Hugging Face's byte-level BPE, with the same ids. Raises UserError for other
-    kinds."""
+    """Read Hugging Face's byte-level BPE, with the same ids. Raises UserError for other kinds."""
     spec = json.loads(path.read_text(encoding="utf-8"))
     try:
         special = {token["content"]: token["id"] for token in spec["added_tokens"]}
@@ -145,8 +140,7 @@ def read_tokenizer_json(path: Path):
 
 
 def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
-    """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the
-    ids."""
+    """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the ids."""
     # 1. The tokens of one byte
     byte_of = {}  # letter -> byte
     for byte, letter in byte_letters().items():
@@ -169,8 +163,7 @@ def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
 
 
 def word_pattern(spec: dict) -> str | None:
-    """The regular expression of a tokenizer.json's pre-tokenizer; None if we do not know
-    it."""
+    """The regular expression of a tokenizer.json's pre-tokenizer; None if we do not know it."""
     steps = spec["pretokenizers"] if spec["type"] == "Sequence" else [spec]
     *before, last = steps
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
