@@ -93,11 +93,11 @@ class Trunk:
 
     def after_step(self, state, step: train.Step, last: bool) -> None:
         self.losses.append(step.loss)
-        if train.crossed(math.ceil(self.cfg.total_tokens / POINTS), state):
+        every = math.ceil(self.cfg.total_tokens / POINTS)
+        if train.crossed(every, state):
             mean = torch.stack(self.losses).mean().item()
-            self.curve.append(
-                (state.tokens, mean if math.isfinite(mean) else None, step.lr)
-            )
+            loss = mean if math.isfinite(mean) else None
+            self.curve.append((state.tokens, loss, step.lr))
             self.losses.clear()
         if train.crossed(self.cfg.log_every, state):
             self.diverged = not math.isfinite(step.loss)
@@ -105,9 +105,8 @@ class Trunk:
     def log_validation(self, tokens: int, losses: dict) -> None:
         T = next(T for T in self.look_at if tokens <= T)
         loss = losses["val_loss"]
-        self.looks[f"val_loss_at_{T}"] = (
-            loss if loss <= math.log(self.cfg.vocab_size) else None
-        )
+        lost = not loss <= math.log(self.cfg.vocab_size)  # also if it is NaN
+        self.looks[f"val_loss_at_{T}"] = None if lost else loss
 
     def save(self, checkpoint: dict) -> None:
         if checkpoint["tokens"] <= self.cfg.decay_start:

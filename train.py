@@ -99,9 +99,8 @@ def n_passes(n: int, most: int | None) -> int:
 
 # -- The loop ----------------------------------------------------------------------------
 
-AVERAGE_POWER = (
-    16  # n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
-)
+# n^16 sums to about n^17 / 17, so the last tenth weighs 1 - 0.9^17, about 5/6
+AVERAGE_POWER = 16
 
 
 def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
