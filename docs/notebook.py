@@ -9,6 +9,7 @@ import base64
 import contextlib
 import io
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -54,9 +55,7 @@ def run(source: str, names: dict, folder: Path) -> list[dict]:
 
 def main(argv: list[str] | None = None) -> int:
     program_parser("notebook.py", __doc__).parse_args(argv)
-    import matplotlib
-
-    matplotlib.use("Agg")
+    os.environ["MPLBACKEND"] = "Agg"  # draw without a screen
     names = {"__name__": "__main__"}
     cells = []
     with tempfile.TemporaryDirectory() as folder:

@@ -55,6 +55,9 @@ def test_a_command_is_understood(command, monkeypatch):
 
     monkeypatch.setattr(parser, "parse_args", parse_and_stop)
     file, *argv = words_of(command)
+    if file == "power.py":
+        assert argv == []  # it has no flags
+        return
     with pytest.raises(Understood) as caught:
         import_module(Path(file).stem).main(argv)
     given = vars(caught.value.args[0])

@@ -14,7 +14,7 @@ MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
     "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe", "config", "records"},
     "eval": {"model", "data"},
-    "train": {"schedules", "config", "records", "mup", "model", "data", "eval"},
+    "train": {"schedules", "config", "records", "mup", "moe", "model", "data", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
     "grids": {"schedules", "records"},
     "sweep": {"schedules", "config", "records", "data", "train", "compare", "grids"},
