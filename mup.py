@@ -48,6 +48,7 @@ def rules(cfg) -> dict[str, Rule]:
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
         "output":    Rule(hidden_std, 1.0 / m,  1.0),
+        "router":    Rule(std / m,    1.0 / m,  1.0),  # as a readout, see below
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
     # "output" is not the output head of the model. It is the last matrix of attention or
@@ -59,9 +60,7 @@ def rules(cfg) -> dict[str, Rule]:
     # later "hidden". In theory it is a readout, as its few outputs do not grow with the
     # width. As hidden, its share of the gradient after a few steps grows with the width m
     # as m^0.4, else as m^0.1 (our measurement).
-    if cfg.router_rule == "readout":
-        table["router"] = Rule(std / m, 1.0 / m, 1.0)
-    else:
+    if cfg.router_rule != "readout":
         table["router"] = table[cfg.router_rule]
     return table
 

@@ -395,17 +395,10 @@ def draw(path, trunk, branches, cosines):
         ax.plot(*zip(*run.curve), color=blue, linewidth=2.5)
         ax.plot(*run.curve[-1], "o", color=blue, markersize=5)
     end = branches[LENGTHS[-1]].curve[-1][1]
-    middle = 0.7 * LENGTHS[-1]
-    ax.text(middle, loss_at(trunk.curve, middle) + 0.04, "one Power run", color="#3d8fc2")
-    below = loss_at(cosines[LENGTHS[-1]].curve, middle) - 0.08
-    ax.text(
-        middle,
-        below,
-        "five cosines,\nplanned for five lengths",
-        color=gray,
-        va="top",
-        ha="right",
-    )
+    middle = 0.6 * LENGTHS[-1]
+    ax.text(middle, loss_at(trunk.curve, middle) + 0.05, "one Power run", color="#3d8fc2")
+    words = "five cosines,\nplanned for five lengths"
+    ax.text(0.22, 0.2, words, color=gray, transform=ax.transAxes)
     ax.text(LENGTHS[-1], end + 0.16, "its five\ndecays", color=blue, ha="center")
     ax.set(xlim=(0, 1.07 * LENGTHS[-1]), ylim=(end - 0.1, end + 0.95))
     ax.set(xlabel="tokens", ylabel="loss on held-out text (nats per token)")

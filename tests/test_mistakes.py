@@ -60,7 +60,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--out=", "--out"), (train, "--compile=true", "--compile"),
     (train, "--dtype float64", "--dtype"), (evaluation, "", "--model"),
     (train, "--schedule cosine --decay_tokens 1e5", "--decay_tokens 100000"),
-    (train, "--lr 0.1", "only with wsd, cosine, constant"),
+    (train, "--lr 0.1", "only with wsd"),
     (train, "--total_tokens 100", "a batch has"), (train, "--micro_batch_size 3", "divide"),
     (train, "--warmup_tokens 1e9", "1,000,000,000"),
     (train, "--n_head 5", "--n_head 5"), (train, "--n_kv_head 3", "--n_kv_head 3"),

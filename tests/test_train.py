@@ -97,7 +97,7 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
     )
     assert all(record[name] == value for name, value in config.items())
     expected = dict(
-        decay_tokens=1024 if schedule in ("power", "wsd") else 0, device="cpu", dtype="float32",
+        decay_tokens=1024 if schedules.has_decay(schedule) else 0, device="cpu", dtype="float32",
         compile=False, tokens=40 * 256, diverged=False, parent=None,
     )  # fmt: skip
     assert {name: record[name] for name in expected} == expected
