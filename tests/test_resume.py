@@ -239,6 +239,20 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
     assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
 
 
+def test_a_resumed_branch_keeps_its_parent(corpus_path, tmp_path, capsys):
+    """A cluster types the whole command again; another --branch is a mistake."""
+    argv = flags(corpus_path, out="run", total_tokens=20 * 256)
+    assert train.main(argv) == 0
+    again = ["--branch=run", "--total_tokens=10240", "--out=b", "--resume"]
+    assert train.main([*again, "--time_limit=0"]) == 3
+    (tmp_path / "other").mkdir()
+    for wrong in ("other", "b"):
+        error = one_line(train.main, [f"--branch={wrong}", "--out=b", "--resume"], capsys)
+        assert f"--branch {wrong}: the run in b started from" in error
+    assert train.main(again) == 0
+    assert read(tmp_path / "b" / "record.json")["tokens"] == 10240
+
+
 def test_an_old_parent_had_the_default_of_a_newer_field():
     parent = dict(tokens=512, optimizer={}, path="old.pt", config=dict(n_embd=32))
     change = {"router_rule": "readout"}

@@ -419,6 +419,14 @@ def choose(
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
         return typed, None, actions.branch
+    parent = saved.get("parent")
+    if actions.branch:  # typed again, as a cluster does
+        branch = actions.branch.resolve()
+        if parent is None or not Path(parent).is_relative_to(branch):
+            raise UserError(
+                f"--branch {actions.branch}: the run in {typed['out']} "
+                f"started from {parent or 'nothing'}; leave the flag out"
+            )
     for name, value in typed.items():
         if name not in runtime and value not in (saved.get(name), "auto"):
             raise UserError(
