@@ -398,7 +398,7 @@ def draw(path, trunk, branches, cosines):
     middle = 0.6 * LENGTHS[-1]
     ax.text(middle, loss_at(trunk.curve, middle) + 0.05, "one Power run", color="#3d8fc2")
     words = "five cosines,\nplanned for five lengths"
-    ax.text(0.22, 0.2, words, color=gray, transform=ax.transAxes)
+    ax.text(0.04, 0.1, words, color=gray, transform=ax.transAxes)
     ax.text(LENGTHS[-1], end + 0.16, "its five\ndecays", color=blue, ha="center")
     ax.set(xlim=(0, 1.07 * LENGTHS[-1]), ylim=(end - 0.1, end + 0.95))
     ax.set(xlabel="tokens", ylabel="loss on held-out text (nats per token)")

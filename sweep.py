@@ -59,8 +59,9 @@ class Trunk:
     """A trunk and the run that leaves it next, as the `run` of train.train.
 
     A run starts from the checkpoint, which ends where the decay of an earlier run began,
-    and saves it anew where its own decay begins. look_at: run lengths at which to note
-    the loss without a decay.
+    and saves it anew where its own decay begins. What follows is the branch, which leaves
+    the checkpoint as it is. look_at: run lengths at which to note the loss without a
+    decay.
     """
 
     def __init__(self, cfg: TrainConfig, corpus, folder: Path, look_at: list[int]):
