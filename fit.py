@@ -545,7 +545,6 @@ def point(
     x: np.ndarray,
     weight: np.ndarray | None = None,
     line: float | None = None,
-    filled: bool = True,
 ) -> tuple:
     """A point for figures.draw_points: an estimate with its 95% interval.
 
@@ -556,22 +555,30 @@ def point(
     low, high = interval(x)
     if line is None:
         line = x[0]
-    return math.log2(at), x[0], low, high, line, filled
+    return math.log2(at), x[0], low, high, line
 
 
-def draw_law(path: Path, fits: Fits, content: dict, chosen: list[Minimum]) -> None:
-    """The law of the shape with most minima. Filled are those that the paper would choose."""
+def draw_law(path: Path, fits: Fits, seq_len: float) -> None:
+    """The law of the shape with most minima, with a ring at the best batch sizes of every T."""
     shape = statistics.mode(m.shape for m in fits.points)
     groups: dict = {}
     for i, m in enumerate(fits.points):
         if m.shape == shape:
             fitted = fits.law.fitted[0, i]
-            filled = m in chosen
-            here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted, filled)
+            here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted)
             groups.setdefault(label(m, "T"), []).append(here)
-    title = f"Best learning rate ∝ T^{fits.law.b[0]:.2f} beta^{fits.law.q[0]:.2f}"
-    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_points(path, groups, title, xlabel)
+    three_best: dict = {}  # T -> (log2 of the batch size, x) of the three best
+    for m in best_batches(fits.points, 3):
+        if m.shape == shape:
+            three_best.setdefault(m.T, []).append((math.log2(m.batch_size), m.x))
+    figures.draw_points(
+        path,
+        groups,
+        figures.shades(groups, "tokens"),
+        title="Rings: mean of the three best batch sizes for each T",
+        xlabel=f"batch size (sequences of {seq_len:g} tokens), {shape}",
+        best=[tuple(np.mean(three, axis=0)) for three in three_best.values()],
+    )
 
 
 def draw_valleys(path: Path, found: list[Minimum]) -> None:
@@ -600,6 +607,7 @@ def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> 
         groups={label(m, field): [m] for m in row},
         title=f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate",
         xlabel=f"learning rate ({first.shape}, {label(first, fixed)})",
+        hue="tokens" if field == "T" else "batch size",
         log=True,
     )
 
@@ -622,7 +630,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     draw_valleys(out / "valleys.png", fits.points)
-    draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
+    draw_law(out / "law.png", fits, records[0]["seq_len"])
     print(f"\n{out}: law.json, valleys.png, law.png")
 
 
@@ -663,6 +671,7 @@ def report_transfer(
             groups={name: [m] for name, m in zip(names, some)},
             title=f"{title}: {wider:g}× width, {ratio[0]:.2f}× the best learning rate",
             xlabel=f"learning rate ({where})",
+            hue="width",
             log=True,
         )
         panels.append(panel)
@@ -742,6 +751,7 @@ def panel_of_best(name: str, found: list[Minimum], center: dict) -> dict:
         groups=groups,
         title=f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}",
         xlabel=f"{name} ({where})",
+        hue="batch size",
         log=name == "a",
         unit=1,
     )

@@ -107,7 +107,8 @@ def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
     if math.isfinite(first.law.b[0]):
         title += f": T^{first.law.b[0]:.2f} to T^{last.law.b[0]:.2f} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {batch_size:g}"
-    figures.draw_points(path, groups, title, xlabel)
+    colors = figures.shades(groups, "other")
+    figures.draw_points(path, groups, colors, title, xlabel)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -104,9 +104,10 @@ def test_curve(figures, tmp_path, schedule):
 
 
 def test_a_narrow_axis_has_two_labels_and_equal_labels_may_share_an_x(figures, tmp_path):
-    point = lambda x: (x, -7.5, -7.6, -7.4, -7.5, True)
+    point = lambda x: (x, -7.5, -7.6, -7.4, -7.5)
     groups = {"T = 100k": [point(1), point(1)], "T = 200k": [point(1), point(2)]}
-    drawing.draw_points(tmp_path / "a.png", groups, title="t", xlabel="x")
+    colors = drawing.shades(groups, "tokens")
+    drawing.draw_points(tmp_path / "a.png", groups, colors, title="t", xlabel="x")
 
 
 def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
