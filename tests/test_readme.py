@@ -230,6 +230,8 @@ NUMBERS = {
     "warmup.short": lambda: warmups()[0].law.b, "warmup.long": lambda: warmups()[1].law.b,
     "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
     "memory.q": lambda: change_of("q", memory("0"), memory("0.3")),
+    "memory.q.0": lambda: memory("0").law.q, "memory.q.0.3": lambda: memory("0.3").law.q,
+    "share": lambda: -1 - law_row("2,000")[0],  # of the run, that AdamW remembers: 1 / (lr T)
     "memory.0": lambda: memory("0").law.b, "memory.0.3": lambda: memory("0.3").law.b,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
