@@ -81,7 +81,9 @@ def draw(path: Path, records: list[dict]) -> None:
     title = f"One Power run {verb} {len(cells)} planned cosines on average"
     xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
     ylabel = "loss minus planned cosine (nats)"
-    colors = dict(zip(groups, (figures.COLORS["power"], figures.COLORS["cosine"], "#a32020")))
+    blue = figures.COLORS["power"]
+    gray = figures.COLORS["cosine"]
+    colors = dict(zip(groups, (blue, gray, "#a32020")))
     figures.draw_points(path, groups, colors, title, xlabel, ylabel)
 
 

@@ -26,7 +26,7 @@ from tools.figures import COLORS, figure, size
 FOLDER = ROOT / "results/curves-laptop"
 LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # run lengths T
 SEEDS = (0,)
-CUT = "#a32020"  # the cosine that is stopped early
+RED = "#a32020"  # a cosine that is stopped early
 
 
 @cache
@@ -73,6 +73,11 @@ def line(ax, x, y, **look) -> None:
     ax.plot(millions(x), y, **look)
 
 
+def mark(ax, name: str, T: int, marker: str, color: str) -> None:
+    """A point where a run passes T tokens."""
+    line(ax, T, losses(name, T).mean(), marker=marker, color=color, markersize=6)
+
+
 # -- The race: one Power run, planned cosines, and a cosine that is cut short ------------
 
 
@@ -82,23 +87,23 @@ def draw_race(path: Path) -> None:
     with figure(path, 3.75) as (ax,):
         # 1. The cosines, of which the longest is also stopped early
         for T in LENGTHS:
-            line(ax, *curve(f"cosine-{T}"), color=gray, linewidth=1, linestyle="--")
-            line(ax, T, losses(f"cosine-{T}", T).mean(), color=gray, marker="s", markersize=5)
+            thin = dict(linewidth=1, linestyle="--")
+            line(ax, *curve(f"cosine-{T}"), color=gray, **thin)
+            mark(ax, f"cosine-{T}", T, "s", gray)
         for T in LENGTHS[:-1]:
-            stopped = losses(f"cosine-{LENGTHS[-1]}", T).mean()
-            line(ax, T, stopped, color=CUT, marker="X", markersize=7)
+            mark(ax, f"cosine-{LENGTHS[-1]}", T, "X", RED)
 
         # 2. Power, with a decay for each length
         line(ax, *curve("power-trunk"), color=blue, linewidth=1.6)
         for T in LENGTHS:
             line(ax, *curve(f"power-{T}"), color=blue, linewidth=2.6)
-            line(ax, T, losses(f"power-{T}", T).mean(), color=blue, marker="o", markersize=6)
+            mark(ax, f"power-{T}", T, "o", blue)
 
         # 3. Words beside the lines
         ax.text(1.72, 1.47, "one Power run ...", color=blue)
         ax.text(1.72, 1.425, "... decays at four lengths", color=blue)
         ax.text(0.28, 1.27, "cosines, each planned\nfor its length", color=gray)
-        ax.text(0.87, 1.66, "the longest cosine,\nstopped early", color=CUT)
+        ax.text(0.87, 1.66, "the longest cosine,\nstopped early", color=RED)
         ax.set(xlim=(0, 3.35), ylim=(1.2, 2.0))
         ax.set_xticks(millions(LENGTHS), [size(T) for T in LENGTHS])
         ax.set(xlabel="tokens", ylabel="validation loss (nats per byte)")

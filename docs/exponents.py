@@ -8,8 +8,6 @@ Draws a figure of README.md, from results/bend-laptop and results/memory-laptop.
 import sys
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
