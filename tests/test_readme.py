@@ -320,7 +320,7 @@ def test_every_number_has_its_place():
     }
     assert (
         runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]()
-        in PAGES["bend.md"]
+        in PAGES["log.md"]
     )
     assert TUNE["table"]() in PAGES["train.md"]
 
@@ -332,11 +332,11 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
     assert fit.main([*folders, f"--out={tmp_path}"]) == 0
     row = r"^\| .+ (?:better|worse|level|undecided) \|$"
     printed = re.findall(row, capsys.readouterr().out, re.M)
-    assert re.findall(row, PAGES["comparison.md"], re.M) == printed
+    assert re.findall(row, PAGES["methods.md"], re.M) == printed
     shown = re.findall(row, PAGES["README.md"], re.M)
     assert len(shown) > 5 and set(shown) <= set(printed)
     ceiling = runpy.run_path(str(ROOT / "results/ceiling-laptop/table.py"))["table"]()
-    assert all(part in PAGES["comparison.md"] for part in ceiling.split("\n\n"))
+    assert all(part in PAGES["log.md"] for part in ceiling.split("\n\n"))
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
