@@ -7,7 +7,7 @@ prediction.
 
 The last one prints the best learning rate by the paper's law.
 
-We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
+We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
    seeds. Its minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest

@@ -526,7 +526,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
+    """submit: an engine in place of --engine, as in docs/train.md, for --workers jobs at a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """

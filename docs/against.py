@@ -1,5 +1,5 @@
 """What does a setting change in the best learning rates and in their law? See
-docs/bend.md.
+docs/methods.md.
 
     python docs/against.py weight_decay=0,0.1,0.3 results/memory-laptop
 

@@ -100,12 +100,12 @@ def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypa
 
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
 def test_the_fingerprint_of_the_embedded_corpus(tmp_path):
-    """Prepared from this torch, with nothing in a folder of its own: docs/corpus.md has it too."""
+    """Prepared from this torch, with nothing in a folder of its own: docs/train.md has it too."""
     meta = data.prepare(
         data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c"
     )
     assert meta["fingerprint"] == "b02b98e2d54fc83c"
-    assert meta["fingerprint"] in (ROOT / "docs" / "corpus.md").read_text()
+    assert meta["fingerprint"] in (ROOT / "docs" / "train.md").read_text()
 
 
 def test_the_embedded_corpus_is_prepared_once(

@@ -322,7 +322,7 @@ def test_every_number_has_its_place():
     }
     assert (
         runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]()
-        in PAGES["bend.md"]
+        in PAGES["log.md"]
     )
     assert TUNE["table"]() in PAGES["train.md"]
 
@@ -334,11 +334,11 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
     assert fit.main([*folders, f"--out={tmp_path}"]) == 0
     row = r"^\| .+ (?:better|worse|level|undecided) \|$"
     printed = re.findall(row, capsys.readouterr().out, re.M)
-    assert re.findall(row, PAGES["comparison.md"], re.M) == printed
+    assert re.findall(row, PAGES["methods.md"], re.M) == printed
     shown = re.findall(row, PAGES["README.md"], re.M)
     assert len(shown) > 5 and set(shown) <= set(printed)
     ceiling = runpy.run_path(str(ROOT / "results/ceiling-laptop/table.py"))["table"]()
-    assert all(part in PAGES["comparison.md"] for part in ceiling.split("\n\n"))
+    assert all(part in PAGES["log.md"] for part in ceiling.split("\n\n"))
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
@@ -360,7 +360,7 @@ def test_records_of_the_default_run_have_the_presets_settings():
         }
 
 
-def test_quoted_code_patches_links_and_figures_exist():
+def test_quoted_code_patches_files_and_figures_exist():
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
     everything = "\n".join(PAGES.values())
     code = "".join(re.findall(r"```python\n(.*?)```", everything, re.S)).splitlines()
@@ -369,8 +369,7 @@ def test_quoted_code_patches_links_and_figures_exist():
         assert path.read_text(encoding="utf-8") in PAGES["forks.md"]
     for path in FILES:
         text = PAGES[path.name]
-        linked = re.findall(r"\]\((?!http)([^)#]+)\)|src=\"(.*?)\"", text)
-        paths = [path.parent / (link or image) for link, image in linked]
+        paths = [path.parent / image for image in re.findall(r'src="(.*?)"', text)]
         paths += [
             ROOT / name
             for name in re.findall(r"`((?:tools/|tests/|forks/)\w+\.py)`", text)
@@ -378,3 +377,43 @@ def test_quoted_code_patches_links_and_figures_exist():
         assert [str(target) for target in paths if not target.exists()] == []
     drawn = {path.name for path in (ROOT / "assets").glob("*.png")}
     assert drawn == set(re.findall(r"assets/(\w+\.png)", everything))
+
+
+def links(path: Path) -> list[tuple[Path, str]]:
+    """The files that a page links to, with the anchor of every link or ''."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.S)
+    found = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose)
+    return [
+        ((path.parent / file).resolve() if file else path.resolve(), anchor)
+        for file, anchor in found
+    ]
+
+
+def anchors(path: Path) -> list[str]:
+    """The anchors of all headings: lower case, no punctuation, hyphens for spaces."""
+    prose = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)
+    headings = re.findall(r"^#+ (.*)", prose, re.M)
+    return [re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_links_lead_to_a_file_and_a_heading(path):
+    targets = links(path)
+    assert [f"{file}" for file, _ in targets if not file.exists()] == []
+    jumps = [(file, anchor) for file, anchor in targets if anchor]
+    lost = [
+        f"{file.name}#{anchor}" for file, anchor in jumps if anchor not in anchors(file)
+    ]
+    assert lost == []
+
+
+def test_headings_of_a_page_have_different_anchors():
+    for path in FILES:
+        assert len(anchors(path)) == len(set(anchors(path))), path.name
+
+
+def test_every_page_is_two_clicks_from_the_readme():
+    first = {file for file, _ in links(ROOT / "README.md")}
+    pages = [file for file in first if file.suffix == ".md"]
+    second = {file for page in pages for file, _ in links(page)}
+    assert {path.resolve() for path in FILES[1:]} <= first | second
