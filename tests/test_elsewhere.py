@@ -1,6 +1,9 @@
 """docs/elsewhere.md: every recipe is run with the library that it is for, and so is every trap."""
 
 import copy
+import csv
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,11 +18,13 @@ from torch.optim import AdamW, optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
+import fit
 import mup
 import train
 from config import GPTConfig
 from model import GPT
-from schedules import make_schedule
+from schedules import constant, decay, make_schedule, warmup
+from test_fit import few_draws, wsd_records  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
@@ -28,14 +33,18 @@ RECOMPUTE = "recompute_lr("
 
 MICRO, LENGTH = 2, 16  # sequences, and tokens per sequence
 BATCH = 2 * MICRO * LENGTH  # tokens of a step of two micro-batches
-OLD, NEW, SAVED = 10, 20, 9  # steps: both ends, and the checkpoint, right before the decay
+OLD, NEW, SAVED = (
+    10,
+    20,
+    9,
+)  # steps: both ends, and the checkpoint, right before the decay
 POWER = dict(power_a=0.5, power_b=-0.3, power_q=0.5, lr_max=0.01)  # as on the page
 
 
-def recipe(word: str) -> str:
-    """The first block of Python under the heading with this word."""
+def recipe(word: str, number: int = 0) -> str:
+    """A block of Python under the heading with this word, by default the first."""
     section = re.search(rf"^##+ [^\n]*{re.escape(word)}.*?(?=^##|\Z)", PAGE, re.M | re.S)
-    return re.search(r"```python\n(.*?)```", section[0], re.S)[1]
+    return re.findall(r"```python\n(.*?)```", section[0], re.S)[number]
 
 
 def rates(steps: int, first: int = 0) -> list[float]:
@@ -190,7 +199,9 @@ def in_accelerate(code, steps, checkpoint):
 def in_torchtitan(code, steps, checkpoint):
     """With its optimizers, schedulers and format of checkpoints, and its order of calls."""
     reason = "torchtitan is not installed"
-    optimizer = pytest.importorskip("torchtitan.components.optimizer.optimizer", reason=reason)
+    optimizer = pytest.importorskip(
+        "torchtitan.components.optimizer.optimizer", reason=reason
+    )
     from torch.distributed import checkpoint as dcp
 
     script = for_steps(steps)
@@ -217,7 +228,9 @@ def in_torchtitan(code, steps, checkpoint):
 
 def in_olmo_core(code, steps, checkpoint):
     """With its schedulers, called as its train module does, after the tokens were counted."""
-    pytest.importorskip("olmo_core.optim.scheduler", reason="ai2-olmo-core is not installed")
+    pytest.importorskip(
+        "olmo_core.optim.scheduler", reason="ai2-olmo-core is not installed"
+    )
     script = for_steps(steps)
     exec(code, script)
     scheduler = script["PowerAtMiddle"]()
@@ -279,7 +292,9 @@ def test_in_nanochat_every_group_follows_the_schedule_below_its_peak():
     peak = max(rates(OLD))
     for step, lr in enumerate(rates(OLD)):
         ours = lr / names["schedule"](3 * BATCH)
-        assert 0.02 * names["get_lr_multiplier"](step) == pytest.approx(0.02 * ours, rel=1e-12)
+        assert 0.02 * names["get_lr_multiplier"](step) == pytest.approx(
+            0.02 * ours, rel=1e-12
+        )
     assert names["peak"] >= peak  # at the warmup's end, between the middles of two steps
 
 
@@ -328,7 +343,9 @@ def test_a_callable_object_brings_its_old_end_back(kind):
         assert found == rates(NEW, first=SAVED)
     else:
         assert found[0] == rates(OLD)[SAVED]
-        assert all(lr < right / 2 for lr, right in zip(found[1:], rates(NEW)[SAVED + 1 :]))
+        assert all(
+            lr < right / 2 for lr, right in zip(found[1:], rates(NEW)[SAVED + 1 :])
+        )
 
 
 # -- muP's groups in a foreign loop ------------------------------------------------------
@@ -387,7 +404,9 @@ groups = mup.param_groups(model, table, weight_decay=0.1)
 print([group["lr"] for group in torch.optim.AdamW(groups).param_groups])
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[1.0, 0.25]\n"
 
 
@@ -416,3 +435,206 @@ def test_the_average_has_a_half_life_of_4_percent_of_the_run():
         ours = 1 - (1 - 1 / steps) ** 17
         theirs = 1 - 2 ** (-1 / (0.041 * steps))
         assert theirs == pytest.approx(ours, rel=0.01)
+        assert 0.5 ** (1 / 17) == pytest.approx(
+            0.96, abs=1e-3
+        )  # half the weight is later
+
+
+# -- What other schedules give the first and the last step -------------------------------
+
+N, W, D = 40, 5, 8  # steps of the run, of its warmup and of its decay
+
+
+def test_the_ends_of_our_schedule():
+    lr = decay(warmup(constant(1.0), W), N, D, "linear")
+    assert (lr(0.5), lr(N - 0.5)) == pytest.approx((1 / (2 * W), 1 / (2 * D)))
+
+
+def test_the_ends_of_a_schedule_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    phases = dict(num_warmup_steps=W, num_decay_steps=D, num_training_steps=N)
+    factor = transformers.get_wsd_schedule(
+        optimizer, **phases, decay_type="linear"
+    ).lr_lambdas[0]
+    assert (factor(0), factor(N - 1)) == pytest.approx((0, 1 / D))
+
+
+def test_the_ends_of_a_schedule_of_torchtitan():
+    titan = pytest.importorskip(
+        "torchtitan.components.optimizer.lr_scheduler",
+        reason="torchtitan is not installed",
+    )
+    config = titan.LRSchedulersContainer.Config(warmup_steps=W, decay_ratio=D / N)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    (scheduler,) = config.build(optimizers=[optimizer], training_steps=N)
+    (factor,) = scheduler.lr_lambdas
+    assert (factor(0), factor(N - 1)) == pytest.approx((1 / W, 1 / D))
+
+
+def test_the_ends_of_a_schedule_of_olmo_core():
+    olmo = pytest.importorskip(
+        "olmo_core.optim.scheduler", reason="ai2-olmo-core is not installed"
+    )
+    schedule = olmo.WSD(warmup=W, decay=D, decay_fraction=None)
+    # its trainer counts a step before it takes it
+    assert schedule.get_lr(1.0, 1, N) == pytest.approx(1 / W)
+    assert schedule.get_lr(1.0, N, N) == 0
+
+
+# -- Laws from elsewhere -----------------------------------------------------------------
+
+
+def sweep() -> list[dict]:
+    """Runs of one width and seed."""
+    return wsd_records(noise=0.002, seeds=1, widths=[32])
+
+
+def rows_of(records: list[dict]) -> list[dict]:
+    kept = ("lr", "batch_size", "total_tokens", "val_loss", "seq_len")
+    return [{name: r[name] for name in kept} for r in records]
+
+
+def write_table(path: str, runs: list[dict], encoding: str = "utf-8"):
+    with open(path, "w", encoding=encoding, newline="") as file:
+        table = csv.DictWriter(file, runs[0].keys(), quoting=csv.QUOTE_ALL)
+        table.writeheader()
+        table.writerows(runs)
+
+
+def read_table(*changes: tuple[str, str]) -> dict:
+    """Run the block of the page, and return its names."""
+    code = recipe("A law from your own table")
+    for old, new in (("seq_len=2048", "seq_len=128"), *changes):
+        assert old in code
+        code = code.replace(old, new)
+    names = {}
+    exec(code, names)
+    return names
+
+
+def wandb_run(r: dict, **changed) -> dict:
+    """A line of the table that W&B exports, with its first columns and its quotes."""
+    return {
+        "Name": f"run, {r['lr']:.2e}", "State": "finished", "Notes": "two\nlines", "User": "me",
+        "Tags": "", "Created": "2026-07-01T00:00:00.000Z", "Runtime": "61", "Sweep": "",
+        "batch_size": str(r["batch_size"]), "lr": repr(r["lr"]),
+        "tokens": str(r["total_tokens"]), "val/loss": repr(r["val_loss"]),
+    } | changed  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_an_export_of_wandb_gives_the_law_of_its_finished_runs(encoding, capsys):
+    records = sweep()
+    runs = [wandb_run(r) for r in records]
+    # a run that crashed, between two learning rates of its cell
+    better = dict(lr=records[5]["lr"] * 1.2, val_loss=records[4]["val_loss"] - 0.02)
+    runs.append(wandb_run(records[5] | better, State="crashed"))
+    write_table("runs.csv", runs, encoding)
+    found = read_table()["rows"]
+    assert fit.law(found) == fit.law(rows_of(records))
+    assert f"{len(records)} runs; left out: ['crashed']" in capsys.readouterr().out
+    careless = read_table((', state="State"', ""))["rows"]
+    assert len(careless) == len(found) + 1
+    assert abs(fit.law(careless)["b"] - fit.law(found)["b"]) > 0.005
+
+
+def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
+    """As mlflow.search_runs().to_csv writes it: NaN is an empty cell, and parameters are text."""
+    records = sweep()
+    highest = max(range(len(records)), key=lambda i: records[i]["lr"])
+    records[highest]["val_loss"] = None
+    runs = []
+    for r in records:
+        runs.append({
+            "run_id": "0ed92ae8", "experiment_id": "1", "status": "FINISHED",
+            "start_time": "2026-11-25 04:40:05.512+00:00",
+            "metrics.val_loss": "" if r["val_loss"] is None else r["val_loss"],
+            "metrics.tokens": float(r["total_tokens"]), "params.batch_size": r["batch_size"],
+            "params.lr": r["lr"], "tags.mlflow.runName": "invincible-gnat-559",
+        })  # fmt: skip
+    runs.append(
+        runs[0] | {"status": "FAILED", "metrics.val_loss": 9.0, "metrics.tokens": ""}
+    )
+    write_table("runs.csv", runs)
+    found = read_table(
+        ('state="State"', 'state="status"'), ('lr="lr"', 'lr="params.lr"'),
+        ('batch_size="batch_size"', 'batch_size="params.batch_size"'),
+        ('total_tokens="tokens"', 'total_tokens="metrics.tokens"'),
+        ('val_loss="val/loss"', 'val_loss="metrics.val_loss"'),
+    )["rows"]  # fmt: skip
+    assert len(found) == len(records) and math.isnan(found[highest]["val_loss"])
+    assert fit.law(found) == fit.law(rows_of(records))
+
+
+def test_rows_in_a_file_are_the_same_law(capsys):
+    write_table("runs.csv", [wandb_run(r) for r in sweep()])
+    names = read_table()
+    exec(recipe("A law from your own table", 1), names)
+    assert fit.main(["runs/others"]) == 0
+    law = json.loads(Path("runs/others/law.json").read_text())
+    for name in ("a", "b", "q"):
+        assert law[name] == pytest.approx(fit.law(names["rows"])[name])
+
+
+def event_writer(folder: str):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(folder)
+
+
+def test_event_files_of_tensorboard_give_the_law():
+    records = [r for r in sweep() if r["batch_size"] == 2]
+    records += [r | {"batch_size": 4, "lr": r["lr"] * 1.5} for r in records]
+    found = []
+    for batch_size in (2, 4):
+        for i, r in enumerate(r for r in records if r["batch_size"] == batch_size):
+            # a trainer's step, not tokens; the rates of a warmup, of WSD, and of its decay
+            steps = r["total_tokens"] // (batch_size * 100)
+            with event_writer(f"{batch_size}/events/{i:02}") as writer:
+                for step, share in ((1, 0.1), (steps // 2, 1.0), (steps, 0.05)):
+                    writer.add_scalar("lr", share * r["lr"], step)
+                    writer.add_scalar("val/loss", r["val_loss"] + 1 - step / steps, step)
+        names = dict(batch_tokens=batch_size * 100)
+        code = recipe("A law from your own table", 2)
+        exec(code.replace('"events"', f'"{batch_size}/events"'), names)
+        found += names["rows"]
+    expected = [
+        dict(lr=r["lr"], total_tokens=r["total_tokens"], val_loss=r["val_loss"],
+             batch_tokens=r["batch_size"] * 100)
+        for r in records
+    ]  # fmt: skip
+    law, right = fit.law(found), fit.law(expected)
+    for name in ("a", "b", "q"):
+        assert law[name] == pytest.approx(right[name], rel=1e-4)  # events are float32
+
+
+# -- The mirror of a run -----------------------------------------------------------------
+
+
+def test_metrics_become_events_at_their_tokens():
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = [
+        {"tokens": 100_000, "loss": 4.96, "lr": 0.01, "max_load": [3.0, 1.3]},
+        {"tokens": 200_000, "loss": None, "lr": 0.005},
+        {"tokens": 200_000, "val_loss": 2.2},
+    ]
+    Path("runs/a").mkdir(parents=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    Path("runs/a/metrics.jsonl").write_text(text)
+    exec(recipe("Watch a run"), {})
+    events = EventAccumulator("runs/a/tensorboard")
+    events.Reload()
+    points = {
+        name: [(p.step, p.value) for p in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+    near = lambda value: pytest.approx(value, rel=1e-6)
+    assert points == {
+        "loss": [(100_000, near(4.96))],
+        "lr": [(100_000, near(0.01)), (200_000, near(0.005))],
+        "val_loss": [(200_000, near(2.2))],
+    }
