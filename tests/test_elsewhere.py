@@ -103,6 +103,11 @@ def loader(steps: int, first: int = 0):
     return torch.utils.data.DataLoader(examples, batch_size=MICRO)
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
 @pytest.fixture
 def seen():
     """The learning rates of all groups in every step that an optimizer of torch takes."""
