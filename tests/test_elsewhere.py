@@ -535,6 +535,8 @@ def test_an_export_of_wandb_gives_the_law_of_its_finished_runs(encoding, capsys)
     # a run that crashed, between two learning rates of its cell
     better = dict(lr=records[5]["lr"] * 1.2, val_loss=records[4]["val_loss"] - 0.02)
     runs.append(wandb_run(records[5] | better, State="crashed"))
+    if encoding == "utf-8-sig":  # the mark hides the name of the first column
+        runs = [{"lr": run["lr"]} | run for run in runs]
     write_table("runs.csv", runs, encoding)
     found = read_table()["rows"]
     assert fit.law(found) == fit.law(rows_of(records))
