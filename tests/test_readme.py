@@ -373,8 +373,10 @@ def test_records_of_the_default_run_have_the_presets_settings():
 
 def test_quoted_code_patches_files_and_figures_exist():
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
+    # test_elsewhere.py runs the recipes of that page, which are no quotes
+    quoting = "\n".join(text for name, text in PAGES.items() if name != "elsewhere.md")
     everything = "\n".join(PAGES.values())
-    code = "".join(re.findall(r"```python\n(.*?)```", everything, re.S)).splitlines()
+    code = "".join(re.findall(r"```python\n(.*?)```", quoting, re.S)).splitlines()
     assert len(code) > 5 and [line for line in code if line.strip() not in source] == []
     for path in (ROOT / "forks").glob("*.patch"):
         assert path.read_text(encoding="utf-8") in PAGES["forks.md"]
