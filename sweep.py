@@ -502,7 +502,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
         raise UserError(
             f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
         )
-    typed = train.with_absolute_paths(typed)
+    typed = train.with_vocabulary(train.with_absolute_paths(typed))
     if args.engine == "local":
         typed["device"] = devices.pick_device(typed.get("device", "auto"))
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)

@@ -379,6 +379,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     parent = open_parent(Path(path)) if path else None
     if parent:
         fields = runs.branched_fields(parent, fields, config.SHAPE, config.LATER)
+    fields = with_vocabulary(fields)
     cfg = make_config(**{name: fields[name] for name in fields if name in config.FIELDS})
     for name in typed.keys() & unread(cfg.schedule):
         readers = ", ".join(
@@ -404,6 +405,14 @@ def with_absolute_paths(typed: dict) -> dict:
     if data.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     return typed
+
+
+def with_vocabulary(fields: dict) -> dict:
+    """The same fields, with the vocabulary of their corpus unless they have one."""
+    if "vocab_size" in fields:  # typed, or that of the parent or of the run to resume
+        return fields
+    size = data.vocab_size_of(fields.get("data"), fields.get("tokenizer", "bytes"))
+    return fields | {"vocab_size": size}
 
 
 def open_parent(path: Path) -> dict:
