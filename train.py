@@ -254,19 +254,20 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     if run.out is None:
         return {}
     record = run.finish(record)  # before anything else can fail
-    text = ""
+    text = "(no sample, because the run diverged)"
     if not record["diverged"]:
         model = state.average if uses_average(record) else state.model
         torch.manual_seed(cfg.seed)
         # growing shapes would compile again
         with torch.compiler.set_stance("force_eager"):
             text = sample(model.eval(), corpus.tokenizer)
+        text = text or "(empty, because the model ended the text at once)"
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     figures.draw_curve(run.out, record)
     if record["diverged"]:
         flags.say("diverged")
     else:
-        flags.say(f"\na sample:\n\n{text or '(the model ended the text at once)'}\n")
+        flags.say(f"\na sample:\n\n{text}\n")
     flags.say(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
