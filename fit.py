@@ -477,9 +477,11 @@ def as_json(fits: Fits, rows: list[dict]) -> dict:
     content["seq_len"] = row["seq_len"]
     content["warmup_tokens"] = row.get("warmup_tokens")
     content["fingerprint"] = row.get("fingerprint")
-    for name, axis in (("total_tokens", "T"), ("batch_size", "batch_size")):
-        values = [getattr(m, axis) for m in fits.points]
-        content[name] = [min(values), max(values)]  # the range of the sweep
+    # the range of the sweep
+    lengths = [m.T for m in fits.points]
+    batches = [m.beta * PAPER_SEQ_LEN for m in fits.points]
+    content["total_tokens"] = [min(lengths), max(lengths)]
+    content["batch_tokens"] = [min(batches), max(batches)]
     content["covariance"] = covariance(np.array([log_a, fits.law.b, fits.law.q]))
     content["decay_share"], content["decay_tokens"] = decay_of(rows)
     content["flags"] = flags_of(row)
@@ -564,43 +566,60 @@ def ceiling(law: dict, batch_tokens: float) -> float:
     return predict(law, law["total_tokens"][0], batch_tokens)
 
 
-def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
-    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
-    batch_tokens = batch_size * seq_len
+def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
+    """The flags of WSD and of Power, if they follow a law."""
     wsd = f"--schedule wsd --lr {predict(law, T, batch_tokens):.4g}"
     power = f"--schedule power --power_a {law['a']:.6g} --power_b {law['b']:.5f}"
     power += f" --power_q {law['q']:.5f} --lr_max {ceiling(law, batch_tokens):.4g}"
-    common = f"--total_tokens {T:.15g} --batch_size {batch_size:g}"
-    if law["decay_share"] != 0.1 or law["decay_tokens"]:
+    # train.py has no Power that rises with n, or falls with the batch size
+    return [wsd, power] if law["b"] <= 0 <= law["q"] else [wsd]
+
+
+def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
+    common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
+    if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
         decay = round(law["decay_share"] * T + law["decay_tokens"])
-        common += f" --decay_tokens {max(0, decay)}"
-    common += f" {law['flags']}"
+        common += f" --decay_tokens {decay}"
     if seq_len != law["seq_len"]:
         common += f" --seq_len {seq_len:g}"  # the last one counts
-    # Power cannot rise with n, nor fall with the batch size
-    schedules = [wsd, power] if law["b"] <= 0 <= law["q"] else [wsd]
-    return [f"python train.py {schedule} {common}" for schedule in schedules]
+    return [
+        f"python train.py {schedule} {common}"
+        for schedule in schedules_of(law, T, batch_size * seq_len)
+    ]
 
 
 def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
     """What to know before a run follows a law, and its commands, as lines."""
     lines = []
-    low, high = band(law, T, batch_size * seq_len)
+    batch_tokens = batch_size * seq_len
+
+    # 1. How sure is it?
+    low, high = band(law, T, batch_tokens)
     if low < high:
         lines.append(f"95% band of this learning rate: {low:.2g} to {high:.2g}")
-    for name, value in (("total_tokens", T), ("batch_size", batch_size)):
-        lines.append(outside(name, value, law[name]) if name in law else "")
-    if seq_len != law["seq_len"]:
-        lines.append(
-            f"the sweep had sequences of {law['seq_len']:g} tokens, not {seq_len:g}; "
-            "we compare batches by their tokens"
-        )
+    for name, value in (("total_tokens", T), ("batch_tokens", batch_tokens)):
+        if name in law and outside(name, value, law[name]):
+            lines.append(outside(name, value, law[name]))
+
+    # 2. What does it hold for?
+    had = [f"sequences of {law['seq_len']:g} tokens"]
     if law.get("warmup_tokens") is not None:
-        lines.append(f"the law is for a warmup of {law['warmup_tokens']:,} tokens")
-    if law.get("flags"):
-        lines.append("these commands have the settings of its sweep:")
+        had.append(f"a warmup of {law['warmup_tokens']:,} tokens")
+    if law.get("fingerprint"):
+        had.append(f"a text with fingerprint {law['fingerprint']}")
+    lines.append(f"the sweep had {', '.join(had)}")
+    if seq_len != law["seq_len"]:
+        lines.append(f"it has no sequences of {seq_len:g} tokens; its beta counts tokens")
+
+    # 3. Which runs follow it?
+    if law.get("flags") is not None:
+        lines.append("runs with all its settings that are not defaults of train.py:")
         lines += commands(law, T, batch_size, seq_len)
-    return [line for line in lines if line]
+    elif "total_tokens" in law:  # it has rows from elsewhere, so we know no settings
+        lines.append("schedules in the flags of train.py:")
+        lines += schedules_of(law, T, batch_tokens)
+    return lines
 
 
 def report_prediction(args) -> None:

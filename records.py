@@ -167,27 +167,25 @@ def complete(row: dict) -> dict:
 # -- From a record back to a command -----------------------------------------------------
 
 
-def flags_of(record: dict) -> str:
+def flags_of(record: dict) -> str | None:
     """The flags of train.py for the model, the text and the training of a record.
 
     Values of the preset need no flag. We leave out what an experiment varies, except for
-    the size of the model, and how much text a run validates on. "" for a row from
+    the size of the model, and how much text a run validates on. None for a row from
     elsewhere.
     """
     if "preset" not in record:
-        return ""
+        return None
     skip = VARIED - {"n_embd", "n_expert", "average"} | {"preset", "final_eval_tokens"}
     skip |= config.names("runtime") | unread(record["schedule"])
     if record.get("data") and "embedded" not in flags.parse_mixture(record["data"]):
         skip.add("tokenizer")  # the corpus has one
-    length = {name: record.get(name) for name in ("total_tokens", "batch_size")}
-    length["decay_tokens"] = 0  # so that it fits
 
     # first the fields with a fixed default, because others follow from them, as n_ffn
     # from n_embd
     typed = {"preset": record["preset"]}
     for follows in (False, True):
-        usual = vars(config.make_config(**typed, **length))
+        usual = vars(config.make_config(**typed, total_tokens=10**15))  # any warmup fits
         for field in dataclasses.fields(config.TrainConfig):
             name = field.name
             if name in skip or name not in record or (field.default is None) != follows:
