@@ -4,8 +4,11 @@ prediction.
     python fit.py runs/wsd-quick                         the law, law.json, figures
     python fit.py runs/bend --only warmup_tokens=5000    of some of the runs
     python fit.py --predict --total_tokens 10e12 --batch_size 1024
+    python fit.py --predict --total_tokens 1e7 --batch_size 8 --law runs/wsd-quick/law.json
 
-The last one prints the best learning rate by the paper's law.
+The first ends with the commands of a WSD run and of a Power run that follow the law. The
+third prints the best learning rate by the paper's law. The last does this by your law,
+and adds the commands.
 
 We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
 
@@ -27,6 +30,7 @@ fit.law(rows).
 
 import json
 import math
+import shlex
 import signal
 import statistics
 import sys
@@ -38,7 +42,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from records import STANDARD, complete, finished, flags_of, loss_of
+from records import narrow_first, read_records, shape_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
 from tools import figures, flags
 from tools.flags import UserError
@@ -443,15 +448,24 @@ def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or
-    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same).
-    Raises UserError.
+    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same),
+    and state, with which we leave out runs that are not "finished". Raises UserError.
     """
-    rows = [complete(row) for row in rows]
-    return as_json(fits_of(rows), rows[0])
+    rows = [complete(row) for row in finished(rows)]
+    others = {row["schedule"] for row in rows} - {"wsd"}
+    if others:
+        raise UserError(
+            f"rows of schedule {min(others)}: a law is of WSD; leave them out"
+        )
+    return as_json(fits_of(rows), rows)
 
 
-def as_json(fits: Fits, row: dict) -> dict:
-    """The content of law.json. Its a is the geometric mean over the shapes."""
+def as_json(fits: Fits, rows: list[dict]) -> dict:
+    """The content of law.json. Its a is the geometric mean over the shapes.
+
+    A command takes the settings of the last shape, which is the widest.
+    """
+    row = max(rows, key=lambda row: narrow_first((row["shape"],)))
     log_a = np.mean([np.log2(a) for a in fits.law.a.values()], axis=0)  # [1 + draws]
     b_paper, _, a_paper = fits.paper
     draws = {"a": np.exp2(log_a), "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
@@ -463,7 +477,38 @@ def as_json(fits: Fits, row: dict) -> dict:
     content["seq_len"] = row["seq_len"]
     content["warmup_tokens"] = row.get("warmup_tokens")
     content["fingerprint"] = row.get("fingerprint")
+    # the range of the sweep
+    lengths = [m.T for m in fits.points]
+    batches = [m.beta * PAPER_SEQ_LEN for m in fits.points]
+    content["total_tokens"] = [min(lengths), max(lengths)]
+    content["batch_tokens"] = [min(batches), max(batches)]
+    content["covariance"] = covariance(np.array([log_a, fits.law.b, fits.law.q]))
+    content["decay_share"], content["decay_tokens"] = decay_of(rows)
+    content["flags"] = flags_of(row)
     return content
+
+
+def covariance(draws: np.ndarray) -> list[float] | None:
+    """The 9 covariances of log2 a, b and q, [3, 1 + draws]; None if they have no spread."""
+    drawn = draws[:, 1:]
+    drawn = drawn[:, np.isfinite(drawn).all(axis=0)]
+    if drawn.shape[1] < 2 or not np.ptp(drawn[1:], axis=1).max() > 1e-9:
+        return None
+    return np.cov(drawn).ravel().tolist()
+
+
+def decay_of(rows: list[dict]) -> tuple[float, int]:
+    """The share s of T and the tokens t of the decay of a run, which takes s * T + t tokens.
+
+    It is an equal share of all runs, equal tokens, or all but equal tokens.
+    """
+    lengths = [(row["total_tokens"], row.get("decay_tokens") or 0) for row in rows]
+    if len({round(decay / T, 3) for T, decay in lengths}) == 1:
+        T, decay = max(lengths)
+        return round(decay / T, 3), 0
+    if len({decay for _, decay in lengths}) == 1:
+        return 0.0, lengths[0][1]
+    return 1.0, lengths[0][1] - lengths[0][0]
 
 
 # -- Prediction --------------------------------------------------------------------------
@@ -484,8 +529,101 @@ def read_law(path: str) -> dict:
     return law
 
 
+def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
+    """The 95% band of a prediction, from the covariance of the draws; NaN if it has none.
+
+    It widens with the distance from the sweep, and knows nothing of a law that bends there.
+    """
+    if not law.get("covariance"):
+        return math.nan, math.nan
+    beta = paper_batch_size(batch_tokens)
+    x = np.array([1.0, math.log2(total_tokens), math.log2(beta)])
+    variance = x @ np.reshape(law["covariance"], (3, 3)) @ x  # of log2 lr
+    factor = 2 ** (1.96 * math.sqrt(max(variance, 0.0)))
+    lr = predict(law, total_tokens, batch_tokens)
+    return lr / factor, lr * factor
+
+
+def outside(name: str, value: float, span: list[float]) -> str:
+    """How far a value is outside the span of the sweep, in factors of two; "" inside."""
+    low, high = span
+    if low <= value <= high:
+        return ""
+    factors = math.log2(value / high) if value > high else math.log2(low / value)
+    where = "above" if value > high else "below"
+    asked = f"{name} {figures.size(value)} is {factors:.1f} factors of two {where}"
+    return f"{asked} the sweep ({figures.size(low)} to {figures.size(high)})"
+
+
+# -- From a law to a run -----------------------------------------------------------------
+
+
+def ceiling(law: dict, batch_tokens: float) -> float:
+    """lr_max of a Power run that follows a law: what the law says at the shortest T of its sweep.
+
+    Below this T, nobody has measured it.
+    """
+    return predict(law, law["total_tokens"][0], batch_tokens)
+
+
+def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
+    """The flags of WSD and of Power, if they follow a law."""
+    wsd = f"--schedule wsd --lr {predict(law, T, batch_tokens):.4g}"
+    power = f"--schedule power --power_a {law['a']:.6g} --power_b {law['b']:.5f}"
+    power += f" --power_q {law['q']:.5f} --lr_max {ceiling(law, batch_tokens):.4g}"
+    # train.py has no Power that rises with n, or falls with the batch size
+    return [wsd, power] if law["b"] <= 0 <= law["q"] else [wsd]
+
+
+def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
+    common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
+    if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
+        decay = round(law["decay_share"] * T + law["decay_tokens"])
+        common += f" --decay_tokens {decay}"
+    if seq_len != law["seq_len"]:
+        common += f" --seq_len {seq_len:g}"  # the last one counts
+    return [
+        f"python train.py {schedule} {common}"
+        for schedule in schedules_of(law, T, batch_size * seq_len)
+    ]
+
+
+def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """What to know before a run follows a law, and its commands, as lines."""
+    lines = []
+    batch_tokens = batch_size * seq_len
+
+    # 1. How sure is it?
+    low, high = band(law, T, batch_tokens)
+    if low < high:
+        lines.append(f"95% band of this learning rate: {low:.2g} to {high:.2g}")
+    for name, value in (("total_tokens", T), ("batch_tokens", batch_tokens)):
+        if name in law and outside(name, value, law[name]):
+            lines.append(outside(name, value, law[name]))
+
+    # 2. What does it hold for?
+    had = [f"sequences of {law['seq_len']:g} tokens"]
+    if law.get("warmup_tokens") is not None:
+        had.append(f"a warmup of {law['warmup_tokens']:,} tokens")
+    if law.get("fingerprint"):
+        had.append(f"a text with fingerprint {law['fingerprint']}")
+    lines.append(f"the sweep had {', '.join(had)}")
+    if seq_len != law["seq_len"]:
+        lines.append(f"it has no sequences of {seq_len:g} tokens; its beta counts tokens")
+
+    # 3. Which runs follow it?
+    if law.get("flags") is not None:
+        lines.append("runs with all its settings that are not defaults of train.py:")
+        lines += commands(law, T, batch_size, seq_len)
+    elif "total_tokens" in law:  # it has rows from elsewhere, so we know no settings
+        lines.append("schedules in the flags of train.py:")
+        lines += schedules_of(law, T, batch_tokens)
+    return lines
+
+
 def report_prediction(args) -> None:
-    """Print the learning rate for --predict. Raises UserError."""
+    """Print the learning rate for --predict, and the rest to standard error. Raises UserError."""
     if args.law == "paper":
         law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
     else:
@@ -499,7 +637,11 @@ def report_prediction(args) -> None:
     for name, value in numbers.items():
         if value is None or not 0 < value < math.inf:
             raise UserError(f"--{name} {value}: --predict needs a number above 0")
+    # alone on standard output, so that lr=$(python fit.py --predict ...) works
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
+    if args.law != "paper":
+        for line in advice(law, args.total_tokens, args.batch_size, seq_len):
+            print(line, file=sys.stderr)
 
 
 # -- The report of a sweep of WSD: the law -----------------------------------------------
@@ -613,9 +755,9 @@ def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> 
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law, write law.json, and draw the figures."""
+    """Print the law, write law.json, draw the figures, and print what a run should do."""
     fits = fits_of(records)
-    content = as_json(fits, records[0])
+    content = as_json(fits, records)
     readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
         points = usable(parabolas(records, window))
@@ -632,6 +774,24 @@ def report_wsd(records: list[dict], out: Path) -> None:
     draw_valleys(out / "valleys.png", fits.points)
     draw_law(out / "law.png", fits, records[0]["seq_len"])
     print(f"\n{out}: law.json, valleys.png, law.png")
+    print_advice(content, fits.points, out)
+
+
+def print_advice(law: dict, points: list[Minimum], out: Path) -> None:
+    """Print the commands of runs four times as long as the longest, at the best batch size."""
+    longest = [m for m in points if m.T == law["total_tokens"][1]]
+    batch_size = min(longest, key=attrgetter("loss")).batch_size
+    T = 4 * longest[0].T
+    lr = predict(law, T, batch_size * law["seq_len"])
+    where = f"T = {figures.size(T)} and batch size {batch_size:g}"
+    print(f"\nFor {where}, the law has learning rate {lr:.2g}.")
+    for line in advice(law, T, batch_size, law["seq_len"]):
+        print(line)
+    file = shlex.quote(str(out / "law.json"))
+    print(
+        "for other values: python fit.py --predict --total_tokens T --batch_size B "
+        f"--law {file}"
+    )
 
 
 # -- The report of a sweep over widths, with and without muP -----------------------------
@@ -772,7 +932,8 @@ def report_records(records: list[dict], out: Path) -> None:
         report_power(records, out)
     elif schedules != {"wsd"}:
         raise UserError(
-            f"no report for schedules {sorted(schedules)}; is the sweep running?"
+            f"no report for schedules {sorted(schedules)}; is the sweep running? "
+            "Or choose one, as in --only schedule=wsd"
         )
     elif standard == {True, False}:  # with and without muP
         found = minima(records)
