@@ -25,7 +25,7 @@ from tools.figures import COLORS, figure, size
 
 FOLDER = ROOT / "results/curves-laptop"
 LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # run lengths T
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 RED = "#a32020"  # a cosine that is stopped early
 
 
