@@ -107,6 +107,26 @@ def test_the_blanks_fail_and_the_originals_pass(tmp_path):
     assert status == 0 and "failed" not in said
 
 
+def test_every_picture_of_the_page_is_drawn(tmp_path):
+    """Of functions that are written, with shorter runs."""
+    folder = tmp_path / "exercises"
+    exercise.main([f"--out={folder}"])
+    for name in ("power.py", "mup.py"):
+        shutil.copy(ROOT / name, folder)
+    page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
+    names = sorted(set(re.findall(r"^python draw\.py (\w+)$", page, re.M)))
+    code = f"""
+import draw, power
+draw.T = 40_960
+power.LENGTHS = (40_960, 51_200)
+assert sorted(draw.PICTURES) == {names}
+for name in draw.PICTURES:
+    draw.main(name)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    assert sorted(path.stem for path in folder.glob("*.png")) == names
+
+
 def test_an_existing_folder_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     assert exercise.main([f"--out={tmp_path / 'mine'}"]) == 2

@@ -115,13 +115,17 @@ PICTURES = {
     "branch": draw_branch,
 }
 
+
+def main(name: str) -> None:
+    PICTURES[name]()
+    plt.savefig(f"{name}.png", dpi=150, bbox_inches="tight")
+    print(f"{name}.png")
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PICTURES:
         sys.exit(__doc__)
-    name = sys.argv[1]
     try:
-        PICTURES[name]()
+        main(sys.argv[1])
     except NotImplementedError as missing:
         sys.exit(str(missing))
-    plt.savefig(f"{name}.png", dpi=150, bbox_inches="tight")
-    print(f"{name}.png")

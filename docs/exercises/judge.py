@@ -123,12 +123,13 @@ def start_and_change(rule, width: int) -> tuple[float, float]:
     matrix = nn.Linear(width, width, bias=False)
     nn.init.normal_(matrix.weight, std=rule.init_std)
     optimizer = torch.optim.AdamW(matrix.parameters(), lr=0.01 * rule.lr_scale)
-    x = torch.randn(width).sign()
-    before = matrix(x)
+    inputs = torch.randn(256, width).sign()
+    start = matrix(inputs)
+    before = start[0]
     before.sum().backward()
     optimizer.step()
-    change = matrix(x) - before
-    return before.std().item(), change.abs().mean().item()
+    change = matrix(inputs[0]) - before
+    return start.std().item(), change.abs().mean().item()
 
 
 def test_rules_change_nothing_at_the_base_width():
