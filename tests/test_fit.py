@@ -577,6 +577,8 @@ def test_flags_of_a_record_give_its_settings(fields):
     typed, _ = train.parse([*flags, *(f"--{name}={x}" for name, x in length.items())])
     again = make_config(**typed | {"decay_tokens": cfg.decay_tokens})
     assert settings(vars(again)) == settings(vars(cfg)) and again.data == cfg.data
+    has_tokenizer = "tokenizer" in fields and "embedded" in fields["data"]
+    assert ("--tokenizer" in flags) == has_tokenizer  # train.py refuses a second one
     assert flags_of({"lr": 0.1, "schedule": "wsd"}) is None
 
 

@@ -139,6 +139,15 @@ def cost_beside(found: list, step: float) -> float:
 
 
 @cache
+def choices() -> dict[str, float]:
+    """b of the same losses, fitted as in the last exercise."""
+    late = fits(SHORT, "total_tokens=160000,320000,640000,1280000").law.b[0]
+    paper = fits(SHORT).paper[0][0]
+    parabolas = {str(n): law_row(f"2,000, {n}")[0][0] for n in (5, 7)}
+    return parabolas | {"late": late, "paper": paper}
+
+
+@cache
 def transfer(kind: str) -> np.ndarray:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))
@@ -247,6 +256,12 @@ NUMBERS = {
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
                          - slope_of(SHORT, "b", shape=["width 32"])),
+    "choice.5": lambda: [choices()["5"], choices()["7"]], "choice.late": lambda: choices()["late"],
+    "choice.paper": lambda: fits(SHORT).paper[0],
+    "choice.range": lambda: max(choices().values()) - min(choices().values()),
+    "choice.width": lambda: np.diff(fit.interval(fits(SHORT).law.b))[0],
+    "choice.factor": lambda: (1e13 / 1.28e6) ** (max(choices().values())
+                                                 - min(choices().values())),
     "unit.sequences": lambda: paper_lr(1024, 1e13),
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
