@@ -142,6 +142,11 @@ def draw_decay(path: Path, T: int = LENGTHS[2]) -> None:
         bottom.set(ylabel="learning rate", xlabel="tokens (millions)", ylim=(0, None))
         low, high = visible(top, first, last)
         top.set_ylim(low - 0.02, high + 0.02)
+        above = losses("power-trunk", begin).mean() + 0.03
+        top.text(millions(begin), above, "the run continues", color=blue)
+        top.text(millions(begin) - 0.02, above - 0.075, "a decay", color=blue, ha="right")
+        below = losses("power-trunk", first, "average_val_loss").mean() - 0.075
+        top.text(millions(first) + 0.02, below, "average of its weights", color=green)
 
 
 def visible(ax, first: float, last: float) -> tuple[float, float]:
