@@ -2,7 +2,7 @@
 
     python docs/anytime.py results/compare-laptop results/search-laptop
 
-Draws the first figure of README.md, from a comparison (`python sweep.py compare`). All
+Draws a figure of docs/methods.md, from a comparison (`python sweep.py compare`). All
 losses are relative to cosines that were planned for the length at which you stop. Both
 follow our law.
 """
