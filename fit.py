@@ -561,7 +561,7 @@ def outside(name: str, value: float, span: list[float]) -> str:
 def ceiling(law: dict, batch_tokens: float) -> float:
     """lr_max of a Power run that follows a law: what the law says at the shortest T of its sweep.
 
-    Below this T, nobody has measured it.
+    Below this T, nobody has measured it, and a much higher ceiling costs loss (docs/recipe.md).
     """
     return predict(law, law["total_tokens"][0], batch_tokens)
 

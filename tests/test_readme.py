@@ -209,10 +209,36 @@ def drop_of_decay() -> float:
     return (curves.losses("power-trunk", T) - curves.losses(f"power-{T}", T)).mean()
 
 
+RECIPE = {  # row of docs/recipe.md -> its runs in results/recipe
+    "Power with our law": "power", "Power with the defaults of train.py": "default",
+    "WSD at the learning rate of our law": "wsd", "WSD with the defaults of train.py": "wsddefault",
+    "WSD at √2 times the learning rate of our law": "wsdhigh",
+}  # fmt: skip
+
+
+def recipe_row(label: str) -> list[float]:
+    """Validation losses of three seeds, and their mean."""
+    names = values("recipe", "run")
+    losses = dict(zip(names, values("recipe")))
+    by_seed = [losses[f"{RECIPE[label]}-{seed}"] for seed in range(3)]
+    return [*by_seed, np.mean(by_seed)]
+
+
+def ceiling_row(label: str) -> list[float]:
+    """Mean losses at both run lengths, of the Power runs with a ceiling or of WSD."""
+    kind = "wsd" if "WSD" in label else label.split()[0].replace(",", "")
+    losses = dict(zip(values("ceiling-rule", "run"), values("ceiling-rule")))
+    lengths = (1_280_000, 5_120_000)
+    return [np.mean([losses[f"{kind}-{T}-{seed}"] for seed in (0, 1)]) for T in lengths]
+
+
 NUMBERS = {
     "curves": lambda: curves.over_seeds(curves.ends("power") - curves.ends("cosine")),
     "curves.cut": lambda: (curves.cut_short() - curves.ends("cosine")).mean(axis=1).max(),
     "decay.drop": drop_of_decay,
+    "recipe": lambda: [recipe_row(list(RECIPE)[i])[-1] for i in (0, 2, 1, 3)],
+    "recipe.b": lambda: fits(("recipe/sweep",)).law.b,
+    "recipe.q": lambda: fits(("recipe/sweep",)).law.q,
     "laptop.power": lambda: tuned("power")[0], "laptop.cosine.0": lambda: tuned("cosine")[0],
     "laptop.moe": lambda: values("laptop-moe"),
     "moe.params": lambda: values("laptop-moe", "n_params")[0] / values("laptop", "n_params")[0],
@@ -296,7 +322,8 @@ b_and_q = lambda fits: [fits.law.b, fits.law.q]
 TABLES = {  # name -> (first column -> the numbers of that row)
     "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
     "law": law_row, "questions": question_row, "two-stage": stages,
-    "memory": lambda weight_decay: b_and_q(memory(weight_decay)),
+    "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "recipe": recipe_row,
+    "ceiling": ceiling_row,
 }  # fmt: skip
 
 
