@@ -4,10 +4,13 @@ prediction.
     python fit.py runs/wsd-quick                         the law, law.json, figures
     python fit.py runs/bend --only warmup_tokens=5000    of some of the runs
     python fit.py --predict --total_tokens 10e12 --batch_size 1024
+    python fit.py --predict --total_tokens 1e7 --batch_size 8 --law runs/wsd-quick/law.json
 
-The last one prints the best learning rate by the paper's law.
+The first ends with the commands of a WSD run and of a Power run that follow the law. The
+third prints the best learning rate by the paper's law. The last does this by your law,
+and adds the commands.
 
-We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
+We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
    seeds. Its minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest
@@ -28,6 +31,7 @@ fit.law(rows).
 
 import json
 import math
+import shlex
 import signal
 import statistics
 import sys
@@ -40,7 +44,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from records import STANDARD, complete, finished, flags_of, loss_of
+from records import narrow_first, read_records, shape_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
 from tools import figures, flags
 from tools.flags import UserError
@@ -265,7 +270,8 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
 #     [the answer, a first half without one column each, a second half without one seed each]
 #
 # The shorter half ends with NaN. Answers can be subtracted row by row, because the same
-# row leaves out the same thing of both.
+# row leaves out the same thing of both. An answer that needs two batch sizes is NaN without
+# one of two. Then only the seeds give its interval, and it is too narrow.
 
 
 def leave_out(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray]:
@@ -344,10 +350,11 @@ def error_of(rows: np.ndarray) -> tuple[float, float]:
     below = 0.0
     for half in np.split(rows[1:], 2):
         # A row that changes nothing leaves out what is not in the answer.
-        moved = half[np.isfinite(half) & (half != rows[0])]
+        same = np.isclose(half, rows[0], rtol=1e-12, atol=1e-12)
+        moved = half[np.isfinite(half) & ~same]
         n = len(moved)
         if n > 1:
-            part = (n - 1) * moved.var()
+            part = (n - 1) * moved.var()  # as n means of n - 1 values vary little
             variance += part
             below += part**2 / (n - 1)
     freedom = variance**2 / below if below > 0 else 0.0  # Welch, Satterthwaite
@@ -507,21 +514,30 @@ def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or
-    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same).
-    Raises UserError.
+    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same),
+    and state, with which we leave out runs that are not "finished". Raises UserError.
     """
-    rows = [complete(row) for row in rows]
-    return as_json(fits_of(rows), rows[0])
+    rows = [complete(row) for row in finished(rows)]
+    others = {row["schedule"] for row in rows} - {"wsd"}
+    if others:
+        raise UserError(
+            f"rows of schedule {min(others)}: a law is of WSD; leave them out"
+        )
+    return as_json(fits_of(rows), rows)
 
 
-def as_json(fits: Fits, row: dict) -> dict:
-    """The content of law.json. Its a is the geometric mean over the shapes."""
+def as_json(fits: Fits, rows: list[dict]) -> dict:
+    """The content of law.json. Its a is the geometric mean over the shapes.
+
+    A command takes the settings of the last shape, which is the widest.
+    """
+    row = max(rows, key=lambda row: narrow_first((row["shape"],)))
     log_a = np.mean([np.log2(a) for a in fits.law.a.values()], axis=0)  # [rows]
     b_paper, _, a_paper = fits.paper
     answers = {"a": log_a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
-    content = {name: rows[0] for name, rows in answers.items()}
-    for name, rows in answers.items():
-        content[f"{name}_interval"] = interval(rows)
+    content = {name: answer[0] for name, answer in answers.items()}
+    for name, answer in answers.items():
+        content[f"{name}_interval"] = interval(answer)
     for name in ("a", "a_interval"):
         content[name] = np.exp2(content[name]).tolist()
     content["a_paper"] = a_paper
@@ -529,7 +545,38 @@ def as_json(fits: Fits, row: dict) -> dict:
     content["seq_len"] = row["seq_len"]
     content["warmup_tokens"] = row.get("warmup_tokens")
     content["fingerprint"] = row.get("fingerprint")
+    # the range of the sweep
+    lengths = [m.T for m in fits.points]
+    batches = [m.beta * PAPER_SEQ_LEN for m in fits.points]
+    content["total_tokens"] = [min(lengths), max(lengths)]
+    content["batch_tokens"] = [min(batches), max(batches)]
+    content["covariance"] = covariance(np.array([log_a, fits.law.b, fits.law.q]))
+    content["decay_share"], content["decay_tokens"] = decay_of(rows)
+    content["flags"] = flags_of(row)
     return content
+
+
+def covariance(draws: np.ndarray) -> list[float] | None:
+    """The 9 covariances of log2 a, b and q, [3, 1 + draws]; None if they have no spread."""
+    drawn = draws[:, 1:]
+    drawn = drawn[:, np.isfinite(drawn).all(axis=0)]
+    if drawn.shape[1] < 2 or not np.ptp(drawn[1:], axis=1).max() > 1e-9:
+        return None
+    return np.cov(drawn).ravel().tolist()
+
+
+def decay_of(rows: list[dict]) -> tuple[float, int]:
+    """The share s of T and the tokens t of the decay of a run, which takes s * T + t tokens.
+
+    It is an equal share of all runs, equal tokens, or all but equal tokens.
+    """
+    lengths = [(row["total_tokens"], row.get("decay_tokens") or 0) for row in rows]
+    if len({round(decay / T, 3) for T, decay in lengths}) == 1:
+        T, decay = max(lengths)
+        return round(decay / T, 3), 0
+    if len({decay for _, decay in lengths}) == 1:
+        return 0.0, lengths[0][1]
+    return 1.0, lengths[0][1] - lengths[0][0]
 
 
 # -- Prediction --------------------------------------------------------------------------
@@ -550,8 +597,101 @@ def read_law(path: str) -> dict:
     return law
 
 
+def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
+    """The 95% band of a prediction, from the covariance of the draws; NaN if it has none.
+
+    It widens with the distance from the sweep, and knows nothing of a law that bends there.
+    """
+    if not law.get("covariance"):
+        return math.nan, math.nan
+    beta = paper_batch_size(batch_tokens)
+    x = np.array([1.0, math.log2(total_tokens), math.log2(beta)])
+    variance = x @ np.reshape(law["covariance"], (3, 3)) @ x  # of log2 lr
+    factor = 2 ** (1.96 * math.sqrt(max(variance, 0.0)))
+    lr = predict(law, total_tokens, batch_tokens)
+    return lr / factor, lr * factor
+
+
+def outside(name: str, value: float, span: list[float]) -> str:
+    """How far a value is outside the span of the sweep, in factors of two; "" inside."""
+    low, high = span
+    if low <= value <= high:
+        return ""
+    factors = math.log2(value / high) if value > high else math.log2(low / value)
+    where = "above" if value > high else "below"
+    asked = f"{name} {figures.size(value)} is {factors:.1f} factors of two {where}"
+    return f"{asked} the sweep ({figures.size(low)} to {figures.size(high)})"
+
+
+# -- From a law to a run -----------------------------------------------------------------
+
+
+def ceiling(law: dict, batch_tokens: float) -> float:
+    """lr_max of a Power run that follows a law: what the law says at the shortest T of its sweep.
+
+    Below this T, nobody has measured it.
+    """
+    return predict(law, law["total_tokens"][0], batch_tokens)
+
+
+def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
+    """The flags of WSD and of Power, if they follow a law."""
+    wsd = f"--schedule wsd --lr {predict(law, T, batch_tokens):.4g}"
+    power = f"--schedule power --power_a {law['a']:.6g} --power_b {law['b']:.5f}"
+    power += f" --power_q {law['q']:.5f} --lr_max {ceiling(law, batch_tokens):.4g}"
+    # train.py has no Power that rises with n, or falls with the batch size
+    return [wsd, power] if law["b"] <= 0 <= law["q"] else [wsd]
+
+
+def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
+    common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
+    if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
+        decay = round(law["decay_share"] * T + law["decay_tokens"])
+        common += f" --decay_tokens {decay}"
+    if seq_len != law["seq_len"]:
+        common += f" --seq_len {seq_len:g}"  # the last one counts
+    return [
+        f"python train.py {schedule} {common}"
+        for schedule in schedules_of(law, T, batch_size * seq_len)
+    ]
+
+
+def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """What to know before a run follows a law, and its commands, as lines."""
+    lines = []
+    batch_tokens = batch_size * seq_len
+
+    # 1. How sure is it?
+    low, high = band(law, T, batch_tokens)
+    if low < high:
+        lines.append(f"95% band of this learning rate: {low:.2g} to {high:.2g}")
+    for name, value in (("total_tokens", T), ("batch_tokens", batch_tokens)):
+        if name in law and outside(name, value, law[name]):
+            lines.append(outside(name, value, law[name]))
+
+    # 2. What does it hold for?
+    had = [f"sequences of {law['seq_len']:g} tokens"]
+    if law.get("warmup_tokens") is not None:
+        had.append(f"a warmup of {law['warmup_tokens']:,} tokens")
+    if law.get("fingerprint"):
+        had.append(f"a text with fingerprint {law['fingerprint']}")
+    lines.append(f"the sweep had {', '.join(had)}")
+    if seq_len != law["seq_len"]:
+        lines.append(f"it has no sequences of {seq_len:g} tokens; its beta counts tokens")
+
+    # 3. Which runs follow it?
+    if law.get("flags") is not None:
+        lines.append("runs with all its settings that are not defaults of train.py:")
+        lines += commands(law, T, batch_size, seq_len)
+    elif "total_tokens" in law:  # it has rows from elsewhere, so we know no settings
+        lines.append("schedules in the flags of train.py:")
+        lines += schedules_of(law, T, batch_tokens)
+    return lines
+
+
 def report_prediction(args) -> None:
-    """Print the learning rate for --predict. Raises UserError."""
+    """Print the learning rate for --predict, and the rest to standard error. Raises UserError."""
     if args.law == "paper":
         law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
     else:
@@ -565,7 +705,11 @@ def report_prediction(args) -> None:
     for name, value in numbers.items():
         if value is None or not 0 < value < math.inf:
             raise UserError(f"--{name} {value}: --predict needs a number above 0")
+    # alone on standard output, so that lr=$(python fit.py --predict ...) works
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
+    if args.law != "paper":
+        for line in advice(law, args.total_tokens, args.batch_size, seq_len):
+            print(line, file=sys.stderr)
 
 
 # -- The report of a sweep of WSD: the law -----------------------------------------------
@@ -611,33 +755,41 @@ def point(
     x: np.ndarray,
     weight: np.ndarray,
     line: float | None = None,
-    filled: bool = True,
 ) -> tuple:
     """A point for figures.draw_points: the x of a minimum with its standard error.
 
-    x and weight are its rows. Of two seeds, x plus and minus the error is where each seed
-    alone has its minimum. Without a line, the line goes through the point.
+    x and weight are its rows. For two seeds, this is about where each of them alone has
+    its minimum. (95% of Student's t would be 13 times as much.) Without a line, the line
+    goes through the point.
     """
     x = np.where(weight > 0, x, math.nan)  # without rows that lack the minimum
     error, _ = error_of(x)
     if line is None:
         line = x[0]
-    return math.log2(at), x[0], x[0] - error, x[0] + error, line, filled
+    return math.log2(at), x[0], x[0] - error, x[0] + error, line
 
 
-def draw_law(path: Path, fits: Fits, content: dict, chosen: list[Minimum]) -> None:
-    """The law of the shape with most minima. Filled are those that the paper would choose."""
+def draw_law(path: Path, fits: Fits, seq_len: float) -> None:
+    """The law of the shape with most minima, with a ring at the best batch sizes of every T."""
     shape = statistics.mode(m.shape for m in fits.points)
     groups: dict = {}
     for i, m in enumerate(fits.points):
         if m.shape == shape:
             fitted = fits.law.fitted[0, i]
-            filled = m in chosen
-            here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted, filled)
+            here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted)
             groups.setdefault(label(m, "T"), []).append(here)
-    title = f"Best learning rate ∝ T^{fits.law.b[0]:.2f} beta^{fits.law.q[0]:.2f}"
-    xlabel = f"batch size (sequences of {content['seq_len']:g} tokens), {shape}"
-    figures.draw_points(path, groups, title, xlabel)
+    three_best: dict = {}  # T -> (log2 of the batch size, x) of the three best
+    for m in best_batches(fits.points, 3):
+        if m.shape == shape:
+            three_best.setdefault(m.T, []).append((math.log2(m.batch_size), m.x))
+    figures.draw_points(
+        path,
+        groups,
+        figures.shades(groups, "tokens"),
+        title="Rings: mean of the three best batch sizes for each T",
+        xlabel=f"batch size (sequences of {seq_len:g} tokens), {shape}",
+        best=[tuple(np.mean(three, axis=0)) for three in three_best.values()],
+    )
 
 
 def draw_valleys(path: Path, found: list[Minimum]) -> None:
@@ -666,14 +818,15 @@ def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> 
         groups={label(m, field): [m] for m in row},
         title=f"{longer:.0f}× the {words}, {moved:.2g}× the best learning rate",
         xlabel=f"learning rate ({first.shape}, {label(first, fixed)})",
+        hue="tokens" if field == "T" else "batch size",
         log=True,
     )
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law, write law.json, and draw the figures."""
+    """Print the law, write law.json, draw the figures, and print what a run should do."""
     fits = fits_of(records)
-    content = as_json(fits, records[0])
+    content = as_json(fits, records)
     readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
         points = usable(parabolas(records, window))
@@ -688,8 +841,26 @@ def report_wsd(records: list[dict], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
     draw_valleys(out / "valleys.png", fits.points)
-    draw_law(out / "law.png", fits, content, best_batches(fits.found, 3))
+    draw_law(out / "law.png", fits, records[0]["seq_len"])
     print(f"\n{out}: law.json, valleys.png, law.png")
+    print_advice(content, fits.points, out)
+
+
+def print_advice(law: dict, points: list[Minimum], out: Path) -> None:
+    """Print the commands of runs four times as long as the longest, at the best batch size."""
+    longest = [m for m in points if m.T == law["total_tokens"][1]]
+    batch_size = min(longest, key=attrgetter("loss")).batch_size
+    T = 4 * longest[0].T
+    lr = predict(law, T, batch_size * law["seq_len"])
+    where = f"T = {figures.size(T)} and batch size {batch_size:g}"
+    print(f"\nFor {where}, the law has learning rate {lr:.2g}.")
+    for line in advice(law, T, batch_size, law["seq_len"]):
+        print(line)
+    file = shlex.quote(str(out / "law.json"))
+    print(
+        "for other values: python fit.py --predict --total_tokens T --batch_size B "
+        f"--law {file}"
+    )
 
 
 # -- The report of a sweep over widths, with and without muP -----------------------------
@@ -729,6 +900,7 @@ def report_transfer(
             groups={name: [m] for name, m in zip(names, some)},
             title=f"{title}: {wider:g}× width, {ratio[0]:.2f}× the best learning rate",
             xlabel=f"learning rate ({where})",
+            hue="width",
             log=True,
         )
         panels.append(panel)
@@ -808,6 +980,7 @@ def panel_of_best(name: str, found: list[Minimum], center: dict) -> dict:
         groups=groups,
         title=f"The best {name} is {np.nanmin(best):.2g} to {np.nanmax(best):.2g}",
         xlabel=f"{name} ({where})",
+        hue="batch size",
         log=name == "a",
         unit=1,
     )
@@ -828,7 +1001,8 @@ def report_records(records: list[dict], out: Path) -> None:
         report_power(records, out)
     elif schedules != {"wsd"}:
         raise UserError(
-            f"no report for schedules {sorted(schedules)}; is the sweep running?"
+            f"no report for schedules {sorted(schedules)}; is the sweep running? "
+            "Or choose one, as in --only schedule=wsd"
         )
     elif standard == {True, False}:  # with and without muP
         found = minima(records)

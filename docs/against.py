@@ -1,5 +1,5 @@
 """What does a setting change in the best learning rates and in their law? See
-docs/bend.md.
+docs/methods.md.
 
     python docs/against.py weight_decay=0,0.1,0.3 results/memory-laptop
 
@@ -110,7 +110,8 @@ def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
     if math.isfinite(first.law.b[0]):
         title += f": T^{first.law.b[0]:.2f} to T^{last.law.b[0]:.2f} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {batch_size:g}"
-    figures.draw_points(path, groups, title, xlabel)
+    colors = figures.shades(groups, "other")
+    figures.draw_points(path, groups, colors, title, xlabel)
 
 
 def main(argv: list[str] | None = None) -> int:

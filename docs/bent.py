@@ -1,5 +1,5 @@
 """Is the law of a sweep straight, or does it flatten at large batch sizes? See
-docs/bend.md.
+docs/methods.md.
 
     python docs/bent.py results/bend-laptop --only warmup_tokens=80000
 

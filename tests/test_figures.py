@@ -10,6 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+import curves
+import exponents
 import schedules
 from tools import figures as drawing
 
@@ -85,6 +87,12 @@ def test_schedules_are_printed_and_drawn(figures, capsys):
     assert "32.00B  0.000258  0.000000  0.000000" in capsys.readouterr().out
 
 
+def test_the_figures_of_the_readme(figures, tmp_path):
+    curves.draw_race(tmp_path / "curves.png")
+    curves.draw_decay(tmp_path / "decay.png")
+    exponents.draw(tmp_path / "exponents.png")
+
+
 @pytest.mark.parametrize("schedule", [*schedules.SCHEDULES, "a fork's own"])
 def test_curve(figures, tmp_path, schedule):
     lines = []
@@ -104,9 +112,10 @@ def test_curve(figures, tmp_path, schedule):
 
 
 def test_a_narrow_axis_has_two_labels_and_equal_labels_may_share_an_x(figures, tmp_path):
-    point = lambda x: (x, -7.5, -7.6, -7.4, -7.5, True)
+    point = lambda x: (x, -7.5, -7.6, -7.4, -7.5)
     groups = {"T = 100k": [point(1), point(1)], "T = 200k": [point(1), point(2)]}
-    drawing.draw_points(tmp_path / "a.png", groups, title="t", xlabel="x")
+    colors = drawing.shades(groups, "tokens")
+    drawing.draw_points(tmp_path / "a.png", groups, colors, title="t", xlabel="x")
 
 
 def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import schedules
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
 import compare
+import train
+from config import make_config
 from tools.flags import UserError
-from records import as_record, check_same_settings, complete
+from records import VARIED, as_record, check_same_settings, complete
+from records import differs, flags_of, settings
 
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
@@ -96,7 +100,14 @@ def test_law_of_plain_rows_is_the_law_of_records():
     write(rows, Path("rows"))
     assert fit.main(["rows"]) == 0
     for name, value in fit.law(rows).items():
-        if name not in ("seq_len", "fingerprint", "warmup_tokens", "rule"):
+        if name not in (
+            "seq_len",
+            "fingerprint",
+            "warmup_tokens",
+            "rule",
+            "flags",
+            "decay_share",
+        ):
             assert value == pytest.approx(of_records[name])
     with pytest.raises(ValueError, match="total_tokens None"):
         fit.law([{"lr": 0.1}])
@@ -111,7 +122,40 @@ def test_a_run_that_is_there_twice_is_reported_with_its_losses(capsys):
     found = fit.read_records([Path("runs")])
     assert len(found) == len(runs) and found[0]["val_loss"] == again[0]["val_loss"]
     printed = capsys.readouterr().out
-    assert "7 runs are there twice" in printed and "0.5000" in printed
+    assert "9 runs are repeated" in printed and "0.5000" in printed
+
+
+def test_repeated_runs_with_equal_losses_are_reported_too(capsys):
+    runs = wsd_records(seeds=1, widths=[32])
+    write(runs + runs[:3], Path("runs"))
+    assert len(fit.read_records([Path("runs")])) == len(runs)
+    assert "3 runs are repeated" in capsys.readouterr().out
+
+
+def test_runs_that_did_not_finish_are_left_out_and_counted(capsys):
+    """A crashed run has a loss in W&B, and it would move the law."""
+    runs = [r | {"state": "finished"} for r in wsd_records(seeds=1)]
+    lost = [(0, "crashed"), (200, "running"), (205, "crashed")]
+    for i, state in lost:
+        runs[i] |= {"state": state, "val_loss": 9.0}
+    kept = [r for r in runs if r["state"] == "finished"]
+    without_state = [{k: v for k, v in r.items() if k != "state"} for r in kept]
+    write(runs, Path("runs"))
+    found = fit.read_records([Path("runs")])
+    write(without_state, Path("others"))
+    assert "3 runs that did not finish: 2 crashed, 1 running" in capsys.readouterr().out
+    assert found == fit.read_records([Path("others")])
+    assert fit.law(runs) == fit.law(without_state)
+
+
+def test_rows_of_other_schedules_are_refused(capsys):
+    rows = wsd_records(seeds=1, widths=[32])
+    rows[3] = rows[3] | {"schedule": "cosine"}
+    with pytest.raises(UserError, match="rows of schedule cosine"):
+        fit.law(rows)
+    write(rows, Path("runs"))
+    assert "--only schedule=wsd" in refused(["runs"], capsys)
+    assert fit.main(["runs", "--only", "schedule=wsd"]) == 0
 
 
 @pytest.mark.parametrize("row, says", [
@@ -171,15 +215,11 @@ def test_quantiles_of_student_are_those_of_the_tables(freedom):
 )
 def test_an_interval_from_seeds_only_is_students(values):
     n = len(values)
-    half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5 if n != 4 else None
+    half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5
     for table in (np.array([values]), np.array([values]).T):  # seeds, or columns
         low, high = fit.interval(fit.mean_of(table))
-        assert ((low + high) / 2, (high - low) / 2) == pytest.approx(
-            (np.mean(values), half), 1e-3
-        )
-    assert fit.interval(fit.mean_of(np.array([values[:1]]))) == pytest.approx(
-        (math.nan,) * 2, nan_ok=True
-    )
+        assert (low + high) / 2 == pytest.approx(np.mean(values))
+        assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
 
 
 def test_no_interval_where_nothing_varies():
@@ -429,13 +469,17 @@ def test_the_search_for_a_seed_is_decided_by_the_others():
 
 def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     records = wsd_records(noise=0.004, cells=0.08, widths=[32, 64, 128, 256, 512, 1024])
-    records = [r | {"n_expert": 8 * (r["n_embd"] > 500)} for r in records]
+    records = [
+        r | {"n_expert": 8, "n_expert_active": 2} if r["n_embd"] > 500 else r
+        for r in records
+    ]
     folder = write(records, tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
-    assert {*law} == {*(names + "warmup_tokens fingerprint").split()}
+    names += "warmup_tokens fingerprint total_tokens batch_tokens covariance "
+    assert {*law} == {*(names + "decay_share decay_tokens flags").split()}
     assert law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
@@ -492,6 +536,132 @@ def test_predict(T, batch, says, tmp_path, capsys):
         fit.main([*argv, "--law", "law.json"]) == 0
         and capsys.readouterr().out == says + "\n"
     )
+
+
+# -- from a law to a run -----------------------------------------------------------------
+
+MINE = dict(
+    n_layer=2, n_embd=32, n_head=2, warmup_tokens=3000, dtype="float32", weight_decay=0.05
+)  # fmt: skip
+
+
+def sweep_records(decay=lambda T: T // 10, **fields) -> list[dict]:
+    """wsd_records with all fields of their configs."""
+    found = []
+    for r in wsd_records(widths=[32], a=3.0, b=-0.3, q=0.5, noise=0.002):
+        names = ("total_tokens", "batch_size", "seed", "lr")
+        own = {name: r[name] for name in names} | {"schedule": "wsd"}
+        own |= {"decay_tokens": decay(r["total_tokens"]), "final_eval_tokens": 2**16}
+        cfg = make_config(**MINE | fields | own)
+        results = {name: r[name] for name in ("val_loss", "diverged", "fingerprint")}
+        found.append(vars(cfg) | results)
+    return found
+
+
+def pasted(lines: str) -> dict:
+    """schedule -> the config of its printed command, as train.py takes it."""
+    configs = {}
+    for line in lines.splitlines():
+        if line.startswith("python train.py"):
+            typed, _ = train.parse(shlex.split(line)[2:])
+            configs[typed["schedule"]] = make_config(**typed)
+    return configs
+
+
+def test_pasted_commands_follow_the_law(tmp_path, capsys):
+    """The learning rates of Power equal the law's to 1% above warmup and ceiling."""
+    folder = write(sweep_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    configs = pasted(capsys.readouterr().out)
+    law = json.loads((folder / "law.json").read_text())
+    cfg = configs["power"]
+    assert cfg.total_tokens == 4 * BUDGETS[-1] and cfg.warmup_tokens == 3000
+    beta = cfg.batch_tokens / 4096
+    lr = lambda n: law["a"] * beta ** law["q"] * n ** law["b"]
+    schedule = schedules.make_schedule(cfg)
+    shortest = BUDGETS[0]
+    for n in np.geomspace(1.01 * shortest, cfg.decay_start, 50):
+        assert schedule(n) == pytest.approx(lr(n), rel=0.01)
+    for n in np.linspace(cfg.warmup_tokens, shortest, 50):
+        assert schedule(n) == pytest.approx(lr(shortest), rel=0.01)
+    assert configs["wsd"].lr == pytest.approx(lr(cfg.total_tokens), rel=0.001)
+    for one in configs.values():  # nothing else differs from the sweep
+        assert (
+            differs(vars(one), sweep_records()[0], VARIED | {"final_eval_tokens"}) == []
+        )
+
+
+@pytest.mark.parametrize("fields", [
+    {}, {"preset": "laptop-moe", "n_ffn": 40}, {"preset": "12M", "warmup_tokens": 10**9},
+    {"m_width": 1.0, "attention_multiplier": 16**-0.5, "tie_embeddings": False},
+    {"data": "/my notes/corpus", "tokenizer": "tokenizer.json", "vocab_size": 1024},
+    {"data": "embedded:0.5,/a:0.5", "tokenizer": "gpt2"}, {"average": True, "decay_tokens": 0},
+    {"n_kv_head": 1, "decay_shape": "linear", "router_rule": "readout"},
+], ids=str)  # fmt: skip
+def test_flags_of_a_record_give_its_settings(fields):
+    length = {} if "preset" in fields else dict(total_tokens=10**5)
+    length |= dict(schedule="wsd", batch_size=4, lr=0.02)
+    cfg = make_config(**MINE | length | fields)
+    flags = shlex.split(flags_of(vars(cfg)))
+    typed, _ = train.parse([*flags, *(f"--{name}={x}" for name, x in length.items())])
+    again = make_config(**typed | {"decay_tokens": cfg.decay_tokens})
+    assert settings(vars(again)) == settings(vars(cfg)) and again.data == cfg.data
+    has_tokenizer = "tokenizer" in fields and "embedded" in fields["data"]
+    assert ("--tokenizer" in flags) == has_tokenizer  # train.py refuses a second one
+    assert flags_of({"lr": 0.1, "schedule": "wsd"}) is None
+
+
+@pytest.mark.parametrize("decay", [lambda T: 8000, lambda T: T // 5, lambda T: T - 3000])
+def test_pasted_commands_decay_as_the_sweep_did(decay, tmp_path, capsys):
+    folder = write(sweep_records(decay), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    for cfg in pasted(capsys.readouterr().out).values():
+        assert cfg.decay_tokens == decay(cfg.total_tokens)
+
+
+def test_the_band_is_that_of_the_draws():
+    rows = sweep_records()
+    law = fit.law(rows)
+    fits = fit.fits_of([complete(r) for r in rows])
+    (a,) = fits.law.a.values()
+    for T, batch in ((10**5, 2), (10**8, 64)):
+        log2_beta = math.log2(batch * 128 / 4096)
+        draws = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
+        spread = np.std(draws[1:][np.isfinite(draws[1:])], ddof=1)
+        low, high = fit.band(law, T, batch * 128)
+        assert math.log2(high / low) == pytest.approx(2 * 1.96 * spread, rel=1e-6)
+        assert low * high == pytest.approx(fit.predict(law, T, batch * 128) ** 2)
+
+
+def test_a_prediction_says_how_far_it_is_from_its_sweep(tmp_path, capsys):
+    folder = write(sweep_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    capsys.readouterr()
+    argv = ["--predict", f"--law={folder / 'law.json'}", "--batch_size=2"]
+    assert fit.main([*argv, f"--total_tokens={BUDGETS[1]}"]) == 0
+    inside = capsys.readouterr()
+    assert "factors of two" not in inside.err and float(inside.out) > 0
+    assert fit.main([*argv, f"--total_tokens={8 * BUDGETS[-1]}", "--seq_len=4096"]) == 0
+    far = capsys.readouterr()
+    assert f"{float(far.out):.2g}\n" == far.out  # the bare number
+    assert "total_tokens 12.8M is 3.0 factors of two above" in far.err
+    # 8,192 tokens, and the sweep had at most 8 * 128
+    assert "batch_tokens 8.19k is 3.0 factors of two above" in far.err
+    assert "no sequences of 4096 tokens" in far.err and "warmup of 3,000" in far.err
+    assert {cfg.seq_len for cfg in pasted(far.err).values()} == {4096}
+
+
+@pytest.mark.parametrize("law", [dict(b=0.1), dict(q=-0.1)], ids=str)
+def test_a_law_that_power_cannot_follow_gives_no_power_run(law):
+    made = fit.law(sweep_records()) | law
+    assert [*pasted("\n".join(fit.commands(made, 1e6, 8, 128)))] == ["wsd"]
+
+
+def test_rows_from_elsewhere_give_the_flags_of_schedules_only():
+    rows = [dict(lr=r["lr"], total_tokens=r["total_tokens"], batch_size=r["batch_size"],
+                 val_loss=r["val_loss"], seed=r["seed"]) for r in sweep_records()]  # fmt: skip
+    lines = "\n".join(fit.advice(fit.law(rows), 1e6, 8, 4096))
+    assert "--power_q" in lines and "python train.py" not in lines
 
 
 def test_records_of_single_runs_are_read_once(tmp_path):

@@ -5,6 +5,7 @@ A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2 v
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,20 @@ import numpy as np
 from tools.files import read_metrics, replacing
 
 STYLE = Path(__file__).parent.parent / "figures.mplstyle"
+# a color for each schedule, the same in every figure
 COLORS = {
     "power": "#0072B2",
     "wsd": "#B34700",
     "average": "#00735A",
     "cosine": "#6b6b6b",
     "other": "#7a3b8f",
+}
+# a hue for each setting, light for its lowest value and dark for its highest
+HUES = {
+    "tokens": ("#e0559a", "#3d0a24"),
+    "batch size": ("#2a9d8f", "#06302b"),
+    "width": ("#8d7fc7", "#1c1245"),
+    "other": ("#b8860b", "#332400"),
 }
 
 
@@ -45,12 +54,11 @@ def size(tokens: float) -> str:
     return f"{tokens:.3g}"
 
 
-def shades(names) -> dict:
-    """{name: a color}, all dark enough to read as text on white."""
+def shades(names, hue: str) -> dict:
+    """{name: a color}, from the light end of a hue to its dark end."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    blue_to_brown = ["#0b3d91", "#7a3b8f", "#c2185b", "#b34700"]
-    color_at = LinearSegmentedColormap.from_list("", blue_to_brown)
+    color_at = LinearSegmentedColormap.from_list("", HUES[hue])
     return dict(zip(names, color_at(np.linspace(0, 1, len(names)))))
 
 
@@ -94,7 +102,7 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
     """Write {label: (x, y, color)} right of the panel, with a pointer to (x, y)."""
     # 1. A height for every label, and a panel that is high enough for all
     low, high = ax.get_ylim()
-    gap = 0.08 * (high - low)
+    gap = 0.065 * (high - low)
     heights = push_apart([y for _, y, _ in ends.values()], gap)
     ax.set_ylim(min(low, min(heights) - gap / 2), max(high, max(heights) + gap / 2))
 
@@ -107,7 +115,6 @@ def label_ends(ax, ends: dict[str, tuple]) -> None:
             xytext=(1.03, height),
             textcoords=ax.get_yaxis_transform(),
             va="center",
-            color=color,
             arrowprops=pointer,
         )
 
@@ -137,6 +144,10 @@ def draw_schedules(path: Path, paper_curves, T: float, beta: float) -> None:
             draw(bottom, name, T, f"{words[name]}: {lengths}")
             draw(bottom, name, T / 2, None)
             draw(bottom, name, T / 4, None)
+        low = top.get_ylim()[1] / 16
+        top.text(1.4, low, "warmup")
+        top.text(0.25 * T / 1e9, low, "stable phase")
+        top.text(T / 1e9, 3.8 * low, "decay", ha="right")
         top.set_title("WSD holds its learning rate, Power lets it fall")
         bottom.set_title("Power is one curve for every length, cosine is not")
         bottom.set_xlabel("tokens seen (billions)")
@@ -200,55 +211,59 @@ def draw_curve(out: Path, record: dict) -> None:
 def draw_valleys(path: Path, panels: list[dict]) -> None:
     """Figure 2 of the paper, loss against learning rate, with the minima below zero.
 
-    A panel has title, xlabel, log (of the x axis) and groups {label: minima}. Ticks of a
-    log axis are at its `unit` times powers of 2, by default 0.001.
+    A panel has title, xlabel, log (of the x axis), hue and groups {label: minima}. Ticks
+    of a log axis are at its `unit` times powers of 2, by default 0.001. All panels have
+    the same loss axis.
     """
-    # 1. All log axes have the same ticks.
+    # 1. The limits that all panels share
     log_x = []
+    top = 0.0
     for panel in panels:
-        for found in panel["groups"].values():
-            for m in found:
-                if panel["log"]:
-                    log_x += [x for x, _ in m.points]
+        for m in itertools.chain(*panel["groups"].values()):
+            used = used_points(m)
+            top = max([top, *[1.1 * above for _, above in used]])
+            if panel["log"]:
+                log_x += [x for x, _ in used]
+    rows = max(len(panel["groups"]) for panel in panels)
     all_log = all(panel["log"] for panel in panels)
 
     # 2. The valleys of every group, and below them its minima
-    with figure(path, 3.75 * len(panels), len(panels), sharex=all_log) as axes:
+    with figure(path, 3.6 * len(panels), len(panels), sharex=all_log) as axes:
         for ax, panel in zip(axes, panels):
             groups = panel["groups"]
-            colors = shades(groups)
-            highest = max(draw_valley(ax, groups[name], colors[name]) for name in groups)
-            draw_feet(ax, groups, colors, top=1.6 * highest or 0.1)
+            colors = shades(groups, panel["hue"])
+            for name in groups:
+                draw_valley(ax, groups[name], colors[name])
+            draw_feet(ax, groups, colors, top or 0.1, rows)
             ax.set(title=panel["title"], xlabel=panel["xlabel"])
             ax.set_ylabel("loss above lowest (nats)")
             if panel["log"]:
                 log_ticks(ax.xaxis, log_x, unit=panel.get("unit", 0.001))
 
 
-def draw_valley(ax, found: list, color) -> float:
-    """Losses above the lowest one. Fits use the filled points; returns the highest of these."""
-    # 1. All points are hollow.
-    near = []
-    for m in found:
-        finite = [(x, loss - m.loss) for x, loss in m.points if math.isfinite(loss)]
-        near += [(x, loss - m.loss) for x, loss in m.near if math.isfinite(loss)]
-        x = [x for x, _ in finite]
-        y = [y for _, y in finite]
-        hollow = dict(markersize=4, markerfacecolor="none", markeredgewidth=0.8)
-        ax.plot(x, y, "o", color=color, **hollow)
+def used_points(m) -> list[tuple]:
+    """The points (x, loss above the lowest) to which the curve of a minimum was fitted."""
+    return [(x, loss - m.loss) for x, loss in m.near if math.isfinite(loss)]
 
-    # 2. Fill those near the lowest, and draw the curve through them.
+
+def draw_valley(ax, found: list, color) -> None:
+    """The losses that the fit used, above the lowest one, and the curve through them."""
+    points = list(itertools.chain(*map(used_points, found)))
+    if not points:
+        return
+    x, y = np.array(points).T
+    ax.scatter(x, y, s=14, color=[color])
     degree = found[0].rule[0]
-    if len({x for x, _ in near}) > degree:
-        x, y = np.array(near).T
-        ax.scatter(x, y, s=14, color=[color])
+    if len(set(x)) > degree:
         line = np.linspace(x.min(), x.max())
         ax.plot(line, np.polyval(np.polyfit(x, y, degree), line), color=color)
-    return max((y for _, y in near), default=0)
 
 
-def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
-    """A row per group below zero, with triangles at the minima and a line at their mean."""
+def draw_feet(ax, groups: dict, colors: dict, top: float, rows: int) -> None:
+    """A row per group below zero, with triangles at the minima and a line at their mean.
+
+    There is space for `rows` groups.
+    """
     # 1. The group with the rightmost minima is on top, so no line crosses a pointer.
     feet = {}
     mean = {}
@@ -258,7 +273,7 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
     rightmost_first = sorted(groups, key=mean.get, reverse=True)
 
     # 2. A row for each
-    step = 0.13 * top
+    step = 0.1 * top
     right = ax.get_xlim()[1]
     ends = {}
     for i, name in enumerate(rightmost_first, 1):
@@ -271,52 +286,53 @@ def draw_feet(ax, groups: dict, colors: dict, top: float) -> None:
         ends[name] = max(feet[name], default=right), y, color
 
     # 3. The loss axis has ticks above zero only.
-    ax.set_ylim(-step * (len(groups) + 0.8), top)
+    ax.set_ylim(-step * (rows + 0.6), top)
     ax.set_yticks([y for y in ax.get_yticks() if 0 <= y <= top])
     ax.axhline(0, color="black", linewidth=0.6)
     label_ends(ax, ends)
 
 
 def draw_points(
-    path: Path, groups: dict, title: str, xlabel: str, ylabel: str = ""
+    path: Path, groups: dict, colors: dict, title: str, xlabel: str, ylabel="", best=()
 ) -> None:
     """Points with intervals, and lines, as in Figure 3 of the paper.
 
-    groups: {label: [(log2 x, y, low, high, y of the line, filled or hollow)]}, in order
-    of x. Without a ylabel, all y are log2 of the best learning rate.
+    groups: {label: [(log2 x, y, low, high, y of the line)]}, in order of x. Without a
+    ylabel, all y are log2 of the best learning rate. best: points (log2 x, y) to ring
+    and to connect.
     """
-    all_x = []
-    all_y = []
-    for points in groups.values():
-        all_x += [point[0] for point in points]
-        all_y += [point[1] for point in points]
+    all_x = [point[0] for points in groups.values() for point in points]
+    all_y = [point[1] for points in groups.values() for point in points]
     right = max(all_x)
 
     with figure(path, 3.75) as (ax,):
+        # 1. A line for every group
         ends = {}
-        for label, color in shades(groups).items():
-            line_x = []
-            line_y = []
-            for x, y, low, high, on_line, filled in groups[label]:
-                face = color if filled else "white"
-                ax.vlines(x, low, high, color=color, linewidth=0.8)
-                ax.plot(x, y, "o", color=color, markersize=5, markerfacecolor=face)
-                line_x.append(x)
-                line_y.append(on_line)
-            ax.plot(line_x, line_y, color=color)
-            end = line_y[-1]
-            at = line_x[-1]
-            if len(line_x) > 1 and line_x[-2] < at:
+        for label, points in groups.items():
+            color = colors[label]
+            x, y, low, high, on_line = map(list, zip(*points))
+            ax.vlines(x, low, high, color=color, linewidth=0.8)
+            ax.plot(x, y, "o", color=color, markersize=4)
+            ax.plot(x, on_line, color=color)
+            end = on_line[-1]
+            if len(x) > 1 and x[-2] < x[-1] < right:
                 # a line that ends early goes on, dotted, to its label
-                rise = (line_y[-1] - line_y[-2]) / (line_x[-1] - line_x[-2])
-                end = line_y[-1] + rise * (right - line_x[-1])
-                at = right
-                ax.plot([line_x[-1], right], [line_y[-1], end], ":", color=color)
-            ends[label] = at, end, color
+                rise = (on_line[-1] - on_line[-2]) / (x[-1] - x[-2])
+                end += rise * (right - x[-1])
+                ax.plot([x[-1], right], [on_line[-1], end], ":", color=color)
+            ends[label] = right if len(x) > 1 else x[-1], end, color
+
+        # 2. The path of the best points
+        if best:
+            ax.plot(*zip(*best), color="black", linewidth=0.8)
+            ring = dict(markersize=9, markerfacecolor="none", markeredgewidth=1.4)
+            ax.plot(*zip(*best), "o", color="black", **ring)
+
+        # 3. The axes. The labels come last, because ticks may change the limits.
         if not ylabel:
             log_ticks(ax.yaxis, all_y, unit=0.001)
         log_ticks(ax.xaxis, all_x)
-        label_ends(ax, ends)  # last, because ticks may change the limits
+        label_ends(ax, ends)
         ax.set(title=title, xlabel=xlabel, ylabel=ylabel or "best learning rate")
 
 

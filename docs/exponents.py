@@ -1,0 +1,79 @@
+"""The exponent of T in the best learning rate: what it depends on. See docs/why.md.
+
+    python docs/exponents.py
+
+Draws a figure of README.md, from results/bend-laptop and results/memory-laptop.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
+from tools import flags
+from tools.figures import figure
+
+OURS = "black"
+THEIRS = "#a32020"
+
+
+def fits(folder: str, *only: str) -> fit.Fits:
+    return fit.fits_of(fit.read_records([ROOT / "results" / folder], list(only)))
+
+
+def by_question() -> dict:
+    """{question: (exponent with draws, the exponent of a paper, its name)}, at width 32."""
+    sweep = fits("bend-laptop", "warmup_tokens=80000", "n_embd=32")
+    return {
+        "at a fixed\nbatch size": (sweep.law.b, -0.32, "Bjorck et al."),
+        "at the best\nbatch size": (fit.step_law_reading(sweep.found), 0.31, "Step Law"),
+        "divided by the\nbatch size": (sweep.paper[0], -0.51, "Power Scheduler"),
+    }
+
+
+def by_weight_decay() -> dict:
+    """{weight decay: (exponent with draws,)}, at a fixed batch size."""
+    values = ("0", "0.1", "0.3")
+    return {v: (fits("memory-laptop", f"weight_decay={v}").law.b,) for v in values}
+
+
+def draw_rows(ax, rows: dict) -> None:
+    """A row for every exponent, from the top: a dot with its interval, a cross for a paper."""
+    for y, (exponent, *paper) in enumerate(rows.values()):
+        ax.hlines(y, *fit.interval(exponent), color=OURS)
+        ax.plot(exponent[0], y, "o", color=OURS)
+        if paper:
+            value, name = paper
+            ax.plot(value, y, "X", color=THEIRS, markersize=7)
+            ax.text(value, y - 0.22, name, color=THEIRS, ha="center")
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set_ylim(len(rows) - 0.5, -0.6)
+    ax.axvline(0, color="black", linewidth=0.6)
+
+
+def draw(path: Path) -> None:
+    with figure(path, 4.4, 2, sharex=True, height_ratios=(1.2, 1)) as (top, bottom):
+        draw_rows(top, by_question())
+        draw_rows(bottom, by_weight_decay())
+        ours = by_question()["at a fixed\nbatch size"][0][0]
+        top.text(ours, 0.42, "ours", color=OURS, ha="center")
+        top.margins(x=0.12)
+        top.set_title("Same runs, three questions")
+        top.set_ylabel("best learning rate")
+        bottom.set_title("Same question, three weight decays")
+        bottom.set(xlabel="exponent of the run length T", ylabel="weight decay")
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("exponents.py", __doc__).parse_args(argv)
+    for rows in (by_question(), by_weight_decay()):
+        for name, (exponent, *_) in rows.items():
+            print(f"{name.replace(chr(10), ' '):<28} {fit.show(exponent, 2)}")
+    draw(ROOT / "assets/exponents.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
