@@ -349,9 +349,9 @@ def error_of(rows: np.ndarray) -> tuple[float, float]:
     variance = 0.0
     below = 0.0
     for half in np.split(rows[1:], 2):
-        # A row that changes nothing leaves out what is not in the answer.
-        same = np.isclose(half, rows[0], rtol=1e-12, atol=1e-12)
-        moved = half[np.isfinite(half) & ~same]
+        # A row that is exactly the answer left out what is not in it, as a batch size does
+        # for the slope at another one.
+        moved = half[np.isfinite(half) & (half != rows[0])]
         n = len(moved)
         if n > 1:
             part = (n - 1) * moved.var()  # as n means of n - 1 values vary little
@@ -537,9 +537,11 @@ def as_json(fits: Fits, rows: list[dict]) -> dict:
     answers = {"a": log_a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
     content = {name: answer[0] for name, answer in answers.items()}
     for name, answer in answers.items():
-        content[f"{name}_interval"] = interval(answer)
-    for name in ("a", "a_interval"):
-        content[name] = np.exp2(content[name]).tolist()
+        low, high = interval(answer)
+        content[f"{name}_interval"] = None if math.isnan(low) else (low, high)
+    content["a"] = 2 ** content["a"]
+    if content["a_interval"]:
+        content["a_interval"] = tuple(2**end for end in content["a_interval"])
     content["a_paper"] = a_paper
     content["rule"] = "cubic through 7 rates of mean losses"
     content["seq_len"] = row["seq_len"]
@@ -550,19 +552,12 @@ def as_json(fits: Fits, rows: list[dict]) -> dict:
     batches = [m.beta * PAPER_SEQ_LEN for m in fits.points]
     content["total_tokens"] = [min(lengths), max(lengths)]
     content["batch_tokens"] = [min(batches), max(batches)]
-    content["covariance"] = covariance(np.array([log_a, fits.law.b, fits.law.q]))
+    # for `band`: log2 a, b and q. JSON has no NaN
+    rows_of_law = np.array([log_a, fits.law.b, fits.law.q])
+    content["rows"] = np.where(np.isnan(rows_of_law), None, rows_of_law).tolist()
     content["decay_share"], content["decay_tokens"] = decay_of(rows)
     content["flags"] = flags_of(row)
     return content
-
-
-def covariance(draws: np.ndarray) -> list[float] | None:
-    """The 9 covariances of log2 a, b and q, [3, 1 + draws]; None if they have no spread."""
-    drawn = draws[:, 1:]
-    drawn = drawn[:, np.isfinite(drawn).all(axis=0)]
-    if drawn.shape[1] < 2 or not np.ptp(drawn[1:], axis=1).max() > 1e-9:
-        return None
-    return np.cov(drawn).ravel().tolist()
 
 
 def decay_of(rows: list[dict]) -> tuple[float, int]:
@@ -598,18 +593,17 @@ def read_law(path: str) -> dict:
 
 
 def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
-    """The 95% band of a prediction, from the covariance of the draws; NaN if it has none.
+    """The 95% interval of a prediction, from the rows of the law; NaN if it has none.
 
     It widens with the distance from the sweep, and knows nothing of a law that bends there.
     """
-    if not law.get("covariance"):
+    if "rows" not in law:
         return math.nan, math.nan
+    log2_a, b, q = np.array(law["rows"], float)  # null becomes NaN
     beta = paper_batch_size(batch_tokens)
-    x = np.array([1.0, math.log2(total_tokens), math.log2(beta)])
-    variance = x @ np.reshape(law["covariance"], (3, 3)) @ x  # of log2 lr
-    factor = 2 ** (1.96 * math.sqrt(max(variance, 0.0)))
-    lr = predict(law, total_tokens, batch_tokens)
-    return lr / factor, lr * factor
+    log2_lr_of_rows = log2_a + b * math.log2(total_tokens) + q * math.log2(beta)
+    low, high = np.round(interval(log2_lr_of_rows), 9)  # as in show
+    return 2**low, 2**high
 
 
 def outside(name: str, value: float, span: list[float]) -> str:

@@ -107,6 +107,7 @@ def test_law_of_plain_rows_is_the_law_of_records():
             "rule",
             "flags",
             "decay_share",
+            "rows",
         ):
             assert value == pytest.approx(of_records[name])
     with pytest.raises(ValueError, match="total_tokens None"):
@@ -478,7 +479,7 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
-    names += "warmup_tokens fingerprint total_tokens batch_tokens covariance "
+    names += "warmup_tokens fingerprint total_tokens batch_tokens rows "
     assert {*law} == {*(names + "decay_share decay_tokens flags").split()}
     assert law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
@@ -619,18 +620,25 @@ def test_pasted_commands_decay_as_the_sweep_did(decay, tmp_path, capsys):
         assert cfg.decay_tokens == decay(cfg.total_tokens)
 
 
-def test_the_band_is_that_of_the_draws():
+def test_the_band_is_the_interval_of_the_predictions_of_the_rows():
     rows = sweep_records()
-    law = fit.law(rows)
+    law = json.loads(json.dumps(fit.law(rows), allow_nan=False))
     fits = fit.fits_of([complete(r) for r in rows])
     (a,) = fits.law.a.values()
     for T, batch in ((10**5, 2), (10**8, 64)):
         log2_beta = math.log2(batch * 128 / 4096)
-        draws = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
-        spread = np.std(draws[1:][np.isfinite(draws[1:])], ddof=1)
+        predicted = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
         low, high = fit.band(law, T, batch * 128)
-        assert math.log2(high / low) == pytest.approx(2 * 1.96 * spread, rel=1e-6)
+        assert np.log2([low, high]) == pytest.approx(fit.interval(predicted), abs=1e-8)
         assert low * high == pytest.approx(fit.predict(law, T, batch * 128) ** 2)
+
+
+def test_two_batch_sizes_and_one_seed_have_no_interval():
+    """Without one of two batch sizes there is no law, and without the seed nothing."""
+    records = [r for r in wsd_records(seeds=1, widths=[32]) if r["batch_size"] < 4]
+    law = json.loads(json.dumps(fit.law(records), allow_nan=False))
+    assert law["b"] == pytest.approx(-0.4) and law["b_interval"] is None
+    assert np.isnan(fit.band(law, 1e6, 512)).all()
 
 
 def test_a_prediction_says_how_far_it_is_from_its_sweep(tmp_path, capsys):
