@@ -74,7 +74,9 @@ def draw(path: Path, records: list[dict]) -> None:
         groups[label] = []
         for cell in cells:
             above = differences(losses, planned, [cell])
-            groups[label].append(fit.point(cell[1], above))
+            gap = above[0]
+            low, high = fit.interval(above)
+            groups[label].append((math.log2(cell[1]), gap, low, high, gap))
 
     # 3. The figure
     verb = VERBS[verdict(differences(power, planned, cells))]

@@ -16,9 +16,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from compare import with_t
 from config import make_config
-from fit import show
+from fit import mean_of, show
 from schedules import make_schedule
 from tools import flags
 from tools.figures import COLORS, figure, size
@@ -59,10 +58,8 @@ def cut_short() -> np.ndarray:
 
 
 def over_seeds(difference: np.ndarray) -> np.ndarray:
-    """The mean, and draws of Student's t over the seeds. difference [lengths, seeds]"""
-    by_seed = difference.mean(axis=0)
-    error = by_seed.std(ddof=1) / np.sqrt(len(by_seed))
-    return with_t(by_seed.mean(), error, len(by_seed) - 1)
+    """The mean, with Student's t over the seeds. difference [lengths, seeds]"""
+    return mean_of(difference.mean(axis=0, keepdims=True))
 
 
 def millions(tokens) -> np.ndarray:

@@ -24,7 +24,7 @@ import train
 from config import GPTConfig
 from model import GPT
 from schedules import constant, decay, make_schedule, warmup
-from test_fit import few_draws, wsd_records  # noqa: F401
+from test_fit import wsd_records
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")

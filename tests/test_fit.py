@@ -74,11 +74,6 @@ def refused(argv: list, capsys) -> str:
 # -- recovery ----------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch):
-    monkeypatch.setattr(fit, "DRAWS", 30)
-
-
 @pytest.mark.parametrize(
     "law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str
 )
@@ -90,7 +85,7 @@ def test_a_clean_law_is_recovered(law):
     assert [draws[0] for draws in a] == pytest.approx([law["a"]] * 3, rel=1e-4)
     for window in (5, 7):
         points = fit.parabolas(records, window)
-        joint = fit.fit_law(points, *fit.redraw(points))
+        joint = fit.fit_law(points, *fit.leave_out(points))
         assert (joint.b[0], joint.q[0]) == pytest.approx((law["b"], law["q"]))
     if law["q"] == 1:
         b, _, a = fit.paper_reading(fits.found)
@@ -112,6 +107,7 @@ def test_law_of_plain_rows_is_the_law_of_records():
             "rule",
             "flags",
             "decay_share",
+            "rows",
         ):
             assert value == pytest.approx(of_records[name])
     with pytest.raises(ValueError, match="total_tokens None"):
@@ -191,7 +187,7 @@ def test_the_papers_grid_of_factors_of_two_gives_the_law():
 
 def test_least_squares_match_lstsq_on_repeated_points():
     points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1)))
-    x, weight = fit.redraw(points)
+    x, weight = fit.leave_out(points)
     law, T = fit.fit_law(points, x, weight), np.log2([m.T for m in points])
     one_hot = [[m.shape == f"width {width}" for m in points] for width in WIDTHS]
     X = np.array([*one_hot, T, np.log2([m.beta for m in points])], float).T
@@ -206,39 +202,77 @@ def test_least_squares_match_lstsq_on_repeated_points():
         assert np.isnan(fit.fit_law(points, x[: len(weight)], weight).q).all()
 
 
-def test_interval_is_the_middle_95_percent_without_the_estimate():
-    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
-    one_seed = np.array([0.3, 0.3, 0.1 + 0.2])  # it has no interval, only rounding
-    assert fit.show(one_seed) == "0.300" and compare.verdict(one_seed) == "undecided"
+T_QUANTILES = {1: 12.706, 2: 4.303, 4: 2.776, 2.5: 3.575, 30: 2.042, 1e6: 1.960}
 
 
-def test_a_draw_takes_series_again_and_averages_their_valleys():
+@pytest.mark.parametrize("freedom", T_QUANTILES)
+def test_quantiles_of_student_are_those_of_the_tables(freedom):
+    t, share = fit.student(freedom)
+    assert np.interp(0.95, share, t) == pytest.approx(T_QUANTILES[freedom], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.4], [0.3, 0.0, -0.7], [1.0, 2.5, 4.0, 9.0, 3.3]]
+)
+def test_an_interval_from_seeds_only_is_students(values):
+    n = len(values)
+    half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5
+    for table in (np.array([values]), np.array([values]).T):  # seeds, or columns
+        low, high = fit.interval(fit.mean_of(table))
+        assert (low + high) / 2 == pytest.approx(np.mean(values))
+        assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
+
+
+def test_no_interval_where_nothing_varies():
+    one_seed = fit.mean_of(np.array([[0.3]]))
+    equal = fit.mean_of(np.full((3, 2), 0.1))
+    for rows in (one_seed, equal):
+        assert (
+            fit.show(rows, 1) == f"{rows[0]:.1f}" and compare.verdict(rows) == "undecided"
+        )
+
+
+def test_rows_that_leave_out_nothing_of_the_answer_do_not_count():
+    """The mean of three columns is as sure if there are other columns."""
+    rng = np.random.default_rng(0)
+    rows = fit.mean_of(rng.normal(size=(3, 2)))
+    first, columns, seeds = rows[0], rows[1:4], rows[4:]
+    others = np.concatenate([[first], columns, [first] * 5, seeds, [math.nan] * 5])
+    assert fit.interval(others) == fit.interval(rows)
+
+
+def test_a_row_is_the_law_without_one_column_or_one_seed():
+    """A dumb loop deletes the records, and fits the rest."""
+    records = wsd_records(noise=0.004, cells=0.1, widths=[32, 64])
+    fits = fit.fits_of(records)
+    columns = [(width, batch) for width in (32, 64) for batch in BATCHES]
+    kept = [records]
+    for column in columns:
+        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != column])
+    for seed in range(3):
+        kept.append([r for r in records if r["seed"] != seed])
+    expected = [fit.fits_of(some) for some in kept]
+    for name in ("b", "q"):
+        rows = getattr(fits.law, name)
+        assert rows[: len(kept)] == pytest.approx(
+            [getattr(f.law, name)[0] for f in expected]
+        )
+        assert len(rows) == 1 + 2 * len(columns) and np.isnan(rows[len(kept) :]).all()
+    assert fits.paper[0][: len(kept)] == pytest.approx([f.paper[0][0] for f in expected])
+    again = fit.step_law_reading(fits.found)[: len(kept)]
+    assert again == pytest.approx([fit.step_law_reading(f.found)[0] for f in expected])
+    assert fit.law(records) == fit.law(records)  # nothing is drawn
+
+
+def test_two_sweeps_leave_out_the_same():
+    """The second sweep is the first at twice the learning rates, so that nothing varies."""
     records = wsd_records(noise=0.004, widths=[32])
-    points = fit.usable(fit.minima(records))
-    x, weight = fit.redraw(points)
-    assert (x[0] == [m.x for m in points]).all() and (weight[0] == 3).all()
-    assert abs(weight.mean() / 3 - 1) < 0.2 and len(weight) == 31
-    same_batch = np.array([[m.batch_size == B for m in points] for B in BATCHES])
-    assert all((row[i] == row[i][0]).all() for row in weight for i in same_batch)
-    # a seed that was drawn n times
-    losses = lambda r, n: {
-        **r,
-        "seed": 10 * r["seed"] + n,
-    }
-    for k in (1, 2, 3):
-        for B in BATCHES:
-            i = next(i for i, m in enumerate(points) if m.batch_size == B)
-            cell = [
-                r
-                for r in records
-                if (r["batch_size"], r["total_tokens"]) == (B, points[i].T)
-            ]
-            found = []
-            for times in np.ndindex(9, 9, 9):
-                if sum(times) == weight[k, i] > 0:
-                    drawn = [losses(r, n) for r in cell for n in range(times[r["seed"]])]
-                    found += fit.minima(drawn)
-            assert not found or min(abs(m.x - x[k, i]) for m in found) < 1e-9
+    doubled = [r | {"lr": 2 * r["lr"]} for r in records]
+    points = [m for some in (records, doubled) for m in fit.minima(some)]
+    x, weight = fit.leave_out(points)
+    one, two = np.split(x, 2, axis=1)
+    assert two - one == pytest.approx(np.ones_like(one))
+    assert (np.split(weight, 2, axis=1)[0] == np.split(weight, 2, axis=1)[1]).all()
 
 
 def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity():
@@ -331,15 +365,12 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     cells = [("width 64", T, B) for B in pair for T in (100, 200)]
     zero = {cell: dict.fromkeys(range(4), 0.0) for cell in cells}
     line = {cell: {s: pair[cell[2]] + seed[s] for s in range(4)} for cell in cells}
-    draws = compare.differences(line, zero, cells)
-    assert draws[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
+    rows = compare.differences(line, zero, cells)
+    assert rows[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
     variances = np.var([*pair.values()], ddof=1) / 3, np.var(seed, ddof=1) / 4
-    gap = np.add.outer([*pair.values()], seed)
-    mean, error, freedom = compare.mean_and_error(gap)
-    assert (mean, error) == (
-        pytest.approx(draws[0]),
-        pytest.approx(sum(variances) ** 0.5),
-    )
+    error, freedom = fit.error_of(fit.mean_of(np.add.outer([*pair.values()], seed)))
+    assert error == pytest.approx(sum(variances) ** 0.5)
+    assert fit.error_of(rows) == pytest.approx((error, freedom))
     assert freedom == pytest.approx(
         error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3)
     )
@@ -348,32 +379,27 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     low, high = fit.interval(one_pair)
     assert (high - low) / 2 == pytest.approx(3.182 * np.std(seed, ddof=1) / 2, rel=0.02)
     alone = {cell: {0: losses[0]} for cell, losses in line.items()}
-    assert len(compare.differences(alone, zero, cells[:2])) == 1  # no spread, no interval
+    assert np.isnan(fit.interval(compare.differences(alone, zero, cells[:2]))).all()
 
 
 @pytest.mark.parametrize("pairs, seeds", [(4, 5), (4, 3), (1, 5)])
 @pytest.mark.parametrize(
     "spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5), (0, 0, 1)], ids=str
 )
-def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread, monkeypatch):
+def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread):
     """Of pairs, of seeds, and of both. A single pair has no spread of pairs."""
     rng, held = np.random.default_rng(0), 0
-    quantile = {}
     of_pair, of_seed, rest = spread
     for _ in range(500):
         gap = of_seed * rng.normal(size=seeds) + rest * rng.normal(size=(pairs, seeds))
         gap += of_pair * rng.normal(size=(pairs, 1)) if pairs > 1 else 0
-        mean, error, freedom = compare.mean_and_error(gap)
-        n = round(freedom, 1)
-        if n not in quantile:
-            draws = np.random.default_rng(1).standard_t(n, size=40_000)
-            quantile[n] = np.quantile(draws, 0.975)
-        held += abs(mean) <= error * quantile[n]
+        low, high = fit.interval(fit.mean_of(gap))
+        held += low <= 0 <= high
     assert held / 500 >= 0.92
 
 
 def test_equal_lines_are_no_finding():
-    same = {"equal": np.zeros(1), "lost": np.full(10, np.nan)}
+    same = {"equal": np.zeros(1), "lost": np.full(11, np.nan)}
     assert compare.holm(same) == []
 
 
@@ -390,15 +416,17 @@ def test_runs_of_power_with_different_settings_are_never_mixed():
 
 
 def test_holm_asks_more_of_every_difference_the_more_there_are():
-    rng = np.random.default_rng(0)
-    draws = {name: np.append(z, z + rng.normal(size=100_000)) for name, z in
+    # 1,000 seeds, which are z standard errors from 0
+    spread = np.linspace(-1, 1, 1000)
+    spread /= spread.std(ddof=1) / 1000**0.5
+    rows = {name: fit.mean_of((z + spread)[None]) for name, z in
              {"clear": 6.0, "fair": 2.3, "none": 0.1}.items()}  # fmt: skip
-    assert compare.holm(draws) == ["clear", "fair"]
-    many = draws | {f"other {i}": draws["none"] for i in range(5)}
+    assert compare.holm(rows) == ["clear", "fair"]
+    many = rows | {f"other {i}": rows["none"] for i in range(5)}
     assert compare.holm(many) == ["clear"]
 
 
-def test_a_best_batch_is_chosen_again_in_every_draw():
+def test_a_best_batch_is_chosen_again_in_every_row():
     """A second batch size is best in one seed of two, and its learning rates grow with T."""
 
     def row(T, batch, seed, lr, loss):
@@ -418,9 +446,11 @@ def test_a_best_batch_is_chosen_again_in_every_draw():
                         row(T, batch, seed, lr, bottom + 0.01 * k**2 - 1e-4 * batch)
                     )
     found = fit.minima([fit.complete(r) for r in rows])
-    draws = fit.step_law_reading(found)
-    assert draws[0] == pytest.approx(0.5, abs=1e-6)  # batch size 4 is best in the mean
-    assert {round(b, 3) for b in draws[1:] if math.isfinite(b)} >= {-0.5, 0.5}
+    exponents = fit.step_law_reading(found)
+    assert exponents[0] == pytest.approx(
+        0.5, abs=1e-6
+    )  # batch size 4 is best in the mean
+    assert {round(b, 3) for b in exponents[1:] if math.isfinite(b)} >= {-0.5, 0.5}
 
 
 def test_the_search_for_a_seed_is_decided_by_the_others():
@@ -449,7 +479,7 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
-    names += "warmup_tokens fingerprint total_tokens batch_tokens covariance "
+    names += "warmup_tokens fingerprint total_tokens batch_tokens rows "
     assert {*law} == {*(names + "decay_share decay_tokens flags").split()}
     assert law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
@@ -590,18 +620,25 @@ def test_pasted_commands_decay_as_the_sweep_did(decay, tmp_path, capsys):
         assert cfg.decay_tokens == decay(cfg.total_tokens)
 
 
-def test_the_band_is_that_of_the_draws():
+def test_the_band_is_the_interval_of_the_predictions_of_the_rows():
     rows = sweep_records()
-    law = fit.law(rows)
+    law = json.loads(json.dumps(fit.law(rows), allow_nan=False))
     fits = fit.fits_of([complete(r) for r in rows])
     (a,) = fits.law.a.values()
     for T, batch in ((10**5, 2), (10**8, 64)):
         log2_beta = math.log2(batch * 128 / 4096)
-        draws = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
-        spread = np.std(draws[1:][np.isfinite(draws[1:])], ddof=1)
+        predicted = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
         low, high = fit.band(law, T, batch * 128)
-        assert math.log2(high / low) == pytest.approx(2 * 1.96 * spread, rel=1e-6)
+        assert np.log2([low, high]) == pytest.approx(fit.interval(predicted), abs=1e-8)
         assert low * high == pytest.approx(fit.predict(law, T, batch * 128) ** 2)
+
+
+def test_two_batch_sizes_and_one_seed_have_no_interval():
+    """Without one of two batch sizes there is no law, and without the seed nothing."""
+    records = [r for r in wsd_records(seeds=1, widths=[32]) if r["batch_size"] < 4]
+    law = json.loads(json.dumps(fit.law(records), allow_nan=False))
+    assert law["b"] == pytest.approx(-0.4) and law["b_interval"] is None
+    assert np.isnan(fit.band(law, 1e6, 512)).all()
 
 
 def test_a_prediction_says_how_far_it_is_from_its_sweep(tmp_path, capsys):

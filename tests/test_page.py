@@ -170,7 +170,6 @@ def test_costs_are_those_of_the_records_and_fit_is_that_of_fit_py(browser, monke
             here = at["outside"], at["cost"], np.mean(at["seeds"])
             assert here == pytest.approx((outside, cost, cost), abs=1e-6)
         assert found["score"]["mean"] == pytest.approx(sum(costs) / len(cells), abs=1e-6)
-    monkeypatch.setattr(fit, "DRAWS", 2)
     for key, law in (("fit", fit.law(records)), ("ours", ours)):
         found = browser.js(f"LAWS.{key}[1]")
         assert [f"{found[name]:.3g}" for name in "abq"] == [

@@ -88,7 +88,7 @@ def law_row(label: str) -> list[np.ndarray]:
         law = fits(folders).law
         return [law.b, law.q, fits(folders).paper[0]]
     points = fit.usable(fit.parabolas(records(*folders), int(window)))
-    parabolas = fit.fit_law(points, *fit.redraw(points))
+    parabolas = fit.fit_law(points, *fit.leave_out(points))
     return [parabolas.b, parabolas.q]
 
 
@@ -112,7 +112,7 @@ def question_row(label: str) -> list[np.ndarray]:
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
     """Change of b or q between two sweeps with the same cells, as docs/against.py computes it."""
-    laws = [fit.fit_law(f.points, *fit.redraw(f.points, i)) for i, f in enumerate(sweeps)]
+    laws = [fit.fit_law(f.points, *fit.leave_out(f.points)) for f in sweeps]
     return getattr(laws[1], name) - getattr(laws[0], name)
 
 
@@ -151,7 +151,7 @@ def choices() -> dict[str, float]:
 def transfer(kind: str) -> np.ndarray:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))
-    x = dict(zip([m.shape for m in found], fit.redraw(found)[0].T))
+    x = dict(zip([m.shape for m in found], fit.leave_out(found)[0].T))
     return 2 ** (x["width 128" + kind] - x["width 32" + kind])
 
 
@@ -328,7 +328,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
 
 
 def as_numbers(value) -> list[float]:
-    """Bootstrap draws become an estimate and its 95% interval; lists of them one long list."""
+    """Rows become an answer and its 95% interval; lists of them one long list."""
     if isinstance(value, np.ndarray):
         return [value[0], *fit.interval(value)]
     return sum(map(as_numbers, value), []) if isinstance(value, list) else [value]
