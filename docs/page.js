@@ -13,10 +13,10 @@ const unique = (values) => [...new Set(values)].sort((one, two) => one - two);
 const clamp = (value, low, high) => min(max(value, low), high);
 const safe = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 const short = (value, digits = 2) => String(+value.toPrecision(digits));
-const rate = (x) => short(2 ** x);
+const rate = (x) => (2 ** x).toPrecision(2);
 const nats = (value) => value.toFixed(3);
-const withInterval = ([value, low, high]) =>
-  `${value.toFixed(2)} [${low.toFixed(2)}, ${high.toFixed(2)}]`;
+const exponent = (base, [value, low, high]) =>  // as HTML
+  `${base}<sup>${value.toFixed(2)}</sup> [${low.toFixed(2)}, ${high.toFixed(2)}]`;
 
 function size(tokens) {
   for (const [unit, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
@@ -73,9 +73,9 @@ function vertex(points) {
   if (lowest === points[0][0] || lowest === points.at(-1)[0]) return NaN;
   const near = nearest(points, 7).filter(([, loss]) => isFinite(loss));
   if (near.length < 5) return NaN;
-  const power = (p) => sum(near.map(([x]) => (x - lowest) ** p));
+  const moment = (p) => sum(near.map(([x]) => (x - lowest) ** p));
   const degrees = [0, 1, 2, 3];
-  const normal = degrees.map((i) => degrees.map((j) => power(i + j)));
+  const normal = degrees.map((i) => degrees.map((j) => moment(i + j)));
   const target = degrees.map((i) => sum(near.map(([x, loss]) => loss * (x - lowest) ** i)));
   const [, c1, c2, c3] = solve(normal, target);
   const root = sqrt(c2 * c2 - 3 * c1 * c3);
@@ -284,12 +284,13 @@ function remember(name, value) {
 const frames = {};  // id -> the latest frame of a chart
 let printing = false;
 
-function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7, share = 1 } = {}) {
+function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7 } = {}) {
   // A frame turns t and x into pixels and back. Margins are in letters.
   const letter = 0.8 * parseFloat(getComputedStyle(document.documentElement).fontSize);
   const w = printing ? 640 : $(id).clientWidth;
-  const columns = innerWidth >= 60 * (letter / 0.8) ? 0.46 : 0.27;
-  const h = share * (printing ? 300 : clamp(columns * innerHeight, 9 * letter, 0.75 * w));
+  const beside = w < 0.6 * document.querySelector("main").clientWidth;
+  const share = innerHeight < 500 ? 0.6 : beside ? 0.46 : 0.27;
+  const h = printing ? 300 : clamp(share * innerHeight, 10 * letter, 0.75 * w);
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - bottom * letter };
   const f = { id, w, h, letter, ...box };
   f.px = (t) => f.x0 + ((t - x0) / (x1 - x0)) * (f.x1 - f.x0);
@@ -416,7 +417,9 @@ function say(id, text) {
   // What a step says, and a moment later to a screen reader
   $(id).innerHTML = text;
   clearTimeout(saying);
-  saying = setTimeout(() => ($("status").textContent = $(id).textContent), 500);
+  saying = setTimeout(() => {
+    $("status").innerHTML = text.replaceAll("<sup>", "^");
+  }, 500);
 }
 
 // -- 6 Step 1: you must stop somewhere --------------------------------------------------------
@@ -429,7 +432,7 @@ const colorOfPolicy = (name) =>
 const colorOfRate = (i) => `color-mix(in srgb, var(--wsd) ${[45, 70, 100][i]}%, var(--paper))`;
 const policyOf = (name) => DATA.policies.find((policy) => policy.name === name);
 const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch === batch);
-const RIGHT = 6.2;  // letters for labels right of the curves
+const RIGHT = 7.6;  // letters for labels right of the curves
 
 function renderStop() {
   const here = batchOf(state.policy, state.batch);
@@ -447,16 +450,16 @@ function renderStop() {
     lowest loss, ${nats(val[winner])} nats. The best of all learning rates is <b>${rate(stop.x)}</b>. `;
   if (last) text += falls
     ? `<b>With ${safe(state.policy)}, the best learning rate falls with the tokens</b>, as
-      T^${withInterval(law.b)}.`
+      ${exponent("T", law.b)}.`
     : `<b>With ${safe(state.policy)}, the best learning rate hardly depends on the tokens</b>:
-      T^${withInterval(law.b)}.`;
+      ${exponent("T", law.b)}.`;
   if (state.shown) {
     const off = abs(state.guess - here.best.at(-1).x);
     text += ` Your guess was ${rate(state.guess)}, off by a factor of ${short(2 ** off, 3)}:
       ${max(0, round(100 - 50 * off))} of 100 points.`;
   }
   say("said1", text);
-  $("reveal").disabled = Boolean(state.shown);
+  $("reveal").textContent = state.shown ? "Guess again" : "Show the answer";
 }
 
 function renderRates(here, winner) {
@@ -466,7 +469,7 @@ function renderRates(here, winner) {
   const first = here.x[0];
   const f = frame("rates", [first, log2(LENGTHS.at(-1))], [min(...heights), max(...heights)],
     { left: 2.6, right: RIGHT });
-  $("race-title").textContent = "Loss (nats) of three learning rates against tokens";
+  $("race-title").textContent = "Loss (nats) against tokens, for three learning rates";
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
   let svg = axisX(f, LENGTHS) + axisY(f, steps);
 
@@ -477,12 +480,12 @@ function renderRates(here, winner) {
     const color = colorOfRate(k);
     const point = (at) => [f.px(at), f.py(interpolate(at, here.x, losses))];
     const trunk = here.x.filter((x) => x < t + log2(0.9)).map(point);
-    svg += path([...trunk, point(t + log2(0.9))], stroke(color, 2));
+    svg += path([...trunk, point(t + log2(0.9))], stroke(color, k === winner ? 4 : 1.5));
     for (let i = 0; i <= state.stop; i++) {
       const T = log2(LENGTHS[i]);
       const end = [f.px(T), f.py(here.ends[i][k])];
       const now = i === state.stop;
-      svg += path([point(T + log2(0.9)), end], stroke(color, now ? 3 : 1.5));
+      svg += path([point(T + log2(0.9)), end], stroke(color, now && k === winner ? 4 : 1.5));
       svg += dot(...end, now ? 5 : 2.5, color);
       if (now) ends.push(end[1]);
     }
@@ -508,11 +511,14 @@ function renderBest(here) {
   const low = min(...all, log2(here.rates[0])) - 0.7;
   const high = max(...all, log2(here.rates[2])) + 0.7;
   const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS.at(-1))], [low, high],
-    { right: 5.6 });
-  $("best-title").textContent = "Best learning rate of a run that stops at T, of all that we tried";
+    { right: 7 });
+  $("best-title").textContent = "Best learning rate of a run that stops there";
   let svg = axisX(f, LENGTHS) + axisY(f, RATE_TICKS);
-  here.rates.forEach((lr, k) => (svg += rule(f.x0, f.py(log2(lr)), f.x1, f.py(log2(lr)),
-    stroke(colorOfRate(k), 1, "2 4"))));
+  here.rates.forEach((lr, k) => {
+    const y = f.py(log2(lr));
+    svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 1, "2 4"));
+    svg += words(f.x0 + 3, y - 4, lr, { anchor: "start", color: colorOfRate(k) });
+  });
 
   // The laws of this weight decay, and of those seen before
   const lines = [];
@@ -568,7 +574,8 @@ function setUpStop() {
   buttons("batches", BATCHES.map((batch) => [batch, `batch size ${batch}`]),
     (batch) => +batch === state.batch, (batch) => change({ batch: +batch, shown: 0 }),
     (batch) => shade("batch-size", log2(batch) / 7));
-  $("reveal").onclick = () => change({ shown: 1, stop: LENGTHS.length - 1 });
+  $("reveal").onclick = () =>
+    change(state.shown ? { shown: 0, stop: QUESTION } : { shown: 1, stop: LENGTHS.length - 1 });
   const nearestLength = (t) => clamp(round(t - log2(LENGTHS[0])), 0, LENGTHS.length - 1);
   dragged.stop = (t) => change({ stop: nearestLength(t) });
   dragged.guess = (_, y) => change({ guess: y });
@@ -638,17 +645,17 @@ function renderQuestions() {
   const { ours, theirs } = DATA.questions.readings[state.reading];
   $("points-title").textContent = state.reading === "three"
     ? "Best learning rate / (batch size / 8) against T" : "Best learning rate against T";
-  $("strip-title").textContent = "Exponent of T: ours with 95% interval, and the paper's (cross)";
+  $("strip-title").textContent = "Exponent b: ours (dot, 95% interval), theirs (cross)";
   turnTo(LOOKS[state.reading]);
   renderStrip();
   const answers = {
-    fixed: `Keep the batch size, and the best learning rate falls, as T^${withInterval(ours)}. Bjorck et
+    fixed: `Keep the batch size, and the best learning rate falls, as ${exponent("T", ours)}. Bjorck et
       al. asked this, and found ${theirs}.`,
-    best: `Keep only the best batch size of every T. It grows, about as T^${withInterval(s)}, and a
-      larger batch needs a higher learning rate. So the fall is gone: T^${withInterval(ours)}. Step Law
+    best: `Keep only the best batch size of every T. It grows, about as ${exponent("T", s)}, and a
+      larger batch needs a higher learning rate. So the fall is gone: ${exponent("T", ours)}. Step Law
       asked this, and found ${theirs}.`,
     three: `Keep the three best, and divide by the batch size. It grows with T, so the points now fall
-      steeply: T^${withInterval(ours)}. Power Scheduler asked this, and found ${theirs}.`,
+      steeply: ${exponent("T", ours)}. Power Scheduler asked this, and found ${theirs}.`,
   };
   say("said2", answers[state.reading]);
 }
@@ -773,16 +780,17 @@ function renderLine() {
 
   const [low, high] = equalAt(far);
   const mine = cost(state.middle, state.slope) - LOWEST;
-  say("said2", `Your line, T^${state.slope.toFixed(2)}, costs <b>${nats(mine)} nats</b> more than the best.
+  say("said2", `Your line, T<sup>${state.slope.toFixed(2)}</sup>, costs <b>${nats(mine)} nats</b> more than the best.
     Every slope from ${FLAT[0].toFixed(2)} to ${FLAT.at(-1).toFixed(2)} costs less than ${LEVEL} more: the
     valleys are flat. But at 10T tokens, the lines in the band differ by a factor of
     <b>${short(2 ** (high - low))}</b>.`);
 }
 
 function renderCost() {
-  $("strip-title").textContent = "Cost of an exponent (nats more than the best line), and three papers";
-  const f = frame("strip", [-1, 0.5], [0, 0.06], { left: 3 });
-  let svg = axisY(f, [0, 0.02, 0.04, 0.06].map((y) => [y, y]));
+  const TOP = 0.03;
+  $("strip-title").textContent = "Cost of an exponent b (nats)";
+  const f = frame("strip", [-1, 0.5], [0, TOP], { left: 3 });
+  let svg = axisY(f, [0, 0.01, 0.02, 0.03].map((y) => [y, y]));
   for (const b of [-1, -0.5, 0, 0.5]) svg += words(f.px(b), f.h - 0.4 * f.letter, b);
   const x = f.px(FLAT[0]);
   svg += `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.px(FLAT.at(-1)) - x)}"
@@ -791,14 +799,14 @@ function renderCost() {
     const { theirs } = DATA.questions.readings[key];
     const at = f.px(theirs);
     svg += cross(at, f.y1, 6, stroke("var(--ink)", 2.5));
-    const anchor = theirs > 0 ? "end" : i ? "end" : "start";
-    svg += words(at, f.y0 + (i ? 0.4 : 1.6) * f.letter, paper, { anchor, color: "var(--ink)" });
-    svg += rule(at, f.y0 + (i ? 0.6 : 1.8) * f.letter, at, f.y1, stroke("var(--soft)", 1, "2 4"));
+    const y = f.y0 + (0.4 + 1.2 * i) * f.letter;
+    svg += rule(at, y, at, f.y1, stroke("var(--soft)", 1, "2 4"));
+    svg += words(at, y, paper, { color: "var(--ink)" });
   });
-  const curve = SLOPES.map((b, i) => [b, VALLEY[i]]).filter(([, value]) => value <= 0.06);
+  const curve = SLOPES.map((b, i) => [b, VALLEY[i]]).filter(([, value]) => value <= TOP);
   svg += path(curve.map(([b, value]) => [f.px(b), f.py(value)]), stroke("var(--wsd)", 2.5));
   const mine = cost(state.middle, state.slope) - LOWEST;
-  svg += dot(f.px(state.slope), f.py(min(mine, 0.06)), 8, "var(--ink)");
+  svg += dot(f.px(state.slope), f.py(min(mine, TOP)), 8, "var(--ink)");
   draw(f, svg);
 }
 
@@ -836,9 +844,9 @@ function renderRace() {
   let svg = axisX(f, ticks) + axisY(f, [1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4].map((y) => [y, y.toFixed(1)]));
   const curve = (points, color, width, dashes) =>
     (svg += path(points.map(([n, loss]) => [f.px(log2(n)), f.py(loss)]), stroke(color, width, dashes)));
-  curve(upTo(LAST_RUN.planned), "var(--cut)", 2, "2 3");
+  if (run !== LAST_RUN) curve([...upTo(LAST_RUN.planned), [T, cut]], "var(--cut)", 2, "2 3");
   curve(upTo(run.planned), "var(--cosine)", 2.5, "7 4");
-  curve(upTo(RACE.trunk), "var(--power)", 2);
+  curve(upTo(RACE.trunk, 0.9 * T), "var(--power)", 2);
   for (const one of RACE.lengths.slice(0, state.stop3 + 1)) {
     const trunk = upTo(RACE.trunk, one.T * 0.9);
     curve([trunk.at(-1), ...upTo(one.branch, one.T)], "var(--power)", one === run ? 3.5 : 1.5);
@@ -908,7 +916,7 @@ function setUpRace() {
     ${safe(RACE.batch)}. <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
     <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
     <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. Power follows
-    ${short(RACE.power.a, 3)} · beta^${RACE.power.q} · n^${RACE.power.b}, below ${RACE.lr_max}, and the
+    ${short(RACE.power.a, 3)} · beta<sup>${RACE.power.q}</sup> · n<sup>${RACE.power.b}</sup>, below ${RACE.lr_max}, and the
     learning rates of the cosines were chosen for each length.`;
 }
 
@@ -996,8 +1004,8 @@ function renderRun() {
     : "The brackets hold 95% of the laws from runs drawn again.";
   say("said4", text);
   $("command").textContent = commandFor(rate(x));
-  $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ T^${withInterval(b)} ·
-    beta^${withInterval(q)}, fitted in your browser by the rule of fit.py to ${fitted.cells.length} valleys
+  $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·
+    ${exponent("beta", q)}, fitted in your browser by the rule of fit.py to ${fitted.cells.length} valleys
     (${left} left out). A file needs lr, total_tokens, batch_size and val_loss, and may have seed, seq_len and
     shape. It stays on your machine. ${data.ours ? `These are our runs of step 2, at width 32 with two layers.
     μP carries the learning rate to other widths, but another corpus or depth has another a.` : ""}`;
@@ -1010,7 +1018,7 @@ function renderLaw(t, x, beta, times) {
   const all = [from, to].flatMap((at) => [lawAt(fitted.law, at, beta), ...bandAt(fitted, at, beta)]);
   const middle = mean([min(...all), max(...all)]);
   const half = max(1.5, (max(...all) - min(...all)) / 2 + 0.5);
-  $("law-title").textContent = `Best learning rate at batch size ${2 ** state.size} against tokens, with the band of the fit`;
+  $("law-title").textContent = `Best learning rate at batch size ${2 ** state.size} against tokens`;
   const f = frame("law", [from, to], [middle - half, middle + half]);
   const wide = to - from > 9;
   const ticks = [1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13].filter((n) => log2(n) > from && log2(n) < to);
@@ -1039,7 +1047,7 @@ function renderValleys() {
   const some = fitted.found.filter((cell) => cell.batch === batch && cell.shape === shapes[Math.floor(shapes.length / 2)])
     .map((cell) => ({ ...cell, points: cell.points.filter(([, loss]) => isFinite(loss)) }))
     .filter((cell) => cell.points.length).sort((one, two) => one.T - two.T);
-  const title = `Valleys at batch size ${short(batch, 4)}: loss minus the lowest (nats) against learning rate, by T`;
+  const title = `Valleys at batch size ${short(batch, 4)}: loss above the lowest (nats)`;
   $("valleys-title").textContent = title;
   const xs = some.flatMap((cell) => cell.points.map(([x]) => x));
   const f = frame("valleys", [min(...xs) - 0.2, max(...xs) + 0.2], [0, 0.2], { left: 2.8, right: 4 });
@@ -1119,7 +1127,8 @@ function render() {
 }
 
 $("steps").innerHTML = STEPS.map(([step, name], i) =>
-  `<button type="button" value="${step}">${i + 1} ${name}</button>`).join(" ");
+  `<button type="button" value="${step}" aria-label="${i + 1} ${name}">${i + 1}
+    <span>${name}</span></button>`).join(" ");
 for (const button of $("steps").children) {
   button.onclick = () => change({ step: +button.value });
   refresh.push(() => (button.ariaCurrent = +button.value === state.step ? "step" : null));
