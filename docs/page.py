@@ -42,7 +42,11 @@ POLICIES = {  # name -> folder below results/, and the runs there. Those with tw
     "fixed norm, not the embedding": ("why-laptop/norm-hidden", []),
 }
 RACE_LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # T of step 3
-PAPERS = {"fixed": -0.32, "best": 0.31, "three": -0.51}  # Bjorck et al., Step Law, the paper
+PAPERS = {
+    "fixed": -0.32,
+    "best": 0.31,
+    "three": -0.51,
+}  # Bjorck et al., Step Law, the paper
 
 
 def estimate(draws: np.ndarray) -> list[float]:
@@ -130,7 +134,9 @@ def race_of_rates(curves: dict, found: list, batch_size: int) -> dict:
         at_rate = {round(2**x, 7): loss for x, loss in m.points}
         final = np.array([at_rate[lr] for lr in RATES[batch_size]])
         begin = [np.interp(math.log2(0.9 * m.T), middle, line) for line in losses]
-        level = np.mean(begin) - np.mean([drop(curves, batch_size, s, m.T) for s in seeds])
+        level = np.mean(begin) - np.mean(
+            [drop(curves, batch_size, s, m.T) for s in seeds]
+        )
         validation.append(np.round(final, 6).tolist())
         heights.append(np.round(level + final - final.mean(), 4).tolist())
     return {
@@ -146,7 +152,11 @@ def best_rates(found: list, by_seed: list) -> list[dict]:
     """The best learning rate at every T, with those of every seed, in log2."""
     best = []
     for m in found:
-        seeds = [s.x for s in by_seed if (s.T, s.batch_size) == (m.T, m.batch_size) and not s.why_not]
+        seeds = [
+            s.x
+            for s in by_seed
+            if (s.T, s.batch_size) == (m.T, m.batch_size) and not s.why_not
+        ]
         best.append({"T": m.T, "x": round(m.x, 6), "seeds": np.round(seeds, 4).tolist()})
     return best
 
@@ -187,7 +197,13 @@ def valley(m: fit.Minimum) -> dict:
     for seed in sorted(m.seeds):
         finite = [m.seeds[seed][x] for x, _ in m.points]
         losses.append([round(x, 6) if math.isfinite(x) else None for x in finite])
-    return {"shape": m.shape, "T": m.T, "batch": m.batch_size, "lr": rates, "losses": losses}
+    return {
+        "shape": m.shape,
+        "T": m.T,
+        "batch": m.batch_size,
+        "lr": rates,
+        "losses": losses,
+    }
 
 
 def questions(records: list[dict]) -> dict:
@@ -318,7 +334,9 @@ def take_picture(path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("page.py", __doc__)
-    parser.add_argument("--picture", action="store_true", help="also draw assets/page.png")
+    parser.add_argument(
+        "--picture", action="store_true", help="also draw assets/page.png"
+    )
     args = parser.parse_args(argv)
     try:
         text = page(content())
