@@ -165,6 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}
     try:
         devices.join(typed.get("device", "auto"))
+        if "data" in typed or "tokenizer" in typed:  # else as in the preset
+            typed = train.with_vocabulary(typed)
         cfg = train.make_config(**typed)
         rank, world = devices.rank_and_world()
         if args.dry_run:

@@ -10,8 +10,8 @@ The rules, in the order of this file:
    mean loss wins (`tuned_lr`).
 3. It then tests every line in larger cells, where its exponents alone set the learning
    rate (`losses_of_lines`).
-4. The difference of two lines is the mean over cells and seeds. Its interval counts the
-   spread over pairs of shape and batch size, and over seeds (`differences`).
+4. The difference of two lines is the mean over cells and seeds. Its interval leaves
+   out one pair of shape and batch size at a time, and one seed (`differences`).
 5. Two lines are level if the interval lies inside ±0.005 nats. One is better or worse if
    the interval excludes 0. Else we cannot tell (`verdict`).
 
@@ -19,7 +19,6 @@ Losses are in nats per token. `python fit.py results/compare-laptop results/sear
 prints the tables.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from operator import itemgetter
@@ -28,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fit import interval, show
+from fit import error_of, interval, mean_of, show, student
 from records import cell_of, loss_of, narrow_first
 from schedules import PAPER_SEQ_LEN, has_decay, is_planned
 from tools import figures, flags
@@ -255,16 +254,13 @@ def searched(records: list[dict]) -> dict:
 
 # -- 4. A difference and its interval ----------------------------------------------------
 
-DRAWS = 100_000
-
 
 def differences(one: dict, other: dict, cells: list) -> np.ndarray:
-    """Mean loss of one line minus another's, followed by draws of Student's t around it.
+    """Mean loss of one line minus another's, as rows of fit.py.
 
     All runs of a seed share its tuning, and all T of a pair of shape and batch size share
-    trunks. So we average over T, and count the spread over pairs and the spread over
-    seeds, both as random (degrees of freedom as in Welch's test). Without draws for a
-    single seed in a single pair.
+    trunks. So we average over T, and leave out one pair at a time, and one seed. Without
+    an interval for a single seed in a single pair.
     """
     seeds = set.intersection(*(one[cell].keys() & other[cell].keys() for cell in cells))
     by_pair: dict = {}
@@ -273,35 +269,7 @@ def differences(one: dict, other: dict, cells: list) -> np.ndarray:
         gaps = [one[cell][seed] - other[cell][seed] for seed in sorted(seeds)]
         by_pair.setdefault((shape, batch_size), []).append(gaps)
     over_T = [np.mean(gaps, axis=0) for gaps in by_pair.values()]
-    mean, error, freedom = mean_and_error(np.array(over_T))  # [pairs, seeds]
-    return with_t(mean, error, freedom)
-
-
-def mean_and_error(gap: np.ndarray) -> tuple[float, float, float]:
-    """Mean of gap [pairs, seeds], its standard error, and the degrees of freedom of that error."""
-    # The variance of the mean from pairs, and the one from seeds. Their sum is a little
-    # too wide, because what varies with both is in both.
-    variance = 0.0
-    below = 0.0
-    for means in (gap.mean(axis=1), gap.mean(axis=0)):
-        n = len(means)
-        if n > 1:
-            part = means.var(ddof=1) / n
-            variance += part
-            below += part**2 / (n - 1)
-    freedom = variance**2 / below if below else 0.0  # Welch, Satterthwaite
-    return gap.mean(), math.sqrt(variance), freedom
-
-
-def with_t(mean: float, error: float, freedom: float) -> np.ndarray:
-    """A mean, followed by draws of Student's t around it, none if there is no spread.
-
-    Draws, so that `interval`, `show` and `holm` read it like any bootstrap of fit.py.
-    """
-    if freedom == 0:
-        return np.array([mean])
-    rng = np.random.default_rng(0)
-    return np.append(mean, mean + error * rng.standard_t(freedom, size=DRAWS))
+    return mean_of(np.array(over_T))  # of [pairs, seeds]
 
 
 # -- 5. Level, better or worse? ----------------------------------------------------------
@@ -310,9 +278,9 @@ LEVEL = 0.005  # nats; two lines are level if the interval of their difference l
 VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "may tie"}
 
 
-def verdict(draws: np.ndarray) -> str:
+def verdict(rows: np.ndarray) -> str:
     """The word for a difference. A lower loss is better."""
-    low, high = np.round(interval(draws), 9)  # without differences of mere rounding
+    low, high = np.round(interval(rows), 9)  # without differences of mere rounding
     if not low < high:  # one seed in one pair has no interval
         return "undecided"
     if -LEVEL < low and high < LEVEL:
@@ -324,15 +292,16 @@ def verdict(draws: np.ndarray) -> str:
     return "undecided"
 
 
-def holm(draws: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
+def holm(differences: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
     """The names whose difference is not 0 although we looked at all of them (Holm, 1979)."""
     # 1. The chance of a difference at least as far from 0, to either side, if it is 0
     chance = {}
-    for name, some in draws.items():
-        drawn = some[1:]
-        drawn = drawn[np.isfinite(drawn)]
-        above = np.mean(drawn > 0) if drawn.size else 0.5  # 0.5: we cannot tell
-        chance[name] = 2 * min(above, 1 - above)
+    for name, rows in differences.items():
+        error, freedom = error_of(rows)
+        chance[name] = 1.0  # we cannot tell
+        if freedom > 0:
+            t, share = student(freedom)
+            chance[name] = 1 - np.interp(abs(rows[0]) / error, t, share)
 
     # 2. The smallest of n chances may be level / n at most, the next level / (n - 1), ...
     found = []
@@ -406,7 +375,7 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
     # 2. Print a table, from the best line to the worst.
     when = {name: needs_T(line) for name, line in LINES.items()}
     when[SEARCHED] = "from the start"
-    means = {name: draws[0] for name, draws in all_T.items()}
+    means = {name: rows[0] for name, rows in all_T.items()}
     order = sorted(means, key=means.get)
     baseline = mean_loss(lines[other], cells)
     at_longest = f"T = {figures.size(longest)}"
@@ -418,8 +387,8 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
             # if it has fewer seeds, on the scale of the others
             loss = baseline + means[name]
             row = [name, when[name], f"{loss:.3f}"]
-            for draws in (all_T[name], late[name]):
-                row.append(f"{show(draws)} {verdict(draws)}")
+            for gap in (all_T[name], late[name]):
+                row.append(f"{show(gap)} {verdict(gap)}")
             print(f"| {' | '.join(row)} |")
 
     # 3. Print which differences survive so many comparisons, and which lines are missing.

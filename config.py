@@ -29,7 +29,11 @@ class GPTConfig:
     n_embd: int = option(help="width of the residual stream", above=0)
     n_head: int = option(help="attention heads", above=0)
     seq_len: int = option(help="tokens per sequence", above=0)
-    vocab_size: int = option(help="rows of the embedding", above=1, below=2**31)
+    vocab_size: int = option(
+        help="tokens of the vocabulary, by default those of the corpus",
+        above=1,
+        below=2**31,
+    )
     n_kv_head: int | None = option(
         None, "heads of keys and values (default: n_head)", above=0
     )

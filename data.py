@@ -262,6 +262,14 @@ def embedded_texts(folder: Path) -> Iterator[str]:
         yield (folder / name).read_text(encoding="utf-8")
 
 
+def vocab_size_of(data_flag: str | None, tokenizer: str) -> int:
+    """Number of tokens of the corpus or mixture that --data names, embedded in `tokenizer`."""
+    folder = next(iter(parse_mixture(data_flag or "embedded")))  # all have one tokenizer
+    if folder == "embedded":  # not prepared yet, perhaps
+        return load_tokenizer(tokenizer).n_vocab
+    return open_corpus(Path(folder)).meta["vocab_size"]
+
+
 def is_prepared(data_flag: str | None) -> bool:
     """Does --data name folders of data.py, which have a tokenizer already?"""
     return bool(data_flag) and "embedded" not in parse_mixture(data_flag)

@@ -4,10 +4,13 @@ prediction.
     python fit.py runs/wsd-quick                         the law, law.json, figures
     python fit.py runs/bend --only warmup_tokens=5000    of some of the runs
     python fit.py --predict --total_tokens 10e12 --batch_size 1024
+    python fit.py --predict --total_tokens 1e7 --batch_size 8 --law runs/wsd-quick/law.json
 
-The last one prints the best learning rate by the paper's law.
+The first ends with the commands of a WSD run and of a Power run that follow the law. The
+third prints the best learning rate by the paper's law. The last does this by your law,
+and adds the commands.
 
-We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
+We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
    seeds. Its minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest
@@ -15,35 +18,37 @@ We fixed this procedure before the runs of results/bend-laptop (docs/bend.md):
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape. (docs/bent.py asks whether a law that flattens at large batch sizes is
    better.)
-3. Intervals hold 95% of 2,000 draws. A draw takes whole series again, with replacement. A
-   *series* is a shape, a batch size and a seed, because its runs share trunks.
+3. Intervals ask how far the law moves without one batch size, and without one seed. The
+   two variances add up, and the interval is 95% of Student's t. (Until November 2026 it
+   was a bootstrap. docs/coverage.py shows why it is not.)
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
 
 T counts tokens, beta sequences of 4096 tokens, as in schedules.py. The file follows these
-steps. Start with `vertex`, and then read `minima`, `fit_law` and `redraw`. Notebooks call
+steps. Start with `vertex`, and then read `minima`, `fit_law` and `leave_out`. Notebooks call
 fit.law(rows).
 """
 
 import json
 import math
+import shlex
 import signal
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from records import STANDARD, complete, loss_of, narrow_first, read_records, shape_of
+from records import STANDARD, complete, finished, flags_of, loss_of
+from records import narrow_first, read_records, shape_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
 from tools import figures, flags
 from tools.flags import UserError
-
-DRAWS = 2000
 
 # -- A valley and its bottom -------------------------------------------------------------
 #
@@ -133,7 +138,7 @@ class Minimum(NamedTuple):
     loss: float  # the lowest mean loss
     x: float  # the bottom
     why_not: str  # why it is left out, or ""
-    again: dict  # how often the seeds count in a draw -> the minimum there, see redraw
+    again: dict  # how often the seeds count -> the minimum then, see leave_out
 
 
 def log2_lr(record: dict) -> float:
@@ -212,19 +217,19 @@ def reasons(found: list[Minimum]) -> str:
 class Law(NamedTuple):
     """log2 lr = log2 a(shape) + b log2 T + q log2 beta.
 
-    Every field has the estimate, followed by all draws of the series.
+    Every field has rows, see leave_out. The first is the law itself.
     """
 
-    b: np.ndarray  # [1 + draws]
-    q: np.ndarray  # [1 + draws]
-    a: dict[str, np.ndarray]  # shape -> [1 + draws]
-    fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
+    b: np.ndarray  # [rows]
+    q: np.ndarray  # [rows]
+    a: dict[str, np.ndarray]  # shape -> [rows]
+    fitted: np.ndarray  # log2 lr of the law at every minimum, [rows, n]
 
 
 def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
-    """Weighted least squares in every draw, x and weight [1 + draws, n].
+    """Weighted least squares in every row, x and weight [rows, n].
 
-    In a draw without a shape, its a is NaN. If T and beta vary together, all values are
+    In a row without a shape, its a is NaN. If T and beta vary together, all values are
     NaN.
     """
     # 1. The columns of the problem: log2 T for b, log2 beta for q, and one column per
@@ -235,73 +240,87 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
         columns.append([float(m.shape == shape) for m in found])
     design = np.column_stack(columns)  # [n, 2 + shapes]
 
-    # 2. Solve it in every draw. lstsq minimizes the sum of squares, so an error with
+    # 2. Solve it in every row. lstsq minimizes the sum of squares, so an error with
     #    weight w has to be multiplied by the root of w.
     solutions = []
-    for x_of_draw, w in zip(x, weight):
+    for x_of_row, w in zip(x, weight):
         root = np.sqrt(w)
-        target = np.where(w > 0, x_of_draw, 0)  # 0 * NaN would be NaN
+        target = np.where(w > 0, x_of_row, 0)  # 0 * NaN would be NaN
         solution, _, rank, _ = np.linalg.lstsq(
             root[:, None] * design, root * target, rcond=1e-6
         )
-        in_draw = w @ design[:, 2:] > 0  # [shapes]
+        in_row = w @ design[:, 2:] > 0  # [shapes]
         log_a = solution[2:]  # a view, so this changes the solution
-        log_a[~in_draw] = math.nan
-        if rank < 2 + in_draw.sum():  # many laws fit equally well
+        log_a[~in_row] = math.nan
+        if rank < 2 + in_row.sum():  # many laws fit equally well
             solution[:] = math.nan
         solutions.append(solution)
 
     # 3. Name the values.
-    solutions = np.array(solutions)  # [1 + draws, 2 + shapes]
+    solutions = np.array(solutions)  # [rows, 2 + shapes]
     a = {shape: np.exp2(solutions[:, 2 + i]) for i, shape in enumerate(shapes)}
     return Law(b=solutions[:, 0], q=solutions[:, 1], a=a, fitted=solutions @ design.T)
 
 
-# -- Intervals, by drawing series again --------------------------------------------------
+# -- Intervals, by leaving out one thing at a time ---------------------------------------
+#
+# How far does an answer move without one batch size, and how far without one seed? A
+# *column* is a shape and a batch size. An answer, such as b, is an array of rows:
+#
+#     [the answer, a first half without one column each, a second half without one seed each]
+#
+# The shorter half ends with NaN. Answers can be subtracted row by row, because the same
+# row leaves out the same thing of both. An answer that needs two batch sizes is NaN without
+# one of two. Then only the seeds give its interval, and it is too narrow.
 
 
-def redraw(found: list[Minimum], rng_seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Draw series again -> x of all minima and their weights, both [1 + draws, n].
+def leave_out(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray]:
+    """x of all minima and their weights, both [rows, n].
 
-    The first row is the measurement itself. The weight of a minimum counts its seeds.
+    The weight of a minimum counts its seeds. It is 0 if the row leaves out the column. To
+    compare two sweeps, give the minima of both at once.
     """
-    x, weight, _ = redraw_with_losses(found, rng_seed)
+    x, weight, _ = leave_out_with_losses(found)
     return x, weight
 
 
-def redraw_with_losses(found: list[Minimum], rng_seed: int = 0) -> tuple:
-    """`redraw`, and the lowest mean loss of every cell, [1 + draws, n]."""
-    # 1. Draw as many series as there are, with replacement. In the first row, which is
-    #    the measurement, every series counts once.
-    series = set()
-    for m in found:
-        series |= {(m.shape, m.batch_size, seed) for seed in m.seeds}
-    series = sorted(series)
-    chance = np.full(len(series), 1 / len(series))
-    rng = np.random.default_rng(rng_seed)
-    drawn = rng.multinomial(len(series), chance, size=DRAWS)
-    times = np.vstack([np.ones(len(series), int), drawn])  # [1 + draws, series]
-    column = {one: j for j, one in enumerate(series)}
+def leave_out_with_losses(found: list[Minimum]) -> tuple:
+    """`leave_out`, and the lowest mean loss of every cell, [rows, n]."""
+    # 1. What does a row leave out? A column (shape, batch size) or a seed. Never the only
+    #    one.
+    columns = sorted({(m.shape, m.batch_size) for m in found})
+    seeds = sorted({seed for m in found for seed in m.seeds})
+    ways = [some if len(some) > 1 else [] for some in (columns, seeds)]
+    rows = [None, *in_halves(*ways, "everything")]
 
-    # 2. Find the minimum of every cell again in every draw. Many draws take the seeds of
-    #    a cell equally often, so the cell remembers what they gave, for all redraws.
-    x = np.empty((len(times), len(found)))
+    # 2. Find the minimum of every cell again in every row. Many rows have the same seeds
+    #    of a cell, so the cell remembers what they gave.
+    x = np.empty((len(rows), len(found)))
     weight = np.empty_like(x)
     loss = np.empty_like(x)
     for i, m in enumerate(found):
-        columns = [column[m.shape, m.batch_size, seed] for seed in m.seeds]
-        of_draws = []
-        for counts in map(tuple, times[:, columns].tolist()):
+        column = m.shape, m.batch_size
+        for k, out in enumerate(rows):
+            gone = out in (column, "everything")
+            counts = tuple(int(not gone and seed != out) for seed in m.seeds)
             if counts not in m.again:
                 m.again[counts] = minimum_again(m, counts)
-            of_draws.append(m.again[counts])
-        x[:, i], weight[:, i], loss[:, i] = np.array(of_draws).T
+            x[k, i], weight[k, i], loss[k, i] = m.again[counts]
     return x, weight, loss
+
+
+def in_halves(first: list, second: list, nothing) -> list:
+    """Both lists, one after the other, the shorter one filled up with nothing."""
+    half = max(len(first), len(second))
+    rows = []
+    for some in (first, second):
+        rows += some + [nothing] * (half - len(some))
+    return rows
 
 
 def minimum_again(m: Minimum, counts: tuple[int, ...]) -> tuple[float, float, float]:
     """x, weight and lowest mean loss of a cell if its seeds count so often."""
-    if not any(counts):  # none of its series was drawn
+    if not any(counts):  # nothing is left of it
         return m.x, 0, math.inf
     points = mean_valley(m.seeds, counts)
     x, why_not = vertex(points, *m.rule)
@@ -309,20 +328,65 @@ def minimum_again(m: Minimum, counts: tuple[int, ...]) -> tuple[float, float, fl
     return x, weight, min((loss for _, loss in points), default=math.inf)
 
 
-def interval(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of the draws. The first entry is the estimate and does not count."""
-    drawn = draws[1:]
-    drawn = drawn[np.isfinite(drawn)]
-    if drawn.size == 0:
+def mean_of(values: np.ndarray) -> np.ndarray:
+    """The rows of the mean of values [columns, seeds]."""
+    ways = []
+    for axis, n in enumerate(values.shape):
+        without = []
+        if n > 1:
+            without = [np.delete(values, i, axis).mean() for i in range(n)]
+        ways.append(without)
+    return np.array([values.mean(), *in_halves(*ways, math.nan)])
+
+
+def error_of(rows: np.ndarray) -> tuple[float, float]:
+    """The standard error of an answer, and the degrees of freedom of this error.
+
+    The variance without one column at a time, plus the one without one seed at a time.
+    Their sum is a little too large, because what varies with both is in both. Source:
+    Tukey (1958), the jackknife. For a mean, each is the usual variance over n.
+    """
+    variance = 0.0
+    below = 0.0
+    for half in np.split(rows[1:], 2):
+        # A row that is exactly the answer left out what is not in it, as a batch size does
+        # for the slope at another one.
+        moved = half[np.isfinite(half) & (half != rows[0])]
+        n = len(moved)
+        if n > 1:
+            part = (n - 1) * moved.var()  # as n means of n - 1 values vary little
+            variance += part
+            below += part**2 / (n - 1)
+    freedom = variance**2 / below if below > 0 else 0.0  # Welch, Satterthwaite
+    return math.sqrt(variance), freedom
+
+
+@cache
+def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Many t > 0 in order, and the share of Student's t that lies between -t and t."""
+    # With t = sqrt(freedom) tan(angle), the density of the angle is a power of its cosine.
+    n = 20_000
+    step = math.pi / 2 / n
+    middles = step * (np.arange(n) + 0.5)
+    share = np.cumsum(np.cos(middles) ** (freedom - 1))
+    t = math.sqrt(freedom) * np.tan(middles + step / 2)
+    return t, share / share[-1]
+
+
+def interval(rows: np.ndarray) -> tuple[float, float]:
+    """95% of Student's t around an answer. NaN if nothing varies."""
+    error, freedom = error_of(rows)
+    if freedom == 0:
         return math.nan, math.nan
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
+    t, share = student(freedom)
+    half = error * np.interp(0.95, share, t)
+    return float(rows[0] - half), float(rows[0] + half)
 
 
-def show(draws: np.ndarray, digits: int = 3) -> str:
-    """The estimate and its interval, if it has one. A single seed has none."""
-    text = f"{draws[0]:.{digits}f}"
-    low, high = np.round(interval(draws), 9)  # without differences of mere rounding
+def show(rows: np.ndarray, digits: int = 3) -> str:
+    """An answer and its interval, if it has one. A single seed in a single cell has none."""
+    text = f"{rows[0]:.{digits}f}"
+    low, high = np.round(interval(rows), 9)  # without differences of mere rounding
     if low < high:
         text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     return text
@@ -332,9 +396,9 @@ def show(draws: np.ndarray, digits: int = 3) -> str:
 
 
 def slope(x, weight, u, groups: list) -> np.ndarray:
-    """Slope of x on u [n] within groups, for every draw, [1 + draws].
+    """Slope of x on u [n] within groups, for every row, [rows].
 
-    weight [1 + draws, n]; x the same, or [n]. It is NaN if u does not vary in any group.
+    weight [rows, n]; x the same, or [n]. It is NaN if u does not vary in any group.
     """
     # 1. u without the weighted mean of its group
     u = np.asarray(u, float)
@@ -369,26 +433,30 @@ def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
     return best
 
 
-def redraw_best_batches(points: list[Minimum], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """`redraw`, with weight 0 outside the n best batch sizes. Every draw chooses them anew."""
-    x, weight, loss = redraw_with_losses(points)
+def only_best(points: list[Minimum], weight, loss, n: int) -> np.ndarray:
+    """Weights that are 0 outside the n best batch sizes. Every row chooses them anew."""
+    weight = weight.copy()
+    loss = loss.copy()
     loss[weight == 0] = math.inf  # such a minimum cannot be among the best
     for here in by_shape_and_T(points).values():
-        losses = loss[:, here]  # [1 + draws, batch sizes]
+        losses = loss[:, here]  # [rows, batch sizes]
         last = min(n, len(here)) - 1
-        limit = np.sort(losses, axis=1)[:, [last]]  # the n-th lowest, of every draw
+        limit = np.sort(losses, axis=1)[:, [last]]  # the n-th lowest, of every row
         weight[:, here] *= losses <= limit
-    return x, weight
+    return weight
 
 
-def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
+def paper_reading(
+    found: list[Minimum], rows_of: Callable = leave_out_with_losses
+) -> tuple[np.ndarray, np.ndarray, float]:
     """The paper's fit: b with q = 1 in the three best batch sizes, s, and a.
 
     s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the
-    paper's b is b + (q - 1) s.
+    paper's b is b + (q - 1) s. (docs/coverage.py tries other rows.)
     """
     points = usable(found)
-    x, weight = redraw_best_batches(points, 3)
+    x, weight, loss = rows_of(points)
+    weight = only_best(points, weight, loss, 3)
     T = np.log2([m.T for m in points])
     beta = np.log2([m.beta for m in points])
     all_shapes = ["one group"] * len(points)  # one a for all shapes
@@ -399,10 +467,13 @@ def paper_reading(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray, float]:
     return b, s, 2**log2_a
 
 
-def step_law_reading(found: list[Minimum]) -> np.ndarray:
+def step_law_reading(
+    found: list[Minimum], rows_of: Callable = leave_out_with_losses
+) -> np.ndarray:
     """Exponent of T at the best batch size. Where the law is exact, it is b + q s."""
     points = usable(found)
-    x, weight = redraw_best_batches(points, 1)
+    x, weight, loss = rows_of(points)
+    weight = only_best(points, weight, loss, 1)
     T = np.log2([m.T for m in points])
     return slope(x, weight, T, [m.shape for m in points])
 
@@ -413,14 +484,14 @@ def step_law_reading(found: list[Minimum]) -> np.ndarray:
 class Fits(NamedTuple):
     found: list[Minimum]  # all minima
     points: list[Minimum]  # the usable ones
-    x: np.ndarray  # of the points, in all draws
+    x: np.ndarray  # of the points, in all rows, see leave_out
     weight: np.ndarray
     law: Law
     paper: tuple | None = None  # see paper_reading
 
 
 def fits_of(rows: list[dict]) -> Fits:
-    """All minima, draws and laws of a sweep.
+    """All minima, rows and laws of a sweep.
 
     Raises UserError if the usable minima do not determine a, b and q.
     """
@@ -428,7 +499,7 @@ def fits_of(rows: list[dict]) -> Fits:
     points = usable(found)
     law = None
     if points:
-        x, weight = redraw(points)
+        x, weight = leave_out(points)
         law = fit_law(points, x, weight)
     if law is None or not math.isfinite(law.b[0]):
         left_out = reasons(found) or 0
@@ -443,27 +514,64 @@ def law(rows: list[dict]) -> dict:
     """Fit lr = a beta^q T^b to plain rows. Returns the content of law.json.
 
     A row needs lr, total_tokens, val_loss (None if diverged), and batch_tokens or
-    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same).
-    Raises UserError.
+    batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same),
+    and state, with which we leave out runs that are not "finished". Raises UserError.
     """
-    rows = [complete(row) for row in rows]
-    return as_json(fits_of(rows), rows[0])
+    rows = [complete(row) for row in finished(rows)]
+    others = {row["schedule"] for row in rows} - {"wsd"}
+    if others:
+        raise UserError(
+            f"rows of schedule {min(others)}: a law is of WSD; leave them out"
+        )
+    return as_json(fits_of(rows), rows)
 
 
-def as_json(fits: Fits, row: dict) -> dict:
-    """The content of law.json. Its a is the geometric mean over the shapes."""
-    log_a = np.mean([np.log2(a) for a in fits.law.a.values()], axis=0)  # [1 + draws]
+def as_json(fits: Fits, rows: list[dict]) -> dict:
+    """The content of law.json. Its a is the geometric mean over the shapes.
+
+    A command takes the settings of the last shape, which is the widest.
+    """
+    row = max(rows, key=lambda row: narrow_first((row["shape"],)))
+    log_a = np.mean([np.log2(a) for a in fits.law.a.values()], axis=0)  # [rows]
     b_paper, _, a_paper = fits.paper
-    draws = {"a": np.exp2(log_a), "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
-    content = {name: values[0] for name, values in draws.items()}
-    for name, values in draws.items():
-        content[f"{name}_interval"] = interval(values)
+    answers = {"a": log_a, "b": fits.law.b, "q": fits.law.q, "b_paper": b_paper}
+    content = {name: answer[0] for name, answer in answers.items()}
+    for name, answer in answers.items():
+        low, high = interval(answer)
+        content[f"{name}_interval"] = None if math.isnan(low) else (low, high)
+    content["a"] = 2 ** content["a"]
+    if content["a_interval"]:
+        content["a_interval"] = tuple(2**end for end in content["a_interval"])
     content["a_paper"] = a_paper
-    content["rule"] = f"cubic through 7 rates of mean losses, {DRAWS} draws of series"
+    content["rule"] = "cubic through 7 rates of mean losses"
     content["seq_len"] = row["seq_len"]
     content["warmup_tokens"] = row.get("warmup_tokens")
     content["fingerprint"] = row.get("fingerprint")
+    # the range of the sweep
+    lengths = [m.T for m in fits.points]
+    batches = [m.beta * PAPER_SEQ_LEN for m in fits.points]
+    content["total_tokens"] = [min(lengths), max(lengths)]
+    content["batch_tokens"] = [min(batches), max(batches)]
+    # for `band`: log2 a, b and q. JSON has no NaN
+    rows_of_law = np.array([log_a, fits.law.b, fits.law.q])
+    content["rows"] = np.where(np.isnan(rows_of_law), None, rows_of_law).tolist()
+    content["decay_share"], content["decay_tokens"] = decay_of(rows)
+    content["flags"] = flags_of(row)
     return content
+
+
+def decay_of(rows: list[dict]) -> tuple[float, int]:
+    """The share s of T and the tokens t of the decay of a run, which takes s * T + t tokens.
+
+    It is an equal share of all runs, equal tokens, or all but equal tokens.
+    """
+    lengths = [(row["total_tokens"], row.get("decay_tokens") or 0) for row in rows]
+    if len({round(decay / T, 3) for T, decay in lengths}) == 1:
+        T, decay = max(lengths)
+        return round(decay / T, 3), 0
+    if len({decay for _, decay in lengths}) == 1:
+        return 0.0, lengths[0][1]
+    return 1.0, lengths[0][1] - lengths[0][0]
 
 
 # -- Prediction --------------------------------------------------------------------------
@@ -484,8 +592,100 @@ def read_law(path: str) -> dict:
     return law
 
 
+def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
+    """The 95% interval of a prediction, from the rows of the law; NaN if it has none.
+
+    It widens with the distance from the sweep, and knows nothing of a law that bends there.
+    """
+    if "rows" not in law:
+        return math.nan, math.nan
+    log2_a, b, q = np.array(law["rows"], float)  # null becomes NaN
+    beta = paper_batch_size(batch_tokens)
+    log2_lr_of_rows = log2_a + b * math.log2(total_tokens) + q * math.log2(beta)
+    low, high = np.round(interval(log2_lr_of_rows), 9)  # as in show
+    return 2**low, 2**high
+
+
+def outside(name: str, value: float, span: list[float]) -> str:
+    """How far a value is outside the span of the sweep, in factors of two; "" inside."""
+    low, high = span
+    if low <= value <= high:
+        return ""
+    factors = math.log2(value / high) if value > high else math.log2(low / value)
+    where = "above" if value > high else "below"
+    asked = f"{name} {figures.size(value)} is {factors:.1f} factors of two {where}"
+    return f"{asked} the sweep ({figures.size(low)} to {figures.size(high)})"
+
+
+# -- From a law to a run -----------------------------------------------------------------
+
+
+def ceiling(law: dict, batch_tokens: float) -> float:
+    """lr_max of a Power run that follows a law: what the law says at the shortest T of its sweep.
+
+    Below this T, nobody has measured it, and a much higher ceiling costs loss (docs/recipe.md).
+    """
+    return predict(law, law["total_tokens"][0], batch_tokens)
+
+
+def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
+    """The flags of WSD and of Power, if they follow a law."""
+    wsd = f"--schedule wsd --lr {predict(law, T, batch_tokens):.4g}"
+    power = f"--schedule power --power_a {law['a']:.6g} --power_b {law['b']:.5f}"
+    power += f" --power_q {law['q']:.5f} --lr_max {ceiling(law, batch_tokens):.4g}"
+    # train.py has no Power that rises with n, or falls with the batch size
+    return [wsd, power] if law["b"] <= 0 <= law["q"] else [wsd]
+
+
+def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
+    common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
+    if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
+        decay = round(law["decay_share"] * T + law["decay_tokens"])
+        common += f" --decay_tokens {decay}"
+    if seq_len != law["seq_len"]:
+        common += f" --seq_len {seq_len:g}"  # the last one counts
+    return [
+        f"python train.py {schedule} {common}"
+        for schedule in schedules_of(law, T, batch_size * seq_len)
+    ]
+
+
+def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
+    """What to know before a run follows a law, and its commands, as lines."""
+    lines = []
+    batch_tokens = batch_size * seq_len
+
+    # 1. How sure is it?
+    low, high = band(law, T, batch_tokens)
+    if low < high:
+        lines.append(f"95% band of this learning rate: {low:.2g} to {high:.2g}")
+    for name, value in (("total_tokens", T), ("batch_tokens", batch_tokens)):
+        if name in law and outside(name, value, law[name]):
+            lines.append(outside(name, value, law[name]))
+
+    # 2. What does it hold for?
+    had = [f"sequences of {law['seq_len']:g} tokens"]
+    if law.get("warmup_tokens") is not None:
+        had.append(f"a warmup of {law['warmup_tokens']:,} tokens")
+    if law.get("fingerprint"):
+        had.append(f"a text with fingerprint {law['fingerprint']}")
+    lines.append(f"the sweep had {', '.join(had)}")
+    if seq_len != law["seq_len"]:
+        lines.append(f"it has no sequences of {seq_len:g} tokens; its beta counts tokens")
+
+    # 3. Which runs follow it?
+    if law.get("flags") is not None:
+        lines.append("runs with all its settings that are not defaults of train.py:")
+        lines += commands(law, T, batch_size, seq_len)
+    elif "total_tokens" in law:  # it has rows from elsewhere, so we know no settings
+        lines.append("schedules in the flags of train.py:")
+        lines += schedules_of(law, T, batch_tokens)
+    return lines
+
+
 def report_prediction(args) -> None:
-    """Print the learning rate for --predict. Raises UserError."""
+    """Print the learning rate for --predict, and the rest to standard error. Raises UserError."""
     if args.law == "paper":
         law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
     else:
@@ -499,7 +699,11 @@ def report_prediction(args) -> None:
     for name, value in numbers.items():
         if value is None or not 0 < value < math.inf:
             raise UserError(f"--{name} {value}: --predict needs a number above 0")
+    # alone on standard output, so that lr=$(python fit.py --predict ...) works
     print(f"{predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
+    if args.law != "paper":
+        for line in advice(law, args.total_tokens, args.batch_size, seq_len):
+            print(line, file=sys.stderr)
 
 
 # -- The report of a sweep of WSD: the law -----------------------------------------------
@@ -543,19 +747,20 @@ def print_law(readings: dict[str, Law], paper: tuple, step_law: np.ndarray) -> N
 def point(
     at: float,
     x: np.ndarray,
-    weight: np.ndarray | None = None,
+    weight: np.ndarray,
     line: float | None = None,
 ) -> tuple:
-    """A point for figures.draw_points: an estimate with its 95% interval.
+    """A point for figures.draw_points: the x of a minimum with its standard error.
 
-    x and weight are its draws. Without a line, the line goes through the point.
+    x and weight are its rows. For two seeds, this is about where each of them alone has
+    its minimum. (95% of Student's t would be 13 times as much.) Without a line, the line
+    goes through the point.
     """
-    if weight is not None:
-        x = np.where(weight > 0, x, math.nan)  # without draws that lack the minimum
-    low, high = interval(x)
+    x = np.where(weight > 0, x, math.nan)  # without rows that lack the minimum
+    error, _ = error_of(x)
     if line is None:
         line = x[0]
-    return math.log2(at), x[0], low, high, line
+    return math.log2(at), x[0], x[0] - error, x[0] + error, line
 
 
 def draw_law(path: Path, fits: Fits, seq_len: float) -> None:
@@ -613,14 +818,14 @@ def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> 
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law, write law.json, and draw the figures."""
+    """Print the law, write law.json, draw the figures, and print what a run should do."""
     fits = fits_of(records)
-    content = as_json(fits, records[0])
+    content = as_json(fits, records)
     readings = {"cubic through 7 rates": fits.law}
     for window in (5, 7):
         points = usable(parabolas(records, window))
         if points:
-            x, weight = redraw(points)
+            x, weight = leave_out(points)
             readings[f"parabola through {window} rates"] = fit_law(points, x, weight)
 
     left_out = reasons(fits.found) or "none"
@@ -632,6 +837,24 @@ def report_wsd(records: list[dict], out: Path) -> None:
     draw_valleys(out / "valleys.png", fits.points)
     draw_law(out / "law.png", fits, records[0]["seq_len"])
     print(f"\n{out}: law.json, valleys.png, law.png")
+    print_advice(content, fits.points, out)
+
+
+def print_advice(law: dict, points: list[Minimum], out: Path) -> None:
+    """Print the commands of runs four times as long as the longest, at the best batch size."""
+    longest = [m for m in points if m.T == law["total_tokens"][1]]
+    batch_size = min(longest, key=attrgetter("loss")).batch_size
+    T = 4 * longest[0].T
+    lr = predict(law, T, batch_size * law["seq_len"])
+    where = f"T = {figures.size(T)} and batch size {batch_size:g}"
+    print(f"\nFor {where}, the law has learning rate {lr:.2g}.")
+    for line in advice(law, T, batch_size, law["seq_len"]):
+        print(line)
+    file = shlex.quote(str(out / "law.json"))
+    print(
+        "for other values: python fit.py --predict --total_tokens T --batch_size B "
+        f"--law {file}"
+    )
 
 
 # -- The report of a sweep over widths, with and without muP -----------------------------
@@ -647,9 +870,9 @@ def report_transfer(
 ) -> None:
     """Print and draw the best learning rate of every width, with and without muP.
 
-    x and weight: all draws of the minima, from fit.redraw.
+    x and weight: all rows of the minima, from leave_out.
     """
-    best = {}  # shape -> best learning rate, in all draws
+    best = {}  # shape -> best learning rate, in all rows
     for i, m in enumerate(found):
         best[m.shape] = 2 ** np.where(weight[:, i] > 0, x[:, i], math.nan)
     if len(best) < len(found):
@@ -772,11 +995,12 @@ def report_records(records: list[dict], out: Path) -> None:
         report_power(records, out)
     elif schedules != {"wsd"}:
         raise UserError(
-            f"no report for schedules {sorted(schedules)}; is the sweep running?"
+            f"no report for schedules {sorted(schedules)}; is the sweep running? "
+            "Or choose one, as in --only schedule=wsd"
         )
     elif standard == {True, False}:  # with and without muP
         found = minima(records)
-        x, weight = redraw(found)
+        x, weight = leave_out(found)
         report_transfer(found, x, weight, out)
     else:
         report_wsd(records, out)

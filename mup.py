@@ -98,6 +98,9 @@ def param_groups(
 ) -> list[dict]:
     """One optimizer group per role. Every step multiplies the learning rate by its `lr_scale`.
 
+    A group also has this multiplier as its `lr`. So a scheduler of torch, which multiplies
+    the `lr` of every group by one factor, is right if its factor is the learning rate.
+
     AdamW multiplies the weight decay by the learning rate of the group, so hidden
     matrices decay by lr / m_width * weight_decay.
     """
@@ -106,6 +109,7 @@ def param_groups(
         groups[kind] = {
             "role": kind,
             "params": [],
+            "lr": rule.lr_scale,
             "lr_scale": rule.lr_scale,
             "weight_decay": weight_decay * rule.decay,
         }

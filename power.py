@@ -374,37 +374,28 @@ def race(a, b, q):
     return trunk, branches, cosines
 
 
-def loss_at(curve, T):
-    """The loss where a curve passes T tokens."""
-    tokens, losses = zip(*curve)
-    return float(np.interp(T, tokens, losses))
-
-
 def draw(path, trunk, branches, cosines):
     import matplotlib.pyplot as plt
 
     gray = "#6b6b6b"
-    light_blue = "#6baed6"
     blue = "#0072B2"
     _, ax = plt.subplots(figsize=(6, 4), dpi=150)
     for run in cosines.values():
-        ax.plot(*zip(*run.curve), color=gray, linewidth=1)
-        ax.plot(*run.curve[-1], "o", color=gray, markersize=4)
-    ax.plot(*zip(*trunk.curve), color=light_blue, linewidth=2)
+        ax.plot(*zip(*run.curve), color=gray, linewidth=1, linestyle="--")
+        ax.plot(*run.curve[-1], "s", color=gray, markersize=4)
+    ax.plot(*zip(*trunk.curve), color=blue, linewidth=1.5)
     for run in branches.values():
         ax.plot(*zip(*run.curve), color=blue, linewidth=2.5)
         ax.plot(*run.curve[-1], "o", color=blue, markersize=5)
     end = branches[LENGTHS[-1]].curve[-1][1]
-    middle = 0.6 * LENGTHS[-1]
-    ax.text(middle, loss_at(trunk.curve, middle) + 0.05, "one Power run", color="#3d8fc2")
-    words = "five cosines,\nplanned for five lengths"
-    ax.text(0.04, 0.1, words, color=gray, transform=ax.transAxes)
-    ax.text(LENGTHS[-1], end + 0.16, "its five\ndecays", color=blue, ha="center")
     ax.set(xlim=(0, 1.07 * LENGTHS[-1]), ylim=(end - 0.1, end + 0.95))
-    ax.set(xlabel="tokens", ylabel="loss on held-out text (nats per token)")
+    ax.text(
+        LENGTHS[2], end + 0.6, "one Power run (thin)\nand its five decays", color=blue
+    )
+    ax.text(0, end - 0.08, "  five cosines, planned for five lengths", color=gray)
     ax.set_xticks(LENGTHS[1:], ["160k", "320k", "640k", "1.28M"])
+    ax.set(xlabel="tokens", ylabel="loss on held-out text (nats per token)")
     ax.set_title("One Power run can end anywhere", loc="left")
-    ax.spines[["top", "right"]].set_visible(False)
     plt.savefig(path, bbox_inches="tight")
 
 
@@ -421,7 +412,8 @@ def main():
     for T in LENGTHS:
         power_end = branches[T].curve[-1][1]
         cosine_end = cosines[T].curve[-1][1]
-        print(f"{T:9,}   {power_end:.3f}   {cosine_end:.3f}    {loss_at(cut, T):.3f}")
+        stopped = np.interp(T, *zip(*cut))
+        print(f"{T:9,}   {power_end:.3f}   {cosine_end:.3f}    {stopped:.3f}")
     draw("power.png", trunk, branches, cosines)
     print(f"\n{time.perf_counter() - began:.0f} seconds; power.png")
 

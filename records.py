@@ -8,9 +8,12 @@ writes one as record.json, sweep.py one per line of records.jsonl.
 """
 
 import contextlib
+import dataclasses
 import json
 import math
+import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +119,26 @@ def tuned_fields(schedule: str) -> tuple[str, ...]:
     return ("power_a", "power_b") if schedule == "power" else ("lr",)
 
 
+def finished(rows: list[dict]) -> list[dict]:
+    """The rows without those whose `state`, a column of tables from elsewhere, is another.
+
+    A crashed run keeps its last loss, which looks like that of a poor learning rate.
+    """
+    others = Counter()
+    found = []
+    for row in rows:
+        row = dict(row)
+        state = str(row.pop("state", "finished")).lower()
+        if state == "finished":
+            found.append(row)
+        else:
+            others[state] += 1
+    if others:
+        counts = ", ".join(f"{n:,} {state}" for state, n in others.items())
+        print(f"left out {others.total():,} runs that did not finish: {counts}")
+    return found
+
+
 def complete(row: dict) -> dict:
     """Add defaults to a row, see fit.law. Raises UserError if a field is missing."""
     row = {
@@ -139,6 +162,46 @@ def complete(row: dict) -> dict:
         raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
     row["diverged"] = row.get("diverged") or loss is None or not math.isfinite(loss)
     return row
+
+
+# -- From a record back to a command -----------------------------------------------------
+
+
+def flags_of(record: dict) -> str | None:
+    """The flags of train.py for the model, the text and the training of a record.
+
+    Values of the preset need no flag. We leave out what an experiment varies, except for
+    the size of the model, and how much text a run validates on. None for a row from
+    elsewhere.
+    """
+    if "preset" not in record:
+        return None
+    skip = VARIED - {"n_embd", "n_expert", "average"} | {"preset", "final_eval_tokens"}
+    skip |= config.names("runtime") | unread(record["schedule"])
+    if record.get("data") and "embedded" not in flags.parse_mixture(record["data"]):
+        skip.add("tokenizer")  # the corpus has one
+
+    # first the fields with a fixed default, because others follow from them, as n_ffn
+    # from n_embd
+    typed = {"preset": record["preset"]}
+    for follows in (False, True):
+        usual = vars(config.make_config(**typed, total_tokens=10**15))  # any warmup fits
+        for field in dataclasses.fields(config.TrainConfig):
+            name = field.name
+            if name in skip or name not in record or (field.default is None) != follows:
+                continue
+            if record[name] != usual[name]:
+                typed[name] = record[name]
+    if record["preset"] == config.TrainConfig.preset:
+        del typed["preset"]
+
+    words = []
+    for name, value in typed.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 # -- Records that fit together -----------------------------------------------------------
@@ -199,7 +262,7 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
         if not some:
             raise UserError(f"{path}: no records; give the folder of a sweep")
         found += some
-    found = [complete(r) for r in only(found, choices)]
+    found = [complete(r) for r in finished(only(found, choices))]
     if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
         found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
     check_same_settings(found)
@@ -258,19 +321,20 @@ def check_equal(records: list[dict], varied: set[str]) -> None:
 
 
 def without_repeats(records: list[dict]) -> list[dict]:
-    """The records of different runs. Of equal runs the last counts, and we report their losses."""
+    """The records of different runs. Of equal runs the last counts, and we report how many."""
     last: dict = {}
     gaps = []
     for r in records:
         # all else is equal
         run = tuple(r.get(name) for name in sorted(VARIED | OF_A_LINE))
-        if run in last and loss_of(last[run]) != loss_of(r):
-            gaps.append(abs(loss_of(last[run]) - loss_of(r)))
+        if run in last:
+            equal = loss_of(last[run]) == loss_of(r)  # also if both diverged
+            gaps.append(0.0 if equal else abs(loss_of(last[run]) - loss_of(r)))
         last[run] = r
     if gaps:
         print(
-            f"{len(gaps):,} runs are there twice, with losses that differ by up to "
-            f"{max(gaps):.4f}; the last one counts"
+            f"{len(gaps):,} runs are repeated, with losses that differ by up to "
+            f"{max(gaps):.4f}; the last of each counts"
         )
     return list(last.values())
 

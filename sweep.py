@@ -502,7 +502,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
         raise UserError(
             f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
         )
-    typed = train.with_absolute_paths(typed)
+    typed = train.with_vocabulary(train.with_absolute_paths(typed))
     if args.engine == "local":
         typed["device"] = devices.pick_device(typed.get("device", "auto"))
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
@@ -526,7 +526,7 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
 
 
 def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/scale.md, for --workers jobs at a time.
+    """submit: an engine in place of --engine, as in docs/train.md, for --workers jobs at a time.
 
     It must not do the jobs in our main thread, which would not notice a Ctrl-C.
     """
@@ -543,6 +543,9 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
     left = plan.left()
     todo = f"at least {len(left):,} with {tokens_of(left):.3g} tokens are left"
     todo = f"{args.out}: {len(plan.known):,} runs are done, {todo}"
+    if left:
+        first = records.flags_of(vars(left[0]))
+        todo += f"\nthe first of them, besides its schedule: {first}"
     if args.dry_run:
         flags.say(todo)
         return 0

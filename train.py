@@ -254,19 +254,20 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     if run.out is None:
         return {}
     record = run.finish(record)  # before anything else can fail
-    text = ""
+    text = "(no sample, because the run diverged)"
     if not record["diverged"]:
         model = state.average if uses_average(record) else state.model
         torch.manual_seed(cfg.seed)
         # growing shapes would compile again
         with torch.compiler.set_stance("force_eager"):
             text = sample(model.eval(), corpus.tokenizer)
+        text = text or "(empty, because the model ended the text at once)"
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
     figures.draw_curve(run.out, record)
     if record["diverged"]:
         flags.say("diverged")
     else:
-        flags.say(f"\na sample:\n\n{text or '(the model ended the text at once)'}\n")
+        flags.say(f"\na sample:\n\n{text}\n")
     flags.say(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
@@ -379,6 +380,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     parent = open_parent(Path(path)) if path else None
     if parent:
         fields = runs.branched_fields(parent, fields, config.SHAPE, config.LATER)
+    fields = with_vocabulary(fields)
     cfg = make_config(**{name: fields[name] for name in fields if name in config.FIELDS})
     for name in typed.keys() & unread(cfg.schedule):
         readers = ", ".join(
@@ -404,6 +406,14 @@ def with_absolute_paths(typed: dict) -> dict:
     if data.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     return typed
+
+
+def with_vocabulary(fields: dict) -> dict:
+    """The same fields, with the vocabulary of their corpus unless they have one."""
+    if "vocab_size" in fields:  # typed, or that of the parent or of the run to resume
+        return fields
+    size = data.vocab_size_of(fields.get("data"), fields.get("tokenizer", "bytes"))
+    return fields | {"vocab_size": size}
 
 
 def open_parent(path: Path) -> dict:

@@ -1,5 +1,5 @@
 """What does a setting change in the best learning rates and in their law? See
-docs/bend.md.
+docs/methods.md.
 
     python docs/against.py weight_decay=0,0.1,0.3 results/memory-laptop
 
@@ -42,13 +42,16 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
             f"{field}: no cell has a minimum in all; is the sweep still running?"
         )
 
-    # 3. Fit every value, with draws that are independent of the others.
+    # 3. Fit every value. A row leaves out the same column or seed of all of them.
+    points = [by_cell[cell] for by_cell in found.values() for cell in common]
+    every_x, every_weight = fit.leave_out(points)
     fits = {}
-    for rng_seed, (value, by_cell) in enumerate(found.items()):
-        points = [by_cell[cell] for cell in common]
-        x, weight = fit.redraw(points, rng_seed)
-        law = fit.fit_law(points, x, weight)
-        fits[value] = Fits(points, points, x, weight, law)
+    for k, value in enumerate(found):
+        here = slice(k * len(common), (k + 1) * len(common))
+        x = every_x[:, here]
+        weight = every_weight[:, here]
+        law = fit.fit_law(points[here], x, weight)
+        fits[value] = Fits(points[here], points[here], x, weight, law)
     return fits
 
 
@@ -61,7 +64,7 @@ def report(one: Fits, two: Fits) -> None:
         groups[f"batch size {B:g}"] = batch_size == B
 
     # 2. A weighted mean over the cells of a group. A cell counts if both have it.
-    shift = two.x - one.x  # [1 + draws, n]
+    shift = two.x - one.x  # [rows, n]
     weight = one.weight * two.weight
     loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
     print(

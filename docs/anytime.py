@@ -2,7 +2,7 @@
 
     python docs/anytime.py results/compare-laptop results/search-laptop
 
-Draws the first figure of README.md, from a comparison (`python sweep.py compare`). All
+Draws a figure of docs/methods.md, from a comparison (`python sweep.py compare`). All
 losses are relative to cosines that were planned for the length at which you stop. Both
 follow our law.
 """
@@ -74,14 +74,18 @@ def draw(path: Path, records: list[dict]) -> None:
         groups[label] = []
         for cell in cells:
             above = differences(losses, planned, [cell])
-            groups[label].append(fit.point(cell[1], above))
+            gap = above[0]
+            low, high = fit.interval(above)
+            groups[label].append((math.log2(cell[1]), gap, low, high, gap))
 
     # 3. The figure
     verb = VERBS[verdict(differences(power, planned, cells))]
     title = f"One Power run {verb} {len(cells)} planned cosines on average"
     xlabel = f"tokens when the run stops ({shape}, batch size {batch_size})"
     ylabel = "loss minus planned cosine (nats)"
-    colors = dict(zip(groups, (figures.COLORS["power"], figures.COLORS["cosine"], "#a32020")))
+    blue = figures.COLORS["power"]
+    gray = figures.COLORS["cosine"]
+    colors = dict(zip(groups, (blue, gray, "#a32020")))
     figures.draw_points(path, groups, colors, title, xlabel, ylabel)
 
 

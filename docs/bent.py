@@ -1,5 +1,5 @@
 """Is the law of a sweep straight, or does it flatten at large batch sizes? See
-docs/bend.md.
+docs/methods.md.
 
     python docs/bent.py results/bend-laptop --only warmup_tokens=80000
 
@@ -44,14 +44,14 @@ class Bends(NamedTuple):
 
 
 class Bent(NamedTuple):
-    """Every field has the estimate, followed by all draws."""
+    """Every field has rows, see fit.leave_out."""
 
     b0: np.ndarray
     q: np.ndarray
     log_c: np.ndarray  # log2 beta_c = log_c + kappa log2 T
     kappa: np.ndarray
     r: np.ndarray  # the larger, the sharper is the bend
-    fitted: np.ndarray  # log2 lr of the law at every minimum, [1 + draws, n]
+    fitted: np.ndarray  # log2 lr of the law at every minimum, [rows, n]
 
 
 def bends(T, beta, levels, kappas, rs) -> Bends:
@@ -106,7 +106,7 @@ def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
 
 
 def fit_bent(found: list[Minimum], x, weight) -> Bent:
-    """The bent law of every draw, x and weight [1 + draws, n], from a coarse and a fine grid."""
+    """The bent law of every row, x and weight [rows, n], from a coarse and a fine grid."""
     T = np.log2([m.T for m in found])
     beta = np.log2([m.beta for m in found])
     shapes = np.array([m.shape for m in found])
@@ -116,12 +116,12 @@ def fit_bent(found: list[Minimum], x, weight) -> Bent:
     kappas = np.arange(-0.6, 1.61, 0.2)
     coarse = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0])
     laws = []
-    for x_of_draw, w in zip(x, weight):
-        law = best_bend(x_of_draw, w, T, coarse, same_shape)
+    for x_of_row, w in zip(x, weight):
+        law = best_bend(x_of_row, w, T, coarse, same_shape)
         near_levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
         near_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
         fine = bends(T, beta, near_levels, near_kappas, law.r)
-        laws.append(best_bend(x_of_draw, w, T, fine, same_shape))
+        laws.append(best_bend(x_of_row, w, T, fine, same_shape))
     columns = [np.array(column) for column in zip(*laws)]  # a field of all laws
     return Bent(*columns)
 
@@ -153,11 +153,12 @@ def interaction(found: list[Minimum], x, weight) -> np.ndarray:
     T = np.log2([m.T for m in found])
     beta = np.log2([m.beta for m in found])
     product = (T - T.mean()) * (beta - beta.mean())
-    product = np.broadcast_to(product, x.shape)  # the same in every draw
-    # what the straight law cannot explain of the product; NaN if the draw lacks a shape
+    product = np.broadcast_to(product, x.shape)  # the same in every row
+    # what the straight law cannot explain of the product; NaN if the row lacks a shape
     rest = product - fit.fit_law(found, product, weight).fitted
     rest = np.where(weight > 0, rest, 0)
-    return (weight * rest * x).sum(axis=1) / (weight * rest**2).sum(axis=1)
+    variance = (weight * rest**2).sum(axis=1)
+    return (weight * rest * x).sum(axis=1) / np.where(variance > 0, variance, np.nan)
 
 
 def gain(fits: Fits) -> np.ndarray:
@@ -166,7 +167,8 @@ def gain(fits: Fits) -> np.ndarray:
     bent = held_out(fits.points, fits.x, fits.weight, fit_bent)
     both = np.isfinite(straight) & np.isfinite(bent)
     weight = fits.weight[:, both]
-    return weight @ (straight - bent)[both] / weight.sum(axis=1)
+    total = weight.sum(axis=1)
+    return weight @ (straight - bent)[both] / np.where(total > 0, total, np.nan)
 
 
 # -- Report ------------------------------------------------------------------------------
@@ -177,8 +179,8 @@ def slopes_at_ends(fits: Fits, at: np.ndarray, u: np.ndarray) -> str:
     shapes = [m.shape for m in fits.points]
     texts = []
     for end in (at.min(), at.max()):
-        draws = slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
-        texts.append(f"{show(draws, 2)} at {size(end)}")
+        rows = slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
+        texts.append(f"{show(rows, 2)} at {size(end)}")
     return " and ".join(texts)
 
 
@@ -198,15 +200,16 @@ def report(fits: Fits) -> None:
 
     law = fit_bent(points, fits.x, fits.weight)
     middle = np.log2(T).mean()
-    tokens = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)  # beta_c there
-    low, high = interval(tokens)
+    log_beta_c = law.log_c + law.kappa * middle
+    middle_tokens = PAPER_SEQ_LEN * 2 ** log_beta_c[0]
+    low, high = PAPER_SEQ_LEN * np.exp2(interval(log_beta_c))
     print(
         f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, "
         f"r {law.r[0]:g}"
     )
     print(
         f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
-        f"T = {size(2**middle)}: {size(tokens[0])} tokens [{size(low)}, {size(high)}]"
+        f"T = {size(2**middle)}: {size(middle_tokens)} tokens [{size(low)}, {size(high)}]"
     )
     print(f"squared error of held-out cells, straight minus bent: {show(gain(fits), 4)}")
 

@@ -3,8 +3,8 @@ jackknife.
 
     python docs/checks.py
 
-Reads the committed records. Intervals are 95%, of Student's t. If several seeds and
-several series go into a mean, both count as random (`mean_and_error` in compare.py).
+Reads the committed records. Intervals are 95%, of Student's t, without one series at a
+time and without one seed (`error_of` in fit.py).
 """
 
 import math
@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from compare import losses_of_lines, mean_and_error, with_t
-from fit import show
+from compare import losses_of_lines
+from fit import mean_of, show
 from tools import flags
 from tools.figures import size
 
@@ -30,12 +30,6 @@ def slope(y: np.ndarray) -> np.ndarray:
     """Change per step along the first axis, by least squares. y [steps, ...]"""
     step = np.arange(len(y)) - (len(y) - 1) / 2
     return np.tensordot(step, y, axes=1) / (step**2).sum()
-
-
-def mean_with_t(values: np.ndarray) -> np.ndarray:
-    """Mean of values [series, seeds], followed by draws of Student's t around it."""
-    mean, error, freedom = mean_and_error(values)
-    return with_t(mean, error, freedom)
 
 
 # -- Trends with T -----------------------------------------------------------------------
@@ -62,7 +56,7 @@ def trend(one: str, other: str) -> np.ndarray:
         for j, (shape, batch_size) in enumerate(pairs):
             cell = shape, T, batch_size
             gap[i, j] = [first[cell][seed] - second[cell][seed] for seed in seeds]
-    return mean_with_t(slope(gap))
+    return mean_of(slope(gap))
 
 
 # -- Weight decay ------------------------------------------------------------------------
@@ -105,38 +99,28 @@ def change(low: str, high: str, name: str) -> np.ndarray:
 def cost_of_weight_decay() -> tuple[list[float], np.ndarray]:
     """Lowest loss at weight decay 0.1 minus 0: the mean at every T, and its trend per doubling."""
     cost = change("0", "0.1", "loss")
-    return cost.mean(axis=(1, 2)).tolist(), mean_with_t(slope(cost))
+    return cost.mean(axis=(1, 2)).tolist(), mean_of(slope(cost))
 
 
 def exponent_of_weight_decay() -> np.ndarray:
     """Exponent of the best learning rate in the weight decay, from 0.1 to 0.3. A memory says -1."""
     exponent = change("0.1", "0.3", "x") / math.log2(3)
-    return mean_with_t(exponent.mean(axis=0))
+    return mean_of(exponent.mean(axis=0))
 
 
 # -- b without one batch size at a time --------------------------------------------------
 
 
 def jackknife() -> np.ndarray:
-    """b at width 32, with an interval that leaves out one batch size at a time.
-
-    Unlike the bootstrap, it does not count the two seeds of a batch size as independent.
-    """
+    """b at width 32, with an interval from batch sizes only, left out one at a time."""
     choices = ["warmup_tokens=80000", "n_embd=32"]
     records = fit.read_records([ROOT / "results/bend-laptop"], choices)
     points = fit.usable(fit.minima(records))
-    x = np.array([[m.x for m in points]])  # [1, n], the measurement without draws
-    weight = np.ones_like(x)
-    batch_size = np.array([m.batch_size for m in points])
-
-    b = fit.fit_law(points, x, weight).b[0]
-    without = []
-    for B in np.unique(batch_size):
-        law = fit.fit_law(points, x, weight * (batch_size != B))
-        without.append(law.b[0])
-    n = len(without)
-    error = math.sqrt((n - 1) ** 2 / n * np.var(without, ddof=1))
-    return with_t(b, error, n - 1)
+    x, weight = fit.leave_out(points)
+    rows = fit.fit_law(points, x, weight).b
+    half = len(rows) // 2
+    rows[1 + half :] = math.nan  # the second half leaves out seeds
+    return rows
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,17 +16,16 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from compare import with_t
 from config import make_config
-from fit import show
+from fit import mean_of, show
 from schedules import make_schedule
 from tools import flags
 from tools.figures import COLORS, figure, size
 
 FOLDER = ROOT / "results/curves-laptop"
 LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # run lengths T
-SEEDS = (0,)
-CUT = "#a32020"  # the cosine that is stopped early
+SEEDS = (0, 1, 2)
+RED = "#a32020"  # a cosine that is stopped early
 
 
 @cache
@@ -59,10 +58,8 @@ def cut_short() -> np.ndarray:
 
 
 def over_seeds(difference: np.ndarray) -> np.ndarray:
-    """The mean, and draws of Student's t over the seeds. difference [lengths, seeds]"""
-    by_seed = difference.mean(axis=0)
-    error = by_seed.std(ddof=1) / np.sqrt(len(by_seed))
-    return with_t(by_seed.mean(), error, len(by_seed) - 1)
+    """The mean, with Student's t over the seeds. difference [lengths, seeds]"""
+    return mean_of(difference.mean(axis=0, keepdims=True))
 
 
 def millions(tokens) -> np.ndarray:
@@ -71,6 +68,11 @@ def millions(tokens) -> np.ndarray:
 
 def line(ax, x, y, **look) -> None:
     ax.plot(millions(x), y, **look)
+
+
+def mark(ax, name: str, T: int, marker: str, color: str) -> None:
+    """A point where a run passes T tokens."""
+    line(ax, T, losses(name, T).mean(), marker=marker, color=color, markersize=6)
 
 
 # -- The race: one Power run, planned cosines, and a cosine that is cut short ------------
@@ -82,23 +84,23 @@ def draw_race(path: Path) -> None:
     with figure(path, 3.75) as (ax,):
         # 1. The cosines, of which the longest is also stopped early
         for T in LENGTHS:
-            line(ax, *curve(f"cosine-{T}"), color=gray, linewidth=1, linestyle="--")
-            line(ax, T, losses(f"cosine-{T}", T).mean(), color=gray, marker="s", markersize=5)
+            thin = dict(linewidth=1, linestyle="--")
+            line(ax, *curve(f"cosine-{T}"), color=gray, **thin)
+            mark(ax, f"cosine-{T}", T, "s", gray)
         for T in LENGTHS[:-1]:
-            stopped = losses(f"cosine-{LENGTHS[-1]}", T).mean()
-            line(ax, T, stopped, color=CUT, marker="X", markersize=7)
+            mark(ax, f"cosine-{LENGTHS[-1]}", T, "X", RED)
 
         # 2. Power, with a decay for each length
         line(ax, *curve("power-trunk"), color=blue, linewidth=1.6)
         for T in LENGTHS:
             line(ax, *curve(f"power-{T}"), color=blue, linewidth=2.6)
-            line(ax, T, losses(f"power-{T}", T).mean(), color=blue, marker="o", markersize=6)
+            mark(ax, f"power-{T}", T, "o", blue)
 
         # 3. Words beside the lines
         ax.text(1.72, 1.47, "one Power run ...", color=blue)
         ax.text(1.72, 1.425, "... decays at four lengths", color=blue)
         ax.text(0.28, 1.27, "cosines, each planned\nfor its length", color=gray)
-        ax.text(0.87, 1.66, "the longest cosine,\nstopped early", color=CUT)
+        ax.text(0.87, 1.66, "the longest cosine,\nstopped early", color=RED)
         ax.set(xlim=(0, 3.35), ylim=(1.2, 2.0))
         ax.set_xticks(millions(LENGTHS), [size(T) for T in LENGTHS])
         ax.set(xlabel="tokens", ylabel="validation loss (nats per byte)")
@@ -137,6 +139,11 @@ def draw_decay(path: Path, T: int = LENGTHS[2]) -> None:
         bottom.set(ylabel="learning rate", xlabel="tokens (millions)", ylim=(0, None))
         low, high = visible(top, first, last)
         top.set_ylim(low - 0.02, high + 0.02)
+        above = losses("power-trunk", begin).mean() + 0.03
+        top.text(millions(begin), above, "the run continues", color=blue)
+        top.text(millions(begin) - 0.02, above - 0.075, "a decay", color=blue, ha="right")
+        below = losses("power-trunk", first, "average_val_loss").mean() - 0.075
+        top.text(millions(first) + 0.02, below, "average of its weights", color=green)
 
 
 def visible(ax, first: float, last: float) -> tuple[float, float]:

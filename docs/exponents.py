@@ -8,8 +8,6 @@ Draws a figure of README.md, from results/bend-laptop and results/memory-laptop.
 import sys
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -49,7 +47,8 @@ def draw_rows(ax, rows: dict) -> None:
         if paper:
             value, name = paper
             ax.plot(value, y, "X", color=THEIRS, markersize=7)
-            ax.text(value, y - 0.22, name, color=THEIRS, ha="center")
+            away_from_0 = "right" if value < 0 else "left"
+            ax.text(value, y - 0.22, name, color=THEIRS, ha=away_from_0)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set_ylim(len(rows) - 0.5, -0.6)
     ax.axvline(0, color="black", linewidth=0.6)

@@ -24,13 +24,6 @@ function size(tokens) {
   return short(tokens, 3);
 }
 
-function quantile(sorted, share) {
-  const at = share * (sorted.length - 1);
-  const i = Math.floor(at);
-  const next = sorted[min(i + 1, sorted.length - 1)];
-  return sorted[i] + (at - i) * (next - sorted[i]);
-}
-
 function interpolate(at, x, y) {
   const right = x.findIndex((value) => value >= at);
   const i = right < 0 ? x.length - 1 : max(right, 1);
@@ -109,13 +102,14 @@ function minima(rows) {
     const seeds = [...cell.bySeed.values()];
     const points = meanValley(seeds, seeds.map(() => 1));
     const names = [...cell.bySeed.keys()];
-    return { ...cell, seeds, names, points, x: vertex(points), again: new Map() };
+    return { ...cell, seeds, names, points, x: vertex(points) };
   });
 }
 
 function leastSquares(cells, x, weight) {
-  // log2 lr = log2 a(shape) + b log2 T + q log2 beta. Returns the mean log2 a, b and q.
-  const shapes = [...new Set(cells.filter((_, i) => weight[i]).map((cell) => cell.shape))];
+  // log2 lr = log2 a(shape) + b log2 T + q log2 beta. Returns the mean log2 a, b and q, which
+  // are NaN if T and beta vary together. log2 a is NaN if no cell of a shape has a weight.
+  const shapes = [...new Set(cells.map((cell) => cell.shape))];
   const centered = (of) => {
     const values = cells.map((cell, i) => (weight[i] ? of(cell, i) : 0));
     const middle = new Map(shapes.map((shape) => {
@@ -129,69 +123,85 @@ function leastSquares(cells, x, weight) {
   const [y, middleY] = centered((_, i) => x[i]);
   const dot = (one, two) => sum(one.map((v, i) => weight[i] * v * two[i]));
   const det = dot(t, t) * dot(u, u) - dot(t, u) ** 2;
-  if (!(det > 1e-9 * dot(t, t) * dot(u, u)) || !(det > 1e-12)) return null;  // T and beta vary together
+  if (!(det > 1e-9 * dot(t, t) * dot(u, u)) || !(det > 1e-12)) return { logA: NaN, b: NaN, q: NaN };
   const b = (dot(y, t) * dot(u, u) - dot(y, u) * dot(t, u)) / det;
   const q = (dot(y, u) * dot(t, t) - dot(y, t) * dot(t, u)) / det;
   const of = (s) => middleY.get(s) - b * middleT.get(s) - q * middleU.get(s);
   return { logA: mean(shapes.map(of)), b, q };
 }
 
-function random(seed) {
-  // mulberry32, so that every browser makes the same draws
-  return () => {
-    seed = (seed + 0x6d2b79f5) | 0;
-    let z = Math.imul(seed ^ (seed >>> 15), 1 | seed);
-    z = (z + Math.imul(z ^ (z >>> 7), 61 | z)) ^ z;
-    return ((z ^ (z >>> 14)) >>> 0) / 4294967296;
-  };
+function inHalves(first, second, nothing) {
+  // Both lists, one after the other, the shorter one filled up with nothing
+  const half = max(first.length, second.length);
+  return [first, second].flatMap((some) => [...some, ...Array(half - some.length).fill(nothing)]);
 }
 
-function fitLaw(rows, draws = 1000) {
-  // The law of the rows, and laws of draws of series again with replacement, as fit.redraw.
+function fitLaw(rows) {
+  // The law of the runs, and how it moves without one batch size of a shape (a column), and
+  // without one seed, as fit.leave_out. laws[0] is the law itself.
   const found = minima(rows);
   const cells = found.filter((cell) => isFinite(cell.x));
-  const law = leastSquares(cells, cells.map((cell) => cell.x), cells.map((cell) => cell.seeds.length));
-  if (!law) return { found, cells, law: null, draws: [] };
-  const series = new Map();
-  for (const cell of cells)
-    cell.series = cell.names.map((seed) => {
-      const key = JSON.stringify([cell.shape, cell.batch, seed]);
-      if (!series.has(key)) series.set(key, series.size);
-      return series.get(key);
-    });
-  const next = random(1);
-  const laws = [];
-  for (let k = 0; k < draws; k++) {
-    const times = Array(series.size).fill(0);
-    for (let i = 0; i < series.size; i++) times[Math.floor(next() * series.size)]++;
-    const x = [];
+  const columnOf = (cell) => JSON.stringify([cell.shape, cell.batch]);
+  const ways = [cells.map(columnOf), cells.flatMap((cell) => cell.names)]
+    .map((names) => [...new Set(names)]).map((names) => (names.length > 1 ? names : []));
+  const everything = {};
+  const laws = [everything, ...inHalves(...ways, everything)].map((out, k) => {
     const weight = [];
-    for (const cell of cells) {
-      const counts = cell.series.map((i) => times[i]);
-      const key = counts.join();
-      if (!cell.again.has(key))
-        cell.again.set(key, sum(counts) ? vertex(meanValley(cell.seeds, counts)) : NaN);
-      x.push(cell.again.get(key));
-      weight.push(isFinite(x.at(-1)) ? sum(counts) : 0);
-    }
-    const drawn = leastSquares(cells, x, weight);
-    if (drawn) laws.push(drawn);
+    const x = cells.map((cell) => {
+      const gone = k > 0 && (out === everything || out === columnOf(cell));
+      const counts = cell.names.map((seed) => (gone || seed === out ? 0 : 1));
+      const bottom = gone ? NaN : vertexOf(cell, counts);
+      weight.push(isFinite(bottom) ? sum(counts) : 0);
+      return bottom;
+    });
+    return leastSquares(cells, x, weight);
+  });
+  return { found, cells, law: isFinite(laws[0].b) ? laws[0] : null, laws };
+}
+
+function vertexOf(cell, counts) {
+  // The minimum of a cell if its seeds count so often
+  return sum(counts) ? vertex(meanValley(cell.seeds, counts)) : NaN;
+}
+
+function errorOf(values) {
+  // The standard error of values[0], and its degrees of freedom, as fit.error_of
+  let variance = 0;
+  let below = 0;
+  const half = (values.length - 1) / 2;
+  for (const some of [values.slice(1, 1 + half), values.slice(1 + half)]) {
+    const moved = some.filter((value) => isFinite(value) && value !== values[0]);
+    const n = moved.length;
+    if (n < 2) continue;
+    const middle = mean(moved);
+    const part = ((n - 1) * sum(moved.map((value) => (value - middle) ** 2))) / n;
+    variance += part;
+    below += part ** 2 / (n - 1);
   }
-  return { found, cells, law, draws: laws };
+  return [sqrt(variance), below > 0 ? variance ** 2 / below : 0];
+}
+
+function student(freedom) {
+  // 95% of Student's t lie between minus this and plus this, as in fit.student
+  const n = 4000;
+  const step = Math.PI / 2 / n;
+  const shares = [0];
+  for (let i = 0; i < n; i++) shares.push(shares[i] + Math.cos(step * (i + 0.5)) ** (freedom - 1));
+  const i = shares.findIndex((share) => share >= 0.95 * shares[n]);
+  const part = (0.95 * shares[n] - shares[i - 1]) / (shares[i] - shares[i - 1]);
+  return sqrt(freedom) * Math.tan(step * (i - 1 + part));
+}
+
+function intervalOf(values) {
+  // [values[0] and its 95% interval], which is NaN if nothing varies. See fit.interval.
+  const [error, freedom] = errorOf(values);
+  const half = freedom > 0 ? error * student(freedom) : NaN;
+  return [values[0], values[0] - half, values[0] + half];
 }
 
 const lawAt = (law, t, beta) => law.logA + law.b * t + law.q * log2(beta);
-
-function bandAt(fitted, t, beta) {
-  // 95% of the draws of the law at one T and beta. One seed and batch size have no interval.
-  const sorted = fitted.draws.map((law) => lawAt(law, t, beta)).sort((one, two) => one - two);
-  return sorted.length ? [quantile(sorted, 0.025), quantile(sorted, 0.975)] : [NaN, NaN];
-}
-
-function intervalOf(fitted, name) {
-  const sorted = fitted.draws.map((law) => law[name]).sort((one, two) => one - two);
-  return [fitted.law[name], quantile(sorted, 0.025), quantile(sorted, 0.975)];
-}
+const bandAt = (fitted, t, beta) =>
+  intervalOf(fitted.laws.map((law) => lawAt(law, t, beta))).slice(1);
 
 // -- 3 The schedules, as in schedules.py -----------------------------------------------------
 
@@ -684,9 +694,9 @@ function renderPoints() {
 }
 
 function renderStrip() {
-  const f = frame("strip", [-1.05, 0.55], [0, 3], { left: 1, right: 1 });
+  const f = frame("strip", [-1.4, 1.15], [0, 3], { left: 1, right: 1 });
   let svg = "";
-  for (const b of [-1, -0.5, 0, 0.5])
+  for (const b of [-1, -0.5, 0, 0.5, 1])
     svg += rule(f.px(b), f.y0, f.px(b), f.y1) + words(f.px(b), f.h - 0.4 * f.letter, b);
   const asked = remember("asked", state.reading).split(",");
   Object.entries(READINGS).forEach(([key, [question, paper]], i) => {
@@ -996,12 +1006,12 @@ function renderRun() {
   renderLaw(t, x, beta, times);
   renderValleys();
 
-  const [b, q] = ["b", "q"].map((name) => intervalOf(fitted, name));
+  const [b, q] = ["b", "q"].map((name) => intervalOf(fitted.laws.map((law) => law[name])));
   const left = fitted.found.length - fitted.cells.length;
   let text = `The law says <b>${rate(x)}</b> [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
     ${2 ** state.size}. `;
   text += outside ? "<b>This is beyond the runs</b>, so the interval is too narrow: it counts the noise, not a bent law."
-    : "The brackets hold 95% of the laws from runs drawn again.";
+    : "The brackets are a 95% interval, from how far the law moves without one batch size or one seed.";
   say("said4", text);
   $("command").textContent = commandFor(rate(x));
   $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·

@@ -37,9 +37,6 @@ POLICIES = {  # name -> folder below results/, and the runs there. Those with tw
     "weight decay 0": ("memory-laptop", ["weight_decay=0"]),
     "weight decay 0.1": ("memory-laptop", ["weight_decay=0.1"]),
     "weight decay 0.3": ("memory-laptop", ["weight_decay=0.3"]),
-    "weight decay ∝ 1/n": ("why-laptop/memory-1", []),
-    "fixed norm": ("why-laptop/norm-all", []),
-    "fixed norm, not the embedding": ("why-laptop/norm-hidden", []),
 }
 RACE_LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # T of step 3
 PAPERS = {
@@ -49,9 +46,9 @@ PAPERS = {
 }  # Bjorck et al., Step Law, the paper
 
 
-def estimate(draws: np.ndarray) -> list[float]:
+def estimate(rows: np.ndarray) -> list[float]:
     """An estimate and its 95% interval, rounded."""
-    return [round(float(x), 6) for x in (draws[0], *fit.interval(draws))]
+    return [round(float(x), 6) for x in (rows[0], *fit.interval(rows))]
 
 
 # -- Step 1: the best learning rate against T, at several weight decays ------------------

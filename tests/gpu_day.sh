@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measure on one GPU what docs/scale.md says is not measured. Needs no network. Every step has a
+# Measure on one GPU what docs/train.md says is not measured. Needs no network. Every step has a
 # time limit and needs no other step. OUT gets results.jsonl, log.txt and two timelines.
 #
 #   bash tests/gpu_day.sh OUT                     steps 1 to 13 (14 is for more time), about 20 minutes on an H100
@@ -45,7 +45,7 @@ two() {  # two processes on one card, where NCCL should refuse and gloo should t
     done
 }
 
-e1() {  # a part of the sweep of docs/bend.md at a larger scale, until its time is over
+e1() {  # a part of the sweep of docs/methods.md at a larger scale, until its time is over
     local grid=(--scale gpu --widths 256 --batches 4,16,64,128 --budgets 2560k,5120k,10240k)
     [[ $TINY ]] && grid=(--scale quick --widths 32 --batches 4 --budgets 10k --n_layer 1)
     grid+=(--workers "${WORKERS:-8}" --out "$WORK/e1")

@@ -156,7 +156,7 @@ def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
     assert train.main(flags(corpus_path, schedule="wsd", **saves)) == 0
     assert merge.main(["runs/trunk", "--last=0.02"]) == 2  # one checkpoint
     assert "fewer than 2 checkpoints" in capsys.readouterr().err
-    (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["schedules.md"])
+    (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["elsewhere.md"])
     assert merge.main(command.split()) == 0
     # no decay
     assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256

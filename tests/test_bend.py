@@ -12,7 +12,7 @@ import bent
 import fit
 import sweep
 from test_figures import figures  # noqa: F401
-from test_fit import few_draws, record, write, wsd_records  # noqa: F401
+from test_fit import record, write, wsd_records
 from test_mistakes import one_line
 from records import complete
 
@@ -61,27 +61,22 @@ def world(seed: int, widths, batches=(1, 2, 4, 8)) -> list[dict]:
     return found
 
 
-MANY = pytest.param(200, 200, [32, 64, 128], 0.9, 0.98, marks=pytest.mark.slow)
+MANY = pytest.param(200, [32, 64, 128], 0.93, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    "worlds, draws, widths, least, most", [(40, 100, [32], 0.8, 1), MANY]
-)
-def test_b_and_q_are_unbiased_and_covered(
-    worlds, draws, widths, least, most, monkeypatch
-):
-    monkeypatch.setattr(fit, "DRAWS", draws)
+@pytest.mark.parametrize("worlds, widths, least", [(40, [32], 0.88), MANY])
+def test_b_and_q_are_unbiased_and_covered(worlds, widths, least):
     off, hit = [], []
     for seed in range(worlds):
         points = fit.usable(fit.minima(world(seed, widths)))
-        law = fit.fit_law(points, *fit.redraw(points))
+        law = fit.fit_law(points, *fit.leave_out(points))
         off.append([law.b[0] - B, law.q[0] - Q])
         ends = fit.interval(law.b), fit.interval(law.q)
         hit.append([low <= truth <= high for truth, (low, high) in zip((B, Q), ends)])
     bias, covered = np.mean(off, axis=0), np.mean(hit, axis=0)
     print("bias", bias, "spread", np.std(off, axis=0), "covered", covered)
     assert (abs(bias) < [0.015 if worlds == 40 else 0.01, 0.02]).all()
-    assert ((least <= covered) & (covered <= most)).all()
+    assert (least <= covered).all()
 
 
 # -- The bent law ------------------------------------------------------------------------
@@ -129,7 +124,7 @@ def test_noise_without_a_bend_is_no_gain():
 
 def test_held_out_error_is_that_of_a_dumb_loop():
     points = fit.usable(fit.minima([complete(row) for row in bent_rows(0.004)]))
-    x, weight = fit.redraw(points)
+    x, weight = fit.leave_out(points)
     errors = bent.held_out(points, x, weight, fit.fit_law)
     for m, error in zip(points, errors):
         squares = []

@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ import torch
 
 import data
 import eval as evaluation
+import sweep
 import train
 from test_mistakes import one_line
+from test_train import flags
 from tools.prepare import source_files
 from tools.tokenizers import encoding
 
@@ -100,12 +103,12 @@ def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path, monkeypa
 
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
 def test_the_fingerprint_of_the_embedded_corpus(tmp_path):
-    """Prepared from this torch, with nothing in a folder of its own: docs/corpus.md has it too."""
+    """Prepared from this torch, with nothing in a folder of its own: docs/train.md has it too."""
     meta = data.prepare(
         data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c"
     )
     assert meta["fingerprint"] == "b02b98e2d54fc83c"
-    assert meta["fingerprint"] in (ROOT / "docs" / "corpus.md").read_text()
+    assert meta["fingerprint"] in (ROOT / "docs" / "train.md").read_text()
 
 
 def test_the_embedded_corpus_is_prepared_once(
@@ -320,6 +323,34 @@ def test_a_tokenizer_that_loses_text_is_refused(tmp_path, monkeypatch, capsys):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_takes_the_vocabulary_of_its_corpus(documents, word_tokenizer, tmp_path):
+    """Also of a mixture, a sweep and a resumed run; a larger one may be typed."""
+    for name in ("a", "b"):
+        data.prepare(documents, word_tokenizer, tmp_path / name)
+    size = 256 + 5 + 1  # bytes, words and end-of-text
+    quick = dict(total_tokens=512, warmup_tokens=0)
+    for i, (text, typed) in enumerate(
+        [("a", {}), ("a:0.5,b:0.5", {}), ("a", {"vocab_size": 300})]
+    ):
+        argv = flags(text, **quick, **typed, out=f"run{i}")
+        assert train.main(argv) == 0
+        config = json.loads(Path(f"run{i}/record.json").read_text())
+        assert config["vocab_size"] == typed.get("vocab_size", size)
+    # a run that was killed before its first checkpoint keeps its vocabulary
+    shutil.rmtree("run2/ckpt")
+    Path("run2/record.json").unlink()
+    assert train.main(["--resume", "--out=run2"]) == 0
+    assert json.loads(Path("run2/record.json").read_text())["vocab_size"] == 300
+    argv = ["--n_layer=1", "--data=a", "--budgets=1024,2048", "--warmup_tokens=0"]
+    args, typed = sweep.parse(["wsd", *argv])
+    assert {cfg.vocab_size for cfg in sweep.prepare(args, typed).left()} == {size}
+
+
+def test_the_embedded_vocabulary_is_that_of_its_tokenizer(word_tokenizer):
+    assert data.vocab_size_of(None, "bytes") == 256
+    assert data.vocab_size_of("embedded", word_tokenizer) == 262
+
+
 @pytest.mark.parametrize("name", ["words", "bytes"])
 def test_only_the_bytes_tokenizer_is_raw_bytes(name, documents, tmp_path, monkeypatch):
     """A different tokenizer with 256 ids is not, whatever the name of its file."""
@@ -410,6 +441,7 @@ FILES = {
 
 @pytest.mark.parametrize("argv, says", [
     ("--source nowhere --out c", "--source nowhere: no such file"),
+    ("--source ../*/. --out c", "matches folders only"),
     ("--source= --out c", "--source: an empty name"),
     ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
     ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),

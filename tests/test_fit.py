@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import schedules
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
 import compare
+import train
+from config import make_config
 from tools.flags import UserError
-from records import as_record, check_same_settings, complete
+from records import VARIED, as_record, check_same_settings, complete
+from records import differs, flags_of, settings
 
 BUDGETS, BATCHES, WIDTHS = [100_000 * 2**k for k in range(5)], [1, 2, 4, 8], [32, 64, 128]
 
@@ -70,11 +74,6 @@ def refused(argv: list, capsys) -> str:
 # -- recovery ----------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch):
-    monkeypatch.setattr(fit, "DRAWS", 30)
-
-
 @pytest.mark.parametrize(
     "law", [dict(a=40, b=-0.4, q=0.6), dict(a=4.6, b=-0.51, q=1.0)], ids=str
 )
@@ -86,7 +85,7 @@ def test_a_clean_law_is_recovered(law):
     assert [draws[0] for draws in a] == pytest.approx([law["a"]] * 3, rel=1e-4)
     for window in (5, 7):
         points = fit.parabolas(records, window)
-        joint = fit.fit_law(points, *fit.redraw(points))
+        joint = fit.fit_law(points, *fit.leave_out(points))
         assert (joint.b[0], joint.q[0]) == pytest.approx((law["b"], law["q"]))
     if law["q"] == 1:
         b, _, a = fit.paper_reading(fits.found)
@@ -101,7 +100,15 @@ def test_law_of_plain_rows_is_the_law_of_records():
     write(rows, Path("rows"))
     assert fit.main(["rows"]) == 0
     for name, value in fit.law(rows).items():
-        if name not in ("seq_len", "fingerprint", "warmup_tokens", "rule"):
+        if name not in (
+            "seq_len",
+            "fingerprint",
+            "warmup_tokens",
+            "rule",
+            "flags",
+            "decay_share",
+            "rows",
+        ):
             assert value == pytest.approx(of_records[name])
     with pytest.raises(ValueError, match="total_tokens None"):
         fit.law([{"lr": 0.1}])
@@ -116,7 +123,40 @@ def test_a_run_that_is_there_twice_is_reported_with_its_losses(capsys):
     found = fit.read_records([Path("runs")])
     assert len(found) == len(runs) and found[0]["val_loss"] == again[0]["val_loss"]
     printed = capsys.readouterr().out
-    assert "7 runs are there twice" in printed and "0.5000" in printed
+    assert "9 runs are repeated" in printed and "0.5000" in printed
+
+
+def test_repeated_runs_with_equal_losses_are_reported_too(capsys):
+    runs = wsd_records(seeds=1, widths=[32])
+    write(runs + runs[:3], Path("runs"))
+    assert len(fit.read_records([Path("runs")])) == len(runs)
+    assert "3 runs are repeated" in capsys.readouterr().out
+
+
+def test_runs_that_did_not_finish_are_left_out_and_counted(capsys):
+    """A crashed run has a loss in W&B, and it would move the law."""
+    runs = [r | {"state": "finished"} for r in wsd_records(seeds=1)]
+    lost = [(0, "crashed"), (200, "running"), (205, "crashed")]
+    for i, state in lost:
+        runs[i] |= {"state": state, "val_loss": 9.0}
+    kept = [r for r in runs if r["state"] == "finished"]
+    without_state = [{k: v for k, v in r.items() if k != "state"} for r in kept]
+    write(runs, Path("runs"))
+    found = fit.read_records([Path("runs")])
+    write(without_state, Path("others"))
+    assert "3 runs that did not finish: 2 crashed, 1 running" in capsys.readouterr().out
+    assert found == fit.read_records([Path("others")])
+    assert fit.law(runs) == fit.law(without_state)
+
+
+def test_rows_of_other_schedules_are_refused(capsys):
+    rows = wsd_records(seeds=1, widths=[32])
+    rows[3] = rows[3] | {"schedule": "cosine"}
+    with pytest.raises(UserError, match="rows of schedule cosine"):
+        fit.law(rows)
+    write(rows, Path("runs"))
+    assert "--only schedule=wsd" in refused(["runs"], capsys)
+    assert fit.main(["runs", "--only", "schedule=wsd"]) == 0
 
 
 @pytest.mark.parametrize("row, says", [
@@ -147,7 +187,7 @@ def test_the_papers_grid_of_factors_of_two_gives_the_law():
 
 def test_least_squares_match_lstsq_on_repeated_points():
     points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1)))
-    x, weight = fit.redraw(points)
+    x, weight = fit.leave_out(points)
     law, T = fit.fit_law(points, x, weight), np.log2([m.T for m in points])
     one_hot = [[m.shape == f"width {width}" for m in points] for width in WIDTHS]
     X = np.array([*one_hot, T, np.log2([m.beta for m in points])], float).T
@@ -162,39 +202,77 @@ def test_least_squares_match_lstsq_on_repeated_points():
         assert np.isnan(fit.fit_law(points, x[: len(weight)], weight).q).all()
 
 
-def test_interval_is_the_middle_95_percent_without_the_estimate():
-    assert fit.interval(np.array([1e9, *range(1001)])) == (25, 975)
-    one_seed = np.array([0.3, 0.3, 0.1 + 0.2])  # it has no interval, only rounding
-    assert fit.show(one_seed) == "0.300" and compare.verdict(one_seed) == "undecided"
+T_QUANTILES = {1: 12.706, 2: 4.303, 4: 2.776, 2.5: 3.575, 30: 2.042, 1e6: 1.960}
 
 
-def test_a_draw_takes_series_again_and_averages_their_valleys():
+@pytest.mark.parametrize("freedom", T_QUANTILES)
+def test_quantiles_of_student_are_those_of_the_tables(freedom):
+    t, share = fit.student(freedom)
+    assert np.interp(0.95, share, t) == pytest.approx(T_QUANTILES[freedom], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.4], [0.3, 0.0, -0.7], [1.0, 2.5, 4.0, 9.0, 3.3]]
+)
+def test_an_interval_from_seeds_only_is_students(values):
+    n = len(values)
+    half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5
+    for table in (np.array([values]), np.array([values]).T):  # seeds, or columns
+        low, high = fit.interval(fit.mean_of(table))
+        assert (low + high) / 2 == pytest.approx(np.mean(values))
+        assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
+
+
+def test_no_interval_where_nothing_varies():
+    one_seed = fit.mean_of(np.array([[0.3]]))
+    equal = fit.mean_of(np.full((3, 2), 0.1))
+    for rows in (one_seed, equal):
+        assert (
+            fit.show(rows, 1) == f"{rows[0]:.1f}" and compare.verdict(rows) == "undecided"
+        )
+
+
+def test_rows_that_leave_out_nothing_of_the_answer_do_not_count():
+    """The mean of three columns is as sure if there are other columns."""
+    rng = np.random.default_rng(0)
+    rows = fit.mean_of(rng.normal(size=(3, 2)))
+    first, columns, seeds = rows[0], rows[1:4], rows[4:]
+    others = np.concatenate([[first], columns, [first] * 5, seeds, [math.nan] * 5])
+    assert fit.interval(others) == fit.interval(rows)
+
+
+def test_a_row_is_the_law_without_one_column_or_one_seed():
+    """A dumb loop deletes the records, and fits the rest."""
+    records = wsd_records(noise=0.004, cells=0.1, widths=[32, 64])
+    fits = fit.fits_of(records)
+    columns = [(width, batch) for width in (32, 64) for batch in BATCHES]
+    kept = [records]
+    for column in columns:
+        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != column])
+    for seed in range(3):
+        kept.append([r for r in records if r["seed"] != seed])
+    expected = [fit.fits_of(some) for some in kept]
+    for name in ("b", "q"):
+        rows = getattr(fits.law, name)
+        assert rows[: len(kept)] == pytest.approx(
+            [getattr(f.law, name)[0] for f in expected]
+        )
+        assert len(rows) == 1 + 2 * len(columns) and np.isnan(rows[len(kept) :]).all()
+    assert fits.paper[0][: len(kept)] == pytest.approx([f.paper[0][0] for f in expected])
+    again = fit.step_law_reading(fits.found)[: len(kept)]
+    assert again == pytest.approx([fit.step_law_reading(f.found)[0] for f in expected])
+    assert fit.law(records) == fit.law(records)  # nothing is drawn
+
+
+def test_two_sweeps_leave_out_the_same():
+    """The second sweep is the first at twice the learning rates, so that nothing varies."""
     records = wsd_records(noise=0.004, widths=[32])
-    points = fit.usable(fit.minima(records))
-    x, weight = fit.redraw(points)
-    assert (x[0] == [m.x for m in points]).all() and (weight[0] == 3).all()
-    assert abs(weight.mean() / 3 - 1) < 0.2 and len(weight) == 31
-    same_batch = np.array([[m.batch_size == B for m in points] for B in BATCHES])
-    assert all((row[i] == row[i][0]).all() for row in weight for i in same_batch)
-    # a seed that was drawn n times
-    losses = lambda r, n: {
-        **r,
-        "seed": 10 * r["seed"] + n,
-    }
-    for k in (1, 2, 3):
-        for B in BATCHES:
-            i = next(i for i, m in enumerate(points) if m.batch_size == B)
-            cell = [
-                r
-                for r in records
-                if (r["batch_size"], r["total_tokens"]) == (B, points[i].T)
-            ]
-            found = []
-            for times in np.ndindex(9, 9, 9):
-                if sum(times) == weight[k, i] > 0:
-                    drawn = [losses(r, n) for r in cell for n in range(times[r["seed"]])]
-                    found += fit.minima(drawn)
-            assert not found or min(abs(m.x - x[k, i]) for m in found) < 1e-9
+    doubled = [r | {"lr": 2 * r["lr"]} for r in records]
+    points = [m for some in (records, doubled) for m in fit.minima(some)]
+    x, weight = fit.leave_out(points)
+    one, two = np.split(x, 2, axis=1)
+    assert two - one == pytest.approx(np.ones_like(one))
+    assert (np.split(weight, 2, axis=1)[0] == np.split(weight, 2, axis=1)[1]).all()
 
 
 def test_the_papers_reading_takes_the_three_best_batches_and_obeys_its_identity():
@@ -287,15 +365,12 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     cells = [("width 64", T, B) for B in pair for T in (100, 200)]
     zero = {cell: dict.fromkeys(range(4), 0.0) for cell in cells}
     line = {cell: {s: pair[cell[2]] + seed[s] for s in range(4)} for cell in cells}
-    draws = compare.differences(line, zero, cells)
-    assert draws[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
+    rows = compare.differences(line, zero, cells)
+    assert rows[0] == pytest.approx(np.mean([*pair.values()]) + np.mean(seed))
     variances = np.var([*pair.values()], ddof=1) / 3, np.var(seed, ddof=1) / 4
-    gap = np.add.outer([*pair.values()], seed)
-    mean, error, freedom = compare.mean_and_error(gap)
-    assert (mean, error) == (
-        pytest.approx(draws[0]),
-        pytest.approx(sum(variances) ** 0.5),
-    )
+    error, freedom = fit.error_of(fit.mean_of(np.add.outer([*pair.values()], seed)))
+    assert error == pytest.approx(sum(variances) ** 0.5)
+    assert fit.error_of(rows) == pytest.approx((error, freedom))
     assert freedom == pytest.approx(
         error**4 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3)
     )
@@ -304,32 +379,27 @@ def test_the_error_of_a_difference_is_from_pairs_and_from_seeds():
     low, high = fit.interval(one_pair)
     assert (high - low) / 2 == pytest.approx(3.182 * np.std(seed, ddof=1) / 2, rel=0.02)
     alone = {cell: {0: losses[0]} for cell, losses in line.items()}
-    assert len(compare.differences(alone, zero, cells[:2])) == 1  # no spread, no interval
+    assert np.isnan(fit.interval(compare.differences(alone, zero, cells[:2]))).all()
 
 
 @pytest.mark.parametrize("pairs, seeds", [(4, 5), (4, 3), (1, 5)])
 @pytest.mark.parametrize(
     "spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5), (0, 0, 1)], ids=str
 )
-def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread, monkeypatch):
+def test_intervals_of_differences_hold_the_truth(pairs, seeds, spread):
     """Of pairs, of seeds, and of both. A single pair has no spread of pairs."""
     rng, held = np.random.default_rng(0), 0
-    quantile = {}
     of_pair, of_seed, rest = spread
     for _ in range(500):
         gap = of_seed * rng.normal(size=seeds) + rest * rng.normal(size=(pairs, seeds))
         gap += of_pair * rng.normal(size=(pairs, 1)) if pairs > 1 else 0
-        mean, error, freedom = compare.mean_and_error(gap)
-        n = round(freedom, 1)
-        if n not in quantile:
-            draws = np.random.default_rng(1).standard_t(n, size=40_000)
-            quantile[n] = np.quantile(draws, 0.975)
-        held += abs(mean) <= error * quantile[n]
+        low, high = fit.interval(fit.mean_of(gap))
+        held += low <= 0 <= high
     assert held / 500 >= 0.92
 
 
 def test_equal_lines_are_no_finding():
-    same = {"equal": np.zeros(1), "lost": np.full(10, np.nan)}
+    same = {"equal": np.zeros(1), "lost": np.full(11, np.nan)}
     assert compare.holm(same) == []
 
 
@@ -346,15 +416,17 @@ def test_runs_of_power_with_different_settings_are_never_mixed():
 
 
 def test_holm_asks_more_of_every_difference_the_more_there_are():
-    rng = np.random.default_rng(0)
-    draws = {name: np.append(z, z + rng.normal(size=100_000)) for name, z in
+    # 1,000 seeds, which are z standard errors from 0
+    spread = np.linspace(-1, 1, 1000)
+    spread /= spread.std(ddof=1) / 1000**0.5
+    rows = {name: fit.mean_of((z + spread)[None]) for name, z in
              {"clear": 6.0, "fair": 2.3, "none": 0.1}.items()}  # fmt: skip
-    assert compare.holm(draws) == ["clear", "fair"]
-    many = draws | {f"other {i}": draws["none"] for i in range(5)}
+    assert compare.holm(rows) == ["clear", "fair"]
+    many = rows | {f"other {i}": rows["none"] for i in range(5)}
     assert compare.holm(many) == ["clear"]
 
 
-def test_a_best_batch_is_chosen_again_in_every_draw():
+def test_a_best_batch_is_chosen_again_in_every_row():
     """A second batch size is best in one seed of two, and its learning rates grow with T."""
 
     def row(T, batch, seed, lr, loss):
@@ -374,9 +446,11 @@ def test_a_best_batch_is_chosen_again_in_every_draw():
                         row(T, batch, seed, lr, bottom + 0.01 * k**2 - 1e-4 * batch)
                     )
     found = fit.minima([fit.complete(r) for r in rows])
-    draws = fit.step_law_reading(found)
-    assert draws[0] == pytest.approx(0.5, abs=1e-6)  # batch size 4 is best in the mean
-    assert {round(b, 3) for b in draws[1:] if math.isfinite(b)} >= {-0.5, 0.5}
+    exponents = fit.step_law_reading(found)
+    assert exponents[0] == pytest.approx(
+        0.5, abs=1e-6
+    )  # batch size 4 is best in the mean
+    assert {round(b, 3) for b in exponents[1:] if math.isfinite(b)} >= {-0.5, 0.5}
 
 
 def test_the_search_for_a_seed_is_decided_by_the_others():
@@ -396,13 +470,17 @@ def test_the_search_for_a_seed_is_decided_by_the_others():
 
 def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     records = wsd_records(noise=0.004, cells=0.08, widths=[32, 64, 128, 256, 512, 1024])
-    records = [r | {"n_expert": 8 * (r["n_embd"] > 500)} for r in records]
+    records = [
+        r | {"n_expert": 8, "n_expert_active": 2} if r["n_embd"] > 500 else r
+        for r in records
+    ]
     folder = write(records, tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
-    assert {*law} == {*(names + "warmup_tokens fingerprint").split()}
+    names += "warmup_tokens fingerprint total_tokens batch_tokens rows "
+    assert {*law} == {*(names + "decay_share decay_tokens flags").split()}
     assert law["warmup_tokens"] == 2500
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
@@ -459,6 +537,139 @@ def test_predict(T, batch, says, tmp_path, capsys):
         fit.main([*argv, "--law", "law.json"]) == 0
         and capsys.readouterr().out == says + "\n"
     )
+
+
+# -- from a law to a run -----------------------------------------------------------------
+
+MINE = dict(
+    n_layer=2, n_embd=32, n_head=2, warmup_tokens=3000, dtype="float32", weight_decay=0.05
+)  # fmt: skip
+
+
+def sweep_records(decay=lambda T: T // 10, **fields) -> list[dict]:
+    """wsd_records with all fields of their configs."""
+    found = []
+    for r in wsd_records(widths=[32], a=3.0, b=-0.3, q=0.5, noise=0.002):
+        names = ("total_tokens", "batch_size", "seed", "lr")
+        own = {name: r[name] for name in names} | {"schedule": "wsd"}
+        own |= {"decay_tokens": decay(r["total_tokens"]), "final_eval_tokens": 2**16}
+        cfg = make_config(**MINE | fields | own)
+        results = {name: r[name] for name in ("val_loss", "diverged", "fingerprint")}
+        found.append(vars(cfg) | results)
+    return found
+
+
+def pasted(lines: str) -> dict:
+    """schedule -> the config of its printed command, as train.py takes it."""
+    configs = {}
+    for line in lines.splitlines():
+        if line.startswith("python train.py"):
+            typed, _ = train.parse(shlex.split(line)[2:])
+            configs[typed["schedule"]] = make_config(**typed)
+    return configs
+
+
+def test_pasted_commands_follow_the_law(tmp_path, capsys):
+    """The learning rates of Power equal the law's to 1% above warmup and ceiling."""
+    folder = write(sweep_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    configs = pasted(capsys.readouterr().out)
+    law = json.loads((folder / "law.json").read_text())
+    cfg = configs["power"]
+    assert cfg.total_tokens == 4 * BUDGETS[-1] and cfg.warmup_tokens == 3000
+    beta = cfg.batch_tokens / 4096
+    lr = lambda n: law["a"] * beta ** law["q"] * n ** law["b"]
+    schedule = schedules.make_schedule(cfg)
+    shortest = BUDGETS[0]
+    for n in np.geomspace(1.01 * shortest, cfg.decay_start, 50):
+        assert schedule(n) == pytest.approx(lr(n), rel=0.01)
+    for n in np.linspace(cfg.warmup_tokens, shortest, 50):
+        assert schedule(n) == pytest.approx(lr(shortest), rel=0.01)
+    assert configs["wsd"].lr == pytest.approx(lr(cfg.total_tokens), rel=0.001)
+    for one in configs.values():  # nothing else differs from the sweep
+        assert (
+            differs(vars(one), sweep_records()[0], VARIED | {"final_eval_tokens"}) == []
+        )
+
+
+@pytest.mark.parametrize("fields", [
+    {}, {"preset": "laptop-moe", "n_ffn": 40}, {"preset": "12M", "warmup_tokens": 10**9},
+    {"m_width": 1.0, "attention_multiplier": 16**-0.5, "tie_embeddings": False},
+    {"data": "/my notes/corpus", "tokenizer": "tokenizer.json", "vocab_size": 1024},
+    {"data": "embedded:0.5,/a:0.5", "tokenizer": "gpt2"}, {"average": True, "decay_tokens": 0},
+    {"n_kv_head": 1, "decay_shape": "linear", "router_rule": "readout"},
+], ids=str)  # fmt: skip
+def test_flags_of_a_record_give_its_settings(fields):
+    length = {} if "preset" in fields else dict(total_tokens=10**5)
+    length |= dict(schedule="wsd", batch_size=4, lr=0.02)
+    cfg = make_config(**MINE | length | fields)
+    flags = shlex.split(flags_of(vars(cfg)))
+    typed, _ = train.parse([*flags, *(f"--{name}={x}" for name, x in length.items())])
+    again = make_config(**typed | {"decay_tokens": cfg.decay_tokens})
+    assert settings(vars(again)) == settings(vars(cfg)) and again.data == cfg.data
+    has_tokenizer = "tokenizer" in fields and "embedded" in fields["data"]
+    assert ("--tokenizer" in flags) == has_tokenizer  # train.py refuses a second one
+    assert flags_of({"lr": 0.1, "schedule": "wsd"}) is None
+
+
+@pytest.mark.parametrize("decay", [lambda T: 8000, lambda T: T // 5, lambda T: T - 3000])
+def test_pasted_commands_decay_as_the_sweep_did(decay, tmp_path, capsys):
+    folder = write(sweep_records(decay), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    for cfg in pasted(capsys.readouterr().out).values():
+        assert cfg.decay_tokens == decay(cfg.total_tokens)
+
+
+def test_the_band_is_the_interval_of_the_predictions_of_the_rows():
+    rows = sweep_records()
+    law = json.loads(json.dumps(fit.law(rows), allow_nan=False))
+    fits = fit.fits_of([complete(r) for r in rows])
+    (a,) = fits.law.a.values()
+    for T, batch in ((10**5, 2), (10**8, 64)):
+        log2_beta = math.log2(batch * 128 / 4096)
+        predicted = np.log2(a) + fits.law.b * math.log2(T) + fits.law.q * log2_beta
+        low, high = fit.band(law, T, batch * 128)
+        assert np.log2([low, high]) == pytest.approx(fit.interval(predicted), abs=1e-8)
+        assert low * high == pytest.approx(fit.predict(law, T, batch * 128) ** 2)
+
+
+def test_two_batch_sizes_and_one_seed_have_no_interval():
+    """Without one of two batch sizes there is no law, and without the seed nothing."""
+    records = [r for r in wsd_records(seeds=1, widths=[32]) if r["batch_size"] < 4]
+    law = json.loads(json.dumps(fit.law(records), allow_nan=False))
+    assert law["b"] == pytest.approx(-0.4) and law["b_interval"] is None
+    assert np.isnan(fit.band(law, 1e6, 512)).all()
+
+
+def test_a_prediction_says_how_far_it_is_from_its_sweep(tmp_path, capsys):
+    folder = write(sweep_records(), tmp_path / "a")
+    assert fit.main([str(folder)]) == 0
+    capsys.readouterr()
+    argv = ["--predict", f"--law={folder / 'law.json'}", "--batch_size=2"]
+    assert fit.main([*argv, f"--total_tokens={BUDGETS[1]}"]) == 0
+    inside = capsys.readouterr()
+    assert "factors of two" not in inside.err and float(inside.out) > 0
+    assert fit.main([*argv, f"--total_tokens={8 * BUDGETS[-1]}", "--seq_len=4096"]) == 0
+    far = capsys.readouterr()
+    assert f"{float(far.out):.2g}\n" == far.out  # the bare number
+    assert "total_tokens 12.8M is 3.0 factors of two above" in far.err
+    # 8,192 tokens, and the sweep had at most 8 * 128
+    assert "batch_tokens 8.19k is 3.0 factors of two above" in far.err
+    assert "no sequences of 4096 tokens" in far.err and "warmup of 3,000" in far.err
+    assert {cfg.seq_len for cfg in pasted(far.err).values()} == {4096}
+
+
+@pytest.mark.parametrize("law", [dict(b=0.1), dict(q=-0.1)], ids=str)
+def test_a_law_that_power_cannot_follow_gives_no_power_run(law):
+    made = fit.law(sweep_records()) | law
+    assert [*pasted("\n".join(fit.commands(made, 1e6, 8, 128)))] == ["wsd"]
+
+
+def test_rows_from_elsewhere_give_the_flags_of_schedules_only():
+    rows = [dict(lr=r["lr"], total_tokens=r["total_tokens"], batch_size=r["batch_size"],
+                 val_loss=r["val_loss"], seed=r["seed"]) for r in sweep_records()]  # fmt: skip
+    lines = "\n".join(fit.advice(fit.law(rows), 1e6, 8, 4096))
+    assert "--power_q" in lines and "python train.py" not in lines
 
 
 def test_records_of_single_runs_are_read_once(tmp_path):

@@ -70,7 +70,6 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_wsd_gives_the_law_back(scale, monkeypatch):
-    monkeypatch.setattr(fit, "DRAWS", 10)
     loss = lambda cfg: 2 + 0.03 * off(cfg, scale) ** 2 + 1 / math.log(cfg.total_tokens)
     records = made_up("wsd", scale, loss)
     assert not any(m.why_not for m in fit.minima(records))

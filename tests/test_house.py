@@ -92,7 +92,7 @@ def test_every_story_file_runs_and_says_how(name):
 
 
 def test_no_line_is_longer_than_100_columns():
-    texts = STORY | TOOLS | TESTS | PROGRAMS
+    texts = STORY | TOOLS | TESTS | PROGRAMS | read("docs/exercises/*.py")
     long = [
         (p.name, x)
         for p, text in texts.items()

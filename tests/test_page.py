@@ -257,13 +257,13 @@ def test_step_2_gives_the_exponents_of_fit_py(data, browser):
         "three": fits.paper[0],
     }
     browser.open(INDEX.as_uri() + "#step=2")
-    for name, draws in expected.items():
-        value, low, high = (round(x, 2) for x in (draws[0], *fit.interval(draws)))
+    for name, rows in expected.items():
+        value, low, high = (round(x, 2) for x in (rows[0], *fit.interval(rows)))
         browser.js(f"$('readings').querySelector('[value={name}]').click()")
         said = browser.js("$('said2').textContent")
         assert f"T{value:.2f} [{low:.2f}, {high:.2f}]" in said
         slope = browser.js("look.slope")  # of the line that is drawn
-        assert slope == pytest.approx(draws[0], abs=1e-5)
+        assert slope == pytest.approx(rows[0], abs=1e-5)
 
 
 def test_step_2_lights_up_the_cells_with_the_lowest_losses(browser):
@@ -377,9 +377,14 @@ def test_the_browser_fits_what_fit_py_fits(browser, folder, choices):
     for name, value in {"a": a, "b": b, "q": q}.items():
         assert f"{value:.3g}" == f"{law[name]:.3g}"
     for name in "bq":
-        # other random numbers, so the draws are not the same
-        low, high = browser.js(f"intervalOf(fitted, '{name}')")[1:]
-        assert (low, high) == pytest.approx(law[f"{name}_interval"], abs=0.03)
+        low, high = browser.js(f"intervalOf(fitted.laws.map((law) => law.{name}))")[1:]
+        assert (low, high) == pytest.approx(law[f"{name}_interval"], abs=1e-4)
+    for T, batch in ((1e6, 4), (1e13, 1024)):
+        seq_len = records[0]["seq_len"]
+        beta = batch * seq_len / 4096
+        low, high = browser.js(f"bandAt(fitted, {math.log2(T)}, {beta})")
+        expected = fit.band(law, T, batch * seq_len)
+        assert (2**low, 2**high) == pytest.approx(expected, rel=1e-3)
 
 
 def test_your_run_has_the_learning_rate_of_the_law_in_a_command_that_train_py_takes(

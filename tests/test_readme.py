@@ -17,6 +17,7 @@ import compare
 
 import bent
 import checks
+import curves
 import fit
 import train
 from schedules import SCHEDULES
@@ -87,7 +88,7 @@ def law_row(label: str) -> list[np.ndarray]:
         law = fits(folders).law
         return [law.b, law.q, fits(folders).paper[0]]
     points = fit.usable(fit.parabolas(records(*folders), int(window)))
-    parabolas = fit.fit_law(points, *fit.redraw(points))
+    parabolas = fit.fit_law(points, *fit.leave_out(points))
     return [parabolas.b, parabolas.q]
 
 
@@ -111,7 +112,7 @@ def question_row(label: str) -> list[np.ndarray]:
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
     """Change of b or q between two sweeps with the same cells, as docs/against.py computes it."""
-    laws = [fit.fit_law(f.points, *fit.redraw(f.points, i)) for i, f in enumerate(sweeps)]
+    laws = [fit.fit_law(f.points, *fit.leave_out(f.points)) for f in sweeps]
     return getattr(laws[1], name) - getattr(laws[0], name)
 
 
@@ -138,10 +139,19 @@ def cost_beside(found: list, step: float) -> float:
 
 
 @cache
+def choices() -> dict[str, float]:
+    """b of the same losses, fitted as in the last exercise."""
+    late = fits(SHORT, "total_tokens=160000,320000,640000,1280000").law.b[0]
+    paper = fits(SHORT).paper[0][0]
+    parabolas = {str(n): law_row(f"2,000, {n}")[0][0] for n in (5, 7)}
+    return parabolas | {"late": late, "paper": paper}
+
+
+@cache
 def transfer(kind: str) -> np.ndarray:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))
-    x = dict(zip([m.shape for m in found], fit.redraw(found)[0].T))
+    x = dict(zip([m.shape for m in found], fit.leave_out(found)[0].T))
     return 2 ** (x["width 128" + kind] - x["width 32" + kind])
 
 
@@ -193,9 +203,44 @@ def stages(source: str) -> list[float]:
     return [one.mean(), two.mean(), *(two - one)]
 
 
+def drop_of_decay() -> float:
+    """The loss of the trunk minus that of the branch, at the end of the branch (decay.png)."""
+    T = curves.LENGTHS[2]
+    return (curves.losses("power-trunk", T) - curves.losses(f"power-{T}", T)).mean()
+
+
+RECIPE = {  # row of docs/recipe.md -> its runs in results/recipe
+    "Power with our law": "power", "Power with the defaults of train.py": "default",
+    "WSD at the learning rate of our law": "wsd", "WSD with the defaults of train.py": "wsddefault",
+    "WSD at √2 times the learning rate of our law": "wsdhigh",
+}  # fmt: skip
+
+
+def recipe_row(label: str) -> list[float]:
+    """Validation losses of three seeds, and their mean."""
+    names = values("recipe", "run")
+    losses = dict(zip(names, values("recipe")))
+    by_seed = [losses[f"{RECIPE[label]}-{seed}"] for seed in range(3)]
+    return [*by_seed, np.mean(by_seed)]
+
+
+def ceiling_row(label: str) -> list[float]:
+    """Mean losses at both run lengths, of the Power runs with a ceiling or of WSD."""
+    kind = "wsd" if "WSD" in label else label.split()[0].replace(",", "")
+    losses = dict(zip(values("ceiling-rule", "run"), values("ceiling-rule")))
+    lengths = (1_280_000, 5_120_000)
+    return [np.mean([losses[f"{kind}-{T}-{seed}"] for seed in (0, 1)]) for T in lengths]
+
+
 NUMBERS = {
+    "curves": lambda: curves.over_seeds(curves.ends("power") - curves.ends("cosine")),
+    "curves.cut": lambda: (curves.cut_short() - curves.ends("cosine")).mean(axis=1).max(),
+    "decay.drop": drop_of_decay,
+    "recipe": lambda: [recipe_row(list(RECIPE)[i])[-1] for i in (0, 2, 1, 3)],
+    "recipe.b": lambda: fits(("recipe/sweep",)).law.b,
+    "recipe.q": lambda: fits(("recipe/sweep",)).law.q,
     "laptop.power": lambda: tuned("power")[0], "laptop.cosine.0": lambda: tuned("cosine")[0],
-    "laptop.cosine": lambda: minus_power("cosine"), "laptop.moe": lambda: values("laptop-moe"),
+    "laptop.moe": lambda: values("laptop-moe"),
     "moe.params": lambda: values("laptop-moe", "n_params")[0] / values("laptop", "n_params")[0],
     "float32": lambda: values("dtype")[:3], "bfloat16": lambda: values("dtype")[3:],
     "beta": lambda: 8 * 128 / 4096, "quadruple.paper": lambda: 4**-0.51,
@@ -230,11 +275,19 @@ NUMBERS = {
     "warmup.short": lambda: warmups()[0].law.b, "warmup.long": lambda: warmups()[1].law.b,
     "memory.b": lambda: change_of("b", memory("0"), memory("0.3")),
     "memory.q": lambda: change_of("q", memory("0"), memory("0.3")),
+    "memory.q.0": lambda: memory("0").law.q, "memory.q.0.3": lambda: memory("0.3").law.q,
+    "share": lambda: -1 - law_row("2,000")[0],  # of the run, that AdamW remembers: 1 / (lr T)
     "memory.0": lambda: memory("0").law.b, "memory.0.3": lambda: memory("0.3").law.b,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
     "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
                          - slope_of(SHORT, "b", shape=["width 32"])),
+    "choice.5": lambda: [choices()["5"], choices()["7"]], "choice.late": lambda: choices()["late"],
+    "choice.paper": lambda: fits(SHORT).paper[0],
+    "choice.range": lambda: max(choices().values()) - min(choices().values()),
+    "choice.width": lambda: np.diff(fit.interval(fits(SHORT).law.b))[0],
+    "choice.factor": lambda: (1e13 / 1.28e6) ** (max(choices().values())
+                                                 - min(choices().values())),
     "unit.sequences": lambda: paper_lr(1024, 1e13),
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
@@ -269,12 +322,13 @@ b_and_q = lambda fits: [fits.law.b, fits.law.q]
 TABLES = {  # name -> (first column -> the numbers of that row)
     "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
     "law": law_row, "questions": question_row, "two-stage": stages,
-    "memory": lambda weight_decay: b_and_q(memory(weight_decay)),
+    "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "recipe": recipe_row,
+    "ceiling": ceiling_row,
 }  # fmt: skip
 
 
 def as_numbers(value) -> list[float]:
-    """Bootstrap draws become an estimate and its 95% interval; lists of them one long list."""
+    """Rows become an answer and its 95% interval; lists of them one long list."""
     if isinstance(value, np.ndarray):
         return [value[0], *fit.interval(value)]
     return sum(map(as_numbers, value), []) if isinstance(value, list) else [value]
@@ -320,7 +374,7 @@ def test_every_number_has_its_place():
     }
     assert (
         runpy.run_path(str(ROOT / "results/ramp-laptop/table.py"))["table"]()
-        in PAGES["bend.md"]
+        in PAGES["log.md"]
     )
     assert TUNE["table"]() in PAGES["train.md"]
 
@@ -332,11 +386,12 @@ def test_the_comparison_is_what_fit_prints(tmp_path, capsys):
     assert fit.main([*folders, f"--out={tmp_path}"]) == 0
     row = r"^\| .+ (?:better|worse|level|undecided) \|$"
     printed = re.findall(row, capsys.readouterr().out, re.M)
-    assert re.findall(row, PAGES["comparison.md"], re.M) == printed
+    assert re.findall(row, PAGES["methods.md"], re.M) == printed
     shown = re.findall(row, PAGES["README.md"], re.M)
-    assert len(shown) > 5 and set(shown) <= set(printed)
+    shorter = {line.rpartition(" | ")[0] + " |" for line in printed}  # not the longest T
+    assert len(shown) > 5 and set(shown) <= shorter
     ceiling = runpy.run_path(str(ROOT / "results/ceiling-laptop/table.py"))["table"]()
-    assert all(part in PAGES["comparison.md"] for part in ceiling.split("\n\n"))
+    assert all(part in PAGES["log.md"] for part in ceiling.split("\n\n"))
 
 
 def test_records_of_the_default_run_have_the_presets_settings():
@@ -358,17 +413,18 @@ def test_records_of_the_default_run_have_the_presets_settings():
         }
 
 
-def test_quoted_code_patches_links_and_figures_exist():
+def test_quoted_code_patches_files_and_figures_exist():
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
+    # test_elsewhere.py runs the recipes of that page, which are no quotes
+    quoting = "\n".join(text for name, text in PAGES.items() if name != "elsewhere.md")
     everything = "\n".join(PAGES.values())
-    code = "".join(re.findall(r"```python\n(.*?)```", everything, re.S)).splitlines()
-    assert len(code) > 5 and [line for line in code if line.strip() not in source] == []
+    code = "".join(re.findall(r"```python\n(.*?)```", quoting, re.S)).splitlines()
+    assert len(code) > 4 and [line for line in code if line.strip() not in source] == []
     for path in (ROOT / "forks").glob("*.patch"):
         assert path.read_text(encoding="utf-8") in PAGES["forks.md"]
     for path in FILES:
         text = PAGES[path.name]
-        linked = re.findall(r"\]\((?!http)([^)#]+)\)|src=\"(.*?)\"", text)
-        paths = [path.parent / (link or image) for link, image in linked]
+        paths = [path.parent / image for image in re.findall(r'src="(.*?)"', text)]
         paths += [
             ROOT / name
             for name in re.findall(r"`((?:tools/|tests/|forks/)\w+\.py)`", text)
@@ -376,3 +432,43 @@ def test_quoted_code_patches_links_and_figures_exist():
         assert [str(target) for target in paths if not target.exists()] == []
     drawn = {path.name for path in (ROOT / "assets").glob("*.png")}
     assert drawn == set(re.findall(r"assets/(\w+\.png)", everything))
+
+
+def links(path: Path) -> list[tuple[Path, str]]:
+    """The files that a page links to, with the anchor of every link or ''."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.S)
+    found = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose)
+    return [
+        ((path.parent / file).resolve() if file else path.resolve(), anchor)
+        for file, anchor in found
+    ]
+
+
+def anchors(path: Path) -> list[str]:
+    """The anchors of all headings: lower case, no punctuation, hyphens for spaces."""
+    prose = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)
+    headings = re.findall(r"^#+ (.*)", prose, re.M)
+    return [re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_links_lead_to_a_file_and_a_heading(path):
+    targets = links(path)
+    assert [f"{file}" for file, _ in targets if not file.exists()] == []
+    jumps = [(file, anchor) for file, anchor in targets if anchor]
+    lost = [
+        f"{file.name}#{anchor}" for file, anchor in jumps if anchor not in anchors(file)
+    ]
+    assert lost == []
+
+
+def test_headings_of_a_page_have_different_anchors():
+    for path in FILES:
+        assert len(anchors(path)) == len(set(anchors(path))), path.name
+
+
+def test_every_page_is_two_clicks_from_the_readme():
+    first = {file for file, _ in links(ROOT / "README.md")}
+    pages = [file for file in first if file.suffix == ".md"]
+    second = {file for page in pages for file, _ in links(page)}
+    assert {path.resolve() for path in FILES[1:]} <= first | second

@@ -104,9 +104,9 @@ def test_phases_that_do_not_fit_are_refused_with_their_numbers():
         make_schedule(config(schedule=kind, **too_long))  # they have no decay
 
 
-# -- docs/schedules.md: every command and its words are the schedule that the page names -
+# -- docs/elsewhere.md: every command and its words are the schedule that the page names -
 
-PAGE = (Path(__file__).parent.parent / "docs/schedules.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs/elsewhere.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (.+?) \| (`(?:decay|warmup)\(.+) \|$", PAGE, re.M))
 COMMANDS = re.findall(r"^python train\.py (.+?) +# (.+)$", PAGE, re.M)  # and their names
 T, W, BATCH, LR = 3_200_000, 100_000, 1024, 0.004  # the default run

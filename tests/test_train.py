@@ -195,6 +195,14 @@ def test_a_terminal_without_utf8_shows_what_it_can(corpus_path, monkeypatch):
     assert Path("run/sample.txt").read_text(encoding="utf-8") == "épsilon ζ"
 
 
+@pytest.mark.parametrize("lr, why", [(0.01, "ended the text at once"), (1e6, "diverged")])
+def test_an_empty_sample_says_why(lr, why, corpus_path, monkeypatch):
+    monkeypatch.setattr(train, "sample", lambda *_: "")
+    quick = dict(schedule="constant", total_tokens=2560, warmup_tokens=0, grad_clip=0)
+    assert train.main(flags(corpus_path, **quick, lr=lr, out="run")) == 0
+    assert why in Path("run/sample.txt").read_text(encoding="utf-8")
+
+
 def test_threads_do_not_spin_for_long():
     """libgomp reads its setting when torch is imported. A setting by the user stays."""
     root, code = (

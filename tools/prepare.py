@@ -54,9 +54,13 @@ def source_files(sources: list[str]) -> Iterator[Path]:
             names = expand(source)
             if not names:
                 raise UserError(f"--source {source}: no such file or folder")
-            for name in sorted(names):
-                if not Path(name).is_dir():
-                    yield Path(name)
+            files = [Path(name) for name in sorted(names) if not Path(name).is_dir()]
+            if not files:
+                raise UserError(
+                    f"--source {source}: matches folders only; leave out the quotes, or "
+                    "add /**"
+                )
+            yield from files
 
 
 def expand(pattern: str) -> set[str]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Power (fitted) with other warmups and ceilings, and with merged checkpoints instead of a decay: the
-# runs behind two tables of docs/comparison.md. Type it again to resume.
+# runs behind two tables of docs/log.md. Type it again to resume.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1

@@ -1,4 +1,4 @@
-"""Print two tables of docs/comparison.md, from the runs of run.sh.
+"""Print two tables of docs/log.md, from the runs of run.sh.
 
     python results/ceiling-laptop/table.py [FOLDER]
 

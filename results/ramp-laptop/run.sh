@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A growing batch size against a falling learning rate: the runs behind docs/bend.md. Type it again
+# A growing batch size against a falling learning rate: the runs behind docs/log.md. Type it again
 # to resume. Four methods try nine values each in a short run, and keep the best for all lengths.
 # Needs `git apply forks/batch_ramp.patch`.
 set -euo pipefail

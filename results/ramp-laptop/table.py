@@ -1,4 +1,4 @@
-"""Print the table of a growing batch size in docs/bend.md, from the runs of run.sh.
+"""Print the table of a growing batch size in docs/log.md, from the runs of run.sh.
 
     python results/ramp-laptop/table.py [FOLDER]
 

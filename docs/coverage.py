@@ -1,0 +1,412 @@
+"""How often do intervals hold the truth? Made-up sweeps with a known law and noise like ours.
+
+    python docs/coverage.py                 all tables; a quarter of an hour on one core
+    python docs/coverage.py --sweeps 50     a rough answer
+
+First it measures how b scatters in our sweeps, then in the made-up ones. A *series* is a
+shape, a batch size and a seed. All its T share trunks, so they share noise. All series of
+a batch size share how far the law misses it, and all batch sizes share the seed. We split
+the variance of b of single series into these three.
+
+Then it counts how often the 95% intervals of several methods hold the truth, and prints
+their median width:
+
+- *series*: draw whole series again, with replacement, and take the middle 95% of the
+  draws. This was our method until November 2026.
+- *both, drawn*: draw the columns again, and the seeds again.
+- *columns* or *seeds*: leave out one at a time, with Student's t.
+- *both*: fit.interval, which adds the two variances.
+"""
+
+import itertools
+import math
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
+from fit import Minimum
+from records import complete
+from tools import flags
+
+B = -0.3
+Q = 0.5
+GROWTH = 0.6  # the best batch size grows as T to this
+SEEDS = (2, 3, 5)
+DRAWS = 100  # of a bootstrap
+DRAWN = 5  # every fifth sweep is also drawn again, which is slow
+
+
+# -- A made-up sweep ---------------------------------------------------------------------
+
+LEVEL_OF_COLUMN = 0.10  # standard deviation of log2 of the best learning rate
+LEVEL_OF_SEED = 0.09
+SLOPE_OF_SEED = 0.02  # standard deviation of b
+NOISE = 0.014  # of a loss (nats)
+AS_BEFORE = 0.6  # correlation of the noise of a trunk at T and at 2T
+NOISE_OF_SERIES = (
+    0.01  # nats, the same at all learning rates; it decides which batch is best
+)
+RATES = np.arange(-6, 7) / 2  # octaves around the best learning rate of the law
+
+
+def columns(widths: tuple, batches: tuple) -> list[tuple]:
+    return [(f"width {n}", batch) for n in widths for batch in batches]
+
+
+def lengths(first: int, n: int) -> list[int]:
+    return [first * 2**i for i in range(n)]
+
+
+# name -> columns, run lengths, and the standard deviation of b over the columns
+SWEEPS = {
+    "11 columns": (  # of three widths
+        columns((32, 64, 128), (2, 4, 8)) + columns((32, 64), (1,)),
+        lengths(80_000, 5),
+        0.04,
+    ),
+    "8 batch sizes": (
+        columns((32,), (1, 2, 4, 8, 16, 32, 64, 128)),
+        lengths(640_000, 4),
+        0.2,
+    ),
+    "3 batch sizes": (columns((32,), (2, 8, 32)), lengths(320_000, 5), 0.08),
+}
+
+
+def misses(name: str, seeds: int, rng) -> dict:
+    """How far the law misses every column and seed: (level, slope) in log2 of the best rate."""
+    some, _, slope_of_column = SWEEPS[name]
+    found = {}
+    for column in some:
+        found[column] = rng.normal(0, LEVEL_OF_COLUMN), rng.normal(0, slope_of_column)
+    for seed in range(seeds):
+        found[seed] = rng.normal(0, LEVEL_OF_SEED), rng.normal(0, SLOPE_OF_SEED)
+    return found
+
+
+def half_shared(one: dict, two: dict) -> dict:
+    """The misses of a second sweep. It shares the seeds and half the variance of the columns."""
+    found = {}
+    for key, miss in one.items():
+        if isinstance(key, tuple):  # a column
+            miss = tuple((np.array(miss) + two[key]) / math.sqrt(2))
+        found[key] = miss
+    return found
+
+
+def made_up(
+    name: str, missed: dict, phase: float, rng, noise: float = 1.0
+) -> list[Minimum]:
+    """The minima of a sweep around the law. Its best batch size is 2^phase times the usual."""
+    some, every_T, _ = SWEEPS[name]
+    seeds = [key for key in missed if not isinstance(key, tuple)]
+    middle = np.log2(every_T).mean()
+    rows = []
+    for (shape, batch), seed in itertools.product(some, seeds):
+        of_series = noise * rng.normal(0, NOISE_OF_SERIES)
+        of_rate: dict = {}  # learning rate -> noise of its trunk at the last T
+        for T in every_T:
+            t = math.log2(T) - middle
+            law = -7.5 + B * t + Q * math.log2(batch / 8)
+            best = law
+            for level, slope in (missed[shape, batch], missed[seed]):
+                best += level + slope * t
+            from_best_batch = math.log2(batch) - (3 + phase + GROWTH * t)
+            for x in round(2 * law) / 2 + RATES:
+                new = rng.normal()
+                if x in of_rate:
+                    new = AS_BEFORE * of_rate[x] + math.sqrt(1 - AS_BEFORE**2) * new
+                of_rate[x] = new
+                u = x - best
+                loss = 1.7 + 0.03 * u**2 + 0.004 * max(0, u) ** 3
+                loss += 0.008 * from_best_batch**2 + of_series + noise * NOISE * new
+                row = dict(shape=shape, batch_size=batch, seq_len=128, seed=seed)
+                rows.append(row | dict(total_tokens=T, lr=2**x, val_loss=loss))
+    return fit.minima([complete(row) for row in rows])
+
+
+# -- How b scatters ----------------------------------------------------------------------
+
+
+def b_of_series(found: list[Minimum]) -> np.ndarray:
+    """b of every column and seed, at the T that all its seeds have. [columns, seeds]"""
+    by_column: dict = {}  # column -> seed -> T -> x
+    for m in found:
+        column = by_column.setdefault((m.shape, m.batch_size), {})
+        for seed, losses in m.seeds.items():
+            x, why_not = fit.vertex(sorted(losses.items()))
+            if not why_not:
+                column.setdefault(seed, {})[m.T] = x
+    n_seeds = max(len(seeds) for seeds in by_column.values())
+    slopes = []
+    for seeds in by_column.values():
+        common = set.intersection(*(set(x) for x in seeds.values()))
+        if len(seeds) == n_seeds and len(common) > 2:
+            T = sorted(common)
+            row = [
+                np.polyfit(np.log2(T), [x[t] for t in T], 1)[0] for x in seeds.values()
+            ]
+            slopes.append(row)
+    return np.array(slopes)
+
+
+def components(values: np.ndarray) -> np.ndarray:
+    """Variances of values [columns, seeds] between columns, between seeds, and of the rest."""
+    n, seeds = values.shape
+    by_column = values.mean(axis=1)
+    by_seed = values.mean(axis=0)
+    rest = values - by_column[:, None] - by_seed + values.mean()
+    of_rest = (rest**2).sum() / ((n - 1) * (seeds - 1))
+    of_columns = by_column.var(ddof=1) - of_rest / seeds
+    of_seeds = by_seed.var(ddof=1) - of_rest / n
+    return np.array([of_columns, of_seeds, of_rest])
+
+
+OURS = {
+    "wsd-laptop": (),
+    "wsd-laptop-long": (),
+    "bend-laptop": ("warmup_tokens=80000", "n_embd=32"),
+    "memory-laptop, 0": ("weight_decay=0",),
+    "memory-laptop, 0.1": ("weight_decay=0.1",),
+    "memory-laptop, 0.3": ("weight_decay=0.3",),
+}
+
+
+def print_components(sweeps: int) -> None:
+    print(
+        "b of a series, standard deviation: columns  seeds   rest   (-: variance below 0)"
+    )
+    for name, only in OURS.items():
+        folder = ROOT / "results" / name.partition(",")[0]
+        found = fit.minima(fit.read_records([folder], list(only)))
+        print_roots(name, components(b_of_series(found)))
+    for name in SWEEPS:
+        some = []
+        for k in range(sweeps):
+            rng = np.random.default_rng([k, 0])
+            found = made_up(name, misses(name, 3, rng), 0, rng)
+            some.append(components(b_of_series(found)))
+        print_roots(f"made up, {name}", np.mean(some, axis=0))
+
+
+def print_roots(name: str, variances: np.ndarray) -> None:
+    roots = [f"{math.sqrt(v):7.3f}" if v > 0 else "      -" for v in variances]
+    print(f"{name:<33}", *roots)
+
+
+# -- Other methods -----------------------------------------------------------------------
+
+
+def drawn(found: list[Minimum], counts_of) -> tuple:
+    """x, weight and lowest loss of all minima in draws. Row 0 is the measurement.
+
+    counts_of: column, seed -> how often the series counts in every row.
+    """
+    rows = []
+    for m in found:
+        times = np.array([counts_of[m.shape, m.batch_size, seed] for seed in m.seeds])
+        of_rows = []
+        for counts in map(tuple, times.T.tolist()):
+            if counts not in m.again:
+                m.again[counts] = fit.minimum_again(m, counts)
+            of_rows.append(m.again[counts])
+        rows.append(of_rows)
+    return tuple(np.array(rows).transpose(2, 1, 0).copy())  # three of [1 + draws, n]
+
+
+def draw(n: int, rng) -> np.ndarray:
+    """How often each of n things is drawn, n times with replacement. [n, 1 + DRAWS]"""
+    times = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    return np.vstack([np.ones(n, int), times]).T
+
+
+def draw_series(found: list[Minimum], rng) -> tuple:
+    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
+    return drawn(found, dict(zip(series, draw(len(series), rng))))
+
+
+def draw_both(found: list[Minimum], rng) -> tuple:
+    some = sorted({(m.shape, m.batch_size) for m in found})
+    seeds = sorted({seed for m in found for seed in m.seeds})
+    of_column = dict(zip(some, draw(len(some), rng)))
+    of_seed = dict(zip(seeds, draw(len(seeds), rng)))
+    counts_of = {}
+    for column, seed in itertools.product(some, seeds):
+        counts_of[*column, seed] = of_column[column] * of_seed[seed]
+    return drawn(found, counts_of)
+
+
+def middle_95(draws: np.ndarray) -> tuple[float, float]:
+    """The middle 95% of draws, without the first, which is the estimate."""
+    some = draws[1:]
+    low, high = np.percentile(some[np.isfinite(some)], [2.5, 97.5])
+    return low, high
+
+
+def one_half(rows: np.ndarray, which: int) -> tuple[float, float]:
+    """fit.interval from columns (0) or seeds (1) only."""
+    first, *halves = rows[0], *np.split(rows[1:], 2)
+    halves[1 - which] = np.full_like(halves[which], math.nan)
+    return fit.interval(np.concatenate([[first], *halves]))
+
+
+# -- Counting ----------------------------------------------------------------------------
+
+
+def answers(found: list[Minimum], rows_of=fit.leave_out_with_losses) -> dict:
+    """All answers of a sweep, in all rows."""
+    points = fit.usable(found)
+    rows = rows_of(points)  # once for all answers
+    x, weight, _ = rows
+    law = fit.fit_law(points, x, weight)
+    b_paper, _, _ = fit.paper_reading(found, lambda _: rows)
+    step_law = fit.step_law_reading(found, lambda _: rows)
+    return {"b": law.b, "q": law.q, "three best": b_paper, "best batch": step_law}
+
+
+def intervals(sweeps: list[list[Minimum]], rng) -> dict:
+    """{answer: {method: interval}} of a sweep, and the change of b if there are two.
+
+    Without an rng, without the methods that draw.
+    """
+    left = [answers(found) for found in sweeps]
+    draws = {}
+    ways = {"series": draw_series, "both, drawn": draw_both} if rng else {}
+    for method, rows_of in ways.items():
+        seed = rng.integers(2**32)  # the same for both sweeps, so that they share draws
+
+        def same(points: list[Minimum]) -> tuple:
+            return rows_of(points, np.random.default_rng(seed))
+
+        draws[method] = [answers(found, same) for found in sweeps]
+
+    found = {}
+    for name in left[0]:
+        found[name] = {m: middle_95(some[0][name]) for m, some in draws.items()}
+        found[name] |= by_leaving_out(left[0][name])
+    if len(sweeps) == 2:
+        changes = {m: middle_95(two["b"] - one["b"]) for m, (one, two) in draws.items()}
+        one, two = left
+        found["change of b"] = changes | by_leaving_out(two["b"] - one["b"])
+    return found
+
+
+def by_leaving_out(rows: np.ndarray) -> dict:
+    return {
+        "columns": one_half(rows, 0),
+        "seeds": one_half(rows, 1),
+        "both": fit.interval(rows),
+    }
+
+
+@cache
+def truths(name: str, phase: float) -> dict:
+    """The answers of a sweep without noise, which the law fits."""
+    rng = np.random.default_rng(0)
+    exact = {key: (0.0, 0.0) for key in misses(name, 1, rng)}
+    found = made_up(name, exact, phase, rng, noise=0.0)
+    return {key: rows[0] for key, rows in answers(found).items()} | {"change of b": 0.0}
+
+
+def count(name: str, seeds: int, sweeps: int) -> dict:
+    """{answer: {method: (share of intervals that hold the truth, median width)}}"""
+    ends: dict = {}  # answer -> method -> [(low, high, truth)]
+    for k in range(sweeps):
+        rng = np.random.default_rng([k, seeds])
+        phase = rng.choice([-0.4, -0.2, 0.0, 0.2, 0.4])
+        missed = misses(name, seeds, rng)
+        found = [made_up(name, missed, phase, rng)]
+        if name == "3 batch sizes":  # as for two weight decays
+            other = half_shared(missed, misses(name, seeds, rng))
+            found.append(made_up(name, other, phase, rng))
+        truth = truths(name, phase)
+        for answer, methods in intervals(found, rng if k % DRAWN == 0 else None).items():
+            for method, (low, high) in methods.items():
+                some = ends.setdefault(answer, {}).setdefault(method, [])
+                some.append((low, high, truth[answer]))
+    return {
+        answer: {method: held(some) for method, some in methods.items()}
+        for answer, methods in ends.items()
+    }
+
+
+def held(ends: list[tuple]) -> tuple[float, float]:
+    """How many hold the truth, and the median width. An interval of NaN holds nothing."""
+    low, high, truth = np.array(ends).T
+    return np.mean((low <= truth) & (truth <= high)), np.nanmedian(high - low)
+
+
+# -- The comparison ----------------------------------------------------------------------
+
+# standard deviations of a difference of two lines over pairs, over seeds, and of the rest:
+# typical values of results/compare-laptop (nats), and two extremes
+GAPS = {
+    "as measured": (0.005, 0.008, 0.010),
+    "mostly pairs": (0.020, 0.004, 0.004),
+    "mostly seeds": (0.002, 0.015, 0.004),
+}
+
+
+def count_gaps(spread: tuple, pairs: int, seeds: int, sweeps: int) -> dict:
+    """As `count`, for the mean of a difference [pairs, seeds]."""
+    rng = np.random.default_rng(seeds)
+    of_pair, of_seed, of_rest = spread
+    ends: dict = {}
+    for _ in range(sweeps):
+        gap = rng.normal(0, of_pair, (pairs, 1)) + rng.normal(0, of_seed, seeds)
+        gap = gap + rng.normal(0, of_rest, (pairs, seeds))
+        cells = gap.ravel()
+        again = rng.choice(cells, (1 + DRAWS, len(cells))).mean(axis=1)
+        methods = {"series": middle_95(again)} | by_leaving_out(fit.mean_of(gap))
+        for method, (low, high) in methods.items():
+            ends.setdefault(method, []).append((low, high, 0.0))
+    return {method: held(some) for method, some in ends.items()}
+
+
+# -- Tables ------------------------------------------------------------------------------
+
+
+def print_row(name: str, seeds: int, methods: dict) -> None:
+    cells = [f"{100 * share:.1f} ({width:.3g})" for share, width in methods.values()]
+    print(f"| {name} | {seeds} | {' | '.join(cells)} |", flush=True)
+
+
+def print_head(title: str, methods: list[str]) -> None:
+    print(f"\n| {title} | seeds | {' | '.join(methods)} |")
+    print("|---" * (2 + len(methods)) + "|")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("coverage.py", __doc__)
+    parser.add_argument(
+        "--sweeps",
+        type=int,
+        default=500,
+        help="made-up sweeps for every row (default: 500)",
+    )
+    args = parser.parse_args(argv)
+    print_components(min(args.sweeps, 100))
+
+    methods = ["series", "both, drawn", "columns", "seeds", "both"]
+    for name in SWEEPS:
+        print_head(f"{name}: % that hold the truth (median width)", methods)
+        for seeds in SEEDS:
+            for answer, row in count(name, seeds, args.sweeps).items():
+                print_row(answer, seeds, row)
+
+    methods.remove("both, drawn")
+    print_head("mean difference of two lines, 4 pairs", methods)
+    for name, spread in GAPS.items():
+        for seeds in SEEDS:
+            print_row(name, seeds, count_gaps(spread, 4, seeds, 4 * args.sweeps))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

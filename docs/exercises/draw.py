@@ -1,0 +1,131 @@
+"""Draws what you wrote.
+
+python draw.py steps     exercises 1 and 2: constant, warmup, WSD, Power
+python draw.py loss      the same, and the losses of four short runs
+python draw.py rules     exercise 3: a hidden matrix at five widths
+python draw.py vertex    exercise 4: a valley and its bottom
+python draw.py branch    exercise 5: the losses of a trunk and its branches
+"""
+
+import sys
+
+import matplotlib.pyplot as plt
+
+import judge
+import power
+
+T = 160_000  # tokens
+LR = 0.01
+
+
+def steps() -> dict:
+    """Name -> schedule of the four steps, as far as they are written."""
+    beta = power.BATCH_SIZE * power.SEQ_LEN / 4096
+    held = power.constant(LR)
+    warm = power.warmup(held, power.WARMUP)
+    schedules = {"constant": held, "constant with warmup": warm}
+    try:
+        schedules["WSD: ... and decay"] = power.decay(warm, T, T // 10)
+        law = power.power_law(a=0.7, b=-0.3, beta=beta, lr_max=0.02, q=0.5)
+        warm = power.warmup(law, power.WARMUP)
+        schedules["Power: power_law for constant"] = power.decay(warm, T, T // 10)
+    except NotImplementedError as missing:
+        print(f"{missing} to see more")
+    return schedules
+
+
+def draw_steps(with_loss: bool = False) -> None:
+    schedules = steps()
+    rows = 2 if with_loss else 1
+    columns = len(schedules)
+    size = (3 * columns, 3 * rows)
+    _, axes = plt.subplots(rows, columns, figsize=size, sharey="row", squeeze=False)
+    tokens = range(0, T + 1, 400)
+    for (name, schedule), column in zip(schedules.items(), axes.T):
+        column[0].plot(tokens, [schedule(n) for n in tokens])
+        column[0].set_title(name, loc="left", fontsize=9)
+        column[-1].set_xlabel("tokens")
+        if with_loss:
+            run = power.Run(power.BATCH_SIZE).train(schedule, T, look_every=8_000)
+            run.look()
+            column[1].plot(*zip(*run.curve))
+            print(f"{name:<30} ends at {run.curve[-1][1]:.3f}", flush=True)
+    axes[0, 0].set_ylabel("learning rate")
+    axes[-1, 0].set_ylabel("loss (nats per token)" if with_loss else "learning rate")
+
+
+def draw_loss() -> None:
+    draw_steps(with_loss=True)
+
+
+def draw_rules() -> None:
+    _, axes = plt.subplots(1, 2, figsize=(8, 3), sharex=True)
+    widths = [m * judge.BASE_WIDTH for m in (1, 2, 4, 8, 16)]
+    tables = {"the rule of the base width": lambda m: judge.rules_at(1)}
+    tables["your rules"] = judge.rules_at
+    for name, table_at in tables.items():
+        sizes = []
+        for width in widths:
+            rule = table_at(width / judge.BASE_WIDTH)["hidden"]
+            sizes.append(judge.start_and_change(rule, width))
+        for ax, size in zip(axes, zip(*sizes)):
+            ax.plot(widths, size, "o-", label=name)
+        growth = [last / first for first, last in zip(sizes[0], sizes[-1])]
+        print(
+            f"{name}, 16 times the width: start {growth[0]:.2f}, change {growth[1]:.2f}"
+        )
+    axes[0].set(xscale="log", yscale="log", title="outputs at the start", xlabel="width")
+    axes[1].set(yscale="log", title="how far one step moves them", xlabel="width")
+    axes[0].legend()
+
+
+def draw_vertex() -> None:
+    # the loss that power.py measured at batch size 8 and T = 160,000
+    losses = {0.002: 2.479, 0.004: 2.405, 0.008: 2.294, 0.016: 2.282, 0.032: 2.320}
+    _, ax = plt.subplots(figsize=(5, 3))
+    ax.plot(losses.keys(), losses.values(), "o")
+    bottom = power.vertex(losses)
+    ax.axvline(bottom)
+    ax.set(xscale="log", xlabel="learning rate", ylabel="loss (nats per token)")
+    ax.set_title(f"your bottom is at {bottom:.4f}", loc="left")
+    print(f"your bottom is at {bottom:.4f}")
+
+
+def draw_branch() -> None:
+    _, ax = plt.subplots(figsize=(6, 4))
+    schedule = power.warmup(power.constant(LR), power.WARMUP)
+    lengths = power.LENGTHS[:4]
+    trunk, branches = power.trunk_and_branches(
+        schedule, power.BATCH_SIZE, lengths, look_every=16_000
+    )
+    ax.plot(*zip(*trunk.curve), label="trunk")
+    for length, branch in branches.items():
+        ax.plot(*zip(*branch.curve), "o-", label=f"branch, T = {length:,}")
+        first, last = branch.curve[0][1], branch.curve[-1][1]
+        print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
+    ax.set(xlabel="tokens", ylabel="loss (nats per token)")
+    ax.legend()
+
+
+PICTURES = {
+    "steps": draw_steps,
+    "loss": draw_loss,
+    "rules": draw_rules,
+    "vertex": draw_vertex,
+    "branch": draw_branch,
+}
+
+
+def main(name: str) -> None:
+    PICTURES[name]()
+    plt.savefig(f"{name}.png", dpi=150, bbox_inches="tight")
+    print(f"{name}.png")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PICTURES:
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1])
+    except NotImplementedError as missing:
+        sys.exit(str(missing))
