@@ -230,12 +230,12 @@ const cosineOf = (race, run) =>
 const POLICIES = DATA.policies.map((policy) => policy.name);
 const BATCHES = DATA.policies[0].batches.map((one) => one.batch);
 const READINGS = {
-  fixed: ["fixed batch size", "Bjorck et al."],
-  best: ["best batch size", "Step Law"],
-  three: ["three best, divided by batch size", "Power Scheduler"],
+  fixed: ["fixed batch", "Bjorck et al."],
+  best: ["best batch", "Step Law"],
+  three: ["three best / batch", "Power Scheduler"],
 };
 const CHOICES = {  // name: allowed values, of which the first is the start
-  policy: ["weight decay 0.1", ...POLICIES],
+  policy: [POLICIES[1], ...POLICIES],  // weight decay 0.1
   batch: [8, ...BATCHES],
   reading: [...Object.keys(READINGS), "drag"],
 };
@@ -260,6 +260,7 @@ function read() {
   const found = new URLSearchParams(location.hash.slice(1));
   state = { ...START };
   for (const [name, text] of found) {
+    if (!Object.hasOwn(START, name)) continue;
     if (name in CHOICES) state[name] = CHOICES[name].find((v) => String(v) === text) ?? START[name];
     if (name in LISTS) state[name] = text.split(",").filter((v) => LISTS[name].includes(v)).join();
     if (name in NUMBERS) state[name] = allowed(name, text.trim() === "" ? NaN : Number(text));
@@ -545,6 +546,11 @@ function renderBest(here) {
   lines.forEach(([end, name], k) => (svg += words(end[0] + 12, heights[k] + 0.35 * f.letter,
     safe(name.replace("weight decay", "decay")),
     { anchor: "start", color: colorOfPolicy(name), bold: name === state.policy })));
+
+  // STOP
+  const stop = f.px(log2(LENGTHS[state.stop]));
+  const ink = colorOfLength(state.stop);
+  svg += handle("stop", stop, f.y0, rule(stop, f.y0, stop, f.y1, stroke(ink, 1)) + dot(stop, f.y0, 9, ink));
 
   // The minima so far, with their seeds
   here.best.slice(0, state.stop + 1).forEach(({ T, x, seeds }, i) => {
@@ -849,7 +855,7 @@ function renderRace() {
   const [power, planned, cut] = ["power", "planned", "cut"].map((name) => mean(run.losses[name]));
   const upTo = ([tokens, losses], end = T) =>
     tokens.map((n, i) => [n, losses[i]]).filter(([n]) => n <= end + 1 && n >= 90000);
-  const f = frame("losses", [log2(90000), log2(LAST_RUN.T)], [1.15, 2.5], { left: 2.6, right: 6 });
+  const f = frame("losses", [log2(90000), log2(LAST_RUN.T)], [1.15, 2.5], { left: 2.6, right: 8.3 });
   const ticks = RACE.lengths.map((one) => one.T);
   let svg = axisX(f, ticks) + axisY(f, [1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4].map((y) => [y, y.toFixed(1)]));
   const curve = (points, color, width, dashes) =>
@@ -936,7 +942,7 @@ let data = { rows: OURS, fitted: MINE, seqLen: DATA.questions.seq_len, ours: tru
 
 function csv(text) {
   // Rows of a CSV with a header. A quoted field may hold commas.
-  const [header, ...lines] = text.split(/\r?\n/).filter((line) => line.trim());
+  const [header = "", ...lines] = text.split(/\r?\n/).filter((line) => line.trim());
   const fields = (line) => [...line.matchAll(/("(?:[^"]|"")*"|[^,]*)(?:,|$)/g)]
     .slice(0, line.split(",").length).map(([, field]) => field.replace(/^"|"$/g, "").trim());
   const names = fields(header);
@@ -949,6 +955,7 @@ function parse(text) {
   const isJson = text.trimStart().startsWith("{");
   const records = isJson
     ? text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line)) : csv(text);
+  if (!records.length) throw Error("it has no runs");
   const fixed = ["schedule", "weight_decay", "warmup_tokens", "fingerprint", "n_layer"];
   for (const name of fixed)
     if (new Set(records.map((record) => record[name]).filter((value) => value !== undefined)).size > 1)

@@ -91,20 +91,27 @@ def trunks(curves: dict, batch_size: int, seed: int, first: int = 140_000) -> tu
 
 
 def drop(curves: dict, batch_size: int, seed: int, T: int) -> float:
-    """By how much the decay lowers the training loss, on average over three learning rates.
+    """How far a decay ends below the trunk that goes on to T, in training loss.
 
-    The mean of the three still has the noise of the batches, so we fit a parabola.
+    The mean of three learning rates still has the noise of the batches. So we fit the trunk
+    by a line in log tokens, and what the decay adds by a parabola.
     """
     runs = [curves[batch_size, seed, T, lr] for lr in RATES[batch_size]]
     tokens = runs[0][0]
-    done = (tokens - 0.9 * T) / (0.1 * T)  # the finished share of the decay
     loss = np.mean([loss for _, loss in runs], axis=0)
-    before = loss[(done > -2) & (done <= 0)].mean()
-    here = done > 0
-    u = done[here]
-    design = np.column_stack([u, u**2])
-    solution = np.linalg.lstsq(design, loss[here] - before, rcond=None)[0]
-    return -float(solution.sum())
+    here = tokens > 0.5 * T
+    done = np.maximum((tokens[here] - 0.9 * T) / (0.1 * T), 0)  # share of the decay
+    trunk = np.log2(tokens[here])
+    design = np.column_stack([np.ones_like(trunk), trunk, done, done**2])
+    solution = np.linalg.lstsq(design, loss[here], rcond=None)[0]
+    return -float(solution[2:].sum())
+
+
+def trunk_at(T: int, x: np.ndarray, loss: np.ndarray) -> float:
+    """Where a trunk would be at T, by a line through its octave before the decay."""
+    begin = math.log2(0.9 * T)
+    octave = (begin - 1 < x) & (x <= begin)
+    return float(np.polyval(np.polyfit(x[octave], loss[octave], 1), math.log2(T)))
 
 
 def binned(x: np.ndarray, losses: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -130,10 +137,8 @@ def race_of_rates(curves: dict, found: list, batch_size: int) -> dict:
     for m in found:
         at_rate = {round(2**x, 7): loss for x, loss in m.points}
         final = np.array([at_rate[lr] for lr in RATES[batch_size]])
-        begin = [np.interp(math.log2(0.9 * m.T), middle, line) for line in losses]
-        level = np.mean(begin) - np.mean(
-            [drop(curves, batch_size, s, m.T) for s in seeds]
-        )
+        fall = np.mean([drop(curves, batch_size, seed, m.T) for seed in seeds])
+        level = trunk_at(m.T, middle, losses.mean(axis=0)) - fall
         validation.append(np.round(final, 6).tolist())
         heights.append(np.round(level + final - final.mean(), 4).tolist())
     return {

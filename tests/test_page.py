@@ -246,7 +246,7 @@ def test_removing_the_noise_that_runs_share_gives_known_curves_back():
 def test_the_drop_of_a_decay_is_that_of_made_up_curves():
     curves, _ = made_up_curves(noise=0.005)
     for T in page.LENGTHS:
-        assert page.drop(curves, 8, 0, T) == pytest.approx(0.1, abs=0.03)
+        assert page.drop(curves, 8, 0, T) == pytest.approx(0.1, abs=0.01)
 
 
 def test_step_2_gives_the_exponents_of_fit_py(data, browser):
@@ -378,7 +378,7 @@ def test_the_browser_fits_what_fit_py_fits(browser, folder, choices):
         assert f"{value:.3g}" == f"{law[name]:.3g}"
     for name in "bq":
         low, high = browser.js(f"intervalOf(fitted.laws.map((law) => law.{name}))")[1:]
-        assert (low, high) == pytest.approx(law[f"{name}_interval"], abs=1e-4)
+        assert (low, high) == pytest.approx(law[f"{name}_interval"], abs=1e-3)
     for T, batch in ((1e6, 4), (1e13, 1024)):
         seq_len = records[0]["seq_len"]
         beta = batch * seq_len / 4096
