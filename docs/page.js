@@ -16,7 +16,7 @@ const short = (value, digits = 2) => String(+value.toPrecision(digits));
 const rate = (x) => (2 ** x).toPrecision(2);
 const nats = (value) => value.toFixed(3);
 const exponent = (base, [value, low, high]) =>  // as HTML
-  `${base}<sup>${value.toFixed(2)}</sup> [${low.toFixed(2)}, ${high.toFixed(2)}]`;
+  `<span class="together">${base}<sup>${value.toFixed(2)}</sup> [${low.toFixed(2)}, ${high.toFixed(2)}]</span>`;
 
 function size(tokens) {
   for (const [unit, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
@@ -236,13 +236,13 @@ const READINGS = {
 };
 const CHOICES = {  // name: allowed values, of which the first is the start
   policy: [POLICIES[1], ...POLICIES],  // weight decay 0.1
-  batch: [8, ...BATCHES],
+  batch: [2, ...BATCHES],
   reading: [...Object.keys(READINGS), "drag"],
 };
 const NUMBERS = {  // name: [start, low, high, step]
   step: [1, 1, 4, 1],
   stop: [0, 0, 4, 1],
-  guess: [-6.6, -10.6, -4.4, 0.05],
+  guess: [-7.6, -10.6, -4.4, 0.05],
   shown: [0, 0, 1, 1],
   middle: [-7.4, -9, -5.5, 0.02],
   slope: [-0.75, -1, 0.5, 0.01],
@@ -443,7 +443,6 @@ const colorOfPolicy = (name) =>
 const colorOfRate = (i) => `color-mix(in srgb, var(--wsd) ${[45, 70, 100][i]}%, var(--paper))`;
 const policyOf = (name) => DATA.policies.find((policy) => policy.name === name);
 const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch === batch);
-const RIGHT = 7.6;  // letters for labels right of the curves
 
 function renderStop() {
   const here = batchOf(state.policy, state.batch);
@@ -457,13 +456,12 @@ function renderStop() {
   const { law } = policyOf(state.policy);
   const last = state.stop === LENGTHS.length - 1;
   const falls = law.b[2] < 0;
-  let text = `Stop at ${size(stop.T)} tokens, and of these three <b>${here.rates[winner]}</b> has the
+  let text = `Stop at ${size(stop.T)} tokens, and of these three <b>${short(here.rates[winner])}</b> has the
     lowest loss, ${nats(val[winner])} nats. The best of all learning rates is <b>${rate(stop.x)}</b>. `;
   if (last) text += falls
     ? `<b>With ${safe(state.policy)}, the best learning rate falls with the tokens</b>, as
       ${exponent("T", law.b)}.`
-    : `<b>With ${safe(state.policy)}, the best learning rate hardly depends on the tokens</b>:
-      ${exponent("T", law.b)}.`;
+    : `<b>With ${safe(state.policy)}, we see no fall with the tokens</b>: ${exponent("T", law.b)}.`;
   if (state.shown) {
     const off = abs(state.guess - here.best.at(-1).x);
     text += ` Your guess was ${rate(state.guess)}, off by a factor of ${short(2 ** off, 3)}:
@@ -478,8 +476,9 @@ function renderRates(here, winner) {
   const same = DATA.policies.map((policy) => batchOf(policy.name, state.batch));
   const heights = same.flatMap((one) => [...one.trunks, ...one.ends]).flat();
   const first = here.x[0];
+  const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
   const f = frame("rates", [first, log2(LENGTHS.at(-1))], [min(...heights), max(...heights)],
-    { left: 2.6, right: RIGHT });
+    { left: 2.6, right: wide ? 9.6 : 7.6 });
   $("race-title").textContent = "Loss (nats) against tokens, for three learning rates";
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
   let svg = axisX(f, LENGTHS) + axisY(f, steps);
@@ -510,8 +509,9 @@ function renderRates(here, winner) {
     { anchor: "end", color, bold: true }));
   svg += dot(x, ends[winner], 7, color);
   const labels = apart(ends, 1.2 * f.letter, f.y0, f.y1);
+  const above = here.val_loss[state.stop].map((loss, _, all) => loss - min(...all));
   here.rates.forEach((lr, k) => (svg += words(x + 12, labels[k] + 0.35 * f.letter,
-    lr + (k === winner ? " best" : ""),
+    short(lr) + (k === winner ? " best" : wide ? ` +${nats(above[k])}` : ""),
     { anchor: "start", color: k === winner ? color : colorOfRate(k), bold: k === winner })));
   draw(f, svg);
 }
@@ -528,7 +528,7 @@ function renderBest(here) {
   here.rates.forEach((lr, k) => {
     const y = f.py(log2(lr));
     svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 1, "2 4"));
-    svg += words(f.x0 + 3, y - 4, lr, { anchor: "start", color: colorOfRate(k) });
+    svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: colorOfRate(k) });
   });
 
   // The laws of this weight decay, and of those seen before
@@ -542,10 +542,12 @@ function renderBest(here) {
   };
   for (const name of state.seen.split(",").filter(Boolean)) if (name !== state.policy) line(name, 2);
   if (state.stop === LENGTHS.length - 1) line(state.policy, 3);
-  const heights = apart(lines.map(([end]) => end[1]), 1.2 * f.letter, f.y0, f.y1);
-  lines.forEach(([end, name], k) => (svg += words(end[0] + 12, heights[k] + 0.35 * f.letter,
-    safe(name.replace("weight decay", "decay")),
-    { anchor: "start", color: colorOfPolicy(name), bold: name === state.policy })));
+  const heights = apart(lines.map(([end]) => end[1]), 2.4 * f.letter, f.y0 + 1.5 * f.letter, f.y1);
+  lines.forEach(([end, name], k) => {
+    const style = { anchor: "start", color: colorOfPolicy(name), bold: name === state.policy };
+    name.split(" decay ").forEach((part, i) => (svg += words(end[0] + 12,
+      heights[k] + (1.1 * i - 0.2) * f.letter, safe(i ? `decay ${part}` : part), style)));
+  });
 
   // STOP
   const stop = f.px(log2(LENGTHS[state.stop]));
@@ -667,11 +669,11 @@ function renderQuestions() {
   const answers = {
     fixed: `Keep the batch size, and the best learning rate falls, as ${exponent("T", ours)}. Bjorck et
       al. asked this, and found ${theirs}.`,
-    best: `Keep only the best batch size of every T. It grows, about as ${exponent("T", s)}, and a
-      larger batch needs a higher learning rate. So the fall is gone: ${exponent("T", ours)}. Step Law
-      asked this, and found ${theirs}.`,
-    three: `Keep the three best, and divide by the batch size. It grows with T, so the points now fall
-      steeply: ${exponent("T", ours)}. Power Scheduler asked this, and found ${theirs}.`,
+    best: `Keep only the best batch size of every T. In these runs it grows, about as ${exponent("T", s)},
+      and a larger batch needs a higher learning rate. So the fall is gone: ${exponent("T", ours)}. Step
+      Law asked this, and found ${theirs}.`,
+    three: `Keep the three best, and divide by the batch size. In these runs it grows with T, so the points
+      fall steeply: ${exponent("T", ours)}. Power Scheduler asked this, and found ${theirs}.`,
   };
   say("said2", answers[state.reading]);
 }
@@ -711,11 +713,12 @@ function renderStrip() {
     const now = key === state.reading;
     svg += words(f.x0, f.py(2.75 - i) + 0.35 * f.letter, `${question} <tspan opacity="0.8">${paper}</tspan>`,
       { anchor: "start", bold: now, color: now ? "var(--ink)" : "" });
+    if (asked.includes(key)) {
+      svg += rule(f.px(ours[1]), y, f.px(ours[2]), y, stroke("var(--wsd)", now ? 4 : 2));
+      svg += dot(f.px(ours[0]), y, now ? 7 : 5, "var(--wsd)");
+    }
+    svg += cross(f.px(theirs), y, 7, stroke("var(--paper)", 6));
     svg += cross(f.px(theirs), y, 7, stroke("var(--ink)", 2.5));
-    if (!asked.includes(key)) return;
-    const color = "var(--wsd)";
-    svg += rule(f.px(ours[1]), y, f.px(ours[2]), y, stroke(color, now ? 4 : 2));
-    svg += dot(f.px(ours[0]), y, now ? 7 : 5, color);
   });
   draw(f, svg);
 }
@@ -790,7 +793,7 @@ function renderLine() {
   const grip = (name, t) => handle(name, f.px(t), inside(t),
     dot(f.px(t), inside(t), 8, "var(--ink)", 'stroke="var(--paper)" stroke-width="2"'));
   svg += grip("middle", CENTER) + grip("end", far);
-  svg += words(f.px(CENTER) + 12, f.y0 + 0.4 * f.letter, "our runs", { anchor: "start" });
+  svg += words(f.px(CENTER), f.py(FLAT_RATES[0][1]) - f.letter, "our runs", { color: "var(--ink)" });
   draw(f, svg);
   renderCost();
 
@@ -840,22 +843,23 @@ function setUpQuestions() {
   $("about2").innerHTML = `${DATA.questions.runs.toLocaleString("en")} runs at width 32, with batch sizes
     from ${SIZES[0]} to ${SIZES.at(-1)} sequences of ${safe(DATA.questions.seq_len)} tokens and a weight
     decay of 0.1. A point is the bottom of one <i>valley</i>, the loss against the learning rate, from two
-    seeds. Teal is the batch size, and magenta T. Brackets are 95% intervals. The band holds all lines
-    whose mean cost is within ${LEVEL} nats of the best.`;
+    seeds. Teal is the batch size, and magenta T. Brackets are 95% intervals, wide where few points
+    answer. The band holds all lines whose mean cost is within ${LEVEL} nats of the best.`;
 }
 
 // -- 8 Step 3: stop here, with three schedules -------------------------------------------------
 
 const RACE = DATA.race;
 const LAST_RUN = RACE?.lengths.at(-1);
+const FIRST = 200000;  // tokens, where the figure begins
 
 function renderRace() {
   const run = RACE.lengths[state.stop3];
   const { T } = run;
   const [power, planned, cut] = ["power", "planned", "cut"].map((name) => mean(run.losses[name]));
   const upTo = ([tokens, losses], end = T) =>
-    tokens.map((n, i) => [n, losses[i]]).filter(([n]) => n <= end + 1 && n >= 90000);
-  const f = frame("losses", [log2(90000), log2(LAST_RUN.T)], [1.15, 2.5], { left: 2.6, right: 8.3 });
+    tokens.map((n, i) => [n, losses[i]]).filter(([n]) => n <= end + 1 && n >= FIRST);
+  const f = frame("losses", [log2(FIRST), log2(LAST_RUN.T)], [1.17, 2.1], { left: 2.6, right: 8.3 });
   const ticks = RACE.lengths.map((one) => one.T);
   let svg = axisX(f, ticks) + axisY(f, [1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4].map((y) => [y, y.toFixed(1)]));
   const curve = (points, color, width, dashes) =>
@@ -883,18 +887,20 @@ function renderRace() {
   draw(f, svg);
   renderSchedules(run, last);
 
-  const versus = (loss) => `${loss < planned ? "-" : "+"}${nats(abs(loss - planned))}`;
+  const signed = (value) => (abs(value) < 0.0005 ? "" : value < 0 ? "-" : "+") + nats(abs(value));
+  const bySeed = run.losses.power.map((loss, seed) => loss - run.losses.planned[seed]);
   let text = `At ${size(T)} tokens, the cosine that was planned for this length ends at ${nats(planned)} nats,
-    and Power at ${nats(power)} (${versus(power)}). Power had to know the end only in its last tenth. `;
+    and Power at ${nats(power)}. The difference is ${signed(power - planned)}, and between
+    ${signed(min(...bySeed))} and ${signed(max(...bySeed))} in single seeds. Power had to know the end only
+    in its last tenth. `;
   text += last ? "The longest cosine may run to its end here."
-    : `The cosine for ${size(LAST_RUN.T)}, cut short here, is at ${nats(cut)} (${versus(cut)}), because its
+    : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above, because its
       learning rate is still high.`;
   say("said3", text);
 }
 
 function renderSchedules(run, last) {
-  const top = 1.08 * RACE.lr_max;
-  const f = frame("schedules", [0, LAST_RUN.T], [0, max(top, 1.05 * RACE.lengths[0].lr)], { right: 6 });
+  const f = frame("schedules", [0, LAST_RUN.T], [0, 1.05 * RACE.lengths[0].lr], { right: 6 });
   let svg = axisY(f, [0, 0.005, 0.01, 0.015, 0.02].map((y) => [y, y]));
   for (const one of RACE.lengths.slice(1))
     svg += words(f.px(one.T), f.h - 0.4 * f.letter, size(one.T));
@@ -1064,7 +1070,7 @@ function renderValleys() {
   const some = fitted.found.filter((cell) => cell.batch === batch && cell.shape === shapes[Math.floor(shapes.length / 2)])
     .map((cell) => ({ ...cell, points: cell.points.filter(([, loss]) => isFinite(loss)) }))
     .filter((cell) => cell.points.length).sort((one, two) => one.T - two.T);
-  const title = `Valleys at batch size ${short(batch, 4)}: loss above the lowest (nats)`;
+  const title = `Valleys at batch size ${short(batch, 4)}: loss above the lowest, against learning rate`;
   $("valleys-title").textContent = title;
   const xs = some.flatMap((cell) => cell.points.map(([x]) => x));
   const f = frame("valleys", [min(...xs) - 0.2, max(...xs) + 0.2], [0, 0.2], { left: 2.8, right: 4 });

@@ -30,7 +30,7 @@ RESULTS = ROOT / "results"
 LENGTHS = (320_000, 640_000, 1_280_000, 2_560_000, 5_120_000)  # T of step 1, in tokens
 RATES = {  # batch size -> the three learning rates whose curves we draw
     2: (0.0016, 0.0032, 0.0064),
-    8: (0.0032, 0.0064, 0.0128),
+    8: (0.004525, 0.0064, 0.009051),
     32: (0.0064, 0.0128, 0.0256),
 }
 POLICIES = {  # name -> folder below results/, and the runs there. Those with two seeds are shown

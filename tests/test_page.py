@@ -610,7 +610,7 @@ def test_share_copies_the_address(browser):
 def test_a_guess_is_scored_against_the_minimum_of_fit_py(browser):
     records = numbers_of("memory-laptop", ["weight_decay=0.1", "batch_size=8"])
     (m,) = [m for m in fit.minima(records) if m.T == 5_120_000]
-    browser.open(INDEX.as_uri() + "#guess=-7")
+    browser.open(INDEX.as_uri() + "#batch=8&guess=-7")
     browser.js("$('reveal').click()")
     off = abs(-7 - m.x)
     said = browser.js("$('said1').textContent")
