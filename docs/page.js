@@ -440,7 +440,12 @@ const QUESTION = LENGTHS.indexOf(LENGTHS.at(-1) / 4);  // the T from which to gu
 const colorOfLength = (i) => shade("tokens", i / (LENGTHS.length - 1));
 const colorOfPolicy = (name) =>
   shade("other", POLICIES.indexOf(name) / max(POLICIES.length - 1, 1));
-const colorOfRate = (i) => `color-mix(in srgb, var(--wsd) ${[45, 70, 100][i]}%, var(--paper))`;
+const colorOfRate = (i) => [
+  "color-mix(in srgb, var(--wsd) 65%, var(--paper))",
+  "var(--wsd)",
+  "color-mix(in srgb, var(--wsd) 50%, var(--ink))",
+][i];
+const textOfRate = (i) => `color-mix(in srgb, ${colorOfRate(i)} 65%, var(--ink))`;  // can be read
 const policyOf = (name) => DATA.policies.find((policy) => policy.name === name);
 const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch === batch);
 
@@ -457,7 +462,7 @@ function renderStop() {
   const last = state.stop === LENGTHS.length - 1;
   const falls = law.b[2] < 0;
   let text = `Stop at ${size(stop.T)} tokens, and of these three <b>${short(here.rates[winner])}</b> has the
-    lowest loss, ${nats(val[winner])} nats. The best of all learning rates is <b>${rate(stop.x)}</b>. `;
+    lowest validation loss, ${nats(val[winner])} nats. The best of all learning rates is <b>${rate(stop.x)}</b>. `;
   if (last) text += falls
     ? `<b>With ${safe(state.policy)}, the best learning rate falls with the tokens</b>, as
       ${exponent("T", law.b)}.`
@@ -479,7 +484,7 @@ function renderRates(here, winner) {
   const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
   const f = frame("rates", [first, log2(LENGTHS.at(-1))], [min(...heights), max(...heights)],
     { left: 2.6, right: wide ? 9.6 : 7.6 });
-  $("race-title").textContent = "Loss (nats) against tokens, for three learning rates";
+  $("race-title").textContent = "Training loss (nats) against tokens, three learning rates";
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
   let svg = axisX(f, LENGTHS) + axisY(f, steps);
 
@@ -512,7 +517,7 @@ function renderRates(here, winner) {
   const above = here.val_loss[state.stop].map((loss, _, all) => loss - min(...all));
   here.rates.forEach((lr, k) => (svg += words(x + 12, labels[k] + 0.35 * f.letter,
     short(lr) + (k === winner ? " best" : wide ? ` +${nats(above[k])}` : ""),
-    { anchor: "start", color: k === winner ? color : colorOfRate(k), bold: k === winner })));
+    { anchor: "start", color: k === winner ? color : textOfRate(k), bold: k === winner })));
   draw(f, svg);
 }
 
@@ -523,12 +528,12 @@ function renderBest(here) {
   const high = max(...all, log2(here.rates[2])) + 0.7;
   const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS.at(-1))], [low, high],
     { right: 7 });
-  $("best-title").textContent = "Best learning rate of a run that stops there";
+  $("best-title").textContent = "Best learning rate, against where a run stops";
   let svg = axisX(f, LENGTHS) + axisY(f, RATE_TICKS);
   here.rates.forEach((lr, k) => {
     const y = f.py(log2(lr));
     svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 1, "2 4"));
-    svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: colorOfRate(k) });
+    if (f.w > 420) svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: textOfRate(k) });
   });
 
   // The laws of this weight decay, and of those seen before
@@ -587,9 +592,9 @@ function setUpStop() {
   slider("stop-bar", "stop", "<b>STOP</b>", () => `${size(LENGTHS[state.stop])} tokens`);
   slider("guess-bar", "guess", `Guess the best learning rate at ${size(LENGTHS.at(-1))}, four times
     ${size(LENGTHS[QUESTION])} tokens`, () => rate(state.guess));
-  buttons("policies", POLICIES.map((name) => [name, safe(name)]), (name) => name === state.policy,
+  buttons("policies", POLICIES.map((name) => [name, safe(name.replace("weight decay ", ""))]), (name) => name === state.policy,
     choosePolicy, colorOfPolicy);
-  buttons("batches", BATCHES.map((batch) => [batch, `batch size ${batch}`]),
+  buttons("batches", BATCHES.map((batch) => [batch, String(batch)]),
     (batch) => +batch === state.batch, (batch) => change({ batch: +batch, shown: 0 }),
     (batch) => shade("batch-size", log2(batch) / 7));
   $("reveal").onclick = () =>
@@ -717,8 +722,7 @@ function renderStrip() {
       svg += rule(f.px(ours[1]), y, f.px(ours[2]), y, stroke("var(--wsd)", now ? 4 : 2));
       svg += dot(f.px(ours[0]), y, now ? 7 : 5, "var(--wsd)");
     }
-    svg += cross(f.px(theirs), y, 7, stroke("var(--paper)", 6));
-    svg += cross(f.px(theirs), y, 7, stroke("var(--ink)", 2.5));
+    svg += cross(f.px(theirs), y + 13, 5, stroke("var(--ink)", 2.5));
   });
   draw(f, svg);
 }
@@ -807,7 +811,7 @@ function renderLine() {
 
 function renderCost() {
   const TOP = 0.03;
-  $("strip-title").textContent = "Cost of an exponent b (nats)";
+  $("strip-title").textContent = "Cost (nats) against the exponent b";
   const f = frame("strip", [-1, 0.5], [0, TOP], { left: 3 });
   let svg = axisY(f, [0, 0.01, 0.02, 0.03].map((y) => [y, y]));
   for (const b of [-1, -0.5, 0, 0.5]) svg += words(f.px(b), f.h - 0.4 * f.letter, b);
@@ -1029,7 +1033,7 @@ function renderRun() {
   $("command").textContent = commandFor(rate(x));
   $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·
     ${exponent("beta", q)}, fitted in your browser by the rule of fit.py to ${fitted.cells.length} valleys
-    (${left} left out). A file needs lr, total_tokens, batch_size and val_loss, and may have seed, seq_len and
+    (${left} left out). beta is the batch size in sequences of 4096 tokens. A file needs lr, total_tokens, batch_size and val_loss, and may have seed, seq_len and
     shape. It stays on your machine. ${data.ours ? `These are our runs of step 2, at width 32 with two layers.
     μP carries the learning rate to other widths, but another corpus or depth has another a.` : ""}`;
 }
@@ -1095,8 +1099,8 @@ function renderValleys() {
 }
 
 function setUpRun() {
-  slider("tokens-bar", "tokens", "T, tokens", () => size(tokensOf(state.tokens)));
-  slider("size-bar", "size", "Batch size, sequences", () => String(2 ** state.size));
+  slider("tokens-bar", "tokens", "Tokens T", () => size(tokensOf(state.tokens)));
+  slider("size-bar", "size", "Batch size", () => String(2 ** state.size));
   $("copy").onclick = () => copy($("command").textContent, "Command");
   $("file").onchange = async () => {
     const [file] = $("file").files;

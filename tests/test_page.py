@@ -595,6 +595,25 @@ def test_garbage_in_the_address_becomes_a_state_that_can_be_shown(browser, addre
     assert browser.has_no_errors()
 
 
+def test_an_arrow_down_lowers_every_slider(browser):
+    for start in ("step=1&stop=2", "step=2&reading=drag", "step=3&stop3=2", "step=4"):
+        browser.open(f"{INDEX.as_uri()}#{start}")
+        step = browser.js("state.step")
+        sliders = CONTROLS.format(step, "input[type=range]") + ".map((x) => x.id)"
+        for name in browser.js(sliders):
+            before = browser.js(f"state.{name}")
+            browser.press(f"$('{name}')", key="ArrowDown", windowsVirtualKeyCode=40)
+            assert browser.js(f"state.{name}") < before, name
+
+
+def test_links_lead_to_files_and_to_the_paper(browser):
+    browser.open(INDEX.as_uri())
+    links = browser.js("[...document.links].map((link) => link.getAttribute('href'))")
+    assert "https://arxiv.org/abs/2408.13359" in links and "../README.md" in links
+    for link in links:
+        assert link.startswith("https://") or (INDEX.parent / link).exists(), link
+
+
 def test_share_copies_the_address(browser):
     browser.open(INDEX.as_uri() + "#stop=3")
     browser.js(
