@@ -313,9 +313,10 @@ function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7 } =
   return f;
 }
 
+const readable = (color) => `color-mix(in srgb, ${color} 65%, var(--ink))`;  // for text
 const number = (pixel) => +pixel.toFixed(1);
-const words = (x, y, text, { anchor = "middle", color = "", bold = false } = {}) =>
-  `<text x="${number(x)}" y="${number(y)}" text-anchor="${anchor}" style="${color && `fill:${color};`}${
+const words = (x, y, text, { anchor = "middle", color = "var(--soft)", bold = false } = {}) =>
+  `<text x="${number(x)}" y="${number(y)}" text-anchor="${anchor}" style="fill:${readable(color)};${
     bold ? "font-weight:700" : ""}">${text}</text>`;
 const stroke = (color, width, dashes = "", opacity = 1) =>
   `style="stroke:${color}" stroke-width="${width}" stroke-dasharray="${dashes}" opacity="${opacity}"`;
@@ -343,10 +344,10 @@ function axisX(f, ticks, label = size) {
   }).join("");
 }
 
-function axisY(f, ticks, label = String, color = "") {
+function axisY(f, ticks, label = String) {
   return ticks.filter(([y]) => f.inside(y)).map(([y, value]) =>
     rule(f.x0, f.py(y), f.x1, f.py(y)) +
-    words(f.x0 - 5, f.py(y) + 0.35 * f.letter, label(value), { anchor: "end", color })).join("");
+    words(f.x0 - 5, f.py(y) + 0.35 * f.letter, label(value), { anchor: "end" })).join("");
 }
 
 const RATE_TICKS = [1e-7, 1e-6, 1e-5, 1e-4, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1]
@@ -445,7 +446,6 @@ const colorOfRate = (i) => [
   "var(--wsd)",
   "color-mix(in srgb, var(--wsd) 50%, var(--ink))",
 ][i];
-const textOfRate = (i) => `color-mix(in srgb, ${colorOfRate(i)} 65%, var(--ink))`;  // can be read
 const policyOf = (name) => DATA.policies.find((policy) => policy.name === name);
 const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch === batch);
 
@@ -517,7 +517,7 @@ function renderRates(here, winner) {
   const above = here.val_loss[state.stop].map((loss, _, all) => loss - min(...all));
   here.rates.forEach((lr, k) => (svg += words(x + 12, labels[k] + 0.35 * f.letter,
     short(lr) + (k === winner ? " best" : wide ? ` +${nats(above[k])}` : ""),
-    { anchor: "start", color: k === winner ? color : textOfRate(k), bold: k === winner })));
+    { anchor: "start", color: k === winner ? color : colorOfRate(k), bold: k === winner })));
   draw(f, svg);
 }
 
@@ -533,7 +533,7 @@ function renderBest(here) {
   here.rates.forEach((lr, k) => {
     const y = f.py(log2(lr));
     svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 1, "2 4"));
-    if (f.w > 420) svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: textOfRate(k) });
+    if (f.w > 420) svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: colorOfRate(k) });
   });
 
   // The laws of this weight decay, and of those seen before
@@ -716,8 +716,8 @@ function renderStrip() {
     const { ours, theirs } = DATA.questions.readings[key];
     const y = f.py(2.25 - i);
     const now = key === state.reading;
-    svg += words(f.x0, f.py(2.75 - i) + 0.35 * f.letter, `${question} <tspan opacity="0.8">${paper}</tspan>`,
-      { anchor: "start", bold: now, color: now ? "var(--ink)" : "" });
+    svg += words(f.x0, f.py(2.75 - i) + 0.35 * f.letter, `${question} · ${paper}`,
+      { anchor: "start", bold: now, color: now ? "var(--ink)" : "var(--soft)" });
     if (asked.includes(key)) {
       svg += rule(f.px(ours[1]), y, f.px(ours[2]), y, stroke("var(--wsd)", now ? 4 : 2));
       svg += dot(f.px(ours[0]), y, now ? 7 : 5, "var(--wsd)");

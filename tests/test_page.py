@@ -671,6 +671,37 @@ def test_no_text_leaves_its_box(browser, width, height):
         assert browser.js(OUTSIDE_SVG) == [], view
 
 
+FAINT = """(() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const luminance = (color) => {
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((value) => {
+      const share = value / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = luminance(getComputedStyle(document.documentElement).backgroundColor);
+  return [...document.querySelectorAll('text, p, b, a, figcaption')]
+    .filter((x) => x.checkVisibility()).filter((x) => {
+      const style = getComputedStyle(x);
+      const ink = luminance(x.tagName === 'text' ? style.fill : style.color);
+      return (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) < 4.5;
+    }).map((x) => x.textContent);
+})()"""
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+def test_all_text_has_the_contrast_that_wcag_asks_for(browser, scheme):
+    for view in VIEWS:
+        browser.open(f"{INDEX.as_uri()}#{view}")
+        dark = {"name": "prefers-color-scheme", "value": scheme}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        browser.do("Emulation.setEmulatedMedia", features=[dark, still])
+        assert browser.js(FAINT) == [], view
+
+
 @pytest.mark.parametrize("width, height", [(375, 553), (640, 370)])
 def test_the_handle_and_the_chart_that_it_moves_fit_on_a_small_screen(
     browser, width, height
