@@ -295,13 +295,13 @@ function remember(name, value) {
 const frames = {};  // id -> the latest frame of a chart
 let printing = false;
 
-function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7 } = {}) {
+function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7, least = 10 } = {}) {
   // A frame turns t and x into pixels and back. Margins are in letters.
   const letter = 0.8 * parseFloat(getComputedStyle(document.documentElement).fontSize);
   const w = printing ? 640 : $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
   const share = innerHeight < 500 ? 0.6 : beside ? 0.46 : 0.27;
-  const h = printing ? 300 : clamp(share * innerHeight, 10 * letter, 0.75 * w);
+  const h = printing ? 300 : max(least * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - bottom * letter };
   const f = { id, w, h, letter, ...box };
   f.px = (t) => f.x0 + ((t - x0) / (x1 - x0)) * (f.x1 - f.x0);
@@ -707,22 +707,22 @@ function renderPoints() {
 }
 
 function renderStrip() {
-  const f = frame("strip", [-1.4, 1.15], [0, 3], { left: 1, right: 1 });
+  const f = frame("strip", [-1.4, 1.15], [0, 3], { left: 1, right: 1, least: 13 });
   let svg = "";
   for (const b of [-1, -0.5, 0, 0.5, 1])
     svg += rule(f.px(b), f.y0, f.px(b), f.y1) + words(f.px(b), f.h - 0.4 * f.letter, b);
   const asked = remember("asked", state.reading).split(",");
   Object.entries(READINGS).forEach(([key, [question, paper]], i) => {
     const { ours, theirs } = DATA.questions.readings[key];
-    const y = f.py(2.25 - i);
+    const row = (letters) => f.py(3 - i) + letters * f.letter;  // below its top
     const now = key === state.reading;
-    svg += words(f.x0, f.py(2.75 - i) + 0.35 * f.letter, `${question} · ${paper}`,
+    svg += words(f.x0, row(0.9), `${question} · ${paper}`,
       { anchor: "start", bold: now, color: now ? "var(--ink)" : "var(--soft)" });
     if (asked.includes(key)) {
-      svg += rule(f.px(ours[1]), y, f.px(ours[2]), y, stroke("var(--wsd)", now ? 4 : 2));
-      svg += dot(f.px(ours[0]), y, now ? 7 : 5, "var(--wsd)");
+      svg += rule(f.px(ours[1]), row(1.75), f.px(ours[2]), row(1.75), stroke("var(--wsd)", now ? 4 : 2));
+      svg += dot(f.px(ours[0]), row(1.75), now ? 7 : 5, "var(--wsd)");
     }
-    svg += cross(f.px(theirs), y + 13, 5, stroke("var(--ink)", 2.5));
+    svg += cross(f.px(theirs), row(2.7), 5, stroke("var(--ink)", 2.5));
   });
   draw(f, svg);
 }
@@ -839,8 +839,8 @@ function setUpQuestions() {
   buttons("readings", [...items, ["drag", "drag the line"]], (key) => key === state.reading,
     (reading) => change({ reading, asked: reading === "drag" ? state.asked : remember("asked", reading) }),
     () => "var(--wsd)");
-  slider("line-bars", "slope", "End of the line: its exponent b", () => state.slope.toFixed(2));
-  slider("line-bars", "middle", "Middle of the line: learning rate at 1.8M tokens", () => rate(state.middle));
+  slider("line-bars", "slope", "Slope b", () => state.slope.toFixed(2));
+  slider("line-bars", "middle", "Middle", () => rate(state.middle));
   dragged.middle = (_, y) => change({ middle: y });
   dragged.end = (t, y) => change({ slope: (y - state.middle) / (log2(FAR) - CENTER) });
   listen("points");
@@ -943,7 +943,7 @@ function setUpRace() {
     <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
     <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. Power follows
     ${short(RACE.power.a, 3)} · beta<sup>${RACE.power.q}</sup> · n<sup>${RACE.power.b}</sup>, below ${RACE.lr_max}, and the
-    learning rates of the cosines were chosen for each length.`;
+    learning rate of the cosine was tuned at ${size(LAST_RUN.T)} and follows T<sup>-0.3</sup>.`;
 }
 
 // -- 9 Step 4: your run ------------------------------------------------------------------------

@@ -702,16 +702,28 @@ def test_all_text_has_the_contrast_that_wcag_asks_for(browser, scheme):
         assert browser.js(FAINT) == [], view
 
 
-@pytest.mark.parametrize("width, height", [(375, 553), (640, 370)])
+@pytest.mark.parametrize("width, height", [(320, 568), (375, 553), (640, 370)])
+@pytest.mark.parametrize(
+    "view, slider, chart",
+    [
+        ("step=1", "stop", "rates"),
+        ("step=1", "stop", "best"),
+        ("step=2&reading=drag", "slope", "points"),
+        ("step=2&reading=drag", "slope", "strip"),
+        ("step=3", "stop3", "losses"),
+        ("step=3", "stop3", "schedules"),
+        ("step=4", "tokens", "law"),
+        ("step=4", "size", "valleys"),
+    ],
+)
 def test_the_handle_and_the_chart_that_it_moves_fit_on_a_small_screen(
-    browser, width, height
+    browser, width, height, view, slider, chart
 ):
-    browser.open(INDEX.as_uri(), width, height)
-    browser.js("$('best').scrollIntoView({ block: 'end', behavior: 'instant' })")
-    slider, chart = browser.js(
-        "['stop', 'best'].map((id) => $(id).getBoundingClientRect()).map((b) => [b.top, b.bottom])"
-    )
-    assert 0 <= slider[0] < slider[1] <= chart[0] < chart[1] <= height + 1
+    browser.open(f"{INDEX.as_uri()}#{view}", width, height)
+    browser.js(f"$('{chart}').scrollIntoView({{ block: 'end', behavior: 'instant' }})")
+    boxes = f"['{slider}', '{chart}'].map((id) => $(id).getBoundingClientRect())"
+    handle, box = browser.js(f"{boxes}.map((b) => [b.top, b.bottom])")
+    assert 0 <= handle[0] < handle[1] <= box[0] < box[1] <= height + 1
 
 
 def test_print_shows_all_steps(browser):
