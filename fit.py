@@ -383,10 +383,16 @@ def interval(rows: np.ndarray) -> tuple[float, float]:
     return float(rows[0] - half), float(rows[0] + half)
 
 
-def show(rows: np.ndarray, digits: int = 3) -> str:
-    """An answer and its interval, if it has one. A single seed in a single cell has none."""
-    text = f"{rows[0]:.{digits}f}"
+def show(rows: np.ndarray, digits: int = 3, log2: bool = False) -> str:
+    """An answer and its interval, if it has one. A single seed in a single cell has none.
+
+    With log2, the rows are log2 of the answer.
+    """
     low, high = np.round(interval(rows), 9)  # without differences of mere rounding
+    answer = rows[0]
+    if log2:
+        answer, low, high = np.exp2([answer, low, high])
+    text = f"{answer:.{digits}f}"
     if low < high:
         text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     return text
@@ -741,7 +747,8 @@ def print_law(readings: dict[str, Law], paper: tuple, step_law: np.ndarray) -> N
 
     first = next(iter(ours.a.values()))
     for shape, a in ours.a.items():
-        print(f"{shape}: a {a[0]:.3g}, {show(a / first, 2)} times the first")
+        ratio = show(np.log2(a / first), 2, log2=True)
+        print(f"{shape}: a {a[0]:.3g}, {ratio} times the first")
 
 
 def point(
@@ -772,17 +779,18 @@ def draw_law(path: Path, fits: Fits, seq_len: float) -> None:
             fitted = fits.law.fitted[0, i]
             here = point(m.batch_size, fits.x[:, i], fits.weight[:, i], fitted)
             groups.setdefault(label(m, "T"), []).append(here)
-    three_best: dict = {}  # T -> (log2 of the batch size, x) of the three best
+    three_best: dict = {}  # label of T -> (log2 of the batch size, x) of the three best
     for m in best_batches(fits.points, 3):
         if m.shape == shape:
-            three_best.setdefault(m.T, []).append((math.log2(m.batch_size), m.x))
+            best = math.log2(m.batch_size), m.x
+            three_best.setdefault(label(m, "T"), []).append(best)
     figures.draw_points(
         path,
         groups,
         figures.shades(groups, "tokens"),
         title="Rings: mean of the three best batch sizes for each T",
         xlabel=f"batch size (sequences of {seq_len:g} tokens), {shape}",
-        best=[tuple(np.mean(three, axis=0)) for three in three_best.values()],
+        best={name: np.mean(three, axis=0) for name, three in three_best.items()},
     )
 
 
@@ -872,9 +880,9 @@ def report_transfer(
 
     x and weight: all rows of the minima, from leave_out.
     """
-    best = {}  # shape -> best learning rate, in all rows
+    best = {}  # shape -> log2 of the best learning rate, in all rows
     for i, m in enumerate(found):
-        best[m.shape] = 2 ** np.where(weight[:, i] > 0, x[:, i], math.nan)
+        best[m.shape] = np.where(weight[:, i] > 0, x[:, i], math.nan)
     if len(best) < len(found):
         raise UserError("several T or batch sizes; choose one with --only")
 
@@ -885,14 +893,14 @@ def report_transfer(
         some = [m for m in found if (STANDARD in m.shape) == standard]
         names = [m.shape.removesuffix(STANDARD) for m in some]
         for name, m in zip(names, some):
-            print(f"{title:<11}{name:<10} {show(best[m.shape], 4)}")
-        ratio = best[some[-1].shape] / best[some[0].shape]
-        print(f"{title:<11}{names[-1]} / {names[0]}: {show(ratio, 2)}")
+            print(f"{title:<11}{name:<10} {show(best[m.shape], 4, log2=True)}")
+        ratio = best[some[-1].shape] - best[some[0].shape]
+        print(f"{title:<11}{names[-1]} / {names[0]}: {show(ratio, 2, log2=True)}")
 
         wider = width_of(names[-1]) / width_of(names[0])
         panel = dict(
             groups={name: [m] for name, m in zip(names, some)},
-            title=f"{title}: {wider:g}× width, {ratio[0]:.2f}× the best learning rate",
+            title=f"{title}: {wider:g}× width, {2 ** ratio[0]:.2f}× the best learning rate",
             xlabel=f"learning rate ({where})",
             hue="width",
             log=True,

@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits, Minimum, interval, show, slope
+from fit import Fits, Minimum, show, slope
 from schedules import PAPER_SEQ_LEN
 from tools import flags
 from tools.figures import size
@@ -202,14 +202,13 @@ def report(fits: Fits) -> None:
     middle = np.log2(T).mean()
     log_beta_c = law.log_c + law.kappa * middle
     middle_tokens = PAPER_SEQ_LEN * 2 ** log_beta_c[0]
-    low, high = PAPER_SEQ_LEN * np.exp2(interval(log_beta_c))
     print(
         f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, "
         f"r {law.r[0]:g}"
     )
     print(
         f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
-        f"T = {size(2**middle)}: {size(middle_tokens)} tokens [{size(low)}, {size(high)}]"
+        f"T = {size(2**middle)}: {size(middle_tokens)} tokens"
     )
     print(f"squared error of held-out cells, straight minus bent: {show(gain(fits), 4)}")
 

@@ -1,10 +1,9 @@
-"""The caveats of the pages as numbers: trends with T, what weight decay costs, a
-jackknife.
+"""The caveats of the pages as numbers: trends with T, and what weight decay costs.
 
     python docs/checks.py
 
-Reads the committed records. Intervals are 95%, of Student's t, without one series at a
-time and without one seed (`error_of` in fit.py).
+Reads the committed records. Intervals are 95%, of Student's t, without one pair of
+width and batch size at a time, and without one seed (`error_of` in fit.py).
 """
 
 import math
@@ -108,21 +107,6 @@ def exponent_of_weight_decay() -> np.ndarray:
     return mean_of(exponent.mean(axis=0))
 
 
-# -- b without one batch size at a time --------------------------------------------------
-
-
-def jackknife() -> np.ndarray:
-    """b at width 32, with an interval from batch sizes only, left out one at a time."""
-    choices = ["warmup_tokens=80000", "n_embd=32"]
-    records = fit.read_records([ROOT / "results/bend-laptop"], choices)
-    points = fit.usable(fit.minima(records))
-    x, weight = fit.leave_out(points)
-    rows = fit.fit_law(points, x, weight).b
-    half = len(rows) // 2
-    rows[1 + half :] = math.nan  # the second half leaves out seeds
-    return rows
-
-
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("checks.py", __doc__).parse_args(argv)
 
@@ -138,7 +122,6 @@ def main(argv: list[str] | None = None) -> int:
 
     exponent = show(exponent_of_weight_decay())
     print(f"best learning rate ∝ weight decay^{exponent} from 0.1 to 0.3")
-    print(f"b at width 32, without one batch size at a time: {show(jackknife())}")
     return 0
 
 

@@ -24,7 +24,7 @@ def fits(folder: str, *only: str) -> fit.Fits:
 
 
 def by_question() -> dict:
-    """{question: (exponent with draws, the exponent of a paper, its name)}, at width 32."""
+    """{question: (rows of the exponent, the exponent of a paper, its name)}, at width 32."""
     sweep = fits("bend-laptop", "warmup_tokens=80000", "n_embd=32")
     return {
         "at a fixed\nbatch size": (sweep.law.b, -0.32, "Bjorck et al."),
@@ -34,7 +34,7 @@ def by_question() -> dict:
 
 
 def by_weight_decay() -> dict:
-    """{weight decay: (exponent with draws,)}, at a fixed batch size."""
+    """{weight decay: (rows of the exponent,)}, at a fixed batch size."""
     values = ("0", "0.1", "0.3")
     return {v: (fits("memory-laptop", f"weight_decay={v}").law.b,) for v in values}
 

@@ -847,8 +847,8 @@ function setUpQuestions() {
   $("about2").innerHTML = `${DATA.questions.runs.toLocaleString("en")} runs at width 32, with batch sizes
     from ${SIZES[0]} to ${SIZES.at(-1)} sequences of ${safe(DATA.questions.seq_len)} tokens and a weight
     decay of 0.1. A point is the bottom of one <i>valley</i>, the loss against the learning rate, from two
-    seeds. Teal is the batch size, and magenta T. Brackets are 95% intervals, wide where few points
-    answer. The band holds all lines whose mean cost is within ${LEVEL} nats of the best.`;
+    seeds. Teal is the batch size, and magenta T. Brackets are 95% intervals, wide because two
+    seeds choose the best batch sizes. The band holds all lines whose mean cost is within ${LEVEL} nats of the best.`;
 }
 
 // -- 8 Step 3: stop here, with three schedules -------------------------------------------------

@@ -110,15 +110,31 @@ def question_row(label: str) -> list[np.ndarray]:
     return [at_32.law.b if "fixed" in label else fit.step_law_reading(at_32.found)]
 
 
+def apart() -> list[float]:
+    """How close two answers come if a row leaves out one batch size or one seed.
+
+    At a fixed batch size minus divided by beta, and at the best batch size minus fixed.
+    """
+    sweep = bend(W80K, "n_embd=32")
+    fixed = sweep.law.b
+    best = fit.step_law_reading(sweep.found)
+    return [np.nanmin(gap) for gap in (fixed - sweep.paper[0], best - fixed)]
+
+
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
     """Change of b or q between two sweeps with the same cells, as docs/against.py computes it."""
     laws = [fit.fit_law(f.points, *fit.leave_out(f.points)) for f in sweeps]
     return getattr(laws[1], name) - getattr(laws[0], name)
 
 
-def a_ratio(width: int) -> np.ndarray:
+def power_of_two(rows: np.ndarray) -> list[float]:
+    """The answer and its interval, from rows of log2."""
+    return [2**x for x in (rows[0], *fit.interval(rows))]
+
+
+def a_ratio(width: int) -> list[float]:
     a = fits(SHORT).law.a
-    return a[f"width {width}"] / a["width 32"]
+    return power_of_two(np.log2(a[f"width {width}"] / a["width 32"]))
 
 
 def best_lr(T: int, batch_size: int) -> float:
@@ -148,11 +164,11 @@ def choices() -> dict[str, float]:
 
 
 @cache
-def transfer(kind: str) -> np.ndarray:
+def transfer(kind: str) -> list[float]:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))
     x = dict(zip([m.shape for m in found], fit.leave_out(found)[0].T))
-    return 2 ** (x["width 128" + kind] - x["width 32" + kind])
+    return power_of_two(x["width 128" + kind] - x["width 32" + kind])
 
 
 @cache
@@ -269,6 +285,7 @@ NUMBERS = {
     "bend.all.both": lambda: bent.interaction(*bend(W80K)[1:4]),
     "warmup.late": lambda: [sweep.law.b for sweep in warmups(LATE)[::-1]],
     "long.late.both": lambda: bent.interaction(*fits(LONG, LATE_LONG)[1:4]),
+    "apart": apart,
     "bend.seed.0": lambda: fit.step_law_reading(bend(W80K, "n_embd=32", "seed=0").found),
     "coarse": lambda: fit.step_law_reading(memory("0.1").found),
     "bend.all": lambda: bend(W80K).law.q, "bend.b": lambda: bend(W80K).law.b,
@@ -306,7 +323,7 @@ NUMBERS = {
     "memory.cost": lambda: checks.cost_of_weight_decay()[0][:: 4],
     "memory.costs": lambda: checks.cost_of_weight_decay()[0],
     "memory.trend": lambda: checks.cost_of_weight_decay()[1],
-    "memory.exponent": checks.exponent_of_weight_decay, "jackknife": checks.jackknife,
+    "memory.exponent": checks.exponent_of_weight_decay,
     "paper": lambda: [difference(PAPER, line) for line in (WSD, COSINE)],
     "fitted": lambda: [difference(FITTED, line) for line in (WSD, COSINE)],
     "moe": lambda: [difference(line, PLANNED, True) for line in (FITTED, AVERAGED, PAPER)],

@@ -293,13 +293,13 @@ def draw_feet(ax, groups: dict, colors: dict, top: float, rows: int) -> None:
 
 
 def draw_points(
-    path: Path, groups: dict, colors: dict, title: str, xlabel: str, ylabel="", best=()
+    path: Path, groups: dict, colors: dict, title: str, xlabel: str, ylabel="", best=None
 ) -> None:
     """Points with intervals, and lines, as in Figure 3 of the paper.
 
     groups: {label: [(log2 x, y, low, high, y of the line)]}, in order of x. Without a
-    ylabel, all y are log2 of the best learning rate. best: points (log2 x, y) to ring
-    and to connect.
+    ylabel, all y are log2 of the best learning rate. best: {label: (log2 x, y)}, points
+    to ring in the color of their group, and to connect.
     """
     all_x = [point[0] for points in groups.values() for point in points]
     all_y = [point[1] for points in groups.values() for point in points]
@@ -324,9 +324,10 @@ def draw_points(
 
         # 2. The path of the best points
         if best:
-            ax.plot(*zip(*best), color="black", linewidth=0.8)
-            ring = dict(markersize=9, markerfacecolor="none", markeredgewidth=1.4)
-            ax.plot(*zip(*best), "o", color="black", **ring)
+            ax.plot(*zip(*best.values()), color="black", linewidth=0.8)
+            ring = dict(markersize=10, markerfacecolor="none", markeredgewidth=2)
+            for label, (x, y) in best.items():
+                ax.plot(x, y, "o", color=colors[label], **ring)
 
         # 3. The axes. The labels come last, because ticks may change the limits.
         if not ylabel:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # What makes the best learning rate fall: the runs behind docs/why.md. Type it again to resume.
+# Once it has begun the second seed, resume with `run.sh 2`, and with `run.sh 3` in the third.
 # Needs `git apply forks/memory.patch`. About three hours for each seed on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -14,7 +15,7 @@ sweep() {  # folder, number of seeds, batch sizes, lengths, warmup, flags
         --batches "$batches" --budgets "$budgets" --warmup_tokens "$warmup" --out "$OUT/$folder" "$@"
 }
 
-for seeds in 1 2 3; do
+for seeds in $(seq "${1:-1}" 3); do
     sweep norm-all $seeds 2,8,32 $ALL 80000 --weight_decay 0 --fixed_norm all
     sweep memory-1 $seeds 2,8,32 $ALL 80000 --memory 1
     sweep wd-0 $seeds 2,8,32 $ALL 80000 --weight_decay 0
