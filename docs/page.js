@@ -854,7 +854,7 @@ function setUpQuestions() {
 // -- 8 Step 3: stop here, with three schedules -------------------------------------------------
 
 const RACE = DATA.race;
-const LAST_RUN = RACE?.lengths.at(-1);
+const LAST_RUN = RACE.lengths.at(-1);
 const FIRST = 200000;  // tokens, where the figure begins
 
 function renderRace() {
@@ -928,8 +928,6 @@ function renderSchedules(run, last) {
 }
 
 function setUpRace() {
-  $("step3").hidden = !RACE;
-  if (!RACE) return;
   slider("stop3-bar", "stop3", "<b>STOP</b>", () => `${size(RACE.lengths[state.stop3].T)} tokens`);
   const index = (T) => {
     const gaps = RACE.lengths.map((run) => abs(log2(run.T) - log2(max(T, 1))));
@@ -1128,7 +1126,7 @@ const STEPS = [
   [2, "Three questions", renderQuestions],
   [3, "Three schedules", renderRace],
   [4, "Your run", renderRun],
-].filter(([step]) => step !== 3 || RACE);
+];
 
 async function copy(text, what) {
   try {
@@ -1145,7 +1143,6 @@ async function copy(text, what) {
 }
 
 function render() {
-  if (!STEPS.some(([step]) => step === state.step)) state.step = 1;
   for (const [step, , renderStep] of STEPS) {
     $(`step${step}`).hidden = step !== state.step;
     if (step === state.step || printing) renderStep();
