@@ -328,6 +328,17 @@ def minimum_again(m: Minimum, counts: tuple[int, ...]) -> tuple[float, float, fl
     return x, weight, min((loss for _, loss in points), default=math.inf)
 
 
+def where_left_out(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The rows, but NaN where a row left out nothing of the answer.
+
+    weight [rows, n] has a 0 for minima that the answer does not use. Without one of these,
+    the answer stays, which would look as if it were certain.
+    """
+    nothing = (weight == weight[0]).all(axis=1)
+    nothing[0] = False  # the answer
+    return np.where(nothing, math.nan, rows)
+
+
 def mean_of(values: np.ndarray) -> np.ndarray:
     """The rows of the mean of values [columns, seeds]."""
     ways = []
@@ -349,12 +360,10 @@ def error_of(rows: np.ndarray) -> tuple[float, float]:
     variance = 0.0
     below = 0.0
     for half in np.split(rows[1:], 2):
-        # A row that is exactly the answer left out what is not in it, as a batch size does
-        # for the slope at another one.
-        moved = half[np.isfinite(half) & (half != rows[0])]
-        n = len(moved)
+        answers = half[np.isfinite(half)]
+        n = len(answers)
         if n > 1:
-            part = (n - 1) * moved.var()  # as n means of n - 1 values vary little
+            part = (n - 1) * answers.var()  # as n means of n - 1 values vary little
             variance += part
             below += part**2 / (n - 1)
     freedom = variance**2 / below if below > 0 else 0.0  # Welch, Satterthwaite
@@ -467,8 +476,8 @@ def paper_reading(
     beta = np.log2([m.beta for m in points])
     all_shapes = ["one group"] * len(points)  # one a for all shapes
     gamma = x - beta  # log2 (lr / beta), which the paper plots against T
-    b = slope(gamma, weight, T, all_shapes)
-    s = slope(beta, weight, T, all_shapes)
+    b = where_left_out(slope(gamma, weight, T, all_shapes), weight)
+    s = where_left_out(slope(beta, weight, T, all_shapes), weight)
     log2_a = np.average(gamma[0] - b[0] * T, weights=weight[0])
     return b, s, 2**log2_a
 
@@ -481,7 +490,8 @@ def step_law_reading(
     x, weight, loss = rows_of(points)
     weight = only_best(points, weight, loss, 1)
     T = np.log2([m.T for m in points])
-    return slope(x, weight, T, [m.shape for m in points])
+    b = slope(x, weight, T, [m.shape for m in points])
+    return where_left_out(b, weight)
 
 
 # -- The law of a sweep ------------------------------------------------------------------
@@ -763,11 +773,16 @@ def point(
     its minimum. (95% of Student's t would be 13 times as much.) Without a line, the line
     goes through the point.
     """
-    x = np.where(weight > 0, x, math.nan)  # without rows that lack the minimum
-    error, _ = error_of(x)
+    rows = rows_of_minimum(x, weight)
+    error, _ = error_of(rows)
     if line is None:
         line = x[0]
     return math.log2(at), x[0], x[0] - error, x[0] + error, line
+
+
+def rows_of_minimum(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x [rows] of one minimum, NaN without all of it, or nothing of it."""
+    return where_left_out(np.where(weight > 0, x, math.nan), weight[:, None])
 
 
 def draw_law(path: Path, fits: Fits, seq_len: float) -> None:
@@ -882,7 +897,7 @@ def report_transfer(
     """
     best = {}  # shape -> log2 of the best learning rate, in all rows
     for i, m in enumerate(found):
-        best[m.shape] = np.where(weight[:, i] > 0, x[:, i], math.nan)
+        best[m.shape] = rows_of_minimum(x[:, i], weight[:, i])
     if len(best) < len(found):
         raise UserError("several T or batch sizes; choose one with --only")
 

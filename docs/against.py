@@ -74,6 +74,7 @@ def report(one: Fits, two: Fits) -> None:
         total = weight[:, here].sum(axis=1)
         moved = (weight * shift)[:, here].sum(axis=1)
         mean = moved / np.where(total > 0, total, math.nan)
+        mean = fit.where_left_out(mean, weight[:, here])
         print(f"{name:<26} {here.sum():5d}  {show(mean):<32} {loss[here].mean():+.4f}")
 
     # 3. The law, unless the cells have a single batch size or T

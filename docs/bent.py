@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits, Minimum, show, slope
+from fit import Fits, Minimum, show, slope, where_left_out
 from schedules import PAPER_SEQ_LEN
 from tools import flags
 from tools.figures import size
@@ -179,7 +179,8 @@ def slopes_at_ends(fits: Fits, at: np.ndarray, u: np.ndarray) -> str:
     shapes = [m.shape for m in fits.points]
     texts = []
     for end in (at.min(), at.max()):
-        rows = slope(fits.x, fits.weight * (at == end), np.log2(u), shapes)
+        weight = fits.weight * (at == end)
+        rows = where_left_out(slope(fits.x, weight, np.log2(u), shapes), weight)
         texts.append(f"{show(rows, 2)} at {size(end)}")
     return " and ".join(texts)
 

@@ -170,11 +170,11 @@ function errorOf(values) {
   let below = 0;
   const half = (values.length - 1) / 2;
   for (const some of [values.slice(1, 1 + half), values.slice(1 + half)]) {
-    const moved = some.filter((value) => isFinite(value) && value !== values[0]);
-    const n = moved.length;
+    const answers = some.filter(isFinite);
+    const n = answers.length;
     if (n < 2) continue;
-    const middle = mean(moved);
-    const part = ((n - 1) * sum(moved.map((value) => (value - middle) ** 2))) / n;
+    const middle = mean(answers);
+    const part = ((n - 1) * sum(answers.map((value) => (value - middle) ** 2))) / n;
     variance += part;
     below += part ** 2 / (n - 1);
   }

@@ -233,12 +233,31 @@ def test_no_interval_where_nothing_varies():
 
 
 def test_rows_that_leave_out_nothing_of_the_answer_do_not_count():
-    """The mean of three columns is as sure if there are other columns."""
-    rng = np.random.default_rng(0)
-    rows = fit.mean_of(rng.normal(size=(3, 2)))
-    first, columns, seeds = rows[0], rows[1:4], rows[4:]
-    others = np.concatenate([[first], columns, [first] * 5, seeds, [math.nan] * 5])
-    assert fit.interval(others) == fit.interval(rows)
+    """The slope at two batch sizes is as sure if the sweep has more of them."""
+    points = fit.usable(fit.minima(wsd_records(noise=0.004, cells=0.1, widths=[32])))
+    small = [m for m in points if m.batch_size in BATCHES[:2]]
+    found = []
+    for some in (points, small):
+        x, weight = fit.leave_out(some)
+        weight = weight * np.array([m in small for m in some])
+        groups = [m.batch_size for m in some]
+        rows = fit.slope(x, weight, np.log2([m.T for m in some]), groups)
+        found.append(fit.interval(fit.where_left_out(rows, weight)))
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_an_interval_does_not_depend_on_rounding():
+    """Without the middle one of three batch sizes, q is the same but for rounding."""
+    records = wsd_records(noise=0.004, cells=0.1, widths=[32])
+    records = [r for r in records if r["batch_size"] in (1, 2, 4)]
+    points = fit.usable(fit.minima(records))
+    assert len(points) == 3 * len(BUDGETS)
+    x, weight = fit.leave_out(points)
+    expected = fit.interval(fit.fit_law(points, x, weight).q)
+    for k in range(10):
+        shaken = x + 1e-13 * np.random.default_rng(k).normal(size=x.shape)
+        q = fit.fit_law(points, shaken, weight).q
+        assert fit.interval(q) == pytest.approx(expected)
 
 
 def test_a_row_is_the_law_without_one_column_or_one_seed():
@@ -258,9 +277,16 @@ def test_a_row_is_the_law_without_one_column_or_one_seed():
             [getattr(f.law, name)[0] for f in expected]
         )
         assert len(rows) == 1 + 2 * len(columns) and np.isnan(rows[len(kept) :]).all()
-    assert fits.paper[0][: len(kept)] == pytest.approx([f.paper[0][0] for f in expected])
-    again = fit.step_law_reading(fits.found)[: len(kept)]
-    assert again == pytest.approx([fit.step_law_reading(f.found)[0] for f in expected])
+    paper = [f.paper[0][0] for f in expected]
+    step_law = [fit.step_law_reading(f.found)[0] for f in expected]
+    for rows, one_by_one in (
+        (fits.paper[0], paper),
+        (fit.step_law_reading(fits.found), step_law),
+    ):
+        rows = rows[: len(kept)]
+        stays = np.isnan(rows)  # the reading did not use this batch size
+        assert np.where(stays, rows[0], rows) == pytest.approx(one_by_one)
+        assert not stays.all()
     assert fit.law(records) == fit.law(records)  # nothing is drawn
 
 

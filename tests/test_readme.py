@@ -94,13 +94,25 @@ def law_row(label: str) -> list[np.ndarray]:
 
 def slope_of(folders: tuple, name: str, **where) -> np.ndarray:
     """b or q of the minima with these fields, a per shape."""
+    rows, weight = slope_and_weight(folders, name, **where)
+    return fit.where_left_out(rows, weight)
+
+
+def slope_and_weight(folders: tuple, name: str, **where) -> tuple:
     points, x, weight = fits(folders)[1:4]
     i = np.array(
         [all(getattr(m, field) in where[field] for field in where) for m in points]
     )
     u = np.log2([m.T if name == "b" else m.beta for m in points])
     groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in points]
-    return fit.slope(x, weight * i, u, groups)
+    return fit.slope(x, weight * i, u, groups), weight * i
+
+
+def b_by_width() -> np.ndarray:
+    """b of width 128 minus b of width 32."""
+    wide, of_wide = slope_and_weight(SHORT, "b", shape=["width 128"])
+    narrow, of_narrow = slope_and_weight(SHORT, "b", shape=["width 32"])
+    return fit.where_left_out(wide - narrow, of_wide + of_narrow)
 
 
 def question_row(label: str) -> list[np.ndarray]:
@@ -117,8 +129,9 @@ def apart() -> list[float]:
     """
     sweep = bend(W80K, "n_embd=32")
     fixed = sweep.law.b
-    best = fit.step_law_reading(sweep.found)
-    return [np.nanmin(gap) for gap in (fixed - sweep.paper[0], best - fixed)]
+    answers = [fixed, sweep.paper[0], fit.step_law_reading(sweep.found)]
+    fixed, paper, best = [np.where(np.isnan(rows), rows[0], rows) for rows in answers]
+    return [min(fixed - paper), min(best - fixed)]
 
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
@@ -167,8 +180,12 @@ def choices() -> dict[str, float]:
 def transfer(kind: str) -> list[float]:
     """Best learning rate at width 128 as a multiple of the one at width 32."""
     found = fit.minima(records("transfer-quick"))
-    x = dict(zip([m.shape for m in found], fit.leave_out(found)[0].T))
-    return power_of_two(x["width 128" + kind] - x["width 32" + kind])
+    rows = [
+        fit.rows_of_minimum(x, w)
+        for x, w in zip(*map(np.transpose, fit.leave_out(found)))
+    ]
+    best = dict(zip([m.shape for m in found], rows))
+    return power_of_two(best["width 128" + kind] - best["width 32" + kind])
 
 
 @cache
@@ -297,8 +314,7 @@ NUMBERS = {
     "memory.0": lambda: memory("0").law.b, "memory.0.3": lambda: memory("0.3").law.b,
     "a.64": lambda: a_ratio(64), "a.128": lambda: a_ratio(128),
     "b.widths": lambda: [slope_of(SHORT, "b", shape=[f"width {n}"])[0] for n in (32, 64, 128)],
-    "b.128-32": lambda: (slope_of(SHORT, "b", shape=["width 128"])
-                         - slope_of(SHORT, "b", shape=["width 32"])),
+    "b.128-32": b_by_width,
     "choice.5": lambda: [choices()["5"], choices()["7"]], "choice.late": lambda: choices()["late"],
     "choice.paper": lambda: fits(SHORT).paper[0],
     "choice.range": lambda: max(choices().values()) - min(choices().values()),
