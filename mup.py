@@ -243,8 +243,9 @@ def slope(sizes: list[float], widths=WIDTHS) -> float:
 def report(name: str, slopes: dict[str, Slopes]) -> bool:
     """Print the slopes, and whether all changes are flat or which are not. True if all are."""
     steep = []
+    print(f"{name + ', slopes of':<24} {'start':>6} {'change':>6}")
     for spot, (start, change) in slopes.items():
-        print(f"{name:<9} {spot:<10} {start:+6.2f} {change:+6.2f}")
+        print(f"  {spot:<22} {start:+6.2f} {change:+6.2f}")
         if abs(change) > STEEPEST:
             steep.append(spot)
     if steep:
@@ -288,7 +289,6 @@ def main(argv: list[str] | None = None) -> int:
         ("standard", ["attn", "mlp"], False, {}),
     ]
     wrong = []
-    print(f"{'slope against width':<20} {'start':>6} {'change':>6}")
     for name, spots, mup, fields in models:
         model_at = lambda width: our_model(width, mup, **fields)
         flat = report(name, coordinate_check(model_at, spots))
