@@ -243,13 +243,13 @@ def slope(sizes: list[float], widths=WIDTHS) -> float:
 def report(name: str, slopes: dict[str, Slopes]) -> bool:
     """Print the slopes, and whether all changes are flat or which are not. True if all are."""
     steep = []
-    print(f"{name + ', slopes of':<24} {'start':>6} {'change':>6}")
+    print(f"{name + ' slopes':<24} {'start':>6} {'change':>6}")
     for spot, (start, change) in slopes.items():
         print(f"  {spot:<22} {start:+6.2f} {change:+6.2f}")
         if abs(change) > STEEPEST:
             steep.append(spot)
     if steep:
-        print(f"FAIL  {name}: changes depend on the width: {', '.join(steep)}")
+        print(f"FAIL  {name}: changes depend on the width in {', '.join(steep)}")
     else:
         print(f"pass  {name}: changes are flat")
     return not steep
