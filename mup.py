@@ -194,7 +194,7 @@ def train_a_little(model_at, width: int, spots, seed: int, steps: int = 4):
 
 
 class Slopes(NamedTuple):
-    """Slopes of log2 size against log2 width. 0 is flat, at 1 the size doubles with the width."""
+    """How a size depends on the width: not at all if 0, in proportion if 1."""
 
     start: float  # of the mean |activation| before training
     change: float  # of the mean |change|
@@ -235,18 +235,19 @@ def mean_size(tensors: list[torch.Tensor]) -> float:
 
 
 def slope(sizes: list[float], widths=WIDTHS) -> float:
+    """Slope of log2 size against log2 width, by least squares."""
     log_widths = [math.log2(width) for width in widths]
     log_sizes = [math.log2(size) for size in sizes]
     return statistics.linear_regression(log_widths, log_sizes).slope
 
 
 def report(name: str, slopes: dict[str, Slopes]) -> bool:
-    """Print the slopes, and whether all changes are flat or which are not. True if all are."""
+    """Print the slopes, and which changes are not flat. Return True if all are flat."""
     steep = []
     print(f"{name + ' slopes':<24} {'start':>6} {'change':>6}")
     for spot, (start, change) in slopes.items():
         print(f"  {spot:<22} {start:+6.2f} {change:+6.2f}")
-        if abs(change) > STEEPEST:
+        if not abs(change) <= STEEPEST:  # so NaN fails, too
             steep.append(spot)
     if steep:
         print(f"FAIL  {name}: changes depend on the width in {', '.join(steep)}")

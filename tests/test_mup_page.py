@@ -11,6 +11,7 @@ import torch
 import mup
 from config import GPTConfig
 from model import GPT
+from test_elsewhere import NEW, for_steps, rates, recipe, seen  # noqa: F401
 from tools.granite import granite_name
 
 transformers = pytest.importorskip("transformers")
@@ -52,19 +53,15 @@ def test_the_checks_print_what_the_page_shows(page):
         assert numbers[0] == pytest.approx(numbers[1], abs=0.05)
 
 
-def test_the_verdicts_of_the_page(page):
-    """With margins, which the words of the page do not show."""
-    names, _outputs = page
-    for model_at, spots in (
-        (names["granite_at"], LLAMA_SPOTS),
-        (names["llama_at"], LLAMA_SPOTS),
-        (names["gpt2_at"], ["attn", "mlp"]),
-    ):
-        slopes = mup.coordinate_check(model_at, spots)
-        assert all(abs(s.change) <= 0.22 for s in slopes.values()), slopes
-    slopes = mup.coordinate_check(names["llama_groups_only"], LLAMA_SPOTS)
-    assert slopes["logits"].change >= 0.6
-    assert all(abs(slopes[spot].change) <= 0.22 for spot in LLAMA_SPOTS), slopes
+def test_the_verdicts_of_the_page_have_margins(page):
+    """A verdict must not hang on the last digit, which a processor may change."""
+    _names, outputs = page
+    row = rf"^  (\w+) +{NUMBER} +({NUMBER})$"
+    for printed, _shown in outputs:
+        changes = {spot: float(x) for spot, x in re.findall(row, printed, re.M)}
+        if "Llama groups" in printed:
+            assert changes.pop("logits") >= 0.6
+        assert all(abs(x) <= 0.22 for x in changes.values()), printed
 
 
 def test_untied_heads_need_wider_models(page, monkeypatch):
@@ -223,3 +220,31 @@ def test_a_name_without_a_role_and_a_spot_without_a_module_are_named(page):
         names["under_mup"](model, 1.0, names["GPT2"])
     with pytest.raises(ValueError, match="no module is called 'attention'"):
         mup.coordinate_check(names["granite_at"], ["attention"])
+
+
+def test_the_trainer_takes_the_groups(page, seen, monkeypatch):  # noqa: F811
+    """Every step of transformers' Trainer has the learning rates of Power times those of muP."""
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    names, _outputs = page
+    model, groups = names["granite_at"](64)
+    scales = [group["lr"] for group in groups]
+    assert scales == [1, 1 / 2, 1 / 2, 1]
+    tokens = torch.arange(16) % 64
+    args = transformers.TrainingArguments(
+        "out", max_steps=NEW, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        save_strategy="no", use_cpu=True, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    code = recipe("Trainer")
+    plain = "AdamW(model.parameters(), lr=1.0, weight_decay=0.1)"
+    assert plain in code
+    exec(code.replace(plain, "AdamW(groups)"), for_steps(
+        NEW, model=model, groups=groups, args=args, checkpoint=None,
+        dataset=[{"input_ids": tokens, "labels": tokens}] * 4 * NEW,
+    ))  # fmt: skip
+    assert seen == [[lr * scale for scale in scales] for lr in rates(NEW)]
+
+
+def test_nan_fails(capsys):
+    assert not mup.report("mine", {"logits": mup.Slopes(0.0, float("nan"))})
+    assert capsys.readouterr().out.endswith("in logits\n")
