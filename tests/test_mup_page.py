@@ -248,3 +248,31 @@ def test_the_trainer_takes_the_groups(page, seen, monkeypatch):  # noqa: F811
 def test_nan_fails(capsys):
     assert not mup.report("mine", {"logits": mup.Slopes(0.0, float("nan"))})
     assert capsys.readouterr().out.endswith("in logits\n")
+
+
+def test_dropout_is_off(page):
+    """Without a step nothing changes, and the page's GPT-2 has dropout."""
+    names, _outputs = page
+    spots = ["attn", "mlp"]
+    before, after, model = mup.train_a_little(
+        names["gpt2_at"], 32, spots, seed=0, steps=0
+    )
+    assert model.config.resid_pdrop > 0
+    for spot in (*spots, "logits"):
+        assert torch.equal(before[spot], after[spot])
+
+
+def test_groups_without_lr_have_the_multiplier_1(page):
+    names, _outputs = page
+
+    def plain(width):
+        model, _groups = names["granite_at"](width)
+        return model, [{"params": [*model.parameters()], "weight_decay": 0.1}]
+
+    def with_lr(width):
+        model, groups = plain(width)
+        return model, [group | {"lr": 1.0} for group in groups]
+
+    _before, after, _model = mup.train_a_little(plain, 32, [], seed=0)
+    _before, expected, _model = mup.train_a_little(with_lr, 32, [], seed=0)
+    assert torch.equal(after["logits"], expected["logits"])
