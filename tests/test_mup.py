@@ -1,6 +1,7 @@
 """muP: every parameter has its rule, each rule is needed, and the best learning rate transfers."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -61,14 +62,17 @@ def test_a_parameter_without_a_rule_is_refused():
             use()
 
 
-BLOCKS = ("attention", "MLP")
+BLOCKS = ("attn", "mlp")
 
 
 def check(**changed):
     """Slopes of the sizes at the start, and of the changes, with one seed."""
-    configs = [mup.config_at(width, True, **changed) for width in mup.WIDTHS]
-    both = mup.coordinate_check(configs, seeds=(0,))
-    return ({spot: mup.slope(s) for spot, s in sizes.items()} for sizes in both)
+    spots = [*BLOCKS, *(["router"] if "n_expert" in changed else [])]
+    model_at = lambda width: mup.our_model(width, **changed)
+    slopes = mup.coordinate_check(model_at, spots, seeds=(0,))
+    start = {spot: s.start for spot, s in slopes.items()}
+    change = {spot: s.change for spot, s in slopes.items()}
+    return start, change
 
 
 @pytest.mark.parametrize("shape", [{}, MOE], ids=["dense", "MoE"])
@@ -98,15 +102,15 @@ def test_each_rule_is_needed(monkeypatch):
 
 def router_share(width: int, rule: str, steps: int) -> float:
     """Share of the gradient at a layer's input that comes through the router, after some steps."""
-    cfg = mup.config_at(width, True, router_rule=rule, **MOE)
-    *_, model = mup.train_a_little(cfg, 0, steps)
+    model_at = lambda width: mup.our_model(width, router_rule=rule, **MOE)
+    *_, model = mup.train_a_little(model_at, width, (), 0, steps)
     layer, sizes = model.blocks[0].mlp, []  # of the router, then of the whole layer
     for module in (layer.router, layer):
         module.register_full_backward_hook(
             lambda _m, x, _y: sizes.append(x[0].abs().mean())
         )
     torch.manual_seed(0)
-    idx = torch.randint(cfg.vocab_size, (4, cfg.seq_len + 1))
+    idx = torch.randint(mup.VOCAB_SIZE, (4, mup.SEQ_LEN + 1))
     model(idx[:, :-1], idx[:, 1:])[0].backward()
     return (sizes[0] / sizes[1]).item()
 
@@ -122,14 +126,26 @@ def test_the_gradient_through_the_router():
 
 def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
     # one seed of three
-    monkeypatch.setattr(mup.coordinate_check, "__defaults__", ((0,),))
+    monkeypatch.setattr(mup.coordinate_check, "__defaults__", (mup.WIDTHS, (0,)))
     assert mup.main([]) == 0
-    out = capsys.readouterr().out
-    assert out.count("pass  ") == 3 and "FAIL" not in out
-    # slope 1
-    monkeypatch.setattr(mup, "coordinate_check", lambda _: ({"MLP": mup.WIDTHS},) * 2)
-    assert mup.main([]) == 1
-    assert capsys.readouterr().out.count("FAIL") == 2
+    verdicts = re.findall(
+        r"^(pass|FAIL)  (.*?): .*?( in .*)?$", capsys.readouterr().out, re.M
+    )
+    assert verdicts == [
+        ("pass", "muP", ""),
+        ("pass", "muP MoE", ""),
+        ("FAIL", "standard", " in attn, mlp, logits"),
+    ]
+    # a slope of 1, which is right only for the last of the three, and a flat one
+    for slope, names in (
+        (1.0, "muP, muP MoE"),
+        (-0.3, "muP, muP MoE"),
+        (0.2, "standard"),
+    ):
+        slopes = {"mlp": mup.Slopes(start=0.0, change=slope)}
+        monkeypatch.setattr(mup, "coordinate_check", lambda *_: slopes)
+        assert mup.main([]) == 1
+        assert capsys.readouterr().out.endswith(f"unexpected: {names}\n")
 
 
 # -- What muP is for: the best learning rate of a narrow model is best for a wide model, too
