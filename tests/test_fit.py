@@ -114,7 +114,7 @@ def test_law_of_plain_rows_is_the_law_of_records():
             "decay_share",
         ):
             assert value == pytest.approx(of_records[name])
-    with pytest.raises(ValueError, match="total_tokens None"):
+    with pytest.raises(ValueError, match="no total_tokens"):
         fit.law([{"lr": 0.1}])
     with pytest.raises(ValueError, match="same learning rate and seed"):
         fit.law([row | {"seed": 0} for row in rows])
