@@ -271,9 +271,8 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
         found += some
     chosen = finished(only(found, choices))
     names = ", ".join(map(str, paths))
-    if not any(
-        "val_loss" in r for r in chosen
-    ):  # a run that diverged may lack it, not all
+    # a run that diverged may lack its loss, but not all runs
+    if not any("val_loss" in r for r in chosen):
         raise UserError(f"{names}: no record has a val_loss; a fit needs it")
     try:
         found = [complete(r) for r in chosen]
