@@ -150,7 +150,9 @@ def complete(row: dict) -> dict:
     if "batch_size" not in row and "batch_tokens" in row:
         row["batch_size"] = row.pop("batch_tokens") / row["seq_len"]
     for name in ("total_tokens", "batch_size", "seq_len", *tuned_fields(row["schedule"])):
-        value = row.get(name)
+        if name not in row:
+            raise UserError(f"a record has no {name}; a fit needs one (see fit.law)")
+        value = row[name]
         if not isinstance(value, (int, float, np.number)) or not (
             value > 0 or name == "power_b"
         ):
@@ -224,8 +226,13 @@ OF_A_SHAPE = set(  # settings that only differ between shapes
 def records_in(path: Path) -> list[dict]:
     """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
 
-    We report and skip a torn line, which a process leaves if killed while writing.
+    We report and skip a torn line, which a process leaves if killed while writing. Raises
+    UserError for a CSV file.
     """
+    if path.suffix == ".csv":
+        raise UserError(
+            f"{path}: a CSV file; make a records.jsonl of it, as in docs/elsewhere.md"
+        )
     found = [path]
     if not path.is_file():
         found = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
@@ -262,7 +269,15 @@ def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
         if not some:
             raise UserError(f"{path}: no records; give the folder of a sweep")
         found += some
-    found = [complete(r) for r in finished(only(found, choices))]
+    chosen = finished(only(found, choices))
+    names = ", ".join(map(str, paths))
+    # a run that diverged may lack its loss, but not all runs
+    if not any("val_loss" in r for r in chosen):
+        raise UserError(f"{names}: no record has a val_loss; a fit needs it")
+    try:
+        found = [complete(r) for r in chosen]
+    except UserError as error:
+        raise UserError(f"{names}: {error}") from None
     if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
         found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
     check_same_settings(found)

@@ -574,6 +574,16 @@ def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
     assert fit.law(found) == fit.law(rows_of(records))
 
 
+@pytest.mark.parametrize("column", ["lr", "val/loss", "State"])
+def test_a_table_without_a_column_is_refused(column):
+    runs = [wandb_run(r) for r in sweep()]
+    for run in runs:
+        del run[column]
+    write_table("runs.csv", runs)
+    with pytest.raises(SystemExit, match=f"^runs.csv: no column {column}$"):
+        read_table()
+
+
 def test_rows_in_a_file_are_the_same_law(capsys):
     write_table("runs.csv", [wandb_run(r) for r in sweep()])
     names = read_table()

@@ -110,7 +110,7 @@ def test_law_of_plain_rows_is_the_law_of_records():
             "rows",
         ):
             assert value == pytest.approx(of_records[name])
-    with pytest.raises(ValueError, match="total_tokens None"):
+    with pytest.raises(ValueError, match="no total_tokens"):
         fit.law([{"lr": 0.1}])
     with pytest.raises(ValueError, match="same learning rate and seed"):
         fit.law([row | {"seed": 0} for row in rows])
@@ -160,9 +160,11 @@ def test_rows_of_other_schedules_are_refused(capsys):
 
 
 @pytest.mark.parametrize("row, says", [
-    ({}, "total_tokens None"), ({"lr": 0.1, "total_tokens": 9, "batch_size": 1}, "left out"),
+    ({"val_loss": 2}, "runs: a record has no total_tokens"),
+    ({"lr": 0.1, "total_tokens": 9, "batch_size": 1}, "runs: no record has a val_loss"),
+    ({"lr": 0.1, "total_tokens": 9, "batch_size": 1, "val_loss": None}, "left out"),
     ({"lr": 0.1, "total_tokens": 9, "batch_size": 1, "val_loss": "x"}, "val_loss 'x'"),
-    ({"lr": "high", "total_tokens": 9, "batch_size": 1}, "lr high"),
+    ({"lr": "high", "total_tokens": 9, "batch_size": 1, "val_loss": 2}, "lr high"),
 ])  # fmt: skip
 def test_an_odd_row_is_one_line(row, says, capsys):
     write([row], Path("runs"))

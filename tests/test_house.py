@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,18 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"}
     others.add("submitit")  # optional, imported where it is used
     assert set().union(*used.values()) - others == set(listed)
+
+
+def test_pyproject_names_the_packages_of_the_requirements_files():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    needed, dev = (
+        (ROOT / name).read_text(encoding="utf-8").splitlines()
+        for name in ("requirements.txt", "requirements-dev.txt")
+    )
+    assert project["dependencies"] == needed
+    assert ["-r requirements.txt", *project["optional-dependencies"]["dev"]] == dev
 
 
 @pytest.mark.parametrize("name", ["schedules", "fit"])

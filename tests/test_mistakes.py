@@ -1,6 +1,7 @@
 """Wrong input anywhere: one clear line, exit status 2, and nothing left behind."""
 
 import base64
+import json
 
 import pytest
 import torch
@@ -42,6 +43,15 @@ def folder(corpus_path, tmp_path_factory):
     data.prepare(["too short for a sequence"], "bytes", folder / "tiny", 0.2)
     (folder / "odd").mkdir()
     (folder / "odd/records.jsonl").write_text("{}\n")
+    (folder / "table.csv").write_text("lr,batch_size\n0.01,8\n")
+    row = dict(lr=0.01, batch_size=8, total_tokens=1e6, val_loss=2.2)
+    rows = {
+        "no_tokens": {field: row[field] for field in ("lr", "batch_size", "val_loss")},
+        "no_loss": {field: row[field] for field in ("lr", "batch_size", "total_tokens")},
+        "text": row | {"lr": "0.01"},
+    }
+    for name in rows:
+        (folder / f"{name}.jsonl").write_text(json.dumps(rows[name]) + "\n")
     ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
     (folder / "words.tiktoken").write_bytes(b"".join(ranks))
     texts = [f"some text {i}" for i in range(500)]
@@ -93,6 +103,10 @@ def folder(corpus_path, tmp_path_factory):
     (schedules, "--ot x", "--ot"),
     (records, "nowhere", "nowhere: no records"), (records, "odd", "a record has"),
     (fit, "", "name the folder"), (fit, "tiny", "tiny: no records"),
+    (fit, "table.csv", "table.csv: a CSV file"), (records, "table.csv", "table.csv: a CSV"),
+    (fit, "no_tokens.jsonl", "no_tokens.jsonl: a record has no total_tokens"),
+    (fit, "no_loss.jsonl", "no_loss.jsonl: no record has a val_loss"),
+    (fit, "text.jsonl", "text.jsonl: a record has lr 0.01"),
     (fit, "--predict --total_tokens 1e9 --batch_size nan", "--batch_size nan"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law no.json", "no.json"),
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
