@@ -418,10 +418,28 @@ def pid_of(*_) -> int:
 
 
 def test_all_workers_start_at_once():
-    """While we ignore Ctrl-C, so that they inherit this until they have imported everything."""
+    """While signals wait, so that they inherit this until they have imported everything."""
     before = set(multiprocessing.active_children())
     with engines.in_processes(["cpu", "cpu", "cpu"]):
         assert len(set(multiprocessing.active_children()) - before) == 3
+
+
+def test_ctrl_c_is_not_lost_while_workers_start():
+    class Devices(list):
+        """The second loop over them starts the workers."""
+
+        loops = 0
+
+        def __iter__(self):
+            self.loops += 1
+            for device in list.__iter__(self):
+                yield device
+                if self.loops == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+    with runs_file.stop_request(None) as must_stop:
+        with engines.in_processes(Devices(["cpu"])):
+            assert must_stop()
 
 
 def test_a_worker_ends_after_sigterm_even_if_a_job_has_raised():

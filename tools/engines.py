@@ -41,6 +41,8 @@ def in_this_process(device: str, must_stop: Callable) -> Callable:
 
 # -- In several processes of this machine ------------------------------------------------
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextlib.contextmanager
 def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
@@ -51,14 +53,13 @@ def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
     for device in devices:
         free.put(device)
     pool = ProcessPoolExecutor(len(devices), context, start_worker, (stop, free))
-    # processes inherit that we ignore signals, until start_worker decides for itself
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    # Processes inherit that signals wait, until start_worker has decided about them. Ours
+    # wait only until all processes have started, so that an early Ctrl-C is not lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for _ in devices:
         # the pool starts a process for every job, while none is idle
         pool.submit(os.getpid)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with pool:
         try:
             yield functools.partial(pool.submit, do_in_worker), stop.set
@@ -79,6 +80,7 @@ def start_worker(stop, free) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end_worker)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
