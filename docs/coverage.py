@@ -65,7 +65,7 @@ def lengths(first: int, n: int) -> list[int]:
 
 # name -> columns, run lengths, and the standard deviation of b over the columns
 SWEEPS = {
-    "11 columns": (  # of three widths
+    "11 pairs": (  # of three widths
         columns((32, 64, 128), (2, 4, 8)) + columns((32, 64), (1,)),
         lengths(80_000, 5),
         0.04,
