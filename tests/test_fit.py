@@ -217,7 +217,7 @@ def test_quantiles_of_student_are_those_of_the_tables(freedom):
 def test_an_interval_from_seeds_only_is_students(values):
     n = len(values)
     half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5
-    for table in (np.array([values]), np.array([values]).T):  # seeds, or columns
+    for table in (np.array([values]), np.array([values]).T):  # seeds, or pairs
         low, high = fit.interval(fit.mean_of(table))
         assert (low + high) / 2 == pytest.approx(np.mean(values))
         assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
@@ -233,22 +233,22 @@ def test_no_interval_where_nothing_varies():
 
 
 def test_rows_that_leave_out_nothing_of_the_answer_do_not_count():
-    """The mean of three columns is as sure if there are other columns."""
+    """The mean of three pairs is as sure if there are other pairs."""
     rng = np.random.default_rng(0)
     rows = fit.mean_of(rng.normal(size=(3, 2)))
-    first, columns, seeds = rows[0], rows[1:4], rows[4:]
-    others = np.concatenate([[first], columns, [first] * 5, seeds, [math.nan] * 5])
+    first, pairs, seeds = rows[0], rows[1:4], rows[4:]
+    others = np.concatenate([[first], pairs, [first] * 5, seeds, [math.nan] * 5])
     assert fit.interval(others) == fit.interval(rows)
 
 
-def test_a_row_is_the_law_without_one_column_or_one_seed():
+def test_a_row_is_the_law_without_one_pair_or_one_seed():
     """A dumb loop deletes the records, and fits the rest."""
     records = wsd_records(noise=0.004, cells=0.1, widths=[32, 64])
     fits = fit.fits_of(records)
-    columns = [(width, batch) for width in (32, 64) for batch in BATCHES]
+    pairs = [(width, batch) for width in (32, 64) for batch in BATCHES]
     kept = [records]
-    for column in columns:
-        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != column])
+    for pair in pairs:
+        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != pair])
     for seed in range(3):
         kept.append([r for r in records if r["seed"] != seed])
     expected = [fit.fits_of(some) for some in kept]
@@ -257,7 +257,7 @@ def test_a_row_is_the_law_without_one_column_or_one_seed():
         assert rows[: len(kept)] == pytest.approx(
             [getattr(f.law, name)[0] for f in expected]
         )
-        assert len(rows) == 1 + 2 * len(columns) and np.isnan(rows[len(kept) :]).all()
+        assert len(rows) == 1 + 2 * len(pairs) and np.isnan(rows[len(kept) :]).all()
     assert fits.paper[0][: len(kept)] == pytest.approx([f.paper[0][0] for f in expected])
     again = fit.step_law_reading(fits.found)[: len(kept)]
     assert again == pytest.approx([fit.step_law_reading(f.found)[0] for f in expected])
