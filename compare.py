@@ -350,7 +350,7 @@ def mean_loss(losses: dict, cells: list) -> float:
 
 
 def best_planned(lines: dict, cells: list) -> str:
-    """The line with the lowest mean loss among all that decay and need T from the start."""
+    """The line with the lowest mean loss of all that decay and need T from the start."""
     means = {}
     for name, line in LINES.items():
         planned = needs_T(line) == "from the start" and not line.fields["average"]

@@ -338,8 +338,8 @@ def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
 # -- Mixtures of several corpora, which a run with one corpus does not use ---------------
 #
 # We must answer two questions about sequence g of a run, without the g sequences before
-# it. Which source does it come from, and how many sequences of this source came before it?
-# The second answer is a position in the order of the source.
+# it. Which source does it come from, and how many sequences of this source came before
+# it? The second answer is a position in the order of the source.
 
 
 def draw_from_mixture(
@@ -371,8 +371,8 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     rarer = sorted((part, name) for name, part in parts.items() if part)
     _, most_common = rarer.pop()
 
-    # 2. Let every source but the last take its sequences. `left` of the sequences before g
-    #    are left over, in which the remaining sources have `total` parts
+    # 2. Let every source but the last take its sequences. `left` of the sequences before
+    #    g are left over, in which the remaining sources have `total` parts
     left = np.array(g, dtype=np.int64)  # [B]
     total = sum(parts.values())
     names = np.full(len(g), most_common)

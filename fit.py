@@ -18,9 +18,9 @@ We fixed this procedure before the runs of results/bend-laptop (docs/methods.md)
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape. (docs/bent.py tests whether a law that flattens at large batch sizes
    is better.)
-3. Intervals measure how far the law moves without one batch size, and without one seed. The
-   two variances add up, and the interval is 95% of Student's t. (Until November 2026 it
-   was a bootstrap. docs/coverage.py shows why it is not.)
+3. Intervals measure how far the law moves without one batch size, and without one seed.
+   The two variances add up, and the interval is 95% of Student's t. (Until November 2026
+   it was a bootstrap. docs/coverage.py shows why it is not.)
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
 
@@ -63,7 +63,7 @@ def lowest_x(points: list[tuple]) -> float:
 
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
-    """The n points nearest the lowest, in order of x. Of two at equal distance, the left."""
+    """The n points nearest the lowest, in order of x. If two are equally near, the left."""
     if not points:
         return []
     middle = lowest_x(points)
@@ -601,7 +601,7 @@ def read_law(path: str) -> dict:
 def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
     """The 95% interval of a prediction, from the rows of the law; NaN if it has none.
 
-    It widens with the distance from the sweep, but assumes that the law does not bend there.
+    It widens with the distance from the sweep, but assumes that the law does not bend.
     """
     if "rows" not in law:
         return math.nan, math.nan
@@ -645,7 +645,7 @@ def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
 
 
 def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
-    """Commands of a WSD run and a Power run that follow a law, with the settings of its sweep."""
+    """Commands of a WSD run and a Power run under a law, with the settings of its sweep."""
     common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
     if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
         decay = round(law["decay_share"] * T + law["decay_tokens"])
@@ -761,8 +761,8 @@ def point(
     """A point for figures.draw_points: the x of a minimum with its standard error.
 
     x and weight are its rows. For two seeds, the error reaches about as far as their
-    separate minima. (95% of Student's t would be 13 times as much.) Without a line, the line
-    goes through the point.
+    separate minima. (95% of Student's t would be 13 times as much.) Without a line, the
+    line goes through the point.
     """
     x = np.where(weight > 0, x, math.nan)  # without rows that lack the minimum
     error, _ = error_of(x)

@@ -201,7 +201,7 @@ def check_fields(asked: dict[str, list], configs: list) -> None:
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise UserError for a record unlike all configs of a sweep, apart from `free` fields."""
+    """Raise UserError for a record unlike all configs of a sweep, but for `free` fields."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:

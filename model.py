@@ -45,7 +45,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and earlier tokens, and takes up their weighted values."""
+    """Every token looks at itself and earlier tokens, and adds up their weighted values."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()

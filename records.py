@@ -38,8 +38,8 @@ def settings(record: dict, without=()) -> dict:
     """The fields of a record, or of vars(config), that determine its loss, `without` some.
 
     That is all of its config but for fields that its schedule does not read. The name of
-    the data is an alias, and the `fingerprint` of a record identifies the text. An unknown
-    field is from a fork, and counts unless it is None.
+    the data is an alias, and the `fingerprint` of a record identifies the text. An
+    unknown field is from a fork, and counts unless it is None.
     """
     skip = NOT_SETTINGS | set(without)
     if record.get("schedule") in SCHEDULES:
@@ -169,8 +169,8 @@ def complete(row: dict) -> dict:
 def flags_of(record: dict) -> str | None:
     """The flags of train.py for the model, the text and the training of a record.
 
-    Values of the preset need no flag. We leave out fields that an experiment varies, except for
-    the size of the model, and how much text a run validates on. None for a row from
+    Values of the preset need no flag. We leave out fields that an experiment varies, except
+    for the size of the model, and how much text a run validates on. None for a row from
     elsewhere.
     """
     if "preset" not in record:

@@ -195,11 +195,10 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If
        one of them is better, return to step 2.
 
-    We call this again whenever a loss arrives, and it repeats all steps. The
-    search ends when the best learning rate has three worse neighbors on each side. A
-    diverged run counts as worse than any other. A trunk passes every shorter T, so we run
-    these, too. loss(j, T): None if that run is not done yet. Returns all (j, T) to run so
-    far.
+    We call this again whenever a loss arrives, and it repeats all steps. The search ends
+    when the best learning rate has three worse neighbors on each side. A diverged run
+    counts as worse than any other. A trunk passes every shorter T, so we run these, too.
+    loss(j, T): None if that run is not done yet. Returns all (j, T) to run so far.
     """
     wanted = set()
     more = set()
@@ -390,7 +389,7 @@ def config_of(record: dict) -> TrainConfig:
 def do_job(
     cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
 ):
-    """Make a run, wherever an engine starts it. Returns (record, curve), or None if stopped."""
+    """Make a run on any machine. Returns (record, curve), or None if stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = devices.resolve_device(

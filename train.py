@@ -90,7 +90,7 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in a pass."""
+    """The smallest number of equal passes over n sequences, at most `most` in a pass."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
@@ -118,7 +118,7 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
 
 
 class Step(NamedTuple):
-    """Results of a step, as tensors, because reading their values would make a GPU wait."""
+    """Results of a step, as tensors, because reading a value would make a GPU wait."""
 
     lr: float
     loss: torch.Tensor  # mean over the sequences of this process, in nats per token

@@ -91,7 +91,7 @@ def misses(name: str, seeds: int, rng) -> dict:
 
 
 def half_shared(one: dict, two: dict) -> dict:
-    """The misses of a second sweep. It shares the seeds and half the variance of the pairs."""
+    """Misses of a second sweep. It shares the seeds and half the variance of the pairs."""
     found = {}
     for key, miss in one.items():
         if isinstance(key, tuple):  # a pair
@@ -157,7 +157,7 @@ def b_of_series(found: list[Minimum]) -> np.ndarray:
 
 
 def components(values: np.ndarray) -> np.ndarray:
-    """Variances of values [pairs, seeds] between pairs, between seeds, and of the rest."""
+    """Variances of values [pairs, seeds] between pairs, between seeds, and the rest."""
     n, seeds = values.shape
     by_pair = values.mean(axis=1)
     by_seed = values.mean(axis=0)
