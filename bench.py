@@ -41,7 +41,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     if cfg.n_expert:  # every expert also keeps its input and its weighted output
         mlp = cfg.n_expert_active * (cfg.n_embd + (n_hidden + 1) * cfg.n_ffn)
 
-    # 2. Their bytes, and those of float32 numbers
+    # 2. Their bytes, and the bytes of float32 numbers
     size = 2 if cfg.dtype == "bfloat16" else 4
     residual = 2 * 4 * cfg.n_embd
     block = residual + size * (normed + queries_and_output + keys_and_values + mlp)
@@ -53,7 +53,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     if cfg.recompute:  # the inputs of all blocks, and everything of one block
         blocks = cfg.n_layer * 4 * cfg.n_embd + block
 
-    # 3. All tokens of a pass, and what is kept for every parameter
+    # 3. All tokens of a pass, and the bytes for every parameter
     tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len
     logits = cfg.vocab_size * (size + 4 + 4)  # and their softmax and its gradient
     return {
@@ -78,7 +78,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     n_passes = train.n_passes(sequences, cfg.micro_batch_size)
     per_pass = sequences // n_passes
 
-    # 2. A GPU computes in bfloat16 and compiles, unless a flag says otherwise
+    # 2. A GPU computes in bfloat16 and compiles, unless a flag sets this
     cfg = dataclasses.replace(
         cfg,
         micro_batch_size=per_pass,

@@ -1,6 +1,6 @@
 """The comparison of schedules: its rules, its tables, and the words for them.
 
-    python compare.py        list the lines, and when each must know the run length
+    python compare.py        list the lines, and when a line needs the run length
 
 The rules, in the order of this file:
 
@@ -13,7 +13,7 @@ The rules, in the order of this file:
 4. The difference of two lines is the mean over cells and seeds. Its interval leaves
    out one pair of shape and batch size at a time, and one seed (`differences`).
 5. Two lines are level if the interval lies inside ±0.005 nats. One is better or worse if
-   the interval excludes 0. Else we cannot tell (`verdict`).
+   the interval excludes 0. Otherwise the result is undecided (`verdict`).
 
 Losses are in nats per token. `python fit.py results/compare-laptop results/search-laptop`
 prints the tables.
@@ -80,7 +80,7 @@ LINES = {
 
 
 def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> dict:
-    """Fields of a line's run with this batch size and T, if it was tuned to learning rate lr.
+    """Fields for a run of a line with this batch size and T, if the tuning found lr.
 
     tuned: batch size, seq_len and T of that tuning. Under Power, lr is the learning rate
     at that T.
@@ -96,7 +96,7 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
 
 
 def needs_T(line: Line) -> str:
-    """When must you know the run length?"""
+    """When do you need the run length?"""
     schedule = line.fields["schedule"]
     lr_depends_on_T = line.b != 0 and schedule != "power"
     decays_over_a_share_of_T = bool(line.fields.get("decay_share"))
@@ -107,7 +107,7 @@ def needs_T(line: Line) -> str:
     return "when it decays"
 
 
-# -- 2. How a line is tuned --------------------------------------------------------------
+# -- 2. How we tune a line ---------------------------------------------------------------
 
 TUNING = 100  # seeds 100 + 2s and 101 + 2s tune the lines of seed s
 
@@ -127,7 +127,7 @@ def best_of(tried: dict[float, list]) -> float | None:
 
 
 class Runs(NamedTuple):
-    """The records of a comparison, and where its lines were tuned."""
+    """The records of a comparison, and where we tuned its lines."""
 
     records: dict  # (cell, seed) -> records
     tuning_cells: list  # the two cells, the shorter T first
@@ -135,7 +135,7 @@ class Runs(NamedTuple):
     rates: list  # the learning rates that every line tries, in order
 
     def find(self, name: str, lr: float, cell: tuple, seed: int) -> dict | None:
-        """The record of a line that was tuned to lr. None if it is missing."""
+        """The record of a line tuned to lr. None if it is missing."""
         _, T, batch_size = cell
         fields = fields_of(LINES[name], lr, batch_size, T, self.tuned_at)
         fields.pop("decay_share", None)  # records have decay_tokens
@@ -162,7 +162,7 @@ def index_runs(records: list[dict]) -> Runs:
     rates = set()
     for r in records:
         if r["seed"] >= TUNING and cell_of(r) == first and WSD.items() <= r.items():
-            rates.add(r["lr"])  # all lines try those of WSD
+            rates.add(r["lr"])  # all lines try the values of WSD
     return Runs(by_cell, tuning_cells, tuned_at, sorted(rates))
 
 
@@ -186,7 +186,7 @@ def tuned_lr(runs: Runs, name: str, seed: int) -> float:
     return best
 
 
-# -- 3. In which cells it is tested ------------------------------------------------------
+# -- 3. In which cells we test it --------------------------------------------------------
 
 
 def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
@@ -224,8 +224,8 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
 
 
 def searched(records: list[dict]) -> dict:
-    """{cell: {seed: loss}} of WSD at the learning rate that is best for the *other*
-    seeds, so that no run chooses for itself.
+    """{cell: {seed: loss}} of WSD at the best learning rate of the *other* seeds, so that
+    no run chooses for itself.
 
     In cells where at least two seeds tried seven learning rates or more.
     """
@@ -298,7 +298,7 @@ def holm(differences: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
     chance = {}
     for name, rows in differences.items():
         error, freedom = error_of(rows)
-        chance[name] = 1.0  # we cannot tell
+        chance[name] = 1.0  # undecided
         if freedom > 0:
             t, share = student(freedom)
             chance[name] = 1 - np.interp(abs(rows[0]) / error, t, share)
@@ -335,7 +335,7 @@ def comparison(records: list[dict], out: Path) -> None:
 
 
 def common_cells(lines: dict, moe: bool) -> list:
-    """The cells of one kind that all lines have, except lines that have none of them."""
+    """The cells of one kind that are in all lines with at least one of them."""
     of_kind = [cell for cell in lines["WSD"] if ("experts" in cell[0]) == moe]
     common = set(of_kind)
     for losses in lines.values():
@@ -350,7 +350,7 @@ def mean_loss(losses: dict, cells: list) -> float:
 
 
 def best_planned(lines: dict, cells: list) -> str:
-    """The line to compare with: it decays, needs T from the start, and has the lowest mean loss."""
+    """The line with the lowest mean loss of all that decay and need T from the start."""
     means = {}
     for name, line in LINES.items():
         planned = needs_T(line) == "from the start" and not line.fields["average"]
@@ -360,8 +360,8 @@ def best_planned(lines: dict, cells: list) -> str:
 
 
 def report_differences(lines: dict, cells: list, kind: str) -> dict:
-    """Print all lines minus the best planned one, and return them as a panel of compare.png."""
-    # 1. Subtract the best planned line in all cells, and in those with the longest T.
+    """Print all lines minus the best planned line, and return a panel of compare.png."""
+    # 1. Subtract the best planned line, in the mean over all T, and at the longest T.
     whole = {name: some for name, some in lines.items() if some.keys() >= set(cells)}
     other = best_planned(whole, cells)
     longest = max(T for _, T, _ in cells)

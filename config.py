@@ -3,10 +3,11 @@ presets.
 
 A field of these classes is a flag of train.py with its help, type and limits. A value on
 the command line comes before the preset, and the preset before the default here.
-Three more marks say what a field means for records of runs:
+Three more marks give the meaning of a field for records of runs:
 
 - `runtime`: it changes how we compute or report a run, but not its loss.
-- `alias`: other values of a record say the same. The `data` of a run has a fingerprint.
+- `alias`: other values of a record decide whether two runs are equal. For `data`, this is
+  the fingerprint.
 - `later`: older runs lack it, and had its default.
 
     python config.py        list the presets with all their values
@@ -30,7 +31,7 @@ class GPTConfig:
     n_head: int = option(help="attention heads", above=0)
     seq_len: int = option(help="tokens per sequence", above=0)
     vocab_size: int = option(
-        help="tokens of the vocabulary, by default those of the corpus",
+        help="tokens of the vocabulary, by default as in the corpus",
         above=1,
         below=2**31,
     )
@@ -138,7 +139,7 @@ class TrainConfig(GPTConfig):
         None, "most sequences per pass (default: all)", above=0, runtime=True
     )
 
-    # the learning rate. schedules.SCHEDULES says which schedule reads which field
+    # the learning rate. schedules.SCHEDULES lists the fields that a schedule reads
     lr: float = option(0.01, "peak learning rate of wsd, cosine and constant", above=0)
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
     power_a: float = option(4.0, "a of the power schedule, beta^q * a * n^b", above=0)
@@ -178,10 +179,12 @@ class TrainConfig(GPTConfig):
         0, "random seed for the data order", at_least=0, at_most=2**63 - 1
     )
     data: str | None = option(
-        None, "corpus or mixture, as in web:0.8,code:0.2 (default: embedded)", alias=True
+        None,
+        "corpus, or several with weights, as in web:0.8,code:0.2 (default: embedded)",
+        alias=True,
     )
     decay_data: str | None = option(
-        None, "corpus or mixture during the decay (default: the same)", later=True
+        None, "corpora during the decay, as in --data (default: the same)", later=True
     )
     tokenizer: str = option("bytes", "tokenizer of the embedded corpus", alias=True)
     out: str | None = option(
@@ -249,7 +252,7 @@ class TrainConfig(GPTConfig):
 
 
 def names(marked: str | None = None) -> set[str]:
-    """Names of all fields, or of those with this metadata."""
+    """Names of all fields, or of the fields with this metadata."""
     fields = dataclasses.fields(TrainConfig)
     return {f.name for f in fields if marked is None or f.metadata.get(marked)}
 
@@ -261,7 +264,7 @@ LATER = {
     f.name: f.default for f in dataclasses.fields(TrainConfig) if f.metadata.get("later")
 }
 
-# -- How the presets are trained ---------------------------------------------------------
+# -- How to train the presets ------------------------------------------------------------
 
 # The paper names no micro-batches, and we tried ours on no GPU. The laptop models follow
 # our law and not the paper's, with learning rates tuned by results/laptop/tune.py.
@@ -285,7 +288,7 @@ RECIPES = {
     "laptop": _laptop_recipe, "laptop-moe": _laptop_recipe,
     "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
     "1B": dict(**_large, total_tokens=10**12),
-    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # text says 1T
+    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # 1T in the text
     "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
     "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip

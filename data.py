@@ -39,7 +39,7 @@ from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 @dataclass(eq=False)
 class Corpus:
-    """Tokens to train on, from one folder or from a mixture of several."""
+    """Tokens to train on, from one folder or from several."""
 
     path: Path | str
     meta: dict  # tokenizer, vocab_size, fingerprint and, of a folder, counts
@@ -71,19 +71,19 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
     positions = index[:, None] * seq_len + np.arange(seq_len + 1)
     rows = tokens[positions]  # [B, seq_len + 1]
     inputs = rows[:, :-1].astype(np.int64)
-    targets = rows[:, 1:].astype(np.int64)  # the token after each input
+    targets = rows[:, 1:].astype(np.int64)  # the token after every input
     return inputs, targets
 
 
 # -- The order ---------------------------------------------------------------------------
 #
-# In every epoch, a run reads each of the n sequences once, in a new random order. The
+# In every epoch, a run reads all n sequences once, in a new random order. The
 # obvious way is to permute their numbers and to keep the table:
 #
 #     epoch, place = divmod(g, n)
 #     sequence = np.random.default_rng([seed, epoch]).permutation(n)[place]
 #
-# We compute each entry when we need it instead. 500B tokens in sequences of 4096 make a
+# Instead, we compute an entry when we need it. 500B tokens in sequences of 4096 make a
 # table of a gigabyte, in every process. And NumPy may change its permutations, but a run
 # must find its order again after any upgrade.
 
@@ -107,7 +107,7 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     bits to the left half, and swaps the halves. Adding the hash again would undo it, so
     different numbers stay different, however wild the hash.
     """
-    # 1. A key for each round
+    # 1. A key for every round
     keys = scramble(key + np.arange(4, dtype=np.uint64)[:, None])  # [4, B]
 
     # 2. Two halves with equally many bits, together just wide enough for n - 1
@@ -123,7 +123,7 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
             right = new_right
         return left << half | right
 
-    # 3. The halves can hold numbers from n up. Permute those until they are below n
+    # 3. The halves can hold numbers from n up. Permute these until they are below n
     x = four_rounds(x, keys)
     outside = x >= n
     while outside.any():
@@ -147,7 +147,7 @@ def draw(
     corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64."""
-    if corpus.stages is not None:  # a mixture of several corpora
+    if corpus.stages is not None:  # several corpora
         return draw_from_mixture(corpus, g, seq_len, seed)
     n = n_sequences(corpus.train, seq_len)
     index = shuffled_batch(g, n, seed)  # [B], numbers of sequences in the corpus
@@ -181,7 +181,7 @@ def load_corpus(
 ) -> Corpus:
     """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
 
-    stages: [(first sequence, mixture), ...] if the mixture changes during a run, from its
+    stages: [(first sequence, mixture), ...] if the data change during a run, from its
     parents to its decay. Folders that only its parents read may be missing.
     """
     data = data or "embedded"
@@ -276,7 +276,7 @@ def is_prepared(data_flag: str | None) -> bool:
 
 
 def tokenizer_name(cfg, corpus: Corpus) -> str:
-    """What a run notes as its tokenizer."""
+    """The name of the tokenizer in the record of a run."""
     return corpus.meta["tokenizer"] if is_prepared(cfg.data) else cfg.tokenizer
 
 
@@ -322,7 +322,7 @@ def check_tokenizer(
         raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
     try:
         tokenizer = tokenizer_of(config)
-    except (UserError, OSError):  # if its corpus is gone, we trust the new one
+    except (UserError, OSError):  # if its corpus is gone, we trust the new corpus
         return
     compare_tokenizers(tokenizer, path, corpus)
 
@@ -337,9 +337,9 @@ def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
 
 # -- Mixtures of several corpora, which a run with one corpus does not use ---------------
 #
-# Two questions have to be answered for sequence g of a run, without the g sequences
-# before it: which source does it come from, and how many sequences of this source came
-# before it? The answer to the second is a position in the order of the source.
+# We must answer two questions about sequence g of a run, without the g sequences before
+# it. Which source does it come from, and how many sequences of this source came before
+# it? The second answer is a position in the order of the source.
 
 
 def draw_from_mixture(
@@ -371,8 +371,8 @@ def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarra
     rarer = sorted((part, name) for name, part in parts.items() if part)
     _, most_common = rarer.pop()
 
-    # 2. Let each source but the last take its sequences. `left` of the sequences before g
-    #    are left over, in which the remaining sources have `total` parts
+    # 2. Let every source but the last take its sequences. `left` of the sequences before
+    #    g are left over, in which the remaining sources have `total` parts
     left = np.array(g, dtype=np.int64)  # [B]
     total = sum(parts.values())
     names = np.full(len(g), most_common)
@@ -428,8 +428,8 @@ def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
 
 def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> Corpus:
     """`load_corpus` for stages [(first sequence, {folder: share}), ...] with several folders."""
-    # 1. We are in the last stage that reads --data. Open its folders and those of later
-    #    stages
+    # 1. We are in the last stage that reads --data. Open its folders, and the folders
+    #    of later stages
     now = 0
     for i, (_, mixture) in enumerate(stages):
         if mixture == parse_mixture(data):
@@ -448,7 +448,7 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> C
         first = sources[basename(folders[0])]
         compare_tokenizers(first.tokenizer, first.path, sources[name])
 
-    # 2. Call the folders by their names, which stay when somebody moves them
+    # 2. Call the folders by their names, which stay if you move them
     named_stages = []
     for start, mixture in stages:
         shares = {basename(folder): share for folder, share in mixture.items()}
@@ -509,7 +509,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
         if args.source:
-            notes = Counter()  # of what we skip or change
+            notes = Counter()  # counts of all that we skip or change
             documents = read_files(args.source, args.text_field, notes)
             prepare(
                 documents,

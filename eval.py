@@ -116,7 +116,7 @@ def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
     root = shared if shared >= 32 else 0  # a few tokens are not worth a pass
     fork = min(len(context) for context in contexts)
 
-    # 2. Read its parts, each once, and keep keys and values in the cache
+    # 2. Read every part once, and keep keys and values in the cache
     cache = [Cache() for _ in model.blocks]
     if root:
         read(model, cache, [contexts[0][:root]])
@@ -146,7 +146,7 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
     because these probably start alike. Several processes share the batches.
     """
     groups = groups or [""] * len(items)
-    lengths = []  # of the longest request of each item
+    lengths = []  # of the longest request of every item
     for item in items:
         lengths.append(max(len(ids) for ids, _ in item))
 
@@ -169,7 +169,7 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
             rows = len(items[i])
         batches[-1].append(i)
 
-    # 2. Score them, each in one of the processes
+    # 2. Score every batch in one of the processes
     def score_batch(batch: list[int]) -> list[list[float]]:
         return score(model, [items[i] for i in batch])
 
@@ -183,7 +183,7 @@ def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192)
     return results
 
 
-# -- What does a model write? ------------------------------------------------------------
+# -- Text from a model -------------------------------------------------------------------
 
 
 def sample(
@@ -220,7 +220,7 @@ def page_likelihoods(
 ) -> list[float]:
     """Log-likelihoods of whole pages, the sums over their windows."""
     items = []  # a window is an item with one request
-    page_of = []  # number of the page of each window
+    page_of = []  # number of the page of every window
     for page, question in enumerate(questions):
         for window in tasks.rolling_windows(tokenizer, question.choices[0], max_len):
             items.append([window])

@@ -7,20 +7,20 @@ prediction.
     python fit.py --predict --total_tokens 1e7 --batch_size 8 --law runs/wsd-quick/law.json
 
 The first ends with the commands of a WSD run and of a Power run that follow the law. The
-third prints the best learning rate by the paper's law. The last does this by your law,
-and adds the commands.
+third prints the best learning rate under the paper's law. The last does this under your
+law, and adds the commands.
 
 We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
-   seeds. Its minimum is that of a cubic in log lr, fitted to the 7 learning rates nearest
-   the lowest loss. We leave a cell out, and count it, if this is impossible.
+   seeds. Fit a cubic in log lr to the 7 learning rates nearest the lowest loss, and take
+   its minimum. We leave a cell out, and count it, if this is impossible.
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
-   one a per shape. (docs/bent.py asks whether a law that flattens at large batch sizes is
-   better.)
-3. Intervals ask how far the law moves without one batch size, and without one seed. The
-   two variances add up, and the interval is 95% of Student's t. (Until November 2026 it
-   was a bootstrap. docs/coverage.py shows why it is not.)
+   one a per shape. (docs/bent.py tests whether a law that flattens at large batch sizes
+   is better.)
+3. Intervals measure how far the law moves without one batch size, and without one seed.
+   The two variances add up, and the interval is 95% of Student's t. (Until November 2026
+   it was a bootstrap. docs/coverage.py shows why it is not.)
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
 
@@ -63,7 +63,7 @@ def lowest_x(points: list[tuple]) -> float:
 
 
 def nearest(points: list[tuple], n: int) -> list[tuple]:
-    """The n points nearest the lowest one, in order of x. Of two at equal distance, the left."""
+    """The n points nearest the lowest, in order of x. If two are equally near, the left."""
     if not points:
         return []
     middle = lowest_x(points)
@@ -133,12 +133,12 @@ class Minimum(NamedTuple):
     beta: float
     seeds: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
     points: list  # the mean valley
-    near: list  # its points nearest the lowest. The curve was fitted to the finite ones
+    near: list  # its points nearest the lowest. We fit the curve to the finite points
     rule: tuple[int, int]  # degree of the curve, and through how many points at most
     loss: float  # the lowest mean loss
     x: float  # the bottom
     why_not: str  # why it is left out, or ""
-    again: dict  # how often the seeds count -> the minimum then, see leave_out
+    again: dict  # how often the seeds count -> the minimum then. See leave_out
 
 
 def log2_lr(record: dict) -> float:
@@ -201,7 +201,7 @@ def parabolas(
 
 
 def usable(found: list[Minimum]) -> list[Minimum]:
-    """The minima that are not left out."""
+    """The minima that we do not leave out."""
     return [m for m in found if not m.why_not]
 
 
@@ -217,7 +217,7 @@ def reasons(found: list[Minimum]) -> str:
 class Law(NamedTuple):
     """log2 lr = log2 a(shape) + b log2 T + q log2 beta.
 
-    Every field has rows, see leave_out. The first is the law itself.
+    Every field has the rows of leave_out. The first is the law itself.
     """
 
     b: np.ndarray  # [rows]
@@ -240,8 +240,8 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
         columns.append([float(m.shape == shape) for m in found])
     design = np.column_stack(columns)  # [n, 2 + shapes]
 
-    # 2. Solve it in every row. lstsq minimizes the sum of squares, so an error with
-    #    weight w has to be multiplied by the root of w.
+    # 2. Solve it in every row. lstsq minimizes the sum of squares, so we multiply an
+    #    error with weight w by the root of w.
     solutions = []
     for x_of_row, w in zip(x, weight):
         root = np.sqrt(w)
@@ -265,11 +265,11 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
 # -- Intervals, by leaving out one thing at a time ---------------------------------------
 #
 # How far does an answer move without one batch size, and how far without one seed? A
-# *column* is a shape and a batch size. An answer, such as b, is an array of rows:
+# *pair* is a shape and a batch size. An answer, such as b, is an array of rows:
 #
-#     [the answer, a first half without one column each, a second half without one seed each]
+#     [the answer, a half without one pair at a time, a half without one seed at a time]
 #
-# The shorter half ends with NaN. Answers can be subtracted row by row, because the same
+# The shorter half ends with NaN. You can subtract answers row by row, because the same
 # row leaves out the same thing of both. An answer that needs two batch sizes is NaN without
 # one of two. Then only the seeds give its interval, and it is too narrow.
 
@@ -277,8 +277,8 @@ def fit_law(found: list[Minimum], x: np.ndarray, weight: np.ndarray) -> Law:
 def leave_out(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray]:
     """x of all minima and their weights, both [rows, n].
 
-    The weight of a minimum counts its seeds. It is 0 if the row leaves out the column. To
-    compare two sweeps, give the minima of both at once.
+    The weight of a minimum counts its seeds. It is 0 if the row leaves out the pair. Give
+    the minima of two sweeps at once to compare them.
     """
     x, weight, _ = leave_out_with_losses(found)
     return x, weight
@@ -286,22 +286,22 @@ def leave_out(found: list[Minimum]) -> tuple[np.ndarray, np.ndarray]:
 
 def leave_out_with_losses(found: list[Minimum]) -> tuple:
     """`leave_out`, and the lowest mean loss of every cell, [rows, n]."""
-    # 1. What does a row leave out? A column (shape, batch size) or a seed. Never the only
-    #    one.
-    columns = sorted({(m.shape, m.batch_size) for m in found})
+    # 1. A row leaves out a pair (shape, batch size) or a seed, but never the only pair or
+    #    seed.
+    pairs = sorted({(m.shape, m.batch_size) for m in found})
     seeds = sorted({seed for m in found for seed in m.seeds})
-    ways = [some if len(some) > 1 else [] for some in (columns, seeds)]
+    ways = [some if len(some) > 1 else [] for some in (pairs, seeds)]
     rows = [None, *in_halves(*ways, "everything")]
 
     # 2. Find the minimum of every cell again in every row. Many rows have the same seeds
-    #    of a cell, so the cell remembers what they gave.
+    #    of a cell, so `again` keeps the results.
     x = np.empty((len(rows), len(found)))
     weight = np.empty_like(x)
     loss = np.empty_like(x)
     for i, m in enumerate(found):
-        column = m.shape, m.batch_size
+        pair = m.shape, m.batch_size
         for k, out in enumerate(rows):
-            gone = out in (column, "everything")
+            gone = out in (pair, "everything")
             counts = tuple(int(not gone and seed != out) for seed in m.seeds)
             if counts not in m.again:
                 m.again[counts] = minimum_again(m, counts)
@@ -340,7 +340,7 @@ def where_left_out(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """The rows of the mean of values [columns, seeds]."""
+    """The rows of the mean of values [pairs, seeds]."""
     ways = []
     for axis, n in enumerate(values.shape):
         without = []
@@ -353,9 +353,9 @@ def mean_of(values: np.ndarray) -> np.ndarray:
 def error_of(rows: np.ndarray) -> tuple[float, float]:
     """The standard error of an answer, and the degrees of freedom of this error.
 
-    The variance without one column at a time, plus the one without one seed at a time.
-    Their sum is a little too large, because what varies with both is in both. Source:
-    Tukey (1958), the jackknife. For a mean, each is the usual variance over n.
+    The variance without one pair at a time, plus the variance without one seed at a time.
+    Their sum is a little too large, because both contain the variation with both. Source:
+    Tukey (1958), the jackknife. For a mean, both are the usual variance over n.
     """
     variance = 0.0
     below = 0.0
@@ -449,7 +449,7 @@ def best_batches(found: list[Minimum], n: int) -> list[Minimum]:
 
 
 def only_best(points: list[Minimum], weight, loss, n: int) -> np.ndarray:
-    """Weights that are 0 outside the n best batch sizes. Every row chooses them anew."""
+    """Weights, 0 outside the n best batch sizes. Every row chooses these again."""
     weight = weight.copy()
     loss = loss.copy()
     loss[weight == 0] = math.inf  # such a minimum cannot be among the best
@@ -464,9 +464,9 @@ def only_best(points: list[Minimum], weight, loss, n: int) -> np.ndarray:
 def paper_reading(
     found: list[Minimum], rows_of: Callable = leave_out_with_losses
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """The paper's fit: b with q = 1 in the three best batch sizes, s, and a.
+    """The reading of the paper, b with q = 1 in the three best batch sizes, and s and a.
 
-    s is the slope of log beta on log T there. Where lr = a beta^q T^b is exact, the
+    s is the slope of log beta on log T there. If lr = a beta^q T^b is exact, the
     paper's b is b + (q - 1) s. (docs/coverage.py tries other rows.)
     """
     points = usable(found)
@@ -485,7 +485,7 @@ def paper_reading(
 def step_law_reading(
     found: list[Minimum], rows_of: Callable = leave_out_with_losses
 ) -> np.ndarray:
-    """Exponent of T at the best batch size. Where the law is exact, it is b + q s."""
+    """Exponent of T at the best batch size. If the law is exact, this is b + q s."""
     points = usable(found)
     x, weight, loss = rows_of(points)
     weight = only_best(points, weight, loss, 1)
@@ -499,8 +499,8 @@ def step_law_reading(
 
 class Fits(NamedTuple):
     found: list[Minimum]  # all minima
-    points: list[Minimum]  # the usable ones
-    x: np.ndarray  # of the points, in all rows, see leave_out
+    points: list[Minimum]  # the usable minima
+    x: np.ndarray  # of the points, in all rows of leave_out
     weight: np.ndarray
     law: Law
     paper: tuple | None = None  # see paper_reading
@@ -611,7 +611,7 @@ def read_law(path: str) -> dict:
 def band(law: dict, total_tokens: float, batch_tokens: float) -> tuple[float, float]:
     """The 95% interval of a prediction, from the rows of the law; NaN if it has none.
 
-    It widens with the distance from the sweep, and knows nothing of a law that bends there.
+    It widens with the distance from the sweep, but assumes that the law does not bend.
     """
     if "rows" not in law:
         return math.nan, math.nan
@@ -637,9 +637,10 @@ def outside(name: str, value: float, span: list[float]) -> str:
 
 
 def ceiling(law: dict, batch_tokens: float) -> float:
-    """lr_max of a Power run that follows a law: what the law says at the shortest T of its sweep.
+    """lr_max of a Power run, the learning rate of the law at the shortest T of its sweep.
 
-    Below this T, nobody has measured it, and a much higher ceiling costs loss (docs/recipe.md).
+    The sweep measured nothing below this T, and a much higher ceiling costs loss
+    (docs/recipe.md).
     """
     return predict(law, law["total_tokens"][0], batch_tokens)
 
@@ -654,13 +655,13 @@ def schedules_of(law: dict, T: float, batch_tokens: float) -> list[str]:
 
 
 def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
-    """The commands of a WSD run and of a Power run that follow a law, with the sweep's settings."""
+    """Commands of a WSD run and a Power run under a law, with the settings of its sweep."""
     common = f"--total_tokens {T:.15g} --batch_size {batch_size:g} {law['flags']}"
     if law["decay_share"] != 0.1 or law["decay_tokens"]:  # else the default
         decay = round(law["decay_share"] * T + law["decay_tokens"])
         common += f" --decay_tokens {decay}"
     if seq_len != law["seq_len"]:
-        common += f" --seq_len {seq_len:g}"  # the last one counts
+        common += f" --seq_len {seq_len:g}"  # train.py takes the last value
     return [
         f"python train.py {schedule} {common}"
         for schedule in schedules_of(law, T, batch_size * seq_len)
@@ -668,7 +669,7 @@ def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str
 
 
 def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
-    """What to know before a run follows a law, and its commands, as lines."""
+    """Lines to read before a run follows a law, and its commands."""
     lines = []
     batch_tokens = batch_size * seq_len
 
@@ -680,7 +681,7 @@ def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
         if name in law and outside(name, value, law[name]):
             lines.append(outside(name, value, law[name]))
 
-    # 2. What does it hold for?
+    # 2. Which settings did the sweep have?
     had = [f"sequences of {law['seq_len']:g} tokens"]
     if law.get("warmup_tokens") is not None:
         had.append(f"a warmup of {law['warmup_tokens']:,} tokens")
@@ -694,7 +695,7 @@ def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
     if law.get("flags") is not None:
         lines.append("runs with all its settings that are not defaults of train.py:")
         lines += commands(law, T, batch_size, seq_len)
-    elif "total_tokens" in law:  # it has rows from elsewhere, so we know no settings
+    elif "total_tokens" in law:  # its rows come from elsewhere, without settings
         lines.append("schedules in the flags of train.py:")
         lines += schedules_of(law, T, batch_tokens)
     return lines
@@ -740,7 +741,7 @@ def middle_shape(found: list[Minimum]) -> list[Minimum]:
 
 
 def print_law(readings: dict[str, Law], paper: tuple, step_law: np.ndarray) -> None:
-    """Print the law as several readings of the same runs give it. The first one is ours."""
+    """Print the law as several readings of the same runs give it. The first is ours."""
     print("lr = a beta^q T^b, 95% intervals")
     for name, law in readings.items():
         print(f"{name:<29} b {show(law.b)}  q {show(law.q)}")
@@ -769,9 +770,9 @@ def point(
 ) -> tuple:
     """A point for figures.draw_points: the x of a minimum with its standard error.
 
-    x and weight are its rows. For two seeds, this is about where each of them alone has
-    its minimum. (95% of Student's t would be 13 times as much.) Without a line, the line
-    goes through the point.
+    x and weight are its rows. For two seeds, the error reaches about as far as their
+    separate minima. (95% of Student's t would be 13 times as much.) Without a line, the
+    line goes through the point.
     """
     rows = rows_of_minimum(x, weight)
     error, _ = error_of(rows)
@@ -823,9 +824,9 @@ def draw_valleys(path: Path, found: list[Minimum]) -> None:
 
 
 def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> dict:
-    """A panel with minima that differ in one field only; the fixed one is in the axis label.
+    """A panel of minima that differ only in `field`. The axis label has `fixed`.
 
-    words: what the title calls the field.
+    words: the name of `field` in the title.
     """
     first = row[0]
     last = row[-1]
@@ -841,7 +842,7 @@ def panel_of_valleys(row: list[Minimum], field: str, words: str, fixed: str) -> 
 
 
 def report_wsd(records: list[dict], out: Path) -> None:
-    """Print the law, write law.json, draw the figures, and print what a run should do."""
+    """Print the law, write law.json, draw the figures, and print advice for a run."""
     fits = fits_of(records)
     content = as_json(fits, records)
     readings = {"cubic through 7 rates": fits.law}
@@ -1032,11 +1033,11 @@ def report_records(records: list[dict], out: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("fit.py", __doc__)
     add = parser.add_argument
-    add("folders", type=Path, nargs="*", help="folders of a sweep's records")
+    add("folders", type=Path, nargs="*", help="folders with the records of a sweep")
     add(
         "--out",
         type=Path,
-        help="folder for law.json and figures (default: that of the runs)",
+        help="folder for law.json and figures (default: folder of the runs)",
     )
     add(
         "--only",
@@ -1078,6 +1079,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # end quietly if nobody reads on, as after `| head -2`
+    if hasattr(signal, "SIGPIPE"):  # end quietly if the reader stops, as in `| head -2`
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -40,7 +40,7 @@ def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
 
 
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
-    """Each width under muP, then without its rules and with the usual attention."""
+    """Every width under muP, then without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=head**-0.5)
     with_mup = widths(*sizes, head=head, **more)
     without = widths(*sizes, head=head, **more, **standard)
@@ -145,7 +145,7 @@ def changed(grid: dict, args, typed: dict) -> dict:
     first_width = rows[0][0].get("n_embd")
     if args.sweep and "tune" in grid:
         raise UserError(
-            "--sweep: a comparison tunes for one value only; give it as a flag"
+            "--sweep: a comparison tunes for only one value; give it as a flag"
         )
     if args.widths:
         if first_width is None:
@@ -201,7 +201,7 @@ def check_fields(asked: dict[str, list], configs: list) -> None:
 
 
 def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise UserError for a record unlike all configs of a sweep, in fields that are not free."""
+    """Raise UserError for a record unlike all configs of a sweep, but for `free` fields."""
     possible = {identity(config, free) for config in own}
     for record in records:
         if identity(record, free) not in possible:

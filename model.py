@@ -36,7 +36,7 @@ from tools.flags import UserError
 class RMSNorm(nn.RMSNorm):
     """RMSNorm whose output has the dtype of the matrix products that follow.
 
-    Under mixed precision every product would convert its input by itself, so q, k and v
+    Under mixed precision every product would convert its input separately, so q, k and v
     would convert the same tensor three times.
     """
 
@@ -45,7 +45,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and earlier tokens, and takes up what it needs."""
+    """Every token looks at itself and earlier tokens, and adds up their weighted values."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -112,9 +112,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     keys = k.to(dtype).transpose(1, 2)  # [B, G, S, D]
     values = v.to(dtype).transpose(1, 2)  # [B, G, S, D]
 
-    # 2. Who sees whom? Query t sees the keys up to S - T + t. If T = S, the kernel knows
+    # 2. Who sees whom? Query t sees the keys up to S - T + t. If T = S, the kernel has
     # this mask as is_causal, and skips half of the work. A single query sees all keys.
-    # Only several tokens after a cache need a mask of their own.
+    # Only several tokens after a cache need an explicit mask.
     T = queries.shape[2]
     S = keys.shape[2]
     mask = None
@@ -139,7 +139,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 class Cache:
     """Keys and values of the tokens that one attention layer has read.
 
-    Earlier tokens do not depend on later ones. So to add a token to a text, a layer
+    Earlier tokens do not depend on later tokens. So to add a token to a text, a layer
     computes only that token's query, key and value, and takes the rest from here.
     Training needs no cache.
     """
@@ -185,7 +185,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP or MoE. Each adds its output to the residual stream x."""
+    """Attention, then an MLP or MoE. Both add their output to the residual stream x."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
@@ -283,7 +283,7 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
         caches = [Cache() for _ in self.blocks]
-        unread = idx  # tokens that are not in the caches
+        unread = idx  # tokens not in the caches
         for _ in range(max_new_tokens):
             # 1. Read the new tokens
             if idx.shape[1] <= self.cfg.seq_len:
@@ -373,13 +373,13 @@ def load_model(
     # 2. Put the weights into the model
     try:
         model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:  # lists tensors that are missing, unknown or misshapen
+    except RuntimeError as error:  # lists missing, unknown or misshapen tensors
         raise UserError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
 
-    # 3. What the programs ask about a loaded model
+    # 3. Add the facts that our programs need
     model.run = run  # its config, with the name of its tokenizer
     model.averaged = averaged
     return model.to(device).eval()
@@ -395,7 +395,7 @@ def print_presets() -> None:
 
 
 def export(run: Path, to: Path) -> str:
-    """Write a run or checkpoint as a Granite folder, and say so in a line.
+    """Write a run or checkpoint as a Granite folder, and return a line about it.
 
     Raises UserError or OSError.
     """

@@ -91,7 +91,7 @@ class MoE(nn.Module):
         expert, order = chosen.flatten().sort(stable=True)  # row j holds pair order[j]
         back = order.argsort()  # pair i is in row back[i]
         ids = torch.arange(scores.shape[1], device=x.device)  # [E], of the experts
-        # The rows of expert e end before row ends[e] (int32, as grouped_mm wants it)
+        # The rows of expert e end before row ends[e] (int32, as grouped_mm needs it)
         ends = torch.searchsorted(expert, ids, right=True, out_int32=True)  # [E]
 
         # 3. Dispatch: copy the token of every pair into the pair's row
@@ -99,19 +99,19 @@ class MoE(nn.Module):
         rows = Permute.apply(pairs, order, back)  # [N*k, C]
         weight = Permute.apply(weight.view(-1, 1), order, back)  # [N*k, 1]
 
-        # 4. Multiply: each expert's rows by its matrices, and by their weights
+        # 4. Multiply the rows of every expert by its matrices, and by their weights
         w_in = self.experts_in.to(dtype)
         w_out = self.experts_out.to(dtype)
         rows = multiply(rows, weight, ends, w_in, w_out)  # [N*k, C]
 
-        # 5. Combine: back into the order of the tokens, and add up the k of each
+        # 5. Combine: restore the order of the tokens, and add up the k rows of a token
         pairs = Permute.apply(rows, back, order)  # [N*k, C]
         y = pairs.unflatten(0, (-1, self.k)).sum(1)  # [N, C]
         return y.view(shape).type_as(x), measure_routing(scores, ends)
 
 
 class Permute(torch.autograd.Function):
-    """rows[order], with a gradient that is a permutation too. `back` undoes `order`.
+    """rows[order], whose gradient is a permutation too. `back` undoes `order`.
 
     The gradient of plain indexing uses atomic adds, which are slow on a GPU and vary in
     order.
@@ -165,7 +165,7 @@ class Routing(NamedTuple):
     """Statistics of the router of a layer. For a whole model, every field has n_layer in front."""
 
     aux_loss: Tensor  # added to the training loss with a small weight
-    load: Tensor  # [E] share of the pairs that each expert got
+    load: Tensor  # [E] share of the pairs that every expert got
     entropy: Tensor  # nats, of the softmax over all experts, mean over the tokens
 
     def metrics(self) -> dict:

@@ -1,5 +1,4 @@
-"""What runs leave behind: the loss of a record, equal runs, and records that fit
-together.
+"""The records of runs: the loss of a record, equal runs, and records that fit together.
 
 A record is a flat dict: the config of a run, its results, and where it was made. train.py
 writes one as record.json, sweep.py one per line of records.jsonl.
@@ -25,7 +24,7 @@ from tools.flags import UserError
 
 # -- Equal runs --------------------------------------------------------------------------
 
-RESULTS = set(  # everything in a record that is not a field of its config
+RESULTS = set(  # everything in a record except the fields of its config
     """
     command started resumed parent git_commit git_dirty python torch numpy platform device_name
     threads processes seconds tokens_per_second tokens diverged n_params n_active_params
@@ -39,8 +38,8 @@ def settings(record: dict, without=()) -> dict:
     """The fields of a record, or of vars(config), that determine its loss, `without` some.
 
     That is all of its config but for fields that its schedule does not read. The name of
-    the data is an alias, and the `fingerprint` of a record tells data apart. A field that
-    we do not know is from a fork, and counts unless it is None.
+    the data is an alias, and the `fingerprint` of a record identifies the text. An
+    unknown field is from a fork, and counts unless it is None.
     """
     skip = NOT_SETTINGS | set(without)
     if record.get("schedule") in SCHEDULES:
@@ -66,7 +65,7 @@ def differs(record: dict, other: dict, without=()) -> list[str]:
     return [name for name in one if name in two and one[name] != two[name]]
 
 
-# -- What a record says ------------------------------------------------------------------
+# -- Reading a record --------------------------------------------------------------------
 
 
 def uses_average(record: dict) -> bool:
@@ -120,9 +119,9 @@ def tuned_fields(schedule: str) -> tuple[str, ...]:
 
 
 def finished(rows: list[dict]) -> list[dict]:
-    """The rows without those whose `state`, a column of tables from elsewhere, is another.
+    """The rows of finished runs. Tables from elsewhere may have a `state` for every run.
 
-    A crashed run keeps its last loss, which looks like that of a poor learning rate.
+    A crashed run keeps its last loss, which looks like the loss of a poor learning rate.
     """
     others = Counter()
     found = []
@@ -140,7 +139,7 @@ def finished(rows: list[dict]) -> list[dict]:
 
 
 def complete(row: dict) -> dict:
-    """Add defaults to a row, see fit.law. Raises UserError if a field is missing."""
+    """Add the defaults of fit.law to a row. Raises UserError if a field is missing."""
     row = {
         "seq_len": PAPER_SEQ_LEN,
         "seed": 0,
@@ -172,8 +171,8 @@ def complete(row: dict) -> dict:
 def flags_of(record: dict) -> str | None:
     """The flags of train.py for the model, the text and the training of a record.
 
-    Values of the preset need no flag. We leave out what an experiment varies, except for
-    the size of the model, and how much text a run validates on. None for a row from
+    Values of the preset need no flag. We leave out fields that an experiment varies, except
+    for the size of the model, and how much text a run validates on. None for a row from
     elsewhere.
     """
     if "preset" not in record:

@@ -143,7 +143,7 @@ READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values()))
 
 
 def unread(schedule: str) -> set[str]:
-    """The fields of a config that other schedules read, and this one does not."""
+    """The fields of a config that other schedules read, and this schedule does not."""
     return READ_BY_SOME - SCHEDULES[schedule].reads
 
 

@@ -4,15 +4,15 @@
     python sweep.py wsd --scale laptop --dry_run   a larger one: how many runs and tokens?
     python sweep.py power --scale quick            a and b of the Power schedule
     python sweep.py transfer --scale quick         several widths, with and without muP
-    python sweep.py compare --scale quick          cosine, WSD and Power, each tuned once
+    python sweep.py compare --scale quick          cosine, WSD and Power, all tuned once
     python sweep.py wsd --widths 32,64 --batches 2,8 --budgets 320k,1.28M --sweep weight_decay=0,0.1
 
 Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py
 FOLDER.
 
 A WSD or Power run does not depend on its length T until its decay begins. So we train one
-*trunk* for each shape, batch size, learning rate and seed, and at every T a *branch*
-leaves it and decays. Each branch is, bit for bit, the run that train.py would make, for
+*trunk* for every shape, batch size, learning rate and seed, and at every T a *branch*
+leaves it and decays. A branch is, bit for bit, the run that train.py would make, for
 about half the tokens in all. A cosine needs a separate run for every T. Read `Trunk` and
 `make_run`, then `search`, the rule that chooses the learning rates. The grids are in
 grids.py.
@@ -59,7 +59,7 @@ class Trunk:
     """A trunk and the run that leaves it next, as the `run` of train.train.
 
     A run starts from the checkpoint, which ends where the decay of an earlier run began,
-    and saves it anew where its own decay begins. What follows is the branch, which leaves
+    and saves it again where its decay begins. After that it is the branch, which leaves
     the checkpoint as it is. look_at: run lengths at which to note the loss without a
     decay.
     """
@@ -75,7 +75,7 @@ class Trunk:
         self.curve: list = []  # of (tokens, mean training loss since the last point, lr)
         self.losses: list = []  # of the steps since the last point of the curve
         self.commits: list = []  # of all code that trained it
-        with contextlib.suppress(UserError):  # no checkpoint yet, or a damaged one
+        with contextlib.suppress(UserError):  # a missing or damaged checkpoint
             saved = runs.read_checkpoint(self.path)
             same_data = saved["fingerprint"] == self.origin["fingerprint"]
             if same_data and saved["tokens"] <= cfg.decay_start:
@@ -139,7 +139,7 @@ def make_run(
     if state is None:
         return None
     _, record = train.evaluate(cfg, state, corpus)
-    seconds = time.perf_counter() - began  # without those of earlier runs of the trunk
+    seconds = time.perf_counter() - began  # without earlier runs of the trunk
     record |= trunk.looks | trunk.origin
     record["git_commit"] = ", ".join(commit for commit in trunk.commits if commit) or None
     record["seconds"] = round(seconds, 1)
@@ -187,7 +187,7 @@ def nth_lr(j: int) -> float:
 
 
 def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
-    """Find the best learning rate of a series, for each run length T separately:
+    """Find the best learning rate of a series, separately for every run length T:
 
     1. Try three learning rates a factor of 2 apart, around a guess, nth_lr(middle[T]).
     2. While the best is the lowest or the highest tried, try the next one, a factor of 2
@@ -195,11 +195,10 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
     3. Fill in the three neighbors on each side of the best, a factor of sqrt(2) apart. If
        one of them is better, return to step 2.
 
-    We call this again whenever a loss arrives, and it goes through all steps anew. The
-    search ends when the best learning rate has three worse neighbors on each side. A
-    diverged run counts as worse than any other. A trunk passes every shorter T, so we run
-    these, too. loss(j, T): None if that run is not done yet. Returns all (j, T) wanted by
-    now.
+    We call this again whenever a loss arrives, and it repeats all steps. The search ends
+    when the best learning rate has three worse neighbors on each side. A diverged run
+    counts as worse than any other. A trunk passes every shorter T, so we run these, too.
+    loss(j, T): None if that run is not done yet. Returns all (j, T) to run so far.
     """
     wanted = set()
     more = set()
@@ -224,13 +223,13 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 # -- The experiments ---------------------------------------------------------------------
 # Every series (one shape, batch size and seed) has a rule, a pure function of the losses
 # so far. It gets loss(config), None if that run is not done yet, and returns all runs
-# that it wants by now. Series may want the same runs. Whatever order the runs are made
-# in, these are the same runs.
+# that it needs so far. Series may need the same runs. The order in which we make the runs
+# does not change them.
 
 
 @functools.cache
 def config_of_run(**fields) -> TrainConfig:
-    """The config of a run, without those fields that its schedule does not read."""
+    """The config of a run, without the fields that its schedule does not read."""
     share = fields.pop("decay_share", None)
     if share is not None:  # at most all tokens after the warmup
         longest = max(0, fields["total_tokens"] - fields["warmup_tokens"])
@@ -278,7 +277,7 @@ def power_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
 
 
 def run_of(grid: dict, line: compare.Line, lr: float, base: dict, T: int) -> TrainConfig:
-    """The run of a line, a schedule with a learning-rate rule, that was tuned to lr."""
+    """The run of a line, a schedule with a learning-rate rule, tuned to lr."""
     _, batch_size, lengths = grid["tune"]
     seq_len = config_of_run(**base | {"schedule": "constant", "total_tokens": T}).seq_len
     tuned_at = batch_size, seq_len, lengths[0]
@@ -318,21 +317,21 @@ def compare_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
 
 
 def series_of(experiment: str, grid: dict) -> list[Callable]:
-    """The rules of all series. Each maps loss to the runs that it wants by now."""
+    """The rules of all series. A rule maps loss to the runs that it needs so far."""
     rule = {"power": power_runs, "compare": compare_runs}.get(experiment, wsd_runs)
     return [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
 
 
-# -- Training what is missing ------------------------------------------------------------
+# -- Training the missing runs -----------------------------------------------------------
 
 
 def unknown(cfg: TrainConfig) -> None:
-    """The loss of a run that is not done yet."""
+    """The loss of an unfinished run."""
     return None
 
 
 class Plan(NamedTuple):
-    """A sweep, from what is known to what we train next."""
+    """A sweep, its known losses, and the runs to train next."""
 
     grid: dict
     series: list[Callable]  # their rules
@@ -345,7 +344,7 @@ class Plan(NamedTuple):
         def loss(cfg: TrainConfig) -> float | None:
             return self.known.get(identity_of(cfg), made_up(cfg))
 
-        wanted: dict = {}  # in the order of the series, each once
+        wanted: dict = {}  # in the order of the series, without doubles
         for rule in self.series:
             wanted |= dict.fromkeys(rule(loss))
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
@@ -361,8 +360,7 @@ class Plan(NamedTuple):
     def jobs(self) -> dict[str, tuple]:
         """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
 
-        We look at the longest cosine at all shorter T, to know what it is worth if cut
-        short there.
+        We look at the longest cosine at all shorter T, for its loss if cut short there.
         """
         *shorter, longest = self.grid["budgets"]
         cost = {}
@@ -391,7 +389,7 @@ def config_of(record: dict) -> TrainConfig:
 def do_job(
     cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
 ):
-    """Make a run, wherever an engine wants it. Returns (record, curve), or None if stopped."""
+    """Make a run on any machine. Returns (record, curve), or None if stopped."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = devices.resolve_device(
@@ -416,7 +414,7 @@ def train_missing(
 ) -> None:
     """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
 
-    submit: an engine (tools/engines.py). stop: asks its jobs to stop, once must_stop().
+    submit: an engine (tools/engines.py). stop: called once must_stop(), to stop its jobs.
     """
     trunks = folder.resolve() / "trunks"
     running: dict = {}  # trunk -> the future of its next run
@@ -430,10 +428,10 @@ def train_missing(
         files.append_to(folder / "records.jsonl") as lines,
     ):
         while todo or running:
-            # 1. Start jobs, or ask the running ones to stop
+            # 1. Start jobs, or stop the running jobs
             if must_stop() and not stopping:
                 stopping = True
-                message = f"stopping, {len(running)} jobs save what they have"
+                message = f"stopping, {len(running)} jobs save their progress"
                 bar.write(message, file=sys.stderr)
                 stop()
             todo = {} if stopping else todo
@@ -441,7 +439,7 @@ def train_missing(
                 if trunk not in running and len(running) < slots:
                     running[trunk] = submit(do_job, cfg, trunks, look_at)
 
-            # 2. Write the results of those that ended
+            # 2. Write the results of the jobs that ended
             done = [trunk for trunk, future in running.items() if future.done()]
             for trunk in done:
                 try:
@@ -458,11 +456,11 @@ def train_missing(
                     curves.write(json.dumps(line) + "\n")
                     lines.write(json.dumps(record) + "\n")
                     plan.learn(record)
-            if failure and not stopping:  # the others save what they have
+            if failure and not stopping:  # the others save their progress
                 stopping = True
                 stop()
 
-            # 3. Plan again with what they told
+            # 3. Plan again with the new losses
             if not done:
                 time.sleep(0.02)
                 continue
@@ -478,7 +476,7 @@ def train_missing(
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
-    """Command line -> (our own arguments, the typed fields of train.py)."""
+    """Command line -> (our arguments, the typed fields of train.py)."""
     # reads the values like their flags
     fields = flags.program_parser("sweep.py --sweep", "")
     flags.add_flags(fields, TrainConfig, {})
@@ -586,7 +584,7 @@ def conclude(out: Path, plan: Plan, stopped: bool) -> int:
 
 @contextlib.contextmanager
 def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that asks all jobs to stop."""
+    """Yield submit, the number of jobs at a time, and a function that stops all jobs."""
 
     def no_stop() -> None:
         pass

@@ -90,7 +90,7 @@ def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
 
 
 def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, with at most `most` in each."""
+    """The smallest number of equal passes over n sequences, at most `most` in a pass."""
     k = math.ceil(n / (most or n))
     while n % k:
         k += 1
@@ -118,7 +118,7 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
 
 
 class Step(NamedTuple):
-    """What a step tells about itself, with tensors, because reading one would make a GPU wait."""
+    """Results of a step, as tensors, because reading a value would make a GPU wait."""
 
     lr: float
     loss: torch.Tensor  # mean over the sequences of this process, in nats per token
@@ -183,7 +183,7 @@ def train(cfg: TrainConfig, corpus, run, start: dict | None, must_stop) -> State
     """Train and return the final State. Once must_stop(), save and return None.
 
     start: a checkpoint of this run or, for a branch, of its parent.
-    run: what becomes of the results, a runs.Run with its folder or a sweep.Trunk. It has
+    run: takes the results, a runs.Run with its folder or a sweep.Trunk. It has
 
     - after_step(state, step, last), called after every step
     - diverged, which it sets once a loss is not a number
@@ -396,7 +396,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
 
 
 def with_absolute_paths(typed: dict) -> dict:
-    """The same fields, with paths that are valid from any folder."""
+    """The same fields, with absolute paths, valid from any folder."""
     typed = dict(typed)
     for name in ("data", "decay_data"):
         if name in typed:
@@ -410,7 +410,7 @@ def with_absolute_paths(typed: dict) -> dict:
 
 def with_vocabulary(fields: dict) -> dict:
     """The same fields, with the vocabulary of their corpus unless they have one."""
-    if "vocab_size" in fields:  # typed, or that of the parent or of the run to resume
+    if "vocab_size" in fields:  # typed, or from the parent or the run to resume
         return fields
     size = data.vocab_size_of(fields.get("data"), fields.get("tokenizer", "bytes"))
     return fields | {"vocab_size": size}
@@ -440,7 +440,7 @@ def load_data(
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
-    # the mixtures that the parents read and that this run reads, with their first tokens
+    # the data of the parents and of this run, with their first tokens
     stages = start["stages"] if start else runs.stages_of(vars(cfg))
     sequences = [
         (math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages

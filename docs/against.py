@@ -42,7 +42,7 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
             f"{field}: no cell has a minimum in all; is the sweep still running?"
         )
 
-    # 3. Fit every value. A row leaves out the same column or seed of all of them.
+    # 3. Fit every value. A row leaves out the same pair or seed of all of them.
     points = [by_cell[cell] for by_cell in found.values() for cell in common]
     every_x, every_weight = fit.leave_out(points)
     fits = {}
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FIELD=V,...",
         help="leave out other runs",
     )
-    add("--out", type=Path, help="folder for the figure (default: that of the runs)")
+    add("--out", type=Path, help="folder for the figure (default: folder of the runs)")
     args = parser.parse_args(argv)
     field, _, text = args.setting.partition("=")
     values = text.split(",")

@@ -13,8 +13,8 @@ their median width:
 
 - *series*: draw whole series again, with replacement, and take the middle 95% of the
   draws. This was our method until November 2026.
-- *both, drawn*: draw the columns again, and the seeds again.
-- *columns* or *seeds*: leave out one at a time, with Student's t.
+- *both, drawn*: draw the pairs again, and the seeds again.
+- *pairs* or *seeds*: leave out one at a time, with Student's t.
 - *both*: fit.interval, which adds the two variances.
 """
 
@@ -44,7 +44,7 @@ DRAWN = 5  # every fifth sweep is also drawn again, which is slow
 
 # -- A made-up sweep ---------------------------------------------------------------------
 
-LEVEL_OF_COLUMN = 0.10  # standard deviation of log2 of the best learning rate
+LEVEL_OF_PAIR = 0.10  # standard deviation of log2 of the best learning rate
 LEVEL_OF_SEED = 0.09
 SLOPE_OF_SEED = 0.02  # standard deviation of b
 NOISE = 0.014  # of a loss (nats)
@@ -55,7 +55,7 @@ NOISE_OF_SERIES = (
 RATES = np.arange(-6, 7) / 2  # octaves around the best learning rate of the law
 
 
-def columns(widths: tuple, batches: tuple) -> list[tuple]:
+def pairs_of(widths: tuple, batches: tuple) -> list[tuple]:
     return [(f"width {n}", batch) for n in widths for batch in batches]
 
 
@@ -63,38 +63,38 @@ def lengths(first: int, n: int) -> list[int]:
     return [first * 2**i for i in range(n)]
 
 
-# name -> columns, run lengths, and the standard deviation of b over the columns
+# name -> pairs, run lengths, and the standard deviation of b over the pairs
 SWEEPS = {
-    "11 columns": (  # of three widths
-        columns((32, 64, 128), (2, 4, 8)) + columns((32, 64), (1,)),
+    "11 pairs": (  # of three widths
+        pairs_of((32, 64, 128), (2, 4, 8)) + pairs_of((32, 64), (1,)),
         lengths(80_000, 5),
         0.04,
     ),
     "8 batch sizes": (
-        columns((32,), (1, 2, 4, 8, 16, 32, 64, 128)),
+        pairs_of((32,), (1, 2, 4, 8, 16, 32, 64, 128)),
         lengths(640_000, 4),
         0.2,
     ),
-    "3 batch sizes": (columns((32,), (2, 8, 32)), lengths(320_000, 5), 0.08),
+    "3 batch sizes": (pairs_of((32,), (2, 8, 32)), lengths(320_000, 5), 0.08),
 }
 
 
 def misses(name: str, seeds: int, rng) -> dict:
-    """How far the law misses every column and seed: (level, slope) in log2 of the best rate."""
-    some, _, slope_of_column = SWEEPS[name]
+    """How far the law misses every pair and seed: (level, slope) in log2 of the best rate."""
+    some, _, slope_of_pair = SWEEPS[name]
     found = {}
-    for column in some:
-        found[column] = rng.normal(0, LEVEL_OF_COLUMN), rng.normal(0, slope_of_column)
+    for pair in some:
+        found[pair] = rng.normal(0, LEVEL_OF_PAIR), rng.normal(0, slope_of_pair)
     for seed in range(seeds):
         found[seed] = rng.normal(0, LEVEL_OF_SEED), rng.normal(0, SLOPE_OF_SEED)
     return found
 
 
 def half_shared(one: dict, two: dict) -> dict:
-    """The misses of a second sweep. It shares the seeds and half the variance of the columns."""
+    """Misses of a second sweep. It shares the seeds and half the variance of the pairs."""
     found = {}
     for key, miss in one.items():
-        if isinstance(key, tuple):  # a column
+        if isinstance(key, tuple):  # a pair
             miss = tuple((np.array(miss) + two[key]) / math.sqrt(2))
         found[key] = miss
     return found
@@ -135,17 +135,17 @@ def made_up(
 
 
 def b_of_series(found: list[Minimum]) -> np.ndarray:
-    """b of every column and seed, at the T that all its seeds have. [columns, seeds]"""
-    by_column: dict = {}  # column -> seed -> T -> x
+    """b of every pair and seed, at the T that all its seeds have. [pairs, seeds]"""
+    by_pair: dict = {}  # pair -> seed -> T -> x
     for m in found:
-        column = by_column.setdefault((m.shape, m.batch_size), {})
+        pair = by_pair.setdefault((m.shape, m.batch_size), {})
         for seed, losses in m.seeds.items():
             x, why_not = fit.vertex(sorted(losses.items()))
             if not why_not:
-                column.setdefault(seed, {})[m.T] = x
-    n_seeds = max(len(seeds) for seeds in by_column.values())
+                pair.setdefault(seed, {})[m.T] = x
+    n_seeds = max(len(seeds) for seeds in by_pair.values())
     slopes = []
-    for seeds in by_column.values():
+    for seeds in by_pair.values():
         common = set.intersection(*(set(x) for x in seeds.values()))
         if len(seeds) == n_seeds and len(common) > 2:
             T = sorted(common)
@@ -157,15 +157,15 @@ def b_of_series(found: list[Minimum]) -> np.ndarray:
 
 
 def components(values: np.ndarray) -> np.ndarray:
-    """Variances of values [columns, seeds] between columns, between seeds, and of the rest."""
+    """Variances of values [pairs, seeds] between pairs, between seeds, and the rest."""
     n, seeds = values.shape
-    by_column = values.mean(axis=1)
+    by_pair = values.mean(axis=1)
     by_seed = values.mean(axis=0)
-    rest = values - by_column[:, None] - by_seed + values.mean()
+    rest = values - by_pair[:, None] - by_seed + values.mean()
     of_rest = (rest**2).sum() / ((n - 1) * (seeds - 1))
-    of_columns = by_column.var(ddof=1) - of_rest / seeds
+    of_pairs = by_pair.var(ddof=1) - of_rest / seeds
     of_seeds = by_seed.var(ddof=1) - of_rest / n
-    return np.array([of_columns, of_seeds, of_rest])
+    return np.array([of_pairs, of_seeds, of_rest])
 
 
 OURS = {
@@ -180,7 +180,7 @@ OURS = {
 
 def print_components(sweeps: int) -> None:
     print(
-        "b of a series, standard deviation: columns  seeds   rest   (-: variance below 0)"
+        "b of a series, standard deviation:   pairs  seeds   rest   (-: variance below 0)"
     )
     for name, only in OURS.items():
         folder = ROOT / "results" / name.partition(",")[0]
@@ -206,7 +206,7 @@ def print_roots(name: str, variances: np.ndarray) -> None:
 def drawn(found: list[Minimum], counts_of) -> tuple:
     """x, weight and lowest loss of all minima in draws. Row 0 is the measurement.
 
-    counts_of: column, seed -> how often the series counts in every row.
+    counts_of: pair, seed -> how often the series counts in every row.
     """
     rows = []
     for m in found:
@@ -234,11 +234,11 @@ def draw_series(found: list[Minimum], rng) -> tuple:
 def draw_both(found: list[Minimum], rng) -> tuple:
     some = sorted({(m.shape, m.batch_size) for m in found})
     seeds = sorted({seed for m in found for seed in m.seeds})
-    of_column = dict(zip(some, draw(len(some), rng)))
+    of_pair = dict(zip(some, draw(len(some), rng)))
     of_seed = dict(zip(seeds, draw(len(seeds), rng)))
     counts_of = {}
-    for column, seed in itertools.product(some, seeds):
-        counts_of[*column, seed] = of_column[column] * of_seed[seed]
+    for pair, seed in itertools.product(some, seeds):
+        counts_of[*pair, seed] = of_pair[pair] * of_seed[seed]
     return drawn(found, counts_of)
 
 
@@ -250,7 +250,7 @@ def middle_95(draws: np.ndarray) -> tuple[float, float]:
 
 
 def one_half(rows: np.ndarray, which: int) -> tuple[float, float]:
-    """fit.interval from columns (0) or seeds (1) only."""
+    """fit.interval from pairs (0) or seeds (1) only."""
     first, *halves = rows[0], *np.split(rows[1:], 2)
     halves[1 - which] = np.full_like(halves[which], math.nan)
     return fit.interval(np.concatenate([[first], *halves]))
@@ -299,7 +299,7 @@ def intervals(sweeps: list[list[Minimum]], rng) -> dict:
 
 def by_leaving_out(rows: np.ndarray) -> dict:
     return {
-        "columns": one_half(rows, 0),
+        "pairs": one_half(rows, 0),
         "seeds": one_half(rows, 1),
         "both": fit.interval(rows),
     }
@@ -393,7 +393,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     print_components(min(args.sweeps, 100))
 
-    methods = ["series", "both, drawn", "columns", "seeds", "both"]
+    methods = ["series", "both, drawn", "pairs", "seeds", "both"]
     for name in SWEEPS:
         print_head(f"{name}: % that hold the truth (median width)", methods)
         for seeds in SEEDS:

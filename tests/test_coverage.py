@@ -45,7 +45,7 @@ def test_components_are_those_of_sums_of_independent_parts():
     assert np.mean(found, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
 
 
-def test_columns_and_seeds_alone_are_students_intervals():
+def test_pairs_and_seeds_alone_are_students_intervals():
     values = np.array([[0.1, 0.7], [0.4, 0.9], [-0.6, 0.3]])
     for which, means, t in (
         (0, values.mean(axis=1), 4.303),

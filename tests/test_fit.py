@@ -219,7 +219,7 @@ def test_quantiles_of_student_are_those_of_the_tables(freedom):
 def test_an_interval_from_seeds_only_is_students(values):
     n = len(values)
     half = T_QUANTILES[n - 1] * np.std(values, ddof=1) / n**0.5
-    for table in (np.array([values]), np.array([values]).T):  # seeds, or columns
+    for table in (np.array([values]), np.array([values]).T):  # seeds, or pairs
         low, high = fit.interval(fit.mean_of(table))
         assert (low + high) / 2 == pytest.approx(np.mean(values))
         assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
@@ -262,14 +262,14 @@ def test_an_interval_does_not_depend_on_rounding():
         assert fit.interval(q) == pytest.approx(expected)
 
 
-def test_a_row_is_the_law_without_one_column_or_one_seed():
+def test_a_row_is_the_law_without_one_pair_or_one_seed():
     """A dumb loop deletes the records, and fits the rest."""
     records = wsd_records(noise=0.004, cells=0.1, widths=[32, 64])
     fits = fit.fits_of(records)
-    columns = [(width, batch) for width in (32, 64) for batch in BATCHES]
+    pairs = [(width, batch) for width in (32, 64) for batch in BATCHES]
     kept = [records]
-    for column in columns:
-        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != column])
+    for pair in pairs:
+        kept.append([r for r in records if (r["n_embd"], r["batch_size"]) != pair])
     for seed in range(3):
         kept.append([r for r in records if r["seed"] != seed])
     expected = [fit.fits_of(some) for some in kept]
@@ -278,7 +278,7 @@ def test_a_row_is_the_law_without_one_column_or_one_seed():
         assert rows[: len(kept)] == pytest.approx(
             [getattr(f.law, name)[0] for f in expected]
         )
-        assert len(rows) == 1 + 2 * len(columns) and np.isnan(rows[len(kept) :]).all()
+        assert len(rows) == 1 + 2 * len(pairs) and np.isnan(rows[len(kept) :]).all()
     paper = [f.paper[0][0] for f in expected]
     step_law = [fit.step_law_reading(f.found)[0] for f in expected]
     for rows, one_by_one in (

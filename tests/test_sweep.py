@@ -498,7 +498,7 @@ WRONG = [
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
     ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),
     ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
-    ("compare --average", "--average"), ("compare --sweep seed=0,1", "tunes for one"),
+    ("compare --average", "--average"), ("compare --sweep seed=0,1", "only one value"),
     ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
     ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
     ("wsd --sweep branch=x", "branch"), ("wsd --slurm x", "NAME=VALUE"),
