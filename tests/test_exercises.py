@@ -23,7 +23,8 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
     ("decay", "schedule(start)", "schedule(n)", "hold its last value"),
     ("decay", "min(1.0, ", "(", "beyond T"),
     ("decay", "(math.exp(1 - done) - 1) / (math.e - 1)", "(1 - done)", "1 tenths of the decay"),
-    ("decay", "start = T - decay_tokens", "start = T - 2 * decay_tokens", "before the decay"),
+    ("decay", "start = T - decay_tokens", "start = T - 2 * decay_tokens", "where it starts"),
+    ("power_law", "beta**q * a", "(a * beta)**q", "q = 0.5"),
     ("power_law", "n**b", "n**-b", "the rate at n = 9e+11 is 0.02"),
     ("power_law", "beta**q", "beta", "q = 0.5"),
     ("power_law", "min(lr_max, beta**q * a * n**b)", "beta**q * a * n**b", "the ceiling"),
@@ -38,13 +39,21 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
     ("vertex", "-c1", "c1", "Your bottom"),
     ("vertex", "return", "return min(losses, key=losses.get)  #", "Your bottom"),
     ("vertex", "return", "return max(losses, key=losses.get)  #", "Your bottom"),
+    ("vertex", "2 **", "", "undo the logarithm"),
     ("vertex", "np.log2(list(losses))", "list(losses)", "Your bottom"),
     ("vertex", "list(losses.values()), 2", "list(losses.values()), 3", "too many values"),
     ("branch", "copy.deepcopy(self)", "copy.copy(self)", "move the trunk's weights"),
     ("branch", "copy.deepcopy(self)", "self", "yours is the trunk"),
     ("branch", "copy.deepcopy(self)", "Run(self.batch_size)", "the tokens of its trunk"),
     ("branch", "return", "branch.optimizer = make_optimizer(branch.model)\n    return",
-     "stay equal to its trunk"),
+     "copy of the optimizer's state"),
+    ("branch", "copy.deepcopy(self)", "copy.copy(self)\n    "
+     "branch.model = copy.deepcopy(self.model)\n    "
+     "branch.optimizer = copy.deepcopy(self.optimizer)", "the weights of the branch"),
+    ("branch", "copy.deepcopy(self)", "copy.copy(self)\n    branch.curve = []\n    "
+     "branch.model = copy.deepcopy(self.model)\n    "
+     "branch.optimizer = make_optimizer(branch.model)\n    "
+     "branch.optimizer.load_state_dict(self.optimizer.state_dict())", "AdamW's moments"),
     ("branch", "branch.look()", "", "begin with one look"),
     ("trunk_and_branches", "T // 10", "T // 5", "T // 10"),
     ("trunk_and_branches", "decay(schedule, T, decay_tokens)", "schedule", "T // 10"),

@@ -35,8 +35,8 @@ def falling(n):
 
 def test_decay_follows_the_schedule_until_it_starts():
     schedule = power.decay(falling, T=1000, decay_tokens=200)
-    for n in (1, 500, 800):
-        check_value(schedule(n), falling(n), f"before the decay: the rate at n = {n}")
+    for n, where in ((1, "before the decay"), (500, "before"), (800, "where it starts")):
+        check_value(schedule(n), falling(n), f"{where}: the rate at n = {n}")
 
 
 def test_decay_falls_as_in_the_code_of_ibm():
@@ -101,9 +101,10 @@ def test_power_law_starts_at_its_ceiling():
 
 def test_power_law_grows_with_the_batch_size_as_q_says():
     for q, factor in ((1, 4), (0.5, 2), (0, 1)):
-        one = power.power_law(a=4, b=-0.51, beta=1, lr_max=1, q=q)(1e9)
-        four = power.power_law(a=4, b=-0.51, beta=4, lr_max=1, q=q)(1e9)
-        check_value(four / one, factor, f"q = {q}: the factor from beta = 1 to 4")
+        for beta, expected in ((1, 1), (4, factor)):
+            lr = power.power_law(a=3, b=-0.51, beta=beta, lr_max=1, q=q)(1e9)
+            what = f"a = 3, b = -0.51, q = {q}, beta = {beta}: the rate at n = 1e9"
+            check_value(lr, expected * 3 * 1e9**-0.51, what)
 
 
 # -- 3 rules -----------------------------------------------------------------------------
@@ -162,9 +163,12 @@ def test_rules_leave_embedding_and_gains_as_they_are():
         check(table["gain"].init_std is None, "gains are 1 already, so init_std is None")
 
 
-def test_rules_decay_matrices_only():
+def test_rules_shrink_matrices_only():
     for kind, decay in (("embedding", 1), ("hidden", 1), ("output", 1), ("gain", 0)):
-        check_value(rules_at(8)[kind].decay, decay, f"decay of {kind}")
+        what = (
+            f"AdamW shrinks weights by lr times decay, and lr is scaled: decay of {kind}"
+        )
+        check_value(rules_at(8)[kind].decay, decay, what)
 
 
 # -- 4 vertex ----------------------------------------------------------------------------
@@ -182,6 +186,7 @@ RATES = [0.002, 0.004, 0.008, 0.016, 0.032]
 def test_vertex_finds_the_bottom_between_the_points():
     for bottom in (0.005, 0.008, 0.012):
         found = power.vertex(valley(bottom, RATES))
+        check(found > 0, f"your bottom is {found:.4g}. Did you undo the logarithm?")
         check_value(found, bottom, "the losses are a parabola over log2 lr. Your bottom")
 
 
@@ -221,6 +226,20 @@ def test_branch_continues_as_the_trunk_would():
         branch.tokens == trunk.tokens, "a branch should start at the tokens of its trunk"
     )
     check(len(branch.curve) == 1, "the curve of a branch should begin with one look")
+    moments = branch.optimizer.state
+    check(len(moments) > 0, "a branch needs a copy of the optimizer's state, too")
+    words = (
+        "the optimizer of a branch must hold the weights of the branch. Copy both at once"
+    )
+    check(next(branch.model.parameters()) in moments, words)
+    shared = [
+        moment.data_ptr()
+        for state in (*moments.values(), *trunk.optimizer.state.values())
+        for name, moment in state.items()
+        if name != "step"
+    ]
+    words = "a branch shares AdamW's moments with its trunk, so both change them"
+    check(len(shared) == len(set(shared)), words)
     branch.train(SCHEDULE, LENGTHS[1])
     trunk.train(SCHEDULE, LENGTHS[1])
     check(
