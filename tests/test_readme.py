@@ -242,6 +242,7 @@ def drop_of_decay() -> float:
     return (curves.losses("power-trunk", T) - curves.losses(f"power-{T}", T)).mean()
 
 
+CEILING_LENGTHS = (1_280_000, 5_120_000)
 RECIPE = {  # row of docs/recipe.md -> its runs in results/recipe
     "Power with our law": "power", "Power with the defaults of train.py": "default",
     "WSD at the learning rate of our law": "wsd", "WSD with the defaults of train.py": "wsddefault",
@@ -257,18 +258,31 @@ def recipe_row(label: str) -> list[float]:
     return [*by_seed, np.mean(by_seed)]
 
 
+@cache
+def ceiling_losses(kind: str, T: int) -> np.ndarray:
+    """Validation losses of five seeds."""
+    losses = dict(zip(values("ceiling-rule", "run"), values("ceiling-rule")))
+    return np.array([losses[f"{kind}-{T}-{seed}"] for seed in range(5)])
+
+
+def ceiling_gap(kind: str, other: str) -> list[np.ndarray]:
+    """Mean difference at both run lengths, with an interval over the seeds."""
+    gaps = [ceiling_losses(kind, T) - ceiling_losses(other, T) for T in CEILING_LENGTHS]
+    return [fit.mean_of(gap[None]) for gap in gaps]
+
+
 def ceiling_row(label: str) -> list[float]:
     """Mean losses at both run lengths, of the Power runs with a ceiling or of WSD."""
     kind = "wsd" if "WSD" in label else label.split()[0].replace(",", "")
-    losses = dict(zip(values("ceiling-rule", "run"), values("ceiling-rule")))
-    lengths = (1_280_000, 5_120_000)
-    return [np.mean([losses[f"{kind}-{T}-{seed}"] for seed in (0, 1)]) for T in lengths]
+    return [ceiling_losses(kind, T).mean() for T in CEILING_LENGTHS]
 
 
 NUMBERS = {
     "curves": lambda: curves.over_seeds(curves.ends("power") - curves.ends("cosine")),
     "curves.cut": lambda: (curves.cut_short() - curves.ends("cosine")).mean(axis=1).max(),
     "decay.drop": drop_of_decay,
+    "ceiling.none": lambda: ceiling_gap("2000", "80000"),
+    "ceiling.wsd": lambda: ceiling_gap("80000", "wsd"),
     "recipe": lambda: [recipe_row(list(RECIPE)[i])[-1] for i in (0, 2, 1, 3)],
     "recipe.b": lambda: fits(("recipe/sweep",)).law.b,
     "recipe.q": lambda: fits(("recipe/sweep",)).law.q,

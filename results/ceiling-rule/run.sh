@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
-OUT=${OUT:-runs/ceiling-rule} JOBS=${JOBS:-2} SEEDS=${SEEDS:-0 1}
+OUT=${OUT:-runs/ceiling-rule} JOBS=${JOBS:-2} SEEDS=${SEEDS:-0 1 2 3 4}
 LENGTHS=${LENGTHS:-1280000 5120000}
 W=2000
 
