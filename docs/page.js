@@ -312,7 +312,7 @@ function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7, le
   const letter = parseFloat(getComputedStyle($(id)).fontSize);
   const w = printing ? 640 : $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
-  const share = innerHeight < 500 ? 0.6 : beside ? 0.4 : 0.26;
+  const share = innerHeight < 500 ? 0.6 : beside ? 0.39 : 0.26;
   const h = printing ? 300 : max(least * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - bottom * letter };
   const f = { id, w, h, letter, ...box };
@@ -477,7 +477,7 @@ function renderStop() {
   // What it says
   const { law } = policyOf(state.policy);
   let text = `With ${safe(state.policy)}, <b>${short(here.rates[winner])}</b> ends lowest of these three at
-    ${size(stop.T)} tokens. Fitted between all learning rates that we ran, the best is <b>${rate(stop.x)}</b>. `;
+    ${size(stop.T)} tokens. A curve through all our learning rates is lowest at <b>${rate(stop.x)}</b>. `;
   if (state.stop === LAST) {
     const sign = signOf(law.b);
     text += `<b>${sign ? `The best learning rate ${sign} with T` : "We see neither a fall nor a rise with T"}</b>:
@@ -485,7 +485,7 @@ function renderStop() {
   }
   if (state.shown) {
     const off = abs(state.guess - here.best[LAST].x);
-    text += `Your guess was ${rate(state.guess)}, off by a factor of ${short(2 ** off, 3)}:
+    text += `Your guess of ${rate(state.guess)} is off by a factor of ${short(2 ** off, 3)}:
       ${max(0, round(100 - 50 * off))} of 100 points.`;
   }
   say("said1", text);
@@ -497,7 +497,7 @@ function hidden(f, text) {
   if (isSeen(state.policy)) return "";
   const x = f.px(log2(LENGTHS[QUESTION])) + 8;
   return `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.x1 - x)}" height="${number(f.y1 - f.y0)}"
-    style="fill:var(--tint)"/>` + words((x + f.x1) / 2, (f.y0 + f.y1) / 2, text);
+    style="fill:var(--tint)"/>` + words((x + f.x1) / 2, f.y0 + 1.5 * f.letter, text);
 }
 
 function renderRates(here, winner) {
@@ -507,7 +507,7 @@ function renderRates(here, winner) {
   const heights = same.flatMap((one) => [...one.trunks.map((losses) => losses.slice(first)), ...one.ends]).flat();
   const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
   const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], [min(...heights) - 0.06, max(...heights)],
-    { left: 2.6, right: wide ? 9.6 : 8 });
+    { left: 2.6, right: wide ? 9.6 : 7.6 });
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
   let svg = hidden(f, "guess first") + axisX(f, LENGTHS) + axisY(f, steps);
 
@@ -541,10 +541,12 @@ function renderRates(here, winner) {
     const above = losses[k] - losses[winner];
     const distance = `+${above < 0.0005 ? above.toFixed(4) : nats(above)}`;
     svg += path([[x, ends[k]], [x + 9, ends[k]], [x + 20, labels[k]]], stroke(colorOfRate(k), 1.5));
-    svg += dot(x, ends[k], k === winner ? 6 : 3.5, colorOfRate(k));
-    svg += words(x + 23, labels[k] + 0.35 * f.letter, short(lr) + (k === winner ? " lowest" : wide ? ` ${distance}` : ""),
+    if (k !== winner) svg += dot(x, ends[k], 3.5, colorOfRate(k));
+    const more = k === winner ? (wide ? "lowest" : "✓") : wide ? distance : "";
+    svg += words(x + 23, labels[k] + 0.35 * f.letter, `${short(lr)} ${more}`,
       { anchor: "start", color: colorOfRate(k), bold: true });
   });
+  svg += dot(x, ends[winner], 6, colorOfRate(winner));
   draw(f, svg);
 }
 
@@ -553,7 +555,7 @@ function renderBest(here) {
   const all = policies.flatMap((one) => one.best.flatMap((cell) => [cell.x, ...cell.seeds]));
   const low = min(...all, log2(here.rates[0])) - 0.4;
   const high = max(...all, log2(here.rates[2])) + 0.4;
-  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS[LAST])], [low, high], { right: 6.5 });
+  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS[LAST])], [low, high], { left: 4.1, right: 6.5 });
 
   // The axis has the three learning rates, and those an octave or more beside them
   const octaves = [-4, -3, -2, -1, 1, 2, 3, 4].map((i) => here.rates[1] * 2 ** i);
@@ -725,8 +727,8 @@ function renderQuestions() {
     : "These runs cannot tell the sign."}</b> ${READINGS[state.reading][1]} asked this, and found ${theirs}. `;
   const all = Object.keys(READINGS).every((key) => remember("asked", state.reading).split(",").includes(key));
   const { overlap, order } = DATA.questions;
-  if (all) text += `${overlap ? "All three intervals overlap. " : ""}Leave out any one batch size, or either seed, and
-    the order stays: best batch size is at least ${order[0].toFixed(2)} above fixed, and three best ${order[1].toFixed(2)} below.`;
+  if (all) text += `${overlap ? "All three intervals overlap. " : ""}Yet leave out any one batch size or either seed, and the
+    order stays: best batch size is at least ${order[0].toFixed(2)} above fixed, and three best ${order[1].toFixed(2)} below.`;
   say("said2", text);
 }
 
@@ -758,7 +760,7 @@ function renderPoints() {
 }
 
 function renderStrip() {
-  const f = frame("strip", [-1.4, 1.15], [0, 3], { left: 1, right: 1, least: 13 });
+  const f = frame("strip", [-1.4, 1.15], [0, 3.2], { left: 1, right: 1, least: 13 });
   let svg = "";
   for (const b of [-1, -0.5, 0, 0.5, 1])
     svg += rule(f.px(b), f.y0, f.px(b), f.y1) + words(f.px(b), f.h - 0.4 * f.letter, b);
@@ -832,7 +834,7 @@ const FLAT_RATES = TIMES.map((T, i) => {  // where a mean valley costs at most 0
 function renderLine() {
   const far = log2(FAR);
   const line = (t) => state.middle + state.slope * (t - CENTER);
-  $("points-title").textContent = "Your line at batch size 8, up to 10T tokens";
+  $("points-title").textContent = "Your line at batch size 8, and bars within 0.01 nats of the best";
   const f = frame("points", [log2(TIMES[0]) - 1, far], FAR_RATES, { left: 4, right: 1.5 });
   let svg = axisX(f, [1e6, 1e8, 1e10, 1e12]) + axisY(f, tens(RATE_TICKS), plain);
   const ts = [...Array(41).keys()].map((i) => log2(TIMES[0]) - 1 + (i / 40) * (far - log2(TIMES[0]) + 1));
@@ -869,7 +871,7 @@ function renderLine() {
 
 function renderCost() {
   const TOP = 0.03;
-  $("strip-title").textContent = "Loss above the best line (nats) against the slope b";
+  $("strip-title").textContent = "Mean loss above the best line (nats) against the slope b";
   const f = frame("strip", [-1, 0.5], [0, 0.037], { left: 3 });  // with room for a name above TOP
   let svg = axisY(f, [0, 0.01, 0.02, 0.03].map((y) => [y, y]));
   for (const b of [-1, -0.5, 0, 0.5]) svg += words(f.px(b), f.h - 0.4 * f.letter, b);
@@ -958,7 +960,7 @@ function renderRace() {
   if (min(...bySeed) > 0) text += `<b>Power is above it in all ${RACE.seeds} seeds</b>`;
   else if (max(...bySeed) < 0) text += `<b>Power is below it in all ${RACE.seeds} seeds</b>`;
   else text += "<b>The seeds disagree on which is lower</b>";
-  text += `: ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know the end only in its last tenth. `;
+  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know the end only in its last tenth. `;
   text += last ? "The longest cosine is the planned one."
     : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above the planned one. Its
       learning rate is still ${short(cosineOf(RACE, LAST_RUN)(T))}.`;
@@ -1085,19 +1087,18 @@ function renderRun() {
 
   const [b, q] = ["b", "q"].map((name) => intervalOf(fitted.laws.map((law) => law[name])));
   const left = fitted.found.length - fitted.cells.length;
-  let text = `The law says <b>${rate(x)}</b> [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
+  let text = `The law of ${data.ours ? "our small runs" : "your runs"} says <b>${rate(x)}</b> [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
     ${2 ** state.size}. `;
   text += outside ? "<b>This is beyond the runs</b>, and the 95% interval holds only if the law stays straight. "
     : "The brackets are a 95% interval.";
-  if (outside && data.ours) text += "The band of step 2 is another: it holds every line that our losses allow.";
+  if (outside && data.ours) text += "The band of step 2 is another. It holds every line that loses little in our runs.";
   say("said4", text);
   $("copy").hidden = outside;
   $("command").textContent = commandFor(rate(x));
-  $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}The law: learning rate ∝ ${exponent("T", b)} ·
-    ${exponent("beta", q)}, with beta the batch size in sequences of 4096 tokens. Your browser fitted it by the rule of
-    fit.py to ${fitted.cells.length} valleys (${left} left out). ${data.ours
-      ? "These are our runs of step 2. Another width, depth or corpus moves the law up or down." : ""}
-    A file needs lr, total_tokens, batch_size and val_loss, may have seed, seq_len and shape, and stays on your machine.`;
+  $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·
+    ${exponent("beta", q)}, with beta the batch size in sequences of 4096 tokens, fitted to ${fitted.cells.length} valleys
+    by the rule of fit.py (${left} left out). ${data.ours ? "These are our runs of step 2. " : ""}A file needs lr,
+    total_tokens, batch_size and val_loss, may have seed, seq_len and shape, and stays on your machine.`;
 }
 
 function renderLaw(t, x, beta, times) {
