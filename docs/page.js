@@ -232,7 +232,7 @@ const BATCHES = DATA.policies[0].batches.map((one) => one.batch);
 const READINGS = {
   fixed: ["fixed batch size", "Bjorck et al."],
   best: ["best batch size", "Step Law"],
-  three: ["three best, divided", "Power Scheduler"],
+  three: ["three best batch sizes", "Power Scheduler"],
 };
 const CHOICES = {  // name: allowed values, of which the first is the start
   policy: [POLICIES[1], ...POLICIES],  // weight decay 0.1
@@ -274,8 +274,9 @@ function read() {
 }
 
 function rememberAnswer() {
-  // A STOP beyond the question shows the answer for this weight decay.
+  // A STOP beyond the question shows the answer for this weight decay. Only then is a guess scored.
   if (state.stop > QUESTION) state.seen = remember("seen", state.policy);
+  if (!isSeen(state.policy)) state.shown = 0;
 }
 
 function allowed(name, value) {
@@ -312,7 +313,9 @@ function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7, le
   const letter = parseFloat(getComputedStyle($(id)).fontSize);
   const w = printing ? 640 : $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
-  const share = innerHeight < 500 ? 0.6 : beside ? 0.39 : 0.26;
+  let share = 0.26;  // of the height of the window
+  if (beside) share = innerHeight < 800 ? 0.39 : 0.45;
+  if (innerHeight < 500) share = 0.6;
   const h = printing ? 300 : max(least * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - bottom * letter };
   const f = { id, w, h, letter, ...box };
@@ -507,7 +510,7 @@ function renderRates(here, winner) {
   const heights = same.flatMap((one) => [...one.trunks.map((losses) => losses.slice(first)), ...one.ends]).flat();
   const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
   const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], [min(...heights) - 0.06, max(...heights)],
-    { left: 2.6, right: wide ? 9.6 : 7.6 });
+    { left: 2.6, right: wide ? 10.8 : 7.6 });
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
   let svg = hidden(f, "guess first") + axisX(f, LENGTHS) + axisY(f, steps);
 
@@ -555,7 +558,7 @@ function renderBest(here) {
   const all = policies.flatMap((one) => one.best.flatMap((cell) => [cell.x, ...cell.seeds]));
   const low = min(...all, log2(here.rates[0])) - 0.4;
   const high = max(...all, log2(here.rates[2])) + 0.4;
-  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS[LAST])], [low, high], { left: 4.1, right: 6.5 });
+  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS[LAST])], [low, high], { left: 4.6, right: 6.5 });
 
   // The axis has the three learning rates, and those an octave or more beside them
   const octaves = [-4, -3, -2, -1, 1, 2, 3, 4].map((i) => here.rates[1] * 2 ** i);
@@ -638,7 +641,7 @@ function setUpStop() {
   $("question").textContent = size(LENGTHS[QUESTION]);
   $("answer").textContent = size(LENGTHS[LAST]);
   slider("stop-bar", "stop", "<b>STOP</b>", () => `${size(LENGTHS[state.stop])} tokens`, setStop);
-  slider("guess-bar", "guess", `Your guess for ${size(LENGTHS[LAST])}`, () => rate(state.guess));
+  slider("guess-bar", "guess", `Guess for ${size(LENGTHS[LAST])}`, () => rate(state.guess));
   buttons("policies", POLICIES.map((name) => [name, safe(brief(name))]), (name) => name === state.policy,
     (policy) => chooseRuns(policy, state.batch), colorOfPolicy);
   buttons("batches", BATCHES.map((batch) => [batch, String(batch)]),
@@ -720,7 +723,7 @@ function renderQuestions() {
     fixed: "Keep the batch size fixed, with one slope for all of them",
     best: "At every T, keep only the batch size with the lowest loss",
     three: `At every T, keep the three batch sizes with the lowest losses, and divide the learning rate by the
-      batch size`,
+      batch size, as if the two were proportional`,
   };
   const sign = signOf(ours);
   let text = `${questions[state.reading]}: ${exponent("T", ours)}. <b>${sign ? `The best learning rate ${sign}.`
@@ -1110,8 +1113,8 @@ function renderLaw(t, x, beta, times) {
   const half = max(1.5, (max(...all) - min(...all)) / 2 + 0.5);
   const batch = nearestBatch();
   const moved = batch !== 2 ** state.size;  // then the dots are hollow
-  $("law-title").textContent = `Law at batch size ${2 ** state.size}` +
-    (moved ? `, hollow dots moved by it from ${short(batch, 4)}` : ", and bottoms of the valleys");
+  $("law-title").textContent = `Best learning rate against T at batch size ${2 ** state.size}` +
+    (moved ? `, dots moved by the law from ${short(batch, 4)}` : "");
   const f = frame("law", [from, to], [middle - half, middle + half], { left: 4.2 });
   const wide = to - from > 9;
   const ticks = [1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13].filter((n) => log2(n) > from && log2(n) < to);

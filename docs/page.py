@@ -331,7 +331,7 @@ def take_picture(path: Path) -> None:
         raise UserError("--picture needs chromium or google-chrome")
     with tempfile.TemporaryDirectory() as profile:
         command = [chromium, "--headless", "--no-sandbox", "--hide-scrollbars"]
-        command += ["--force-device-scale-factor=2", "--window-size=600,738"]
+        command += ["--force-device-scale-factor=2", "--window-size=600,850"]
         command += [f"--user-data-dir={profile}", f"--screenshot={path}"]
         address = (ROOT / "docs/index.html").as_uri() + "#stop=4&seen=weight+decay+0"
         subprocess.run([*command, address], check=True, capture_output=True)
