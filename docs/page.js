@@ -736,7 +736,7 @@ function renderQuestions() {
 }
 
 function renderPoints() {
-  const f = frame("points", [log2(TIMES[0]), log2(TIMES.at(-1))], [log2(0.0008), log2(0.034)],
+  const f = frame("points", [log2(TIMES[0]) - 0.2, log2(TIMES.at(-1))], [log2(0.0008), log2(0.034)],
     { right: 7 });
   let svg = axisX(f, TIMES) + axisY(f, RATE_TICKS);
   const lit = new Set(chosen(state.reading));
@@ -775,7 +775,7 @@ function renderStrip() {
     const { ours, theirs } = DATA.questions.readings[key];
     const row = (letters) => f.py(3 - i) + letters * f.letter;  // below its top
     const now = key === state.reading;
-    svg += words(f.x0, row(0.9), `${question} · ${paper}`,
+    svg += words(f.x0, row(0.9), f.w > 400 ? `${question} · ${paper}` : paper,
       { anchor: "start", bold: now, color: now ? "var(--ink)" : "var(--soft)" });
     if (asked.includes(key)) {
       svg += rule(f.px(ours[1]), row(1.75), f.px(ours[2]), row(1.75), stroke("var(--wsd)", now ? 4 : 2));
