@@ -492,7 +492,7 @@ function renderStop() {
       ${max(0, round(100 - 50 * off))} of 100 points.`;
   }
   say("said1", text);
-  $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show the answer";
+  $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";
 }
 
 function hidden(f, text) {

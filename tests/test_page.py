@@ -649,6 +649,8 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
         line = browser.js("$('best').querySelectorAll('path[stroke-width=\"3\"]').length")
         return max(browser.js(SHOWN)) <= 1.28 and line == 0
 
+    browser.open(INDEX.as_uri() + "#shown=1")  # no score, which would tell the distance
+    assert "points" not in browser.js("$('said1').textContent")
     for _ in range(4):
         browser.press("$('stop')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert is_hidden()
