@@ -259,6 +259,7 @@ let state = { ...START };
 // In the address, "weight decay 0.1" is 0.1. We also read the whole name.
 const brief = (value) => String(value).replace(/^weight decay /, "");
 const named = (values, text) => values.find((value) => brief(value) === brief(text));
+const listed = (values, text) => values.filter((value) => text.split(",").some((one) => named([value], one)));
 
 function read() {
   const found = new URLSearchParams(location.hash.slice(1));
@@ -266,7 +267,7 @@ function read() {
   for (const [name, text] of found) {
     if (!Object.hasOwn(START, name)) continue;
     if (name in CHOICES) state[name] = named(CHOICES[name], text) ?? START[name];
-    if (name in LISTS) state[name] = LISTS[name].filter((v) => text.split(",").map(brief).includes(brief(v))).join();
+    if (name in LISTS) state[name] = listed(LISTS[name], text).join();
     if (name in NUMBERS) state[name] = allowed(name, text.trim() === "" ? NaN : Number(text));
   }
   rememberAnswer();
@@ -483,8 +484,8 @@ function renderStop() {
     ${size(stop.T)} tokens. A curve through all our learning rates is lowest at <b>${rate(stop.x)}</b>. `;
   if (state.stop === LAST) {
     const sign = signOf(law.b);
-    text += `<b>${sign ? `The best learning rate ${sign} with T` : "We see neither a fall nor a rise with T"}</b>:
-      one slope for all ${BATCHES.length} batch sizes is ${exponent("T", law.b)}. `;
+    const trend = sign ? `The best learning rate ${sign} with T` : "We see neither a fall nor a rise with T";
+    text += `<b>${trend}</b>: one slope for all ${BATCHES.length} batch sizes is ${exponent("T", law.b)}. `;
   }
   if (state.shown) {
     const off = abs(state.guess - here.best[LAST].x);
@@ -499,15 +500,17 @@ function hidden(f, text) {
   // The part of a chart that would show the answer, empty until the guess is made
   if (isSeen(state.policy)) return "";
   const x = f.px(log2(LENGTHS[QUESTION])) + 8;
-  return `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.x1 - x)}" height="${number(f.y1 - f.y0)}"
-    style="fill:var(--tint)"/>` + words((x + f.x1) / 2, f.y0 + 1.5 * f.letter, text);
+  const box = `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.x1 - x)}"
+    height="${number(f.y1 - f.y0)}" style="fill:var(--tint)"/>`;
+  return box + words((x + f.x1) / 2, f.y0 + 1.5 * f.letter, text);
 }
 
 function renderRates(here, winner) {
   // The losses of all policies at this batch size, so that a switch keeps the axes
   const same = DATA.policies.map((policy) => batchOf(policy.name, state.batch));
   const first = here.x.findIndex((x) => x > log2(200000));
-  const heights = same.flatMap((one) => [...one.trunks.map((losses) => losses.slice(first)), ...one.ends]).flat();
+  const trunks = same.flatMap((one) => one.trunks.map((losses) => losses.slice(first)));
+  const heights = [...trunks, ...same.flatMap((one) => one.ends)].flat();
   const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
   const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], [min(...heights) - 0.06, max(...heights)],
     { left: 2.6, right: wide ? 10.8 : 7.6 });
@@ -726,12 +729,17 @@ function renderQuestions() {
       batch size, as if the two were proportional`,
   };
   const sign = signOf(ours);
-  let text = `${questions[state.reading]}: ${exponent("T", ours)}. <b>${sign ? `The best learning rate ${sign}.`
-    : "These runs cannot tell the sign."}</b> ${READINGS[state.reading][1]} asked this, and found ${theirs}. `;
-  const all = Object.keys(READINGS).every((key) => remember("asked", state.reading).split(",").includes(key));
+  const verdict = sign ? `The best learning rate ${sign}.` : "These runs cannot tell the sign.";
+  const [, paper] = READINGS[state.reading];
+  let text = `${questions[state.reading]}: ${exponent("T", ours)}. <b>${verdict}</b> ${paper} asked this, and
+    found ${theirs}. `;
   const { overlap, order } = DATA.questions;
-  if (all) text += `${overlap ? "All three intervals overlap. " : ""}Yet leave out any one batch size or either seed, and the
-    order stays: best batch size is at least ${order[0].toFixed(2)} above fixed, and three best ${order[1].toFixed(2)} below.`;
+  if (remember("asked", state.reading).split(",").length === Object.keys(READINGS).length) {
+    if (overlap) text += "All three intervals overlap. ";
+    const [above, below] = order.map((gap) => gap.toFixed(2));
+    text += `Yet leave out any one batch size or either seed, and the order stays: best batch size is at least
+      ${above} above fixed, and three best ${below} below.`;
+  }
   say("said2", text);
 }
 
@@ -963,7 +971,8 @@ function renderRace() {
   if (min(...bySeed) > 0) text += `<b>Power is above it in all ${RACE.seeds} seeds</b>`;
   else if (max(...bySeed) < 0) text += `<b>Power is below it in all ${RACE.seeds} seeds</b>`;
   else text += "<b>The seeds disagree on which is lower</b>";
-  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know the end only in its last tenth. `;
+  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know
+    the end only in its last tenth. `;
   text += last ? "The longest cosine is the planned one."
     : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above the planned one. Its
       learning rate is still ${short(cosineOf(RACE, LAST_RUN)(T))}.`;
@@ -1090,7 +1099,8 @@ function renderRun() {
 
   const [b, q] = ["b", "q"].map((name) => intervalOf(fitted.laws.map((law) => law[name])));
   const left = fitted.found.length - fitted.cells.length;
-  let text = `The law of ${data.ours ? "our small runs" : "your runs"} says <b>${rate(x)}</b> [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
+  let text = `The law of ${data.ours ? "our small runs" : "your runs"} says <b>${rate(x)}</b>
+    [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
     ${2 ** state.size}. `;
   text += outside ? "<b>This is beyond the runs</b>, and the 95% interval holds only if the law stays straight. "
     : "The brackets are a 95% interval.";
