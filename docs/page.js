@@ -515,7 +515,7 @@ function renderRates(here, winner) {
   const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], [min(...heights) - 0.06, max(...heights)],
     { left: 2.6, right: wide ? 10.8 : 7.6 });
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
-  let svg = hidden(f, "guess first") + axisX(f, LENGTHS) + axisY(f, steps);
+  let svg = axisX(f, LENGTHS) + axisY(f, steps) + hidden(f, "guess first");
 
   // The curves up to STOP, and a branch at every T on the way
   const t = log2(LENGTHS[state.stop]);
@@ -566,7 +566,7 @@ function renderBest(here) {
   // The axis has the three learning rates, and those an octave or more beside them
   const octaves = [-4, -3, -2, -1, 1, 2, 3, 4].map((i) => here.rates[1] * 2 ** i);
   const free = octaves.filter((lr) => here.rates.every((one) => abs(log2(lr / one)) > 0.4));
-  let svg = hidden(f, "") + axisX(f, LENGTHS) + axisY(f, free.map((lr) => [log2(lr), lr]), short);
+  let svg = axisX(f, LENGTHS) + axisY(f, free.map((lr) => [log2(lr), lr]), short) + hidden(f, "");
   here.rates.forEach((lr, k) => {
     const y = f.py(log2(lr));
     svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 2, "2 4"));
