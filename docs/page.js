@@ -230,9 +230,9 @@ const cosineOf = (race, run) =>
 const POLICIES = DATA.policies.map((policy) => policy.name);
 const BATCHES = DATA.policies[0].batches.map((one) => one.batch);
 const READINGS = {
-  fixed: ["fixed batch", "Bjorck et al."],
-  best: ["best batch", "Step Law"],
-  three: ["three best / batch", "Power Scheduler"],
+  fixed: ["fixed batch size", "Bjorck et al."],
+  best: ["best batch size", "Step Law"],
+  three: ["three best batch sizes", "Power Scheduler"],
 };
 const CHOICES = {  // name: allowed values, of which the first is the start
   policy: [POLICIES[1], ...POLICIES],  // weight decay 0.1
@@ -241,8 +241,8 @@ const CHOICES = {  // name: allowed values, of which the first is the start
 };
 const NUMBERS = {  // name: [start, low, high, step]
   step: [1, 1, 4, 1],
-  stop: [0, 0, 4, 1],
-  guess: [-7.6, -10.6, -4.4, 0.05],
+  stop: [1, 0, 4, 1],
+  guess: [-8.25, -10.6, -4.4, 0.05],
   shown: [0, 0, 1, 1],
   middle: [-7.4, -9, -5.5, 0.02],
   slope: [-0.75, -1, 0.5, 0.01],
@@ -256,16 +256,28 @@ for (const [name, values] of Object.entries(CHOICES)) START[name] = values[0];
 for (const [name, [start]] of Object.entries(NUMBERS)) START[name] = start;
 let state = { ...START };
 
+// In the address, "weight decay 0.1" is 0.1. We also read the whole name.
+const brief = (value) => String(value).replace(/^weight decay /, "");
+const named = (values, text) => values.find((value) => brief(value) === brief(text));
+const listed = (values, text) => values.filter((value) => text.split(",").some((one) => named([value], one)));
+
 function read() {
   const found = new URLSearchParams(location.hash.slice(1));
   state = { ...START };
   for (const [name, text] of found) {
     if (!Object.hasOwn(START, name)) continue;
-    if (name in CHOICES) state[name] = CHOICES[name].find((v) => String(v) === text) ?? START[name];
-    if (name in LISTS) state[name] = text.split(",").filter((v) => LISTS[name].includes(v)).join();
+    if (name in CHOICES) state[name] = named(CHOICES[name], text) ?? START[name];
+    if (name in LISTS) state[name] = listed(LISTS[name], text).join();
     if (name in NUMBERS) state[name] = allowed(name, text.trim() === "" ? NaN : Number(text));
   }
+  rememberAnswer();
   render();
+}
+
+function rememberAnswer() {
+  // A STOP beyond the question shows the answer for this weight decay. Only then is a guess scored.
+  if (state.stop > QUESTION) state.seen = remember("seen", state.policy);
+  if (!isSeen(state.policy)) state.shown = 0;
 }
 
 function allowed(name, value) {
@@ -276,12 +288,14 @@ function allowed(name, value) {
 
 function write() {
   const changed = Object.entries(state).filter(([name, value]) => value !== START[name]);
-  history.replaceState(null, "", "#" + new URLSearchParams(changed));
+  const pairs = changed.map(([name, value]) => [name, String(value).split(",").map(brief).join()]);
+  history.replaceState(null, "", "#" + new URLSearchParams(pairs));
 }
 
 function change(values) {
   for (const [name, value] of Object.entries(values))
     state[name] = name in NUMBERS ? allowed(name, value) : value;
+  rememberAnswer();
   render();
 }
 
@@ -297,10 +311,12 @@ let printing = false;
 
 function frame(id, [x0, x1], [y0, y1], { left = 3.6, right = 1, bottom = 1.7, least = 10 } = {}) {
   // A frame turns t and x into pixels and back. Margins are in letters.
-  const letter = 0.8 * parseFloat(getComputedStyle(document.documentElement).fontSize);
+  const letter = parseFloat(getComputedStyle($(id)).fontSize);
   const w = printing ? 640 : $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
-  const share = innerHeight < 500 ? 0.6 : beside ? 0.46 : 0.27;
+  let share = 0.26;  // of the height of the window
+  if (beside) share = innerHeight < 800 ? 0.39 : 0.45;
+  if (innerHeight < 500) share = 0.6;
   const h = printing ? 300 : max(least * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - bottom * letter };
   const f = { id, w, h, letter, ...box };
@@ -404,11 +420,12 @@ function listen(id, name) {
 
 const refresh = [];  // what to do with every control when the state changes
 
-function slider(where, name, label, say, low = NUMBERS[name][1], high = NUMBERS[name][2]) {
+function slider(where, name, label, say, act = (value) => change({ [name]: value })) {
+  const [, low, high, step] = NUMBERS[name];
   $(where).insertAdjacentHTML("beforeend", `<div class="control"><label for="${name}">
     <span>${label}</span><output id="${name}-value"></output></label><input type="range" id="${name}"
-    min="${low}" max="${high}" step="${NUMBERS[name][3]}"></div>`);
-  $(name).oninput = () => change({ [name]: +$(name).value });
+    min="${low}" max="${high}" step="${step}"></div>`);
+  $(name).oninput = () => act(+$(name).value);
   refresh.push(() => {
     $(name).value = state[name];
     $(name).ariaValueText = $(name + "-value").textContent = say();
@@ -423,6 +440,8 @@ function buttons(where, items, pressed, act, color = () => "") {
     refresh.push(() => (button.ariaPressed = String(pressed(button.value))));
   }
 }
+
+const signOf = ([, low, high]) => (high < 0 ? "falls" : low > 0 ? "rises" : "");
 
 let saying;
 function say(id, text) {
@@ -441,13 +460,15 @@ const QUESTION = LENGTHS.indexOf(LENGTHS.at(-1) / 4);  // the T from which to gu
 const colorOfLength = (i) => shade("tokens", i / (LENGTHS.length - 1));
 const colorOfPolicy = (name) =>
   shade("other", POLICIES.indexOf(name) / max(POLICIES.length - 1, 1));
-const colorOfRate = (i) => [
-  "color-mix(in srgb, var(--wsd) 65%, var(--paper))",
+const colorOfRate = (i) => [  // light, middle and dark
+  "color-mix(in srgb, var(--wsd) 55%, var(--paper))",
   "var(--wsd)",
-  "color-mix(in srgb, var(--wsd) 50%, var(--ink))",
+  "color-mix(in srgb, var(--wsd) 25%, var(--ink))",
 ][i];
 const policyOf = (name) => DATA.policies.find((policy) => policy.name === name);
 const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch === batch);
+const isSeen = (policy) => state.seen.split(",").includes(policy);  // was its answer shown?
+const LAST = LENGTHS.length - 1;
 
 function renderStop() {
   const here = batchOf(state.policy, state.batch);
@@ -459,34 +480,42 @@ function renderStop() {
 
   // What it says
   const { law } = policyOf(state.policy);
-  const last = state.stop === LENGTHS.length - 1;
-  const falls = law.b[2] < 0;
-  let text = `Stop at ${size(stop.T)} tokens, and of these three <b>${short(here.rates[winner])}</b> has the
-    lowest validation loss, ${nats(val[winner])} nats. The best of all learning rates is <b>${rate(stop.x)}</b>. `;
-  if (last) text += falls
-    ? `<b>With ${safe(state.policy)}, the best learning rate falls with the tokens</b>, as
-      ${exponent("T", law.b)}.`
-    : `<b>With ${safe(state.policy)}, we see no fall with the tokens</b>: ${exponent("T", law.b)}.`;
+  let text = `With ${safe(state.policy)}, <b>${short(here.rates[winner])}</b> ends lowest of these three at
+    ${size(stop.T)} tokens. A curve through all our learning rates is lowest at <b>${rate(stop.x)}</b>. `;
+  if (state.stop === LAST) {
+    const sign = signOf(law.b);
+    const trend = sign ? `The best learning rate ${sign} with T` : "We see neither a fall nor a rise with T";
+    text += `<b>${trend}</b>: one slope for all ${BATCHES.length} batch sizes is ${exponent("T", law.b)}. `;
+  }
   if (state.shown) {
-    const off = abs(state.guess - here.best.at(-1).x);
-    text += ` Your guess was ${rate(state.guess)}, off by a factor of ${short(2 ** off, 3)}:
+    const off = abs(state.guess - here.best[LAST].x);
+    text += `Your guess of ${rate(state.guess)} is off by a factor of ${short(2 ** off, 3)}:
       ${max(0, round(100 - 50 * off))} of 100 points.`;
   }
   say("said1", text);
-  $("reveal").textContent = state.shown ? "Guess again" : "Show the answer";
+  $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";
+}
+
+function hidden(f, text) {
+  // The part of a chart that would show the answer, empty until the guess is made
+  if (isSeen(state.policy)) return "";
+  const x = f.px(log2(LENGTHS[QUESTION])) + 8;
+  const box = `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.x1 - x)}"
+    height="${number(f.y1 - f.y0)}" style="fill:var(--tint)"/>`;
+  return box + words((x + f.x1) / 2, f.y0 + 1.5 * f.letter, text);
 }
 
 function renderRates(here, winner) {
   // The losses of all policies at this batch size, so that a switch keeps the axes
   const same = DATA.policies.map((policy) => batchOf(policy.name, state.batch));
-  const heights = same.flatMap((one) => [...one.trunks, ...one.ends]).flat();
-  const first = here.x[0];
+  const first = here.x.findIndex((x) => x > log2(200000));
+  const trunks = same.flatMap((one) => one.trunks.map((losses) => losses.slice(first)));
+  const heights = [...trunks, ...same.flatMap((one) => one.ends)].flat();
   const wide = $("rates").clientWidth > 420 || printing;  // is there room for the distances?
-  const f = frame("rates", [first, log2(LENGTHS.at(-1))], [min(...heights), max(...heights)],
-    { left: 2.6, right: wide ? 9.6 : 7.6 });
-  $("race-title").textContent = "Training loss (nats) against tokens, three learning rates";
+  const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], [min(...heights) - 0.06, max(...heights)],
+    { left: 2.6, right: wide ? 10.8 : 7.6 });
   const steps = [...Array(20).keys()].map((i) => [1 + i / 5, (1 + i / 5).toFixed(1)]);
-  let svg = axisX(f, LENGTHS) + axisY(f, steps);
+  let svg = axisX(f, LENGTHS) + axisY(f, steps) + hidden(f, "guess first");
 
   // The curves up to STOP, and a branch at every T on the way
   const t = log2(LENGTHS[state.stop]);
@@ -494,15 +523,13 @@ function renderRates(here, winner) {
   here.trunks.forEach((losses, k) => {
     const color = colorOfRate(k);
     const point = (at) => [f.px(at), f.py(interpolate(at, here.x, losses))];
-    const trunk = here.x.filter((x) => x < t + log2(0.9)).map(point);
-    svg += path([...trunk, point(t + log2(0.9))], stroke(color, k === winner ? 4 : 1.5));
+    const trunk = here.x.slice(first).filter((x) => x < t + log2(0.9)).map(point);
+    svg += path([...trunk, point(t + log2(0.9))], stroke(color, 3.5));
     for (let i = 0; i <= state.stop; i++) {
       const T = log2(LENGTHS[i]);
       const end = [f.px(T), f.py(here.ends[i][k])];
-      const now = i === state.stop;
-      svg += path([point(T + log2(0.9)), end], stroke(color, now && k === winner ? 4 : 1.5));
-      svg += dot(...end, now ? 5 : 2.5, color);
-      if (now) ends.push(end[1]);
+      svg += path([point(T + log2(0.9)), end], stroke(color, i === state.stop ? 3.5 : 1.5));
+      if (i === state.stop) ends.push(end[1]);
     }
   });
 
@@ -512,47 +539,51 @@ function renderRates(here, winner) {
   const mark = rule(x, f.y0, x, f.y1, stroke(color, 2)) + dot(x, f.y0, 9, color);
   svg += handle("stop", x, f.y0, mark + words(x - 14, f.y0 + 0.4 * f.letter, "STOP",
     { anchor: "end", color, bold: true }));
-  svg += dot(x, ends[winner], 7, color);
-  const labels = apart(ends, 1.2 * f.letter, f.y0, f.y1);
-  const above = here.val_loss[state.stop].map((loss, _, all) => loss - min(...all));
-  here.rates.forEach((lr, k) => (svg += words(x + 12, labels[k] + 0.35 * f.letter,
-    short(lr) + (k === winner ? " best" : wide ? ` +${nats(above[k])}` : ""),
-    { anchor: "start", color: k === winner ? color : colorOfRate(k), bold: k === winner })));
+
+  // A label beside every end
+  const labels = apart(ends, 1.25 * f.letter, f.y0 + f.letter, f.y1 - 0.5 * f.letter);
+  const losses = here.val_loss[state.stop];
+  here.rates.forEach((lr, k) => {
+    const above = losses[k] - losses[winner];
+    const distance = `+${above < 0.0005 ? above.toFixed(4) : nats(above)}`;
+    svg += path([[x, ends[k]], [x + 9, ends[k]], [x + 20, labels[k]]], stroke(colorOfRate(k), 1.5));
+    if (k !== winner) svg += dot(x, ends[k], 3.5, colorOfRate(k));
+    const more = k === winner ? (wide ? "lowest" : "✓") : wide ? distance : "";
+    svg += words(x + 23, labels[k] + 0.35 * f.letter, `${short(lr)} ${more}`,
+      { anchor: "start", color: colorOfRate(k), bold: true });
+  });
+  svg += dot(x, ends[winner], 6, colorOfRate(winner));
   draw(f, svg);
 }
 
 function renderBest(here) {
   const policies = DATA.policies.map((policy) => batchOf(policy.name, state.batch));
   const all = policies.flatMap((one) => one.best.flatMap((cell) => [cell.x, ...cell.seeds]));
-  const low = min(...all, log2(here.rates[0])) - 0.7;
-  const high = max(...all, log2(here.rates[2])) + 0.7;
-  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS.at(-1))], [low, high],
-    { right: 7 });
-  $("best-title").textContent = "Best learning rate, against where a run stops";
-  let svg = axisX(f, LENGTHS) + axisY(f, RATE_TICKS);
+  const low = min(...all, log2(here.rates[0])) - 0.4;
+  const high = max(...all, log2(here.rates[2])) + 0.4;
+  const f = frame("best", [log2(LENGTHS[0]) - 0.5, log2(LENGTHS[LAST])], [low, high], { left: 4.6, right: 6.5 });
+
+  // The axis has the three learning rates, and those an octave or more beside them
+  const octaves = [-4, -3, -2, -1, 1, 2, 3, 4].map((i) => here.rates[1] * 2 ** i);
+  const free = octaves.filter((lr) => here.rates.every((one) => abs(log2(lr / one)) > 0.4));
+  let svg = axisX(f, LENGTHS) + axisY(f, free.map((lr) => [log2(lr), lr]), short) + hidden(f, "");
   here.rates.forEach((lr, k) => {
     const y = f.py(log2(lr));
-    svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 1, "2 4"));
-    if (f.w > 420) svg += words(f.x0 + 3, y - 4, short(lr), { anchor: "start", color: colorOfRate(k) });
+    svg += rule(f.x0, y, f.x1, y, stroke(colorOfRate(k), 2, "2 4"));
+    svg += words(f.x0 - 5, y + 0.35 * f.letter, short(lr), { anchor: "end", color: colorOfRate(k), bold: true });
   });
 
   // The laws of this weight decay, and of those seen before
-  const lines = [];
+  const labels = [];  // beside the chart: {y, text, color, bold}
   const line = (name, width) => {
     const { law } = policyOf(name);
-    const y = (T) => log2(law.a) + law.b[0] * log2(T) + law.q * log2((state.batch * DATA.questions.seq_len) / 4096);
-    const ends = [LENGTHS[0], LENGTHS.at(-1)].map((T) => [f.px(log2(T)), f.py(y(T))]);
+    const y = (T) => log2(law.a) + law.b[0] * log2(T) + law.q * log2(BETA(state.batch));
+    const ends = [LENGTHS[0], LENGTHS[LAST]].map((T) => [f.px(log2(T)), f.py(y(T))]);
     svg += path(ends, stroke(colorOfPolicy(name), width, width > 2 ? "" : "6 4"));
-    lines.push([ends[1], name]);
+    labels.push({ y: ends[1][1], text: name, color: colorOfPolicy(name), bold: name === state.policy });
   };
-  for (const name of state.seen.split(",").filter(Boolean)) if (name !== state.policy) line(name, 2);
-  if (state.stop === LENGTHS.length - 1) line(state.policy, 3);
-  const heights = apart(lines.map(([end]) => end[1]), 2.4 * f.letter, f.y0 + 1.5 * f.letter, f.y1);
-  lines.forEach(([end, name], k) => {
-    const style = { anchor: "start", color: colorOfPolicy(name), bold: name === state.policy };
-    name.split(" decay ").forEach((part, i) => (svg += words(end[0] + 12,
-      heights[k] + (1.1 * i - 0.2) * f.letter, safe(i ? `decay ${part}` : part), style)));
-  });
+  for (const name of POLICIES) if (isSeen(name) && name !== state.policy) line(name, 2);
+  if (state.stop === LAST) line(state.policy, 3);
 
   // STOP
   const stop = f.px(log2(LENGTHS[state.stop]));
@@ -568,39 +599,60 @@ function renderBest(here) {
   });
 
   // The guess
-  const at = f.px(log2(LENGTHS.at(-1)));
+  const at = f.px(log2(LENGTHS[LAST]));
   if (state.shown) {
     const look = stroke("var(--ink)", 1.5, "3 3");
-    svg += rule(at, f.py(state.guess), at, f.py(here.best.at(-1).x), look);
+    svg += rule(at, f.py(state.guess), at, f.py(here.best[LAST].x), look);
   }
-  if (state.shown || state.stop <= QUESTION) {
+  if (state.shown || !isSeen(state.policy)) {
     const y = clamp(f.py(state.guess), f.y0, f.y1);
     const diamond = `<path d="M${number(at)} ${number(y - 9)}l9 9l-9 9l-9 -9z"
       style="fill:var(--paper);stroke:var(--ink)" stroke-width="2"/>`;
-    svg += handle("guess", at, y, diamond + words(at + 13, y + 0.35 * f.letter, "guess",
-      { anchor: "start", bold: true }));
+    svg += handle("guess", at, y, diamond);
+    labels.push({ y, text: "your guess", color: "var(--soft)", bold: true });
   }
+
+  const heights = apart(labels.map(({ y }) => y), 2.4 * f.letter, f.y0 + 0.5 * f.letter, f.y1 - f.letter);
+  labels.forEach(({ text, ...look }, k) => {
+    const [, first, second] = text.match(/(\S+) (.*)/);
+    svg += words(at + 13, heights[k] - 0.2 * f.letter, safe(first), { anchor: "start", ...look });
+    svg += words(at + 13, heights[k] + 0.9 * f.letter, safe(second), { anchor: "start", ...look });
+  });
   draw(f, svg);
 }
 
-function choosePolicy(policy) {
-  const seen = state.stop === LENGTHS.length - 1 ? remember("seen", state.policy) : state.seen;
-  change({ policy, seen, shown: 0 });
+function setStop(stop) {
+  // STOP waits at the question until the guess is made
+  change({ stop: isSeen(state.policy) ? stop : min(stop, QUESTION) });
+}
+
+function chooseRuns(policy, batch) {
+  // Ask again, if the answer was not yet shown. The guess starts at the last best that is shown.
+  const seen = batch === state.batch ? state.seen : "";
+  const stop = seen.split(",").includes(policy) ? state.stop : min(state.stop, QUESTION);
+  change({ policy, batch, seen, stop, shown: 0, guess: batchOf(policy, batch).best[QUESTION].x });
+}
+
+function reveal() {
+  if (isSeen(state.policy)) {
+    const others = state.seen.split(",").filter((name) => name !== state.policy);
+    change({ shown: 0, stop: QUESTION, seen: others.join() });
+  } else change({ shown: 1, stop: LAST });
 }
 
 function setUpStop() {
-  slider("stop-bar", "stop", "<b>STOP</b>", () => `${size(LENGTHS[state.stop])} tokens`);
-  slider("guess-bar", "guess", `Guess the best learning rate at ${size(LENGTHS.at(-1))}, four times
-    ${size(LENGTHS[QUESTION])} tokens`, () => rate(state.guess));
-  buttons("policies", POLICIES.map((name) => [name, safe(name.replace("weight decay ", ""))]), (name) => name === state.policy,
-    choosePolicy, colorOfPolicy);
+  $("question").textContent = size(LENGTHS[QUESTION]);
+  $("answer").textContent = size(LENGTHS[LAST]);
+  slider("stop-bar", "stop", "<b>STOP</b>", () => `${size(LENGTHS[state.stop])} tokens`, setStop);
+  slider("guess-bar", "guess", `Guess for ${size(LENGTHS[LAST])}`, () => rate(state.guess));
+  buttons("policies", POLICIES.map((name) => [name, safe(brief(name))]), (name) => name === state.policy,
+    (policy) => chooseRuns(policy, state.batch), colorOfPolicy);
   buttons("batches", BATCHES.map((batch) => [batch, String(batch)]),
-    (batch) => +batch === state.batch, (batch) => change({ batch: +batch, shown: 0 }),
+    (batch) => +batch === state.batch, (batch) => chooseRuns(state.policy, +batch),
     (batch) => shade("batch-size", log2(batch) / 7));
-  $("reveal").onclick = () =>
-    change(state.shown ? { shown: 0, stop: QUESTION } : { shown: 1, stop: LENGTHS.length - 1 });
-  const nearestLength = (t) => clamp(round(t - log2(LENGTHS[0])), 0, LENGTHS.length - 1);
-  dragged.stop = (t) => change({ stop: nearestLength(t) });
+  $("reveal").onclick = reveal;
+  const nearestLength = (t) => clamp(round(t - log2(LENGTHS[0])), 0, LAST);
+  dragged.stop = (t) => setStop(nearestLength(t));
   dragged.guess = (_, y) => change({ guess: y });
   listen("rates", "stop");
   listen("best", "stop");
@@ -664,28 +716,36 @@ function renderQuestions() {
     renderLine();
     return;
   }
-  const s = DATA.questions.growth;
   const { ours, theirs } = DATA.questions.readings[state.reading];
   $("points-title").textContent = state.reading === "three"
     ? "Best learning rate / (batch size / 8) against T" : "Best learning rate against T";
-  $("strip-title").textContent = "Exponent b: ours (dot, 95% interval), theirs (cross)";
+  $("strip-title").textContent = "Exponent b: ours (dot, 95% interval), the paper's (cross)";
   turnTo(LOOKS[state.reading]);
   renderStrip();
-  const answers = {
-    fixed: `Keep the batch size, and the best learning rate falls, as ${exponent("T", ours)}. Bjorck et
-      al. asked this, and found ${theirs}.`,
-    best: `Keep only the best batch size of every T. In these runs it grows, about as ${exponent("T", s)},
-      and a larger batch needs a higher learning rate. So the fall is gone: ${exponent("T", ours)}. Step
-      Law asked this, and found ${theirs}.`,
-    three: `Keep the three best, and divide by the batch size. In these runs it grows with T, so the points
-      fall steeply: ${exponent("T", ours)}. Power Scheduler asked this, and found ${theirs}.`,
+  const questions = {
+    fixed: "Keep the batch size fixed, with one slope for all of them",
+    best: "At every T, keep only the batch size with the lowest loss",
+    three: `At every T, keep the three batch sizes with the lowest losses, and divide the learning rate by the
+      batch size, as if the two were proportional`,
   };
-  say("said2", answers[state.reading]);
+  const sign = signOf(ours);
+  const verdict = sign ? `The best learning rate ${sign}.` : "These runs cannot tell the sign.";
+  const [, paper] = READINGS[state.reading];
+  let text = `${questions[state.reading]}: ${exponent("T", ours)}. <b>${verdict}</b> ${paper} asked this, and
+    found ${theirs}. `;
+  const { overlap, order } = DATA.questions;
+  if (remember("asked", state.reading).split(",").length === Object.keys(READINGS).length) {
+    if (overlap) text += "All three intervals overlap. ";
+    const [above, below] = order.map((gap) => gap.toFixed(2));
+    text += `Yet leave out any one batch size or either seed, and the order stays: best batch size is at least
+      ${above} above fixed, and three best ${below} below.`;
+  }
+  say("said2", text);
 }
 
 function renderPoints() {
-  const f = frame("points", [log2(TIMES[0]), log2(TIMES.at(-1))], [log2(0.0008), log2(0.034)],
-    { right: 6 });
+  const f = frame("points", [log2(TIMES[0]) - 0.2, log2(TIMES.at(-1))], [log2(0.0008), log2(0.034)],
+    { right: 7 });
   let svg = axisX(f, TIMES) + axisY(f, RATE_TICKS);
   const lit = new Set(chosen(state.reading));
   const y = (point) => f.py(point.x - look.divide * point.u);
@@ -700,29 +760,37 @@ function renderPoints() {
   }
   const at = (t) => [f.px(t), f.py(look.y + look.slope * (t - look.t))];
   svg += path([log2(TIMES[0]), log2(TIMES.at(-1))].map(at), stroke("var(--ink)", 4, "", 0.85));
-  const heights = apart(labels.map(([, height]) => height), 1.05 * f.letter, f.y0, f.y1);
-  labels.forEach(([batch], k) => (svg += words(f.x1 + 9, heights[k] + 0.35 * f.letter,
-    (batch === SIZES.at(-1) ? "batch " : "") + batch, { anchor: "start", color: colorOfBatch(batch) })));
+  const gap = min(1.15 * f.letter, (f.y1 - f.y0) / (labels.length - 1));
+  const heights = apart(labels.map(([, height]) => height), gap, f.y0, f.y1);
+  labels.forEach(([batch, height], k) => {
+    svg += path([[f.x1 + 8, height], [f.x1 + 18, heights[k]]], stroke(colorOfBatch(batch), 1));
+    svg += words(f.x1 + 21, heights[k] + 0.35 * f.letter, (batch === SIZES.at(-1) ? "batch " : "") + batch,
+      { anchor: "start", color: colorOfBatch(batch) });
+  });
   draw(f, svg);
 }
 
 function renderStrip() {
-  const f = frame("strip", [-1.4, 1.15], [0, 3], { left: 1, right: 1, least: 13 });
+  const f = frame("strip", [-1.4, 1.15], [0, 3.2], { left: 1, right: 1, least: 13 });
   let svg = "";
   for (const b of [-1, -0.5, 0, 0.5, 1])
     svg += rule(f.px(b), f.y0, f.px(b), f.y1) + words(f.px(b), f.h - 0.4 * f.letter, b);
+  svg += rule(f.px(0), f.y0 - f.letter, f.px(0), f.y1, stroke("var(--soft)", 1.5));
+  svg += words(f.px(0) - 6, f.y0 - 2, "falls with T", { anchor: "end" });
+  svg += words(f.px(0) + 6, f.y0 - 2, "rises with T", { anchor: "start" });
   const asked = remember("asked", state.reading).split(",");
   Object.entries(READINGS).forEach(([key, [question, paper]], i) => {
     const { ours, theirs } = DATA.questions.readings[key];
     const row = (letters) => f.py(3 - i) + letters * f.letter;  // below its top
     const now = key === state.reading;
-    svg += words(f.x0, row(0.9), `${question} · ${paper}`,
+    svg += words(f.x0, row(0.9), f.w > 400 ? `${question} · ${paper}` : paper,
       { anchor: "start", bold: now, color: now ? "var(--ink)" : "var(--soft)" });
     if (asked.includes(key)) {
       svg += rule(f.px(ours[1]), row(1.75), f.px(ours[2]), row(1.75), stroke("var(--wsd)", now ? 4 : 2));
       svg += dot(f.px(ours[0]), row(1.75), now ? 7 : 5, "var(--wsd)");
     }
     svg += cross(f.px(theirs), row(2.7), 5, stroke("var(--ink)", 2.5));
+    svg += words(f.px(theirs) + 10, row(3.05), theirs, { anchor: "start", color: "var(--ink)" });
   });
   draw(f, svg);
 }
@@ -777,7 +845,7 @@ const FLAT_RATES = TIMES.map((T, i) => {  // where a mean valley costs at most 0
 function renderLine() {
   const far = log2(FAR);
   const line = (t) => state.middle + state.slope * (t - CENTER);
-  $("points-title").textContent = "Your line at batch size 8, from our runs to 10T tokens";
+  $("points-title").textContent = "Your line at batch size 8, and bars within 0.01 nats of the best";
   const f = frame("points", [log2(TIMES[0]) - 1, far], FAR_RATES, { left: 4, right: 1.5 });
   let svg = axisX(f, [1e6, 1e8, 1e10, 1e12]) + axisY(f, tens(RATE_TICKS), plain);
   const ts = [...Array(41).keys()].map((i) => log2(TIMES[0]) - 1 + (i / 40) * (far - log2(TIMES[0]) + 1));
@@ -785,6 +853,10 @@ function renderLine() {
   const edge = [...band.map(([t, low]) => [t, low]), ...band.reverse().map(([t, , high]) => [t, high])];
   svg += path(edge.map(([t, y]) => [f.px(t), f.py(clamp(y, ...FAR_RATES))]),
     'style="fill:var(--wsd);fill-opacity:.2;stroke:none"');
+  const [runs, end] = [TIMES[0] / 1.3, TIMES.at(-1) * 1.3].map((T) => f.px(log2(T)));
+  svg += `<rect x="${number(runs)}" y="${number(f.y0)}" width="${number(end - runs)}"
+    height="${number(f.y1 - f.y0)}" style="fill:var(--line);fill-opacity:.5"/>`;
+  svg += words(runs, f.y1 - 0.5 * f.letter, "our runs", { anchor: "start", color: "var(--ink)" });
   TIMES.forEach((T, i) => {
     const [low, high] = FLAT_RATES[i];
     const at = f.px(log2(T));
@@ -797,39 +869,44 @@ function renderLine() {
   const grip = (name, t) => handle(name, f.px(t), inside(t),
     dot(f.px(t), inside(t), 8, "var(--ink)", 'stroke="var(--paper)" stroke-width="2"'));
   svg += grip("middle", CENTER) + grip("end", far);
-  svg += words(f.px(CENTER), f.py(FLAT_RATES[0][1]) - f.letter, "our runs", { color: "var(--ink)" });
   draw(f, svg);
   renderCost();
 
   const [low, high] = equalAt(far);
   const mine = cost(state.middle, state.slope) - LOWEST;
-  say("said2", `Your line, T<sup>${state.slope.toFixed(2)}</sup>, costs <b>${nats(mine)} nats</b> more than the best.
-    Every slope from ${FLAT[0].toFixed(2)} to ${FLAT.at(-1).toFixed(2)} costs less than ${LEVEL} more: the
-    valleys are flat. But at 10T tokens, the lines in the band differ by a factor of
+  say("said2", `In our runs, your line, T<sup>${state.slope.toFixed(2)}</sup>, loses <b>${nats(mine)} nats</b> to the
+    best line. Every slope from ${FLAT[0].toFixed(2)} to ${FLAT.at(-1).toFixed(2)} has a line that loses at most
+    ${LEVEL}. The band holds all such lines, and at 10T tokens it spans a factor of
     <b>${short(2 ** (high - low))}</b>.`);
 }
 
 function renderCost() {
   const TOP = 0.03;
-  $("strip-title").textContent = "Cost (nats) against the exponent b";
-  const f = frame("strip", [-1, 0.5], [0, TOP], { left: 3 });
+  $("strip-title").textContent = "Mean loss above the best line (nats) against the slope b";
+  const f = frame("strip", [-1, 0.5], [0, 0.037], { left: 3 });  // with room for a name above TOP
   let svg = axisY(f, [0, 0.01, 0.02, 0.03].map((y) => [y, y]));
   for (const b of [-1, -0.5, 0, 0.5]) svg += words(f.px(b), f.h - 0.4 * f.letter, b);
   const x = f.px(FLAT[0]);
-  svg += `<rect x="${number(x)}" y="${number(f.y0)}" width="${number(f.px(FLAT.at(-1)) - x)}"
-    height="${number(f.y1 - f.y0)}" style="fill:var(--wsd);fill-opacity:.2"/>`;
-  Object.entries(READINGS).forEach(([key, [, paper]], i) => {
-    const { theirs } = DATA.questions.readings[key];
-    const at = f.px(theirs);
-    svg += cross(at, f.y1, 6, stroke("var(--ink)", 2.5));
-    const y = f.y0 + (0.4 + 1.2 * i) * f.letter;
-    svg += rule(at, y, at, f.y1, stroke("var(--soft)", 1, "2 4"));
-    svg += words(at, y, paper, { color: "var(--ink)" });
-  });
+  svg += `<rect x="${number(x)}" y="${number(f.py(LEVEL))}" width="${number(f.px(FLAT.at(-1)) - x)}"
+    height="${number(f.y1 - f.py(LEVEL))}" style="fill:var(--wsd);fill-opacity:.2"/>`;
+
+  // The paper that asked for a line at a fixed batch size
+  const { theirs } = DATA.questions.readings.fixed;
+  const at = f.px(theirs);
+  svg += rule(at, f.y0 + 0.6 * f.letter, at, f.y1, stroke("var(--soft)", 1, "2 4"));
+  svg += cross(at, f.y1, 6, stroke("var(--ink)", 2.5));
+  svg += words(at, f.y0 + 0.3 * f.letter, `${READINGS.fixed[1]} ${theirs}`, { color: "var(--ink)" });
+
   const curve = SLOPES.map((b, i) => [b, VALLEY[i]]).filter(([, value]) => value <= TOP);
   svg += path(curve.map(([b, value]) => [f.px(b), f.py(value)]), stroke("var(--wsd)", 2.5));
+  svg += words(f.px(curve.at(-1)[0]), f.py(0.0225), "with the best middle", { anchor: "end", color: "var(--wsd)" });
   const mine = cost(state.middle, state.slope) - LOWEST;
   svg += dot(f.px(state.slope), f.py(min(mine, TOP)), 8, "var(--ink)");
+  if (mine > TOP) {
+    const left = state.slope > -0.3;
+    svg += words(f.px(state.slope) + (left ? -13 : 13), f.py(TOP) + 0.35 * f.letter, `↑ ${nats(mine)}`,
+      { anchor: left ? "end" : "start", bold: true, color: "var(--ink)" });
+  }
   draw(f, svg);
 }
 
@@ -844,18 +921,15 @@ function setUpQuestions() {
   dragged.middle = (_, y) => change({ middle: y });
   dragged.end = (t, y) => change({ slope: (y - state.middle) / (log2(FAR) - CENTER) });
   listen("points");
-  $("about2").innerHTML = `${DATA.questions.runs.toLocaleString("en")} runs at width 32, with batch sizes
-    from ${SIZES[0]} to ${SIZES.at(-1)} sequences of ${safe(DATA.questions.seq_len)} tokens and a weight
-    decay of 0.1. A point is the bottom of one <i>valley</i>, the loss against the learning rate, from two
-    seeds. Teal is the batch size, and magenta T. Brackets are 95% intervals, wide because two
-    seeds choose the best batch sizes. The band holds all lines whose mean cost is within ${LEVEL} nats of the best.`;
+  $("about2").innerHTML = `${DATA.questions.runs.toLocaleString("en")} runs of another sweep than in step 1: width 32,
+    weight decay 0.1, sequences of ${safe(DATA.questions.seq_len)} tokens, two seeds. Brackets are 95% intervals.`;
 }
 
 // -- 8 Step 3: stop here, with three schedules -------------------------------------------------
 
 const RACE = DATA.race;
 const LAST_RUN = RACE.lengths.at(-1);
-const FIRST = 200000;  // tokens, where the figure begins
+const FIRST = 200000;  // tokens, at which the figure begins
 
 function renderRace() {
   const run = RACE.lengths[state.stop3];
@@ -891,15 +965,17 @@ function renderRace() {
   draw(f, svg);
   renderSchedules(run, last);
 
-  const signed = (value) => (abs(value) < 0.0005 ? "" : value < 0 ? "-" : "+") + nats(abs(value));
   const bySeed = run.losses.power.map((loss, seed) => loss - run.losses.planned[seed]);
-  let text = `At ${size(T)} tokens, the cosine that was planned for this length ends at ${nats(planned)} nats,
-    and Power at ${nats(power)}. The difference is ${signed(power - planned)}, and between
-    ${signed(min(...bySeed))} and ${signed(max(...bySeed))} in single seeds. Power had to know the end only
-    in its last tenth. `;
-  text += last ? "The longest cosine may run to its end here."
-    : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above, because its
-      learning rate is still high.`;
+  const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
+  let text = `At ${size(T)} tokens, the planned cosine ends at ${nats(planned)} nats, and Power at ${nats(power)}. `;
+  if (min(...bySeed) > 0) text += `<b>Power is above it in all ${RACE.seeds} seeds</b>`;
+  else if (max(...bySeed) < 0) text += `<b>Power is below it in all ${RACE.seeds} seeds</b>`;
+  else text += "<b>The seeds disagree on which is lower</b>";
+  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know
+    the end only in its last tenth. `;
+  text += last ? "The longest cosine is the planned one."
+    : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above the planned one. Its
+      learning rate is still ${short(cosineOf(RACE, LAST_RUN)(T))}.`;
   say("said3", text);
 }
 
@@ -939,9 +1015,9 @@ function setUpRace() {
   $("about3").innerHTML = `Means of ${RACE.seeds} seeds at width ${safe(RACE.width)} and batch size
     ${safe(RACE.batch)}. <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
     <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
-    <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. Power follows
-    ${short(RACE.power.a, 3)} · beta<sup>${RACE.power.q}</sup> · n<sup>${RACE.power.b}</sup>, below ${RACE.lr_max}, and the
-    learning rate of the cosine was tuned at ${size(LAST_RUN.T)} and follows T<sup>-0.3</sup>.`;
+    <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. The peak of the cosine was tuned
+    at ${size(LAST_RUN.T)} and is higher for shorter runs. The README compares a constant learning rate
+    with the same decay, which is not here.`;
 }
 
 // -- 9 Step 4: your run ------------------------------------------------------------------------
@@ -1023,17 +1099,19 @@ function renderRun() {
 
   const [b, q] = ["b", "q"].map((name) => intervalOf(fitted.laws.map((law) => law[name])));
   const left = fitted.found.length - fitted.cells.length;
-  let text = `The law says <b>${rate(x)}</b> [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
+  let text = `The law of ${data.ours ? "our small runs" : "your runs"} says <b>${rate(x)}</b>
+    [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
     ${2 ** state.size}. `;
-  text += outside ? "<b>This is beyond the runs</b>, so the interval is too narrow: it counts the noise, not a bent law."
-    : "The brackets are a 95% interval, from how far the law moves without one batch size or one seed.";
+  text += outside ? "<b>This is beyond the runs</b>, and the 95% interval holds only if the law stays straight. "
+    : "The brackets are a 95% interval.";
+  if (outside && data.ours) text += "The band of step 2 is another. It holds every line that loses little in our runs.";
   say("said4", text);
+  $("copy").hidden = outside;
   $("command").textContent = commandFor(rate(x));
   $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·
-    ${exponent("beta", q)}, fitted in your browser by the rule of fit.py to ${fitted.cells.length} valleys
-    (${left} left out). beta is the batch size in sequences of 4096 tokens. A file needs lr, total_tokens, batch_size and val_loss, and may have seed, seq_len and
-    shape. It stays on your machine. ${data.ours ? `These are our runs of step 2, at width 32 with two layers.
-    μP carries the learning rate to other widths, but another corpus or depth has another a.` : ""}`;
+    ${exponent("beta", q)}, with beta the batch size in sequences of 4096 tokens, fitted to ${fitted.cells.length} valleys
+    by the rule of fit.py (${left} left out). ${data.ours ? "These are our runs of step 2. " : ""}A file needs lr,
+    total_tokens, batch_size and val_loss, may have seed, seq_len and shape, and stays on your machine.`;
 }
 
 function renderLaw(t, x, beta, times) {
@@ -1043,8 +1121,11 @@ function renderLaw(t, x, beta, times) {
   const all = [from, to].flatMap((at) => [lawAt(fitted.law, at, beta), ...bandAt(fitted, at, beta)]);
   const middle = mean([min(...all), max(...all)]);
   const half = max(1.5, (max(...all) - min(...all)) / 2 + 0.5);
-  $("law-title").textContent = `Best learning rate at batch size ${2 ** state.size} against tokens`;
-  const f = frame("law", [from, to], [middle - half, middle + half]);
+  const batch = nearestBatch();
+  const moved = batch !== 2 ** state.size;  // then the dots are hollow
+  $("law-title").textContent = `Best learning rate against T at batch size ${2 ** state.size}` +
+    (moved ? `, dots moved by the law from ${short(batch, 4)}` : "");
+  const f = frame("law", [from, to], [middle - half, middle + half], { left: 4.2 });
   const wide = to - from > 9;
   const ticks = [1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13].filter((n) => log2(n) > from && log2(n) < to);
   let svg = axisX(f, wide ? ticks : times) + axisY(f, half > 4 ? tens(RATE_TICKS) : RATE_TICKS, plain);
@@ -1053,10 +1134,11 @@ function renderLaw(t, x, beta, times) {
   const edge = [...band.map(([at, low]) => [at, low]), ...band.reverse().map(([at, , high]) => [at, high])];
   svg += path(edge.map(([at, y]) => [f.px(at), f.py(y)]), 'style="fill:var(--wsd);fill-opacity:.2;stroke:none"');
   svg += path([from, to].map((at) => [f.px(at), f.py(lawAt(fitted.law, at, beta))]), stroke("var(--wsd)", 2.5));
-  const batch = nearestBatch();
   for (const cell of fitted.cells.filter((one) => one.batch === batch)) {
     const y = cell.x + fitted.law.q * log2(beta / cell.beta);
-    if (f.inside(y)) svg += dot(f.px(log2(cell.T)), f.py(y), 5, shade("tokens", times.indexOf(cell.T) / max(times.length - 1, 1)));
+    const color = shade("tokens", times.indexOf(cell.T) / max(times.length - 1, 1));
+    if (f.inside(y)) svg += dot(f.px(log2(cell.T)), f.py(y), 5, moved ? "var(--paper)" : color,
+      `stroke="${color}" stroke-width="2"`);
   }
   const right = f.px(t) > f.w * 0.6;
   svg += rule(f.px(t), f.y0, f.px(t), f.y1, stroke("var(--ink)", 1, "3 3")) + dot(f.px(t), f.py(x), 8, "var(--ink)");
@@ -1072,8 +1154,8 @@ function renderValleys() {
   const some = fitted.found.filter((cell) => cell.batch === batch && cell.shape === shapes[Math.floor(shapes.length / 2)])
     .map((cell) => ({ ...cell, points: cell.points.filter(([, loss]) => isFinite(loss)) }))
     .filter((cell) => cell.points.length).sort((one, two) => one.T - two.T);
-  const title = `Valleys at batch size ${short(batch, 4)}: loss above the lowest, against learning rate`;
-  $("valleys-title").textContent = title;
+  $("valleys-title").textContent =
+    `Valleys at batch size ${short(batch, 4)}: loss above the lowest, against learning rate`;
   const xs = some.flatMap((cell) => cell.points.map(([x]) => x));
   const f = frame("valleys", [min(...xs) - 0.2, max(...xs) + 0.2], [0, 0.2], { left: 2.8, right: 4 });
   let svg = axisY(f, [0, 0.05, 0.1, 0.15, 0.2].map((y) => [y, y]));

@@ -214,13 +214,26 @@ def questions(records: list[dict]) -> dict:
         "three": estimate(fits.paper[0]),
     }
     rows = {key: {"ours": readings[key], "theirs": PAPERS[key]} for key in PAPERS}
+    lows, highs = zip(*(interval for _, *interval in readings.values()))
     return {
         "seq_len": records[0]["seq_len"],
         "runs": len(records),
         "cells": [valley(m) for m in fits.found],
-        "growth": estimate(fits.paper[1]),  # exponent of T in the best batch sizes
         "readings": rows,
+        "overlap": max(lows) < min(highs),  # of all three intervals
+        "order": order(fits),
     }
+
+
+def order(fits: fit.Fits) -> list[float]:
+    """How near two exponents come if we leave out any one batch size or either seed.
+
+    The best batch size minus a fixed one, and the fixed one minus the three best.
+    """
+    answers = [fits.law.b, fit.step_law_reading(fits.found), fits.paper[0]]
+    # a row of NaN left out nothing that this answer uses
+    fixed, best, three = [np.where(np.isnan(b), b[0], b) for b in answers]
+    return [round(float(min(gap)), 6) for gap in (best - fixed, fixed - three)]
 
 
 # -- Step 3: one Power run, and cosines --------------------------------------------------
@@ -318,7 +331,7 @@ def take_picture(path: Path) -> None:
         raise UserError("--picture needs chromium or google-chrome")
     with tempfile.TemporaryDirectory() as profile:
         command = [chromium, "--headless", "--no-sandbox", "--hide-scrollbars"]
-        command += ["--force-device-scale-factor=2", "--window-size=600,738"]
+        command += ["--force-device-scale-factor=2", "--window-size=600,850"]
         command += [f"--user-data-dir={profile}", f"--screenshot={path}"]
         address = (ROOT / "docs/index.html").as_uri() + "#stop=4&seen=weight+decay+0"
         subprocess.run([*command, address], check=True, capture_output=True)

@@ -529,8 +529,8 @@ def test_every_button_works_by_keyboard(browser):
 @pytest.mark.parametrize(
     "start, chart, move, name",
     [
-        ("step=1", "rates", "f.px(22.3), f.y0", "stop"),
-        ("step=1", "best", "f.px(22.3), f.y0", "stop"),
+        ("step=1&seen=0.1", "rates", "f.px(22.3), f.y0", "stop"),
+        ("step=1&seen=0.1", "best", "f.px(22.3), f.y0", "stop"),
         ("step=1", "best:guess", "f.px(22), f.py(-9)", "guess"),
         ("step=2&reading=drag", "points:middle", "f.px(20), f.py(-8.5)", "middle"),
         ("step=2&reading=drag", "points:end", "f.px(43), f.py(-8)", "slope"),
@@ -638,6 +638,175 @@ def test_a_guess_is_scored_against_the_minimum_of_fit_py(browser):
     assert f"{round(100 - 50 * off)} of 100 points" in said
 
 
+SHOWN = """[...document.querySelectorAll('#best circle')].filter((x) => !x.closest('.handle'))
+    .map((x) => round(2 ** frames.best.t(+x.getAttribute('cx')) / 1e4) / 100)"""
+
+
+def test_nothing_shows_the_answer_before_the_guess(browser):
+    browser.open(INDEX.as_uri())
+
+    def is_hidden() -> bool:
+        line = browser.js("$('best').querySelectorAll('path[stroke-width=\"3\"]').length")
+        return max(browser.js(SHOWN)) <= 1.28 and line == 0
+
+    browser.open(INDEX.as_uri() + "#shown=1")  # no score, which would tell the distance
+    assert "points" not in browser.js("$('said1').textContent")
+    for _ in range(4):
+        browser.press("$('stop')", key="ArrowRight", windowsVirtualKeyCode=39)
+        assert is_hidden()
+    assert browser.js("state.stop") == 2
+    browser.js("dragged.stop(30)")
+    assert browser.js("state.stop") == 2 and is_hidden()
+    browser.js("$('reveal').click()")
+    assert max(browser.js(SHOWN)) == 5.12
+    browser.js("dragged.stop(0)")  # from now on, STOP is free
+    browser.js("dragged.stop(30)")
+    assert browser.js("state.stop") == 4
+    for button in ("$('batches').children[1]", "$('policies').children[0]"):
+        browser.js(f"{button}.click()")
+        assert is_hidden(), button
+        browser.js("$('reveal').click()")
+        assert not is_hidden()
+    browser.js("$('policies').children[1].click()")  # whose answer was shown
+    assert not is_hidden()
+    assert "points" not in browser.js("$('said1').textContent")
+    browser.js("$('reveal').click()")
+    assert is_hidden()
+
+
+# -- What it says ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address, policy, seen",
+    [
+        ("policy=0", "weight decay 0", ""),
+        ("policy=0.3&seen=0,0.1", "weight decay 0.3", "weight decay 0,weight decay 0.1"),
+        ("policy=weight+decay+0&seen=weight+decay+0.3", "weight decay 0", "weight decay 0.3"),
+        ("policy=0.2", "weight decay 0.1", ""),
+    ],
+)  # fmt: skip
+def test_the_address_takes_short_names_and_writes_them(browser, address, policy, seen):
+    browser.open(f"{INDEX.as_uri()}#{address}")
+    assert browser.js("[state.policy, state.seen]") == [policy, seen]
+    browser.js("write()")
+    assert "weight" not in browser.js("location.hash")
+    browser.js("read()")
+    assert browser.js("[state.policy, state.seen]") == [policy, seen]
+
+
+def with_exponents(data: dict, interval: list[float]) -> dict:
+    """The data of the page with this exponent and interval everywhere."""
+    changed = json.loads(json.dumps(data))
+    for one in changed["policies"]:
+        one["law"]["b"] = interval
+    for reading in changed["questions"]["readings"].values():
+        reading["ours"] = interval
+    return changed
+
+
+@pytest.mark.parametrize(
+    "interval, sign",
+    [([0.3, 0.1, 0.5], "rises"), ([-0.3, -0.5, -0.1], "falls"), ([0.2, -0.1, 0.5], "")],
+)
+def test_a_sign_is_named_only_if_the_interval_excludes_zero(
+    data, browser, tmp_path, interval, sign
+):
+    (path := tmp_path / "index.html").write_text(
+        page.page(with_exponents(data, interval)), encoding="utf-8"
+    )
+    addresses = [f"stop=4&policy={decay}" for decay in (0, 0.1, 0.3)]
+    addresses += [f"step=2&reading={name}" for name in page.PAPERS]
+    for address in addresses:
+        browser.open(f"{path.as_uri()}#{address}")
+        said = browser.js("$(`said${state.step}`).textContent")
+        found = re.findall(r"\b(falls|rises|grows?)\b", said)
+        assert found == ([sign] if sign else []), address
+        assert sign or "cannot tell the sign" in said or "neither" in said
+
+
+def test_the_order_of_the_answers_is_that_of_fits_without_a_batch_size_or_a_seed(data):
+    records = numbers_of("bend-laptop", BEND)
+    gaps = []
+    for name in ("batch_size", "seed"):
+        for value in {r[name] for r in records}:
+            fits = fit.fits_of([r for r in records if r[name] != value])
+            fixed, best, three = (
+                rows[0]
+                for rows in (fits.law.b, fit.step_law_reading(fits.found), fits.paper[0])
+            )
+            gaps.append([best - fixed, fixed - three])
+    assert data["questions"]["order"] == pytest.approx(np.min(gaps, axis=0), abs=1e-4)
+    low, high = np.transpose(
+        [r["ours"][1:] for r in data["questions"]["readings"].values()]
+    )
+    assert data["questions"]["overlap"] == bool(max(low) < min(high))
+
+
+def test_weight_decay_did_not_help_at_5_12m_tokens():
+    for batch_size in page.RATES:
+        lowest = {}
+        for decay in (0, 0.1, 0.3):
+            run = [f"weight_decay={decay}", f"batch_size={batch_size}"]
+            found = fit.minima(numbers_of("memory-laptop", run))
+            lowest[decay] = min(
+                loss for m in found if m.T == 5_120_000 for _, loss in m.points
+            )
+        assert min(lowest, key=lowest.get) == 0, batch_size
+
+
+def test_step_3_names_a_winner_only_if_all_seeds_agree(data, browser):
+    for i, run in enumerate(data["race"]["lengths"]):
+        pairs = zip(run["losses"]["power"], run["losses"]["planned"])
+        signs = {math.copysign(1, power - planned) for power, planned in pairs}
+        browser.open(f"{INDEX.as_uri()}#step=3&stop3={i}")
+        said = browser.js("$('said3').textContent")
+        assert ("above it in all 3 seeds" in said) == (signs == {1})
+        assert ("below it in all 3 seeds" in said) == (signs == {-1})
+        assert ("seeds disagree" in said) == (len(signs) == 2)
+
+
+def test_no_label_gives_a_loser_a_distance_of_zero(browser):
+    browser.open(INDEX.as_uri(), 1280, 720)
+    for policy in browser.js("POLICIES"):
+        for batch in browser.js("BATCHES"):
+            for stop in range(5):
+                browser.js(
+                    f"change({{policy: '{policy}', batch: {batch}, stop: {stop}}})"
+                )
+                labels = browser.js("$('rates').textContent")
+                assert len(re.findall(r"\+0\.\d+", labels)) == 2
+                assert not re.search(r"\+0\.0+(?!\d)", labels), labels
+
+
+def test_dots_that_the_law_moved_are_hollow_and_beyond_the_runs_nothing_is_copied(
+    browser,
+):
+    fills = """[...$('law').querySelectorAll('circle[stroke]')]
+        .map((x) => x.style.fill === 'var(--paper)')"""
+    for address, moved, beyond in (
+        ("size=3", False, False),
+        ("size=10", True, True),
+        ("size=3&tokens=43", False, True),
+    ):
+        browser.open(f"{INDEX.as_uri()}#step=4&{address}")
+        assert set(browser.js(fills)) == {moved}
+        title = browser.js("$('law-title').textContent")
+        assert ("moved by the law from 128" in title) == moved
+        assert browser.js("$('copy').checkVisibility()") != beyond
+
+
+def test_only_the_paper_that_asked_the_same_is_marked_beside_a_line(browser):
+    browser.open(f"{INDEX.as_uri()}#step=2&reading=drag")
+    marked = [p in browser.js("$('strip').textContent")
+              for p in ("Bjorck", "Step Law", "Power Scheduler")]  # fmt: skip
+    assert marked == [True, False, False]
+    for middle in (-9, -5.5):
+        browser.js(f"change({{middle: {middle}}})")  # costs more than the chart shows
+        cost = browser.js("nats(cost(state.middle, state.slope) - LOWEST)")
+        assert f"↑ {cost}" in browser.js("$('strip').textContent")
+
+
 # -- How it looks ------------------------------------------------------------------------
 
 VIEWS = [
@@ -651,6 +820,10 @@ VIEWS = [
     "step=3&stop3=3",
     "step=4",
     "step=4&tokens=43.2&size=13",
+    "step=4&tokens=43.2&size=0",
+    "step=2&reading=drag&middle=-5.9&slope=-0.32",
+    "stop=4&policy=0&batch=8&seen=0.1,0.3&shown=1",
+    "stop=2&seen=0",
 ]
 TOO_WIDE = """[...document.querySelectorAll('body *')].filter((x) => x.checkVisibility())
     .filter((x) => x.id !== 'status').filter((x) => { const b = x.getBoundingClientRect();
@@ -670,6 +843,82 @@ def test_no_text_leaves_its_box(browser, width, height):
         browser.open(f"{INDEX.as_uri()}#{view}", width, height)
         assert browser.js(TOO_WIDE) == [], view
         assert browser.js(OUTSIDE_SVG) == [], view
+
+
+@pytest.mark.parametrize("view", VIEWS + ["", "step=2&reading=best&asked=fixed,three"])
+def test_every_step_fits_on_a_projector_and_says_once_what_to_do(browser, view):
+    browser.open(f"{INDEX.as_uri()}#{view}", 1280, 720)
+    assert browser.js("document.documentElement.scrollHeight") <= 720
+    todo = (
+        "[...document.querySelectorAll('.do')].filter((x) => x.checkVisibility()).length"
+    )
+    assert browser.js(todo) == 1
+
+
+@pytest.mark.parametrize(
+    "view, controls, chart",
+    [
+        ("", "stop", "rates"),
+        ("step=2", "readings", "points"),
+        ("step=2&reading=three", "readings", "points"),
+        ("step=2&reading=drag", "slope", "points"),
+        ("step=3&stop3=2", "stop3", "losses"),
+        ("step=4&tokens=43&size=13", "tokens", "law"),
+    ],
+)
+def test_handle_chart_and_verdict_fit_on_the_first_screen_of_a_phone(
+    browser, view, controls, chart
+):
+    browser.open(f"{INDEX.as_uri()}#{view}", 375, 553)
+    boxes = f"""[$('{controls}'), $('{chart}'), $(`said${{state.step}}`)]
+        .map((x) => x.getBoundingClientRect()).flatMap((b) => [b.top, b.bottom])"""
+    edges = browser.js(boxes)
+    assert edges == sorted(edges) and 0 <= edges[0] and edges[-1] <= 553
+
+
+OVERLAPS = """(() => {
+  const box = (x) => x.getBoundingClientRect();
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top + 0.25 * a.height < b.bottom - 0.25 * b.height  // letters are lower than their box
+    && b.top + 0.25 * b.height < a.bottom - 0.25 * a.height;
+  return [...document.querySelectorAll('svg')].filter((x) => x.checkVisibility()).flatMap((svg) => {
+    const texts = [...svg.querySelectorAll('text')];
+    const dots = [...svg.querySelectorAll('circle')]
+      .filter((x) => +x.getAttribute('r') > 5 && x.style.fill !== 'transparent');
+    return texts.flatMap((x, i) => [...texts.slice(i + 1), ...dots]
+      .filter((y) => meet(box(x), box(y))).map((y) => [x.textContent, y.textContent]));
+  });
+})()"""
+
+
+@pytest.mark.parametrize("width, height", [(375, 553), (600, 850), (1280, 720)])
+def test_no_label_meets_another_or_hides_behind_a_dot(browser, width, height):
+    for view in VIEWS:
+        browser.open(f"{INDEX.as_uri()}#{view}", width, height)
+        assert browser.js(OVERLAPS) == [], view
+
+
+LUMINANCE = """(() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  return [0, 1, 2].map((k) => {
+    const probe = document.body.appendChild(document.createElement('i'));
+    probe.style.color = colorOfRate(k);
+    canvas.fillStyle = getComputedStyle(probe).color;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((x) => (x / 255) ** 2.2);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  });
+})()"""
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+def test_the_curves_of_the_three_learning_rates_differ_in_lightness(browser, scheme):
+    browser.open(INDEX.as_uri())
+    dark = {"name": "prefers-color-scheme", "value": scheme}
+    browser.do("Emulation.setEmulatedMedia", features=[dark])
+    first, second, third = browser.js(LUMINANCE)
+    for one, other in ((first, second), (second, third)):
+        assert (max(one, other) + 0.05) / (min(one, other) + 0.05) > 1.6
 
 
 FAINT = """(() => {
