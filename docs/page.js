@@ -481,11 +481,12 @@ function renderStop() {
   // What it says
   const { law } = policyOf(state.policy);
   let text = `With ${safe(state.policy)}, <b>${short(here.rates[winner])}</b> ends lowest of these three at
-    ${size(stop.T)} tokens. A curve through all our learning rates is lowest at <b>${rate(stop.x)}</b>. `;
+    ${size(stop.T)} tokens. Of all learning rates, about <b>${rate(stop.x)}</b> is best. `;
   if (state.stop === LAST) {
     const sign = signOf(law.b);
     const trend = sign ? `The best learning rate ${sign} with T` : "We see neither a fall nor a rise with T";
     text += `<b>${trend}</b>: one slope for all ${BATCHES.length} batch sizes is ${exponent("T", law.b)}. `;
+    if (state.policy === POLICIES[0]) text += "Weight decay did not help these small runs. ";
   }
   if (state.shown) {
     const off = abs(state.guess - here.best[LAST].x);
@@ -729,7 +730,7 @@ function renderQuestions() {
       batch size, as if the two were proportional`,
   };
   const sign = signOf(ours);
-  const verdict = sign ? `The best learning rate ${sign}.` : "These runs cannot tell the sign.";
+  const verdict = sign ? `On average it ${sign} with T.` : "These runs cannot tell the sign.";
   const [, paper] = READINGS[state.reading];
   let text = `${questions[state.reading]}: ${exponent("T", ours)}. <b>${verdict}</b> ${paper} asked this, and
     found ${theirs}. `;
@@ -738,7 +739,7 @@ function renderQuestions() {
     if (overlap) text += "All three intervals overlap. ";
     const [above, below] = order.map((gap) => gap.toFixed(2));
     text += `Yet leave out any one batch size or either seed, and the order stays: best batch size is at least
-      ${above} above fixed, and three best ${below} below.`;
+      ${above} above fixed, and three best at least ${below} below fixed.`;
   }
   say("said2", text);
 }
@@ -783,7 +784,8 @@ function renderStrip() {
     const { ours, theirs } = DATA.questions.readings[key];
     const row = (letters) => f.py(3 - i) + letters * f.letter;  // below its top
     const now = key === state.reading;
-    svg += words(f.x0, row(0.9), f.w > 400 ? `${question} · ${paper}` : paper,
+    const asks = key === "three" ? "three best / batch size" : question;
+    svg += words(f.x0, row(0.9), f.w > 400 ? `${asks} · ${paper}` : paper,
       { anchor: "start", bold: now, color: now ? "var(--ink)" : "var(--soft)" });
     if (asked.includes(key)) {
       svg += rule(f.px(ours[1]), row(1.75), f.px(ours[2]), row(1.75), stroke("var(--wsd)", now ? 4 : 2));
@@ -1104,9 +1106,8 @@ function renderRun() {
     ${2 ** state.size}. `;
   text += outside ? "<b>This is beyond the runs</b>, and the 95% interval holds only if the law stays straight. "
     : "The brackets are a 95% interval.";
-  if (outside && data.ours) text += "The band of step 2 is another. It holds every line that loses little in our runs.";
   say("said4", text);
-  $("copy").hidden = outside;
+  $("hold").hidden = outside;  // no command beyond the runs
   $("command").textContent = commandFor(rate(x));
   $("about4").innerHTML = `${data.note ? `<b>${safe(data.note)}.</b> ` : ""}Learning rate ∝ ${exponent("T", b)} ·
     ${exponent("beta", q)}, with beta the batch size in sequences of 4096 tokens, fitted to ${fitted.cells.length} valleys
