@@ -78,24 +78,34 @@ ROLES = {
 }  # fmt: skip
 
 
-def role(name: str, roles: dict[str, str] = ROLES) -> str:
-    """'blocks.3.attn.q.weight' -> 'hidden'. Raises KeyError for a parameter without a rule.
+def roles_in(model: nn.Module, table: dict[str, Rule], roles=ROLES) -> dict[str, str]:
+    """Role of every parameter, as {'blocks.3.attn.q.weight': 'hidden', ...}.
 
-    The last part of the name of a bias is "bias".
+    The last part of the name of a bias is "bias". Raises KeyError if parameters have no
+    role, or one that is not in the table.
     """
-    part = name.removesuffix(".weight").split(".")[-1]
-    if part not in roles:
+    found = {}
+    missing = []
+    for name, _ in model.named_parameters():
+        part = name.removesuffix(".weight").split(".")[-1]
+        if roles.get(part) in table:
+            found[name] = roles[part]
+        elif part not in missing:
+            missing.append(part)
+    if missing:
         raise KeyError(
-            f"no rule for {name}: give {part!r} a role, in mup.ROLES or your map"
+            f"parameters without a role in mup.ROLES or your map: {', '.join(missing)}; "
+            f"choose from {', '.join(table)}"
         )
-    return roles[part]
+    return found
 
 
 @torch.no_grad()
 def init_weights(model: nn.Module, table: dict[str, Rule], roles=ROLES) -> None:
     """Draw every parameter by its rule, except for gains, which are 1 already."""
+    role_of = roles_in(model, table, roles)
     for name, p in model.named_parameters():
-        std = table[role(name, roles)].init_std
+        std = table[role_of[name]].init_std
         if std is not None:
             p.normal_(0.0, std)
 
@@ -120,8 +130,9 @@ def param_groups(
             "lr_scale": rule.lr_scale,
             "weight_decay": weight_decay * rule.decay,
         }
+    role_of = roles_in(model, table, roles)
     for name, p in model.named_parameters():
-        groups[role(name, roles)]["params"].append(p)
+        groups[role_of[name]]["params"].append(p)
     return [group for group in groups.values() if group["params"]]  # no router, if dense
 
 

@@ -50,16 +50,20 @@ def test_initial_weights_follow_the_table(experts):
         assert abs(p.mean().item()) < 5 * std / math.sqrt(p.numel())
 
 
-def test_a_parameter_without_a_rule_is_refused():
+def test_parameters_without_a_rule_are_refused_and_all_named():
     model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
-    for use in (
-        lambda: mup.init_weights(model, table),
-        lambda: mup.param_groups(model, table, 0),
-    ):
-        with pytest.raises(KeyError, match="no rule for blocks.0.attn.q_norm.weight"):
-            use()
+    misspelt = mup.ROLES | {"q_norm": "gain", "norm": "gian", "up": "hiden"}
+    for roles, parts in ((mup.ROLES, "q_norm"), (misspelt, "up, norm")):
+        for use in (
+            lambda: mup.init_weights(model, table, roles),
+            lambda: mup.param_groups(model, table, 0, roles),
+        ):
+            with pytest.raises(
+                KeyError, match=f"map: {parts}; choose from embedding, hidden"
+            ):
+                use()
 
 
 BLOCKS = ("attn", "mlp")
