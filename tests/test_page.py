@@ -34,6 +34,7 @@ class Browser:
         self.commands = commands
         self.answers = os.fdopen(answers, "rb")
         self.number = 0
+        self.session: dict = {}
 
     def receive(self) -> dict:
         """The next message. Messages end with a zero byte."""
@@ -51,10 +52,12 @@ class Browser:
         return message["result"]
 
     def open(self, url: str, width: int = 1000, height: int = 740) -> None:
-        self.session = {}
         self.seen = []
-        tab = self.do("Target.createTarget", url="about:blank")
-        self.session = self.do("Target.attachToTarget", flatten=True, **tab)
+        if self.session:
+            self.do("Page.navigate", url="about:blank")  # or the page would not load again
+        else:
+            tab = self.do("Target.createTarget", url="about:blank")
+            self.session = self.do("Target.attachToTarget", flatten=True, **tab)
         size = {"width": width, "height": height, "deviceScaleFactor": 1}
         self.do("Emulation.setDeviceMetricsOverride", mobile=width < 500, **size)
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
