@@ -54,7 +54,8 @@ class Browser:
     def open(self, url: str, width: int = 1000, height: int = 740) -> None:
         self.seen = []
         if self.session:
-            self.do("Page.navigate", url="about:blank")  # or the page would not load again
+            # a new address after # alone would not load the page again
+            self.do("Page.navigate", url="about:blank")
         else:
             tab = self.do("Target.createTarget", url="about:blank")
             self.session = self.do("Target.attachToTarget", flatten=True, **tab)
