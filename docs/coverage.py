@@ -386,7 +386,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("coverage.py", __doc__)
     parser.add_argument(
         "--sweeps",
-        type=int,
+        type=flags.at_least(1),
         default=500,
         help="made-up sweeps for every row (default: 500)",
     )

@@ -78,3 +78,10 @@ def test_drawn_rows_count_series_as_a_dumb_loop_does():
                 ]
                 assert x[k, i] == pytest.approx(fit.vertex(points)[0])
                 assert loss[k, i] == pytest.approx(min(y for _, y in points))
+
+
+@pytest.mark.parametrize("sweeps", ("-1", "0", "x"))
+def test_fewer_than_one_sweep_is_refused_in_one_line(sweeps, capsys):
+    with pytest.raises(SystemExit) as error:
+        coverage.main(["--sweeps", sweeps])
+    assert error.value.code == 2 and capsys.readouterr().err.count("\n") == 1
