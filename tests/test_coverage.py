@@ -83,5 +83,5 @@ def test_drawn_rows_count_series_as_a_dumb_loop_does():
 @pytest.mark.parametrize("sweeps", ("-1", "0", "x"))
 def test_fewer_than_one_sweep_is_refused_in_one_line(sweeps, capsys):
     with pytest.raises(SystemExit) as error:
-        coverage.main(["--sweeps", sweeps])
+        coverage["main"](["--sweeps", sweeps])
     assert error.value.code == 2 and capsys.readouterr().err.count("\n") == 1
