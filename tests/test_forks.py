@@ -127,6 +127,24 @@ def test_schedule_free_adamw_branches_bit_for_bit(corpus_path):
     )
 
 
+def test_an_average_counts_weights_at_n_tokens_as_a_power_of_n():
+    """Against the weights 1, 2, 3 ... in a sum over all steps."""
+    code = """
+import torch, train
+mean, now = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+for power in (1.0, 64.0):
+    for k in range(1, 21):
+        torch.nn.init.constant_(now.weight, k)
+        train.update_average(mean, now, 256 * (k - 1), 256 * k, power)
+    print(mean.weight.item())"""
+    found = list(map(float, run(fork("memory"), "-c", code).split()))
+    for power, mean in zip((1, 64), found, strict=True):
+        steps = range(1, 21)
+        shares = [(k / 20) ** (power + 1) - ((k - 1) / 20) ** (power + 1) for k in steps]
+        expected = sum(share * k for share, k in zip(shares, steps))
+        assert mean == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_fixed_norm_is_kept_and_a_memory_lowers_the_weight_decay(corpus_path):
     """Initial norms after every step; the weights against a loop over the definition of AdamW."""
     folder = fork("memory")

@@ -1,0 +1,77 @@
+"""Does a schedule without a plan cost anything in long runs? The runs for rules.md.
+
+    git apply forks/memory.patch
+    python results/long-laptop/run.py      hours on two cores. Type it again to resume
+    python results/long-laptop/run.py 1    the first seed alone
+
+The records go to runs/long.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+import compare
+import grids
+import sweep
+from compare import AVERAGED, POWER, WSD, Line
+
+SHAPE = dict(n_embd=32, n_head=2)
+LENGTHS = grids.doublings(320_000, 7)  # to 20.48M, less than half of the corpus
+SETTINGS = ["--scale", "laptop", "--compile", "--workers", "2", "--batches", "8"]
+OUT = "runs/long"
+
+# Nobody has to know T. Power and the third line have a weight decay of 0.1.
+CONSTANT = WSD | AVERAGED
+ANY_TIME = {
+    "constant, weight decay 0": Line(CONSTANT | dict(weight_decay=0.0), 0.0, 0.5),
+    "constant, memory 5": Line(CONSTANT | dict(memory=5.0), 0.0, 0.5),
+    "constant": Line(CONSTANT, 0.0, 0.5),
+    "Power (fitted)": Line(POWER | AVERAGED, -0.3, 0.5),
+    "constant, memory 1": Line(CONSTANT | dict(memory=1.0), 0.0, 0.5),
+}
+# averages over about the last tenth, twentieth and fortieth of the tokens
+SPANS = {"": 16.0, ", half the span": 32.0, ", a quarter of it": 64.0}
+
+
+def any_time_lines() -> dict[str, Line]:
+    lines = {}
+    for name, (fields, b, q) in ANY_TIME.items():
+        spans = SPANS if name not in ("constant", "constant, memory 1") else {"": 16.0}
+        for words, power in spans.items():
+            lines[name + words] = Line(fields | dict(average_power=power), b, q)
+    return lines
+
+
+def main() -> int:
+    compare.LINES = any_time_lines()
+    grids.GRIDS["compare"]["laptop"] = grids.grid(
+        grids.LAPTOP,
+        80_000,  # warmup
+        [SHAPE],
+        [8],
+        3,
+        LENGTHS,
+        tune=(SHAPE, 8, LENGTHS[:2]),
+        trials=range(10, 20),
+    )
+    lengths = ["--budgets", ",".join(map(str, LENGTHS)), "--warmup_tokens", "80000"]
+    linear = ["--decay_share", "1", "--decay_shape", "linear"]
+    for seeds in range(1, 1 + int(sys.argv[1] if sys.argv[1:] else 3)):
+        common = [*SETTINGS, "--seeds", str(seeds)]
+        planned = ["wsd", *common, "--widths", "32", *lengths]
+        sweeps = {"any-time": ["compare", *common]}
+        for decay in ("0", "0.1"):
+            fixed = ["--weight_decay", decay]
+            sweeps[f"linear-{decay}"] = [*planned, *linear, *fixed]
+            sweeps[f"wsd-{decay}"] = [*planned, *fixed]
+        for folder in ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1"):
+            status = sweep.main([*sweeps[folder], "--out", f"{OUT}/{folder}"])
+            if status:
+                return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
