@@ -340,14 +340,14 @@ def where_left_out(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """The rows of the mean of values [pairs, seeds]."""
+    """The rows of the mean of values [pairs, seeds]. NaN is a missing value."""
     ways = []
     for axis, n in enumerate(values.shape):
         without = []
         if n > 1:
-            without = [np.delete(values, i, axis).mean() for i in range(n)]
+            without = [np.nanmean(np.delete(values, i, axis)) for i in range(n)]
         ways.append(without)
-    return np.array([values.mean(), *in_halves(*ways, math.nan)])
+    return np.array([np.nanmean(values), *in_halves(*ways, math.nan)])
 
 
 def error_of(rows: np.ndarray) -> tuple[float, float]:

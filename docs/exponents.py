@@ -2,7 +2,7 @@
 
     python docs/exponents.py
 
-Draws a figure of README.md, from results/bend-laptop and results/memory-laptop.
+Draws a figure of README.md, from results/bend-laptop and results/why-laptop.
 """
 
 import sys
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
+from policies import b_of
 from tools import flags
 from tools.figures import figure
 
@@ -33,10 +34,15 @@ def by_question() -> dict:
     }
 
 
-def by_weight_decay() -> dict:
-    """{weight decay: (rows of the exponent,)}, at a fixed batch size."""
-    values = ("0", "0.1", "0.3")
-    return {v: (fits("memory-laptop", f"weight_decay={v}").law.b,) for v in values}
+def by_policy() -> dict:
+    """{weight decay or norm: (rows of the exponent, ...)}, at a fixed batch size."""
+    return {
+        "weight decay 0": (b_of("weight decay 0"),),
+        "weight decay ∝ 1/n": (b_of("∝ 1/n, memory 5"),),
+        "weight decay 0.1": (b_of("weight decay 0.1"),),
+        "weight decay 0.3": (b_of("weight decay 0.3"),),
+        "norms fixed": (b_of("all norms fixed"), -0.32, "HyperP"),
+    }
 
 
 def draw_rows(ax, rows: dict) -> None:
@@ -55,21 +61,23 @@ def draw_rows(ax, rows: dict) -> None:
 
 
 def draw(path: Path) -> None:
-    with figure(path, 4.4, 2, sharex=True, height_ratios=(1.2, 1)) as (top, bottom):
+    with figure(path, 5.2, 2, sharex=True, height_ratios=(1, 1.4)) as (top, bottom):
         draw_rows(top, by_question())
-        draw_rows(bottom, by_weight_decay())
+        draw_rows(bottom, by_policy())
         ours = by_question()["at a fixed\nbatch size"][0][0]
         top.text(ours, 0.42, "ours", color=OURS, ha="center")
         top.margins(x=0.12)
         top.set_title("Same runs, three questions")
         top.set_ylabel("best learning rate")
-        bottom.set_title("Same question, three weight decays")
-        bottom.set(xlabel="exponent of the run length T", ylabel="weight decay")
+        bottom.set_title("Fixed batch size: do weights grow?")
+        for y, words in ((0.5, "weights grow"), (3, "weights do\nnot grow")):
+            bottom.text(1.3, y, words, ha="right", va="center")
+        bottom.set(xlabel="exponent of the run length T", ylabel="policy")
 
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("exponents.py", __doc__).parse_args(argv)
-    for rows in (by_question(), by_weight_decay()):
+    for rows in (by_question(), by_policy()):
         for name, (exponent, *_) in rows.items():
             print(f"{name.replace(chr(10), ' '):<28} {fit.show(exponent, 2)}")
     draw(ROOT / "assets/exponents.png")

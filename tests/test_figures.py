@@ -12,6 +12,7 @@ from matplotlib.text import Text
 
 import curves
 import exponents
+import policies
 import schedules
 from tools import figures as drawing
 
@@ -91,6 +92,7 @@ def test_the_figures_of_the_readme(figures, tmp_path):
     curves.draw_race(tmp_path / "curves.png")
     curves.draw_decay(tmp_path / "decay.png")
     exponents.draw(tmp_path / "exponents.png")
+    policies.draw(tmp_path / "policies.png")
 
 
 @pytest.mark.parametrize("schedule", [*schedules.SCHEDULES, "a fork's own"])

@@ -19,6 +19,7 @@ import bent
 import checks
 import curves
 import fit
+import policies
 import train
 from schedules import SCHEDULES
 
@@ -277,6 +278,42 @@ def ceiling_row(label: str) -> list[float]:
     return [ceiling_losses(kind, T).mean() for T in CEILING_LENGTHS]
 
 
+CONTROLS = ("weight decay 0", "weight decay 0.1", "all norms fixed")
+
+
+def policy_row(name: str) -> list:
+    """b, the exponents of norm and relative update, and the cost of an old learning rate."""
+    middle = [policies.norm_exponent(name)[0], policies.update_exponent(name)[0]]
+    return [policies.b_of(name), *middle, policies.cost_of_keeping(name)]
+
+
+def policy_row_with_intervals(name: str) -> list:
+    norm = policies.norm_exponent(name)
+    norm = norm[0] if "fixed" in name else norm  # nothing varies
+    control = power_of_two(policies.control(name))
+    return [norm, policies.update_exponent(name), *control]
+
+
+def ceiling_numbers() -> list:
+    """b with a longer warmup, and the rise up to T = 1.28M by batch size."""
+    rises = {}
+    for (batch_size, T), rise in policies.rises().items():
+        if T <= 1_280_000:
+            rises.setdefault(batch_size, []).append(np.mean(rise))
+    found = [policies.ceiling()[2]]
+    for batch_size in (8, 32):
+        found += [batch_size, np.mean(rises[batch_size])]
+    return found
+
+
+def size_numbers() -> list[float]:
+    """Mean exponents of the best learning rate in the weight decay, with the weight decays."""
+    found = []
+    for (low, high), by_T in policies.sizes().items():
+        found += [np.mean(list(by_T.values())), float(low), float(high)]
+    return found
+
+
 NUMBERS = {
     "curves": lambda: curves.over_seeds(curves.ends("power") - curves.ends("cosine")),
     "curves.cut": lambda: (curves.cut_short() - curves.ends("cosine")).mean(axis=1).max(),
@@ -354,6 +391,15 @@ NUMBERS = {
     "memory.costs": lambda: checks.cost_of_weight_decay()[0],
     "memory.trend": lambda: checks.cost_of_weight_decay()[1],
     "memory.exponent": checks.exponent_of_weight_decay,
+    "fixed": lambda: policies.b_of("all norms fixed"),
+    "kept.0": lambda: policies.cost_of_keeping("weight decay 0"),
+    "kept.0.1": lambda: policies.cost_of_keeping("weight decay 0.1"),
+    "kept": lambda: [policies.cost_of_keeping(name)[0] for name in CONTROLS],
+    "control": lambda: [2 ** policies.control(name)[0] for name in CONTROLS],
+    "spread": lambda: policies.one_slope()[1],
+    "differ": lambda: [len(policies.one_slope()[2]), 36],
+    "rises": lambda: policies.ceiling()[1], "ceiling.b": ceiling_numbers,
+    "sizes": size_numbers,
     "paper": lambda: [difference(PAPER, line) for line in (WSD, COSINE)],
     "fitted": lambda: [difference(FITTED, line) for line in (WSD, COSINE)],
     "moe": lambda: [difference(line, PLANNED, True) for line in (FITTED, AVERAGED, PAPER)],
@@ -370,7 +416,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
     "bend": lambda tokens: b_and_q(bend(LARGE, "warmup_tokens=" + tokens.replace(",", ""))),
     "law": law_row, "questions": question_row, "two-stage": stages,
     "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "recipe": recipe_row,
-    "ceiling": ceiling_row,
+    "ceiling": ceiling_row, "policies": policy_row, "policies.all": policy_row_with_intervals,
 }  # fmt: skip
 
 

@@ -1,0 +1,343 @@
+"""What makes the best learning rate fall? The decisions of results/why-laptop/rules.md.
+
+    python docs/policies.py
+
+A *policy* is a rule for weight decay or norms. For each, this program prints b, the
+exponent of the run length T in the best learning rate, and the same exponent for the
+relative update |ΔW| / |W| of the best runs. Then it decides as the rules say. Two columns
+are not in the rules, because we thought of them after the runs:
+
+- *control*: twice the learning rate makes late relative updates this many times as large
+- *kept*: what the best learning rate of the shortest T costs at the longest (nats)
+
+It also draws a figure of docs/why.md.
+"""
+
+import json
+import math
+import statistics
+import sys
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
+from fit import interval, mean_of, show
+from tools import flags
+from tools.figures import COLORS, figure, size
+
+RUNS = ROOT / "results/why-laptop"
+POLICIES = {  # name -> folder
+    "weight decay 0": "wd-0",
+    "∝ 1/n, memory 5": "memory-5",
+    "∝ 1/n, memory 1": "memory-1",
+    "∝ 1/n, memory 1/5": "memory-0.2",
+    "weight decay ∝ 1/T": "per-T",
+    "weight decay 0.1": "wd-0.1",
+    "weight decay 0.3": "wd-0.3",
+    "hidden norms fixed": "norm-hidden",
+    "all norms fixed": "norm-all",
+}
+# according to the explanation "memory", their best learning rate does not depend on T
+FREE_OF_T = ("∝ 1/n, memory 1", "weight decay ∝ 1/T", "weight decay 0")
+FIXED = "all norms fixed"
+
+
+class Series(NamedTuple):
+    """The usable cells of one batch size and seed."""
+
+    T: list[int]
+    x: list[float]  # log2 of the best learning rate
+    update: list[float]  # log2 of the relative update of hidden matrices in the best run
+    norm: list[float]  # log2 of their norm
+
+
+# -- The best runs -----------------------------------------------------------------------
+
+
+def minima_of(folder: str, by_seed: bool) -> list[fit.Minimum]:
+    """The minima of a policy, in order of T. The folder per-T has a sweep for every T."""
+    found = []
+    for file in sorted((RUNS / folder).rglob("records.jsonl")):
+        found += fit.minima(fit.read_records([file.parent]), by_seed=by_seed)
+    return sorted(found, key=attrgetter("T"))
+
+
+@cache
+def best_runs(folder: str) -> dict:
+    """{(batch size, seed): Series} of a policy."""
+    found: dict = {}
+    late = late_points(folder)
+    for m in minima_of(folder, by_seed=True):
+        (seed,) = m.seeds
+        series = found.setdefault((m.batch_size, seed), Series([], [], [], []))
+        if not m.why_not:
+            nearest = min((x for x, _ in m.points), key=lambda x: abs(x - m.x))
+            series.T.append(m.T)
+            series.x.append(m.x)
+            update, norm = late[m.batch_size, seed, m.T, nearest]
+            series.update.append(update)
+            series.norm.append(norm)
+    return found
+
+
+@cache
+def late_points(folder: str) -> dict:
+    """{(batch size, seed, T, log2 lr): (log2 of the relative update, log2 of the norm)}.
+
+    Of the hidden matrices, at the last point of every curve before the learning rate
+    decays. NaN if the run diverged.
+    """
+    found = {}
+    for file in sorted((RUNS / folder).rglob("curves.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            run = json.loads(line)
+            curve = run["curve"]
+            decay_start = run["total_tokens"] - run["decay_tokens"]
+            last = max(i for i, n in enumerate(curve["tokens"]) if n <= decay_start)
+            late = [curve[name][last] for name in ("update_hidden", "norm_hidden")]
+            name = run["batch_size"], run["seed"], run["total_tokens"], fit.log2_lr(run)
+            found[name] = [math.log2(value or math.nan) for value in late]
+    return found
+
+
+def exponents(folder: str, field: str) -> np.ndarray:
+    """Exponent of T in x, update or norm, [batch sizes, seeds]. NaN with less than four cells."""
+    slopes = {}
+    for name, series in best_runs(folder).items():
+        slopes[name] = math.nan
+        if len(series.T) >= 4:
+            y = getattr(series, field)
+            slopes[name] = np.polyfit(np.log2(series.T), y, 1)[0]
+    return as_table(slopes)
+
+
+def inside(rows: np.ndarray, low: float, high: float) -> bool:
+    """Does the whole interval lie between low and high?"""
+    below, above = interval(rows)
+    return low < below and above < high
+
+
+# -- The decisions -----------------------------------------------------------------------
+
+
+def b_of(name: str) -> np.ndarray:
+    """b of a policy, with the rows of fit.py."""
+    return mean_of(exponents(POLICIES[name], "x"))
+
+
+def update_exponent(name: str) -> np.ndarray:
+    """The exponent of T in the relative update of the best runs, with the rows of fit.py."""
+    return mean_of(exponents(POLICIES[name], "update"))
+
+
+def norm_exponent(name: str) -> np.ndarray:
+    """The exponent of T in the norm of the best runs, with the rows of fit.py."""
+    return mean_of(exponents(POLICIES[name], "norm"))
+
+
+def memory() -> str:
+    """'memory', 'forgetting by weight decay alone' or 'open'."""
+    fixed = b_of(FIXED)
+    flat = all(inside(b_of(name), -0.1, 0.1) for name in FREE_OF_T)
+    if fixed[0] <= -0.3 and inside(fixed, -math.inf, -0.1) and flat:
+        return "memory"
+    if inside(fixed, -0.1, 0.1):
+        return "forgetting by weight decay alone"
+    return "open"
+
+
+def rises() -> dict:
+    """{(batch size, T): [by how much a longer warmup raises log2 of the best rate, per seed]}.
+
+    At weight decay 0.
+    """
+    long = best_runs("ceiling")
+    short = best_runs("wd-0")
+    found: dict = {}
+    for series in sorted(long):
+        before = dict(zip(short[series].T, short[series].x))
+        for T, x in zip(long[series].T, long[series].x):
+            if T in before:
+                found.setdefault((series[0], T), []).append(x - before[T])
+    return found
+
+
+def ceiling() -> tuple[str, float, np.ndarray]:
+    """Was the exponent of 0 a ceiling? Then the mean rise at T <= 1.28M, and b."""
+    early = [statistics.mean(rise) for (_, T), rise in rises().items() if T <= 1_280_000]
+    rise = statistics.mean(early)
+    b = mean_of(exponents("ceiling", "x"))
+    if rise > 0.5 and b[0] <= -0.15:
+        return "a ceiling", rise, b
+    if rise < 0.25 and inside(b, -0.1, 0.1):
+        return "no ceiling", rise, b
+    return "open", rise, b
+
+
+def sizes() -> dict:
+    """{(low, high) weight decay: {T: mean exponent of the best rate in the weight decay}}.
+
+    At batch size 8.
+    """
+    found: dict = {}
+    values = ("0.01", "0.03", "0.1", "0.3")
+    for low, high in zip(values, values[1:]):
+        by_T: dict = {}
+        before, after = best_runs(f"wd-{low}"), best_runs(f"wd-{high}")
+        octaves = math.log2(float(high) / float(low))
+        for (batch, seed), series in before.items():
+            other = after.get((batch, seed), Series([], [], [], []))
+            there = dict(zip(other.T, other.x))
+            for T, x in zip(series.T, series.x):
+                if batch == 8 and T in there:
+                    by_T.setdefault(T, []).append((there[T] - x) / octaves)
+        found[low, high] = {T: statistics.mean(some) for T, some in sorted(by_T.items())}
+    return found
+
+
+def one_slope() -> tuple[bool, float, list]:
+    """Does one exponent of the relative update serve all policies?
+
+    Then the range of the exponents, and the pairs of policies that differ.
+    """
+    slopes = {name: exponents(POLICIES[name], "update") for name in POLICIES}
+    means = [np.nanmean(some) for some in slopes.values()]
+    names = list(slopes)
+    differ = []
+    for i, one in enumerate(names):
+        for two in names[i + 1 :]:
+            seeds = min(slopes[one].shape[1], slopes[two].shape[1])
+            gap = mean_of(slopes[one][:, :seeds] - slopes[two][:, :seeds])
+            low, high = interval(gap)
+            if not low <= 0 <= high:
+                differ.append((one, two))
+    spread = max(means) - min(means)
+    return not differ and spread <= 0.1, spread, differ
+
+
+# -- Two columns that are not in the rules -----------------------------------------------
+
+
+def control(name: str) -> np.ndarray:
+    """log2 of the factor by which twice the learning rate raises late relative updates.
+
+    At the longest T, within a factor of 3 of the best learning rate. Rows of fit.py.
+    """
+    late = late_points(POLICIES[name])
+    longest = max(T for _, _, T, _ in late)
+    slopes: dict = {}
+    for (batch, seed), series in best_runs(POLICIES[name]).items():
+        if series.T[-1] != longest:  # left out
+            continue
+        near = []
+        for (B, other, T, x), (update, _) in late.items():
+            here = (B, other, T) == (batch, seed, longest)
+            if here and abs(x - series.x[-1]) < math.log2(3) and math.isfinite(update):
+                near.append((x, update))
+        slopes[batch, seed] = np.polyfit(*zip(*near), 1)[0]
+    return mean_of(as_table(slopes))
+
+
+def cost_of_keeping(name: str) -> np.ndarray:
+    """Loss at the longest T with the best rate of the shortest, minus that with its own.
+
+    Both learning rates are those of the mean over seeds. Rows of fit.py, in nats.
+    """
+    means = {(m.batch_size, m.T): m for m in minima_of(POLICIES[name], by_seed=False)}
+    shortest = min(T for _, T in means)
+    longest = max(T for _, T in means)
+    costs: dict = {}
+    for (batch, T), m in means.items():
+        short = means[batch, shortest]
+        if T == longest and not (m.why_not or short.why_not):
+            for seed, losses in m.seeds.items():
+                x, loss = zip(*sorted(losses.items()))
+                kept, best = np.interp([short.x, m.x], x, loss, left=math.nan)
+                costs[batch, seed] = kept - best
+    return mean_of(as_table(costs))
+
+
+def as_table(values: dict) -> np.ndarray:
+    """{(batch size, seed): value} -> [batch sizes, seeds], NaN where one is missing."""
+    batches = sorted({batch for batch, _ in values})
+    seeds = sorted({seed for _, seed in values})
+    rows = [[values.get((batch, seed), math.nan) for seed in seeds] for batch in batches]
+    return np.array(rows)
+
+
+# -- The figure and the report -----------------------------------------------------------
+
+
+def draw(path: Path) -> None:
+    """b with its interval, a row for every policy, and at the right how the norm grows."""
+    with figure(path, 3.7) as (ax,):
+        right = 0.93
+        for y, name in enumerate(POLICIES):
+            b = b_of(name)
+            growth = norm_exponent(name)[0]
+            color = COLORS["average"] if growth > 0.1 else COLORS["wsd"]
+            low, high = np.clip(interval(b), -0.8, None)
+            ax.hlines(y, low, high, color=color)
+            if low == -0.8:
+                ax.plot(low, y, "<", color=color, markersize=4)
+            ax.plot(b[0], y, "o", color=color)
+            words = "fixed" if "fixed" in name else f"T^{growth:.1f}"
+            ax.text(right, y, words, color=color, ha="right", va="center")
+        ax.text(right, -1, "norm of\nthe weights", ha="right", va="center")
+        ax.set_yticks(range(len(POLICIES)), list(POLICIES))
+        ax.set_ylim(len(POLICIES) - 0.5, -1.6)
+        ax.axvline(0, color="black", linewidth=0.6)
+        ax.set(xlabel="exponent of T in the best learning rate", ylabel="policy")
+        ax.set(xlim=(-0.83, 0.95), xticks=[-0.8, -0.6, -0.4, -0.2, 0, 0.2, 0.4])
+        ax.set_title("Where weights can grow, the best rate stays", loc="right")
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("policies.py", __doc__).parse_args(argv)
+    print(
+        f"{'policy':<22}{'b':<23}{'relative update':<23}{'norm':<23}{'control':<20}kept"
+    )
+    for name, folder in POLICIES.items():
+        columns = [
+            f"{show(b_of(name), 2):<22}",
+            f"{show(update_exponent(name), 2):<22}",
+            f"{show(norm_exponent(name), 2):<22}",
+            f"{show(control(name), 2, log2=True):<19}",
+            show(cost_of_keeping(name)),
+        ]
+        print(f"{name:<22}{' '.join(columns)}")
+        slopes = exponents(folder, "x")
+        missing = np.isnan(slopes).sum()
+        print(
+            f"{'':<22}{slopes.shape[1]} seeds, {missing} of {slopes.size} series left out"
+        )
+
+    print(f"\nmemory, or forgetting by weight decay alone? {memory()}")
+    verdict, rise, b = ceiling()
+    print(
+        f"a ceiling at weight decay 0? {verdict}: a longer warmup raises log2 of the best "
+        f"learning rate by {rise:.2f} at T <= 1.28M, b {show(b, 2)}"
+    )
+    for (batch, T), some in rises().items():
+        print(f"    batch size {batch:g}, T = {size(T)}: {statistics.mean(some):+.2f}")
+    print("exponent of the best learning rate in the weight decay, batch size 8")
+    for (low, high), by_T in sizes().items():
+        row = ", ".join(f"{value:.2f} at {size(T)}" for T, value in by_T.items())
+        print(f"    {low} to {high}: {row}")
+    same, spread, differ = one_slope()
+    print(f"one exponent of the relative update? {'yes' if same else 'no'}")
+    print(f"    the largest minus the smallest is {spread:.2f}")
+    print(f"    the interval of {len(differ)} of 36 differences excludes 0")
+    draw(ROOT / "assets/policies.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
