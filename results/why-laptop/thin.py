@@ -3,7 +3,7 @@
     python results/why-laptop/thin.py [FOLDER]
 
 A curve keeps its last point before the decay of the learning rate, where the relative
-updates are read off.
+updates are read off. Curves that we have already stay as they are.
 """
 
 import json
@@ -25,18 +25,21 @@ def thinned(line: str) -> str:
     curve = {
         name: [column[i] for i in sorted(keep)] for name, column in run["curve"].items()
     }
-    return json.dumps(run | {"curve": curve}) + "\n"
+    return json.dumps(run | {"curve": curve})
 
 
-for file in sorted(
-    Path(sys.argv[1] if sys.argv[1:] else "runs/why").rglob("records.jsonl")
-):
+runs = Path(sys.argv[1] if sys.argv[1:] else "runs/why")
+for file in sorted(runs.rglob("records.jsonl")):
     sweep = file.parent
     if (sweep / "trunks").exists():  # not finished
         continue
-    out = HERE / sweep.relative_to(Path(sys.argv[1] if sys.argv[1:] else "runs/why"))
+    out = HERE / sweep.relative_to(runs)
     out.mkdir(parents=True, exist_ok=True)
+    curves = out / "curves.jsonl"
+    ours = set(curves.read_text().splitlines()) if curves.exists() else set()
+    lines = []
+    for line in (sweep / "curves.jsonl").read_text().splitlines():
+        lines.append(line if line in ours else thinned(line))
+    curves.write_text("".join(line + "\n" for line in lines))
     shutil.copy(file, out)
-    lines = (sweep / "curves.jsonl").read_text().splitlines()
-    (out / "curves.jsonl").write_text("".join(map(thinned, lines)))
     print(out, len(lines))
