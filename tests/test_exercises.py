@@ -126,8 +126,9 @@ def test_every_picture_of_the_page_is_drawn(tmp_path):
     names = sorted(set(re.findall(r"^python draw\.py (\w+)$", page, re.M)))
     code = f"""
 import draw, power
-draw.T = 40_960
-power.LENGTHS = (40_960, 51_200)
+draw.T = 16_384
+power.WARMUP = 4_096
+power.LENGTHS = (16_384, 20_480)
 assert sorted(draw.PICTURES) == {names}
 for name in draw.PICTURES:
     draw.main(name)

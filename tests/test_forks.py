@@ -151,8 +151,12 @@ def test_a_fixed_norm_is_kept_and_a_memory_lowers_the_weight_decay(corpus_path):
     argv = flags(
         corpus_path, schedule="constant", weight_decay=0, out="a", save_every=256
     )
-    for fixed in ("none", "hidden", "all"):
-        run(folder, "train.py", *argv, "--fixed_norm", fixed, "--out", fixed)
+    code = f"""
+import train
+for fixed in ("none", "hidden", "all"):
+    assert train.main([*{argv}, "--fixed_norm", fixed, "--out", fixed]) == 0
+"""
+    run(folder, "-c", code)
     for fixed in ("none", "hidden", "all"):
         newest = max((folder / fixed / "ckpt").iterdir())
         weights = torch.load(newest, weights_only=True)["model"]
