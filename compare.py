@@ -129,6 +129,7 @@ def best_of(tried: dict[float, list]) -> float | None:
 class Runs(NamedTuple):
     """The records of a comparison, and where we tuned its lines."""
 
+    lines: dict[str, Line]
     records: dict  # (cell, seed) -> records
     tuning_cells: list  # the two cells, the shorter T first
     tuned_at: tuple  # batch size, seq_len and T of the first
@@ -137,7 +138,7 @@ class Runs(NamedTuple):
     def find(self, name: str, lr: float, cell: tuple, seed: int) -> dict | None:
         """The record of a line tuned to lr. None if it is missing."""
         _, T, batch_size = cell
-        fields = fields_of(LINES[name], lr, batch_size, T, self.tuned_at)
+        fields = fields_of(self.lines[name], lr, batch_size, T, self.tuned_at)
         fields.pop("decay_share", None)  # records have decay_tokens
         for record in self.records.get((cell, seed), []):
             if fields.items() <= record.items():
@@ -145,7 +146,7 @@ class Runs(NamedTuple):
         return None
 
 
-def index_runs(records: list[dict]) -> Runs:
+def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
     """Raises UserError if no run tuned a line."""
     by_cell: dict = {}
     for r in records:
@@ -161,9 +162,10 @@ def index_runs(records: list[dict]) -> Runs:
 
     rates = set()
     for r in records:
-        if r["seed"] >= TUNING and cell_of(r) == first and WSD.items() <= r.items():
-            rates.add(r["lr"])  # all lines try the values of WSD
-    return Runs(by_cell, tuning_cells, tuned_at, sorted(rates))
+        is_trial = r["seed"] >= TUNING and cell_of(r) == first
+        if is_trial and r["schedule"] != "power":  # all lines try the same values
+            rates.add(r["lr"])
+    return Runs(lines, by_cell, tuning_cells, tuned_at, sorted(rates))
 
 
 def tuned_lr(runs: Runs, name: str, seed: int) -> float:
@@ -189,18 +191,20 @@ def tuned_lr(runs: Runs, name: str, seed: int) -> float:
 # -- 3. In which cells we test it --------------------------------------------------------
 
 
-def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
+def losses_of_lines(
+    records: list[dict], lines: dict[str, Line] = LINES
+) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    A line has the cells in which no seed lacks its run. Raises UserError if WSD has none.
+    A line has the cells in which no seed lacks its run. Raises UserError if all have none.
     The third value is a function from line and cell to {seed: record}.
     """
     # 1. Every seed tunes every line. (A search for WSD may have other seeds.)
-    runs = index_runs(records)
+    runs = index_runs(records, lines)
     tests = [r for r in records if r["seed"] < TUNING]
-    seeds = sorted({r["seed"] for r in tests if r["schedule"] == "power"})
+    seeds = sorted({(r["seed"] - TUNING) // 2 for r in records if r["seed"] >= TUNING})
     best = {}
-    for name in LINES:
+    for name in lines:
         best[name] = {seed: tuned_lr(runs, name, seed) for seed in seeds}
 
     # 2. Look up the test runs with the tuned learning rates.
@@ -209,29 +213,30 @@ def losses_of_lines(records: list[dict]) -> tuple[dict, dict, Callable]:
         return {seed: runs.find(name, best[name][seed], cell, seed) for seed in seeds}
 
     cells = sorted({cell_of(r) for r in tests}, key=narrow_first)
-    lines = {}
-    for name in LINES:
-        lines[name] = {}
+    losses = {}
+    for name in lines:
+        losses[name] = {}
         for cell in cells:
             found = runs_of(name, cell)
             if None not in found.values():
-                lines[name][cell] = {seed: loss_of(r) for seed, r in found.items()}
-    if not lines["WSD"]:
+                losses[name][cell] = {seed: loss_of(r) for seed, r in found.items()}
+    if not any(losses.values()):
         raise UserError(
             "no cell of the comparison has all its runs; is the sweep still running?"
         )
-    return lines, best, runs_of
+    return losses, best, runs_of
 
 
-def searched(records: list[dict]) -> dict:
-    """{cell: {seed: loss}} of WSD at the best learning rate of the *other* seeds, so that
-    no run chooses for itself.
+def searched(records: list[dict], fields: dict = WSD) -> dict:
+    """{cell: {seed: loss}} of a schedule at the best learning rate of the *other* seeds.
+
+    So no run chooses for itself.
 
     In cells where at least two seeds tried seven learning rates or more.
     """
     tried: dict = {}  # cell -> seed -> learning rate -> loss
     for r in records:
-        if r["seed"] < TUNING and WSD.items() <= r.items():
+        if r["seed"] < TUNING and fields.items() <= r.items():
             seeds = tried.setdefault(cell_of(r), {})
             seeds.setdefault(r["seed"], {})[r["lr"]] = loss_of(r)
 

@@ -1,0 +1,175 @@
+"""Does a schedule without a plan cost anything in long runs?
+
+    python docs/longer.py
+
+Prints the tables and the decisions of results/long-laptop/rules.md, from its records, and
+draws a figure of docs/why.md.
+"""
+
+import runpy
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
+from compare import LINEAR, WSD, losses_of_lines, searched
+from fit import mean_of, show
+from records import loss_of
+from tools import flags
+from tools.figures import COLORS, draw_points, size
+
+RUNS = ROOT / "results/long-laptop"
+ANY_TIME = runpy.run_path(str(RUNS / "run.py"))["any_time_lines"]()
+PLANNED = {"linear": LINEAR, "wsd": WSD}
+DECIDE = (5_120_000, 10_240_000, 20_480_000)
+LEVEL = 0.005  # nats
+FREE = ("constant, weight decay 0", "constant, memory 5", "constant, memory 1")
+
+
+# -- The losses --------------------------------------------------------------------------
+
+
+def by_T(losses: dict) -> dict:
+    """{cell: {seed: loss}} -> {T: losses [seeds]}, for a single shape and batch size."""
+    found = {}
+    for (_, T, _), seeds in losses.items():
+        found[T] = np.array([seeds[seed] for seed in sorted(seeds)])
+    return dict(sorted(found.items()))
+
+
+@cache
+def any_time() -> dict:
+    """{line: {T: losses [seeds]}}"""
+    losses, _, _ = losses_of_lines(fit.read_records([RUNS / "any-time"]), ANY_TIME)
+    return {name: by_T(cells) for name, cells in losses.items()}
+
+
+@cache
+def planned() -> dict:
+    """{"linear-0" and so on: {T: losses [seeds]}}, with learning rates of other seeds.
+
+    A single seed chooses for itself.
+    """
+    found = {}
+    for schedule, fields in PLANNED.items():
+        fields = {name: v for name, v in fields.items() if name != "decay_share"}
+        for decay in ("0", "0.1"):
+            name = f"{schedule}-{decay}"
+            records = fit.read_records([RUNS / name])
+            if len({r["seed"] for r in records}) > 1:
+                found[name] = by_T(searched(records, fields))
+            else:
+                lowest: dict = {}
+                for r in records:
+                    T = r["total_tokens"]
+                    lowest[T] = min(loss_of(r), lowest.get(T, np.inf))
+                found[name] = {T: np.array([loss]) for T, loss in sorted(lowest.items())}
+    return found
+
+
+def linear_for(name: str, T: int) -> str:
+    """The linear line that an any-time line is compared with at T."""
+    if not name.startswith(FREE):  # its weight decay is given
+        return "linear-0.1"
+    return min(("linear-0", "linear-0.1"), key=lambda line: planned()[line][T].mean())
+
+
+def gap(name: str, T: int) -> np.ndarray:
+    """Loss of an any-time line minus linear to 0, [seeds]."""
+    return any_time()[name][T] - planned()[linear_for(name, T)][T]
+
+
+# -- The decisions -----------------------------------------------------------------------
+
+
+def over_seeds(gaps: np.ndarray) -> np.ndarray:
+    """Rows of fit.py for the mean of gaps [seeds]."""
+    return mean_of(gaps[None])
+
+
+def decide(gaps: list[np.ndarray], words: tuple[str, str]) -> str:
+    """The first word if all intervals lie below +LEVEL, the second if all are above 0."""
+    intervals = [fit.interval(over_seeds(some)) for some in gaps]
+    if all(high < LEVEL for _, high in intervals):
+        return words[0]
+    if all(low > 0 for low, _ in intervals):
+        return words[1]
+    return "undecided"
+
+
+def verdict(name: str) -> str:
+    return decide([gap(name, T) for T in DECIDE], ("free", "costs"))
+
+
+def instead_of_power(name: str) -> list[np.ndarray]:
+    """Loss of a line minus Power at the three longest T, each [seeds]."""
+    return [any_time()[name][T] - any_time()["Power (fitted)"][T] for T in DECIDE]
+
+
+def trend(name: str) -> np.ndarray:
+    """Change of the gap per doubling of T from 1.28M on, with the rows of fit.py."""
+    late = [T for T in any_time()[name] if T >= 1_280_000]
+    gaps = np.array([gap(name, T) for T in late])  # [T, seeds]
+    slopes = np.polyfit(np.log2(late), gaps, 1)[0]
+    return over_seeds(slopes)
+
+
+# -- The figure and the report -----------------------------------------------------------
+
+
+def draw(path: Path) -> None:
+    """The gap of the lines to linear to 0 against T."""
+    colors = {
+        "Power (fitted)": COLORS["power"],
+        "constant, weight decay 0": COLORS["average"],
+        "constant, memory 5": COLORS["other"],
+        "constant": COLORS["wsd"],
+    }
+    groups = {}
+    for name in colors:
+        points = []
+        for T in any_time()[name]:
+            mean = gap(name, T).mean()
+            error, _ = fit.error_of(over_seeds(gap(name, T)))
+            points.append((np.log2(T), mean, mean - error, mean + error, mean))
+        groups[name] = points
+    draw_points(
+        path,
+        groups,
+        colors,
+        title="Schedules without a plan, against linear to 0",
+        xlabel="run length T (tokens)",
+        ylabel="loss minus linear to 0 (nats)",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("longer.py", __doc__).parse_args(argv)
+    lengths = list(any_time()["Power (fitted)"])
+    print(f"{'loss, mean over seeds':<42}" + "".join(f"{size(T):>8}" for T in lengths))
+    for lines in (any_time(), planned()):
+        for name, losses in lines.items():
+            row = "".join(f"{losses[T].mean():8.4f}" for T in lengths if T in losses)
+            print(f"{name:<42}{row}")
+
+    print("\nminus linear to 0 (nats), at the three longest T, and per doubling of T")
+    for name in any_time():
+        gaps = "  ".join(f"{show(over_seeds(gap(name, T)), 4):<26}" for T in DECIDE)
+        print(f"{name:<42}{gaps}  {show(trend(name), 4):<26}  {verdict(name)}")
+
+    print("\nminus Power (fitted)")
+    for name in FREE:
+        gaps = instead_of_power(name)
+        row = "  ".join(f"{show(over_seeds(some), 4):<26}" for some in gaps)
+        print(f"{name:<42}{row}  {decide(gaps, ('serves as well', 'no substitute'))}")
+    draw(ROOT / "assets/longer.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
