@@ -38,7 +38,7 @@ def by_policy() -> dict:
     """{weight decay or norm: (rows of the exponent, ...)}, at a fixed batch size."""
     return {
         "weight decay 0": (b_of("weight decay 0"),),
-        "weight decay ∝ 1/n": (b_of("∝ 1/n, memory 5"),),
+        "weight decay ∝ 1/n": (b_of("∝ 1/n, memory 1"),),
         "weight decay 0.1": (b_of("weight decay 0.1"),),
         "weight decay 0.3": (b_of("weight decay 0.3"),),
         "norms fixed": (b_of("all norms fixed"), -0.32, "HyperP"),

@@ -132,6 +132,13 @@ def b_of(name: str) -> np.ndarray:
     return mean_of(exponents(POLICIES[name], "x"))
 
 
+def from_none(name: str) -> np.ndarray:
+    """b of a policy minus b at weight decay 0, in the seeds of both. Rows of fit.py."""
+    there, none = [exponents(POLICIES[n], "x") for n in (name, "weight decay 0")]
+    seeds = min(there.shape[1], none.shape[1])
+    return mean_of(there[:, :seeds] - none[:, :seeds])
+
+
 def update_exponent(name: str) -> np.ndarray:
     """The exponent of T in the relative update of the best runs, with the rows of fit.py."""
     return mean_of(exponents(POLICIES[name], "update"))
@@ -315,8 +322,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name:<22}{' '.join(columns)}")
         slopes = exponents(folder, "x")
         missing = np.isnan(slopes).sum()
+        gap = "-" if folder == "wd-0" else show(from_none(name), 2)
         print(
-            f"{'':<22}{slopes.shape[1]} seeds, {missing} of {slopes.size} series left out"
+            f"{'':<22}{slopes.shape[1]} seeds, {missing} of {slopes.size} series left out; "
+            f"b minus b at weight decay 0: {gap}"
         )
 
     print(f"\nmemory, or forgetting by weight decay alone? {memory()}")

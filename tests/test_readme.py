@@ -294,6 +294,12 @@ def policy_row_with_intervals(name: str) -> list:
     return [norm, policies.update_exponent(name), *control]
 
 
+def control_numbers() -> list[float]:
+    """The factors of CONTROLS, with the weight decays between them."""
+    none, usual, fixed = [2 ** policies.control(name)[0] for name in CONTROLS]
+    return [none, 0, usual, 0.1, fixed]
+
+
 def ceiling_numbers() -> list:
     """b with a longer warmup, and the rise up to T = 1.28M by batch size."""
     rises = {}
@@ -304,6 +310,16 @@ def ceiling_numbers() -> list:
     for batch_size in (8, 32):
         found += [batch_size, np.mean(rises[batch_size])]
     return found
+
+
+def against_none(weight_decay: str) -> np.ndarray:
+    return policies.from_none(f"weight decay {weight_decay}")
+
+
+def memory_means() -> list[float]:
+    """Mean cost of a weight decay, from 0, with the weight decays."""
+    costs = [checks.change("0", high, "loss").mean() for high in ("0.1", "0.3")]
+    return [costs[0], 0.1, 0, costs[1], 0.3]
 
 
 def size_numbers() -> list[float]:
@@ -395,7 +411,11 @@ NUMBERS = {
     "kept.0": lambda: policies.cost_of_keeping("weight decay 0"),
     "kept.0.1": lambda: policies.cost_of_keeping("weight decay 0.1"),
     "kept": lambda: [policies.cost_of_keeping(name)[0] for name in CONTROLS],
-    "control": lambda: [2 ** policies.control(name)[0] for name in CONTROLS],
+    "control": control_numbers,
+    "from.none": lambda: [x for n in ("0.1", "0.3") for x in (against_none(n), float(n))]
+                         + [policies.from_none("all norms fixed")],
+    "rises.batch": lambda: [ceiling_numbers()[i] for i in (2, 1, 4, 3)],
+    "memory.means": lambda: memory_means(),
     "spread": lambda: policies.one_slope()[1],
     "differ": lambda: [len(policies.one_slope()[2]), 36],
     "rises": lambda: policies.ceiling()[1], "ceiling.b": ceiling_numbers,
