@@ -4,10 +4,11 @@
 
 A *policy* is a rule for weight decay or norms. For each, this program prints b, the
 exponent of the run length T in the best learning rate, and the same exponent for the
-relative update |ΔW| / |W| of the best runs. Then it decides as the rules say. Two columns
+relative update |ΔW| / |W| of the best runs. Then it decides as the rules say. Three columns
 are not in the rules, because we thought of them after the runs:
 
 - *control*: twice the learning rate makes late relative updates this many times as large
+- *growth*: of the norm in the second half of the stable phase, at the longest T
 - *kept*: what the best learning rate of the shortest T costs at the longest (nats)
 
 It also draws a figure of docs/why.md.
@@ -56,6 +57,7 @@ class Series(NamedTuple):
     x: list[float]  # log2 of the best learning rate
     update: list[float]  # log2 of the relative update of hidden matrices in the best run
     norm: list[float]  # log2 of their norm
+    growth: list[float]  # of log2 of the norm, over the second half of the stable phase
 
 
 # -- The best runs -----------------------------------------------------------------------
@@ -76,23 +78,24 @@ def best_runs(folder: str) -> dict:
     late = late_points(folder)
     for m in minima_of(folder, by_seed=True):
         (seed,) = m.seeds
-        series = found.setdefault((m.batch_size, seed), Series([], [], [], []))
+        series = found.setdefault((m.batch_size, seed), Series([], [], [], [], []))
         if not m.why_not:
             nearest = min((x for x, _ in m.points), key=lambda x: abs(x - m.x))
             series.T.append(m.T)
             series.x.append(m.x)
-            update, norm = late[m.batch_size, seed, m.T, nearest]
+            update, norm, growth = late[m.batch_size, seed, m.T, nearest]
             series.update.append(update)
             series.norm.append(norm)
+            series.growth.append(growth)
     return found
 
 
 @cache
 def late_points(folder: str) -> dict:
-    """{(batch size, seed, T, log2 lr): (log2 of the relative update, log2 of the norm)}.
+    """{(batch size, seed, T, log2 lr): log2 of (relative update, norm, growth of the norm)}.
 
     Of the hidden matrices, at the last point of every curve before the learning rate
-    decays. NaN if the run diverged.
+    decays. The growth is from half as many tokens on. NaN if the run diverged.
     """
     found = {}
     for file in sorted((RUNS / folder).rglob("curves.jsonl")):
@@ -101,9 +104,14 @@ def late_points(folder: str) -> dict:
             curve = run["curve"]
             decay_start = run["total_tokens"] - run["decay_tokens"]
             last = max(i for i, n in enumerate(curve["tokens"]) if n <= decay_start)
-            late = [curve[name][last] for name in ("update_hidden", "norm_hidden")]
+            update = math.log2(curve["update_hidden"][last] or math.nan)
+            n = np.log2(curve["tokens"][: last + 1])
+            norms = np.log2(
+                [norm or math.nan for norm in curve["norm_hidden"][: last + 1]]
+            )
+            growth = norms[-1] - np.interp(n[-1] - 1, n, norms)
             name = run["batch_size"], run["seed"], run["total_tokens"], fit.log2_lr(run)
-            found[name] = [math.log2(value or math.nan) for value in late]
+            found[name] = update, norms[-1], growth
     return found
 
 
@@ -200,7 +208,7 @@ def sizes() -> dict:
         before, after = best_runs(f"wd-{low}"), best_runs(f"wd-{high}")
         octaves = math.log2(float(high) / float(low))
         for (batch, seed), series in before.items():
-            other = after.get((batch, seed), Series([], [], [], []))
+            other = after.get((batch, seed), Series([], [], [], [], []))
             there = dict(zip(other.T, other.x))
             for T, x in zip(series.T, series.x):
                 if batch == 8 and T in there:
@@ -229,7 +237,7 @@ def one_slope() -> tuple[bool, float, list]:
     return not differ and spread <= 0.1, spread, differ
 
 
-# -- Two columns that are not in the rules -----------------------------------------------
+# -- Three columns that are not in the rules ---------------------------------------------
 
 
 def control(name: str) -> np.ndarray:
@@ -244,12 +252,25 @@ def control(name: str) -> np.ndarray:
         if series.T[-1] != longest:  # left out
             continue
         near = []
-        for (B, other, T, x), (update, _) in late.items():
+        for (B, other, T, x), (update, *_) in late.items():
             here = (B, other, T) == (batch, seed, longest)
             if here and abs(x - series.x[-1]) < math.log2(3) and math.isfinite(update):
                 near.append((x, update))
         slopes[batch, seed] = np.polyfit(*zip(*near), 1)[0]
     return mean_of(as_table(slopes))
+
+
+def growth(name: str) -> np.ndarray:
+    """log2 of the growth of the norm over the second half of the stable phase.
+
+    In the best runs of the longest T, with the rows of fit.py.
+    """
+    runs = best_runs(POLICIES[name])
+    longest = max(series.T[-1] for series in runs.values())
+    late = {
+        series: some.growth[-1] for series, some in runs.items() if some.T[-1] == longest
+    }
+    return mean_of(as_table(late))
 
 
 def cost_of_keeping(name: str) -> np.ndarray:
@@ -309,7 +330,8 @@ def draw(path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("policies.py", __doc__).parse_args(argv)
     print(
-        f"{'policy':<22}{'b':<23}{'relative update':<23}{'norm':<23}{'control':<20}kept"
+        f"{'policy':<22}{'b':<23}{'relative update':<23}{'norm':<23}{'control':<20}"
+        f"{'growth':<20}kept"
     )
     for name, folder in POLICIES.items():
         columns = [
@@ -317,6 +339,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{show(update_exponent(name), 2):<22}",
             f"{show(norm_exponent(name), 2):<22}",
             f"{show(control(name), 2, log2=True):<19}",
+            f"{show(growth(name), 2, log2=True):<19}",
             show(cost_of_keeping(name)),
         ]
         print(f"{name:<22}{' '.join(columns)}")

@@ -40,10 +40,13 @@ def world(tmp_path, monkeypatch):
                 run["weight_decay"] = more.get("weight_decay", 0.1)
                 scatter = more.get("scatter", 0.0) * (seed - 0.5)  # of the next exponent
                 late = 2 ** (of_lr * x + (update + scatter) * math.log2(T))
+                end = T - T // 10
+                norm = 2**x / late
                 curve = dict(
-                    tokens=[T // 2, T - T // 10, T], update_hidden=[1.0, late, 1e-9]
+                    tokens=[end // 2, end, T],
+                    update_hidden=[1.0, late, 1e-9],
+                    norm_hidden=[norm / 1.5, norm, 1.0],
                 )
-                curve["norm_hidden"] = [1.0, 2**x / late, 1.0]
                 records.append(run)
                 curves.append(run | dict(curve=curve))
         out = tmp_path / folder
@@ -62,6 +65,7 @@ def test_exponents_control_and_cost_of_a_policy(world):
     assert policies.update_exponent(name)[0] == pytest.approx(0.1 - 0.75 * 0.4, abs=0.02)
     assert policies.norm_exponent(name)[0] == pytest.approx(-0.1 - 0.25 * 0.4, abs=0.02)
     assert 2 ** policies.control(name)[0] == pytest.approx(2**0.75, abs=1e-6)
+    assert 2 ** policies.growth(name)[0] == pytest.approx(1.5)
     # four octaves of T move the best learning rate by 1.6, of a valley 0.03 x^2
     assert policies.cost_of_keeping(name)[0] == pytest.approx(0.03 * 1.6**2, abs=0.005)
 

@@ -291,7 +291,9 @@ def policy_row_with_intervals(name: str) -> list:
     norm = policies.norm_exponent(name)
     norm = norm[0] if "fixed" in name else norm  # nothing varies
     control = power_of_two(policies.control(name))
-    return [norm, policies.update_exponent(name), *control]
+    growth = power_of_two(policies.growth(name))
+    growth = growth[:1] if "fixed" in name else growth
+    return [norm, policies.update_exponent(name), *control, *growth]
 
 
 def control_numbers() -> list[float]:
@@ -411,6 +413,8 @@ NUMBERS = {
     "kept.0": lambda: policies.cost_of_keeping("weight decay 0"),
     "kept.0.1": lambda: policies.cost_of_keeping("weight decay 0.1"),
     "kept": lambda: [policies.cost_of_keeping(name)[0] for name in CONTROLS],
+    "growth": lambda: 2 ** policies.growth("weight decay 0")[0],
+    "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
     "from.none": lambda: [x for n in ("0.1", "0.3") for x in (against_none(n), float(n))]
                          + [policies.from_none("all norms fixed")],
