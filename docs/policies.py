@@ -287,7 +287,8 @@ def cost_of_keeping(name: str) -> np.ndarray:
         if T == longest and not (m.why_not or short.why_not):
             for seed, losses in m.seeds.items():
                 x, loss = zip(*sorted(losses.items()))
-                kept, best = np.interp([short.x, m.x], x, loss, left=math.nan)
+                outside = dict(left=math.nan, right=math.nan)
+                kept, best = np.interp([short.x, m.x], x, loss, **outside)
                 costs[batch, seed] = kept - best
     return mean_of(as_table(costs))
 
