@@ -276,7 +276,8 @@ def growth(name: str) -> np.ndarray:
 def cost_of_keeping(name: str) -> np.ndarray:
     """Loss at the longest T with the best rate of the shortest, minus that with its own.
 
-    Both learning rates are those of the mean over seeds. Rows of fit.py, in nats.
+    Both learning rates are those of the mean over seeds. Rows of fit.py, in nats, NaN if
+    a run at one of them is missing.
     """
     means = {(m.batch_size, m.T): m for m in minima_of(POLICIES[name], by_seed=False)}
     shortest = min(T for _, T in means)
@@ -290,6 +291,8 @@ def cost_of_keeping(name: str) -> np.ndarray:
                 outside = dict(left=math.nan, right=math.nan)
                 kept, best = np.interp([short.x, m.x], x, loss, **outside)
                 costs[batch, seed] = kept - best
+    if not np.isfinite(list(costs.values())).all():
+        return np.array([math.nan])
     return mean_of(as_table(costs))
 
 

@@ -16,12 +16,17 @@ FLAT = dict(b=0.0, update=-0.5, of_lr=0.0)
 FALLING = dict(b=-0.4, update=0.0, of_lr=1.0)
 
 
+def forget() -> None:
+    """Read the records again."""
+    policies.best_runs.cache_clear()
+    policies.late_points.cache_clear()
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """A function that writes the runs of a policy, as thin.py keeps them."""
     monkeypatch.setattr(policies, "RUNS", tmp_path)
-    for function in (policies.best_runs, policies.late_points):
-        function.cache_clear()
+    forget()
 
     def write(folder: str, b: float, update: float, of_lr: float, **more) -> None:
         """Best lr ∝ T^b, late relative update ∝ lr^of_lr T^update, norm = lr / update."""
@@ -54,7 +59,8 @@ def world(tmp_path, monkeypatch):
         (out / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
         (out / "curves.jsonl").write_text("\n".join(map(json.dumps, curves)))
 
-    return write
+    yield write
+    forget()
 
 
 def test_exponents_control_and_cost_of_a_policy(world):
@@ -137,8 +143,7 @@ def test_one_slope_is_refuted_by_a_policy_that_differs(world, monkeypatch):
     world("wd-0.1", **FLAT | dict(update=-0.47, scatter=0.2))
     same, spread, differ = policies.one_slope()
     assert spread == pytest.approx(0.03) and not differ and same
-    for function in (policies.best_runs, policies.late_points):
-        function.cache_clear()
+    forget()
     monkeypatch.setattr(policies, "POLICIES", two | {"weight decay 0.3": "wd-0.3"})
     world("wd-0.3", **FALLING | dict(b=-0.2))
     same, spread, differ = policies.one_slope()

@@ -284,7 +284,9 @@ CONTROLS = ("weight decay 0", "weight decay 0.1", "all norms fixed")
 def policy_row(name: str) -> list:
     """b, the exponents of norm and relative update, and the cost of an old learning rate."""
     middle = [policies.norm_exponent(name)[0], policies.update_exponent(name)[0]]
-    return [policies.b_of(name), *middle, policies.cost_of_keeping(name)]
+    cost = policies.cost_of_keeping(name)
+    costs = [] if math.isnan(cost[0]) else [cost]  # "-"
+    return [policies.b_of(name), *middle, *costs]
 
 
 def policy_row_with_intervals(name: str) -> list:
