@@ -296,6 +296,18 @@ def cost_of_keeping(name: str) -> np.ndarray:
     return mean_of(as_table(costs))
 
 
+def cost_beside(name: str, octaves: float) -> float:
+    """Cost of a learning rate beside the best at the longest T, mean over batch sizes (nats)."""
+    minima = minima_of(POLICIES[name], by_seed=False)
+    costs = []
+    for m in minima:
+        if m.T == minima[-1].T:
+            x, loss = zip(*m.points)
+            beside, best = np.interp([m.x + octaves, m.x], x, loss, right=math.nan)
+            costs.append(beside - best)
+    return float(np.mean(costs))
+
+
 def as_table(values: dict) -> np.ndarray:
     """{(batch size, seed): value} -> [batch sizes, seeds], NaN where one is missing."""
     batches = sorted({batch for batch, _ in values})

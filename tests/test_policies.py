@@ -71,6 +71,7 @@ def test_exponents_control_and_cost_of_a_policy(world):
     assert policies.update_exponent(name)[0] == pytest.approx(0.1 - 0.75 * 0.4, abs=0.02)
     assert policies.norm_exponent(name)[0] == pytest.approx(-0.1 - 0.25 * 0.4, abs=0.02)
     assert 2 ** policies.control(name)[0] == pytest.approx(2**0.75, abs=1e-6)
+    assert policies.cost_beside(name, 1) == pytest.approx(0.03, abs=1e-3)
     assert 2 ** policies.growth(name)[0] == pytest.approx(1.5)
     # four octaves of T move the best learning rate by 1.6, of a valley 0.03 x^2
     assert policies.cost_of_keeping(name)[0] == pytest.approx(0.03 * 1.6**2, abs=0.005)

@@ -415,6 +415,8 @@ NUMBERS = {
     "kept.0": lambda: policies.cost_of_keeping("weight decay 0"),
     "kept.0.1": lambda: policies.cost_of_keeping("weight decay 0.1"),
     "kept": lambda: [policies.cost_of_keeping(name)[0] for name in CONTROLS],
+    "beside.0": lambda: [policies.cost_beside("weight decay 0", step) for step in (-1, 1)],
+    "beside.0.1": lambda: [policies.cost_beside("weight decay 0.1", step) for step in (-1, 1)],
     "growth": lambda: 2 ** policies.growth("weight decay 0")[0],
     "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
