@@ -69,10 +69,10 @@ def draw(path: Path) -> None:
         top.margins(x=0.12)
         top.set_title("Same runs, three questions")
         top.set_ylabel("best learning rate")
-        bottom.set_title("Fixed batch size: do weights grow?")
+        bottom.set_title("Fixed batch size, five policies")
         for y, words in ((0.5, "weights grow"), (3, "weights do\nnot grow")):
             bottom.text(1.3, y, words, ha="right", va="center")
-        bottom.set(xlabel="exponent of the run length T", ylabel="policy")
+        bottom.set(xlabel="exponent of T in the best learning rate", ylabel="policy")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -334,7 +334,7 @@ def draw(path: Path) -> None:
             ax.plot(b[0], y, "o", color=color)
             words = "fixed" if "fixed" in name else f"T^{growth:.1f}"
             ax.text(right, y, words, color=color, ha="right", va="center")
-        ax.text(right, -1, "norm of\nthe weights", ha="right", va="center")
+        ax.text(right, -1, "norm of the\nweights grows as", ha="right", va="center")
         ax.set_yticks(range(len(POLICIES)), list(POLICIES))
         ax.set_ylim(len(POLICIES) - 0.5, -1.6)
         ax.axvline(0, color="black", linewidth=0.6)
