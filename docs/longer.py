@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 import fit
 from compare import LINEAR, WSD, losses_of_lines, searched
 from fit import mean_of, show
-from records import loss_of
+from records import complete, loss_of, records_in
 from tools import flags
 from tools.figures import COLORS, draw_points, size
 
@@ -45,7 +45,9 @@ def by_T(losses: dict) -> dict:
 @cache
 def any_time() -> dict:
     """{line: {T: losses [seeds]}}"""
-    losses, _, _ = losses_of_lines(fit.read_records([RUNS / "any-time"]), ANY_TIME)
+    # read_records would refuse to mix weight decays
+    records = [complete(r) for r in records_in(RUNS / "any-time")]
+    losses, _, _ = losses_of_lines(records, ANY_TIME)
     return {name: by_T(cells) for name, cells in losses.items()}
 
 

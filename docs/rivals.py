@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 import fit
 from compare import LINES, differences, holm, losses_of_lines, mean_loss, needs_T, verdict
 from fit import show
+from records import complete, records_in
 from tools import flags
 from tools.figures import size
 
@@ -48,7 +49,9 @@ def lines() -> dict:
     folders = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
     found, _, _ = losses_of_lines(fit.read_records(folders))
     for name, new in NEW.items():
-        more, _, _ = losses_of_lines(fit.read_records([RUNS / name]), new)
+        # read_records would refuse to mix weight decays
+        records = [complete(r) for r in records_in(RUNS / name)]
+        more, _, _ = losses_of_lines(records, new)
         found |= more
     for name, losses in found.items():
         found[name] = {cell: losses[cell] for cell in losses if "experts" not in cell[0]}
