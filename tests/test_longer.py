@@ -104,7 +104,7 @@ def test_rivals_are_compared_in_the_cells_and_seeds_that_all_have(monkeypatch):
     monkeypatch.setattr(rivals, "lines", lambda: lines)
     assert len(rivals.cells()) == 4 and rivals.longest() == 160_000
     assert len(rivals.cells(160_000)) == 2
-    gap = rivals.difference("no weight decay instead of Power")
+    gap = rivals.difference("constant, weight decay 0, instead of Power")
     assert gap[0] == pytest.approx(0.01, abs=5e-4)
-    gap = rivals.difference("Power, weight decay 0", 80_000)
+    gap = rivals.difference("Power instead of constant, both at 0", 80_000)
     assert gap[0] == pytest.approx(-0.01, abs=5e-4)
