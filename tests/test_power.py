@@ -105,8 +105,8 @@ def test_a_branch_is_the_separate_run():
 def test_the_whole_file_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(power, "WARMUP", 2_000)
-    monkeypatch.setattr(power, "LENGTHS", (20_000, 24_000, 28_000, 32_000, 40_000))
-    monkeypatch.setattr(power, "SWEEP_LENGTHS", (8_000, 10_000, 12_000))
+    monkeypatch.setattr(power, "LENGTHS", (10_000, 12_000, 14_000, 16_000, 20_000))
+    monkeypatch.setattr(power, "SWEEP_LENGTHS", (4_000, 5_000, 6_000))
     power.main()
     assert (tmp_path / "power.png").stat().st_size > 10_000
     out = capsys.readouterr().out
