@@ -40,6 +40,7 @@ def train_and_die(argv: list[str], kind: str, k: int, quiet: str) -> None:
 def spawn():
     """Start a function in a fresh process that has imported train already."""
     context = multiprocessing.get_context("forkserver")
+    # the first optimizer imports torch._dynamo, which takes a second
     context.set_forkserver_preload(["train", "test_kills", "torch._dynamo"])
 
     def start(*args) -> int:
