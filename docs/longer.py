@@ -22,6 +22,7 @@ from fit import mean_of, show
 from records import complete, loss_of, records_in
 from tools import flags
 from tools.figures import COLORS, draw_points, size
+from tools.flags import UserError
 
 RUNS = ROOT / "results/long-laptop"
 ANY_TIME = runpy.run_path(str(RUNS / "run.py"))["any_time_lines"]()
@@ -152,6 +153,14 @@ def draw(path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("longer.py", __doc__).parse_args(argv)
+    try:
+        report()
+    except UserError as error:  # the sweeps are not finished
+        return flags.fail("longer.py", error)
+    return 0
+
+
+def report() -> None:
     lengths = list(any_time()["Power (fitted)"])
     print(f"{'loss, mean over seeds':<42}" + "".join(f"{size(T):>8}" for T in lengths))
     for lines in (any_time(), planned()):
@@ -170,7 +179,6 @@ def main(argv: list[str] | None = None) -> int:
         row = "  ".join(f"{show(over_seeds(some), 4):<26}" for some in gaps)
         print(f"{name:<42}{row}  {decide(gaps, ('serves as well', 'no substitute'))}")
     draw(ROOT / "assets/longer.png")
-    return 0
 
 
 if __name__ == "__main__":

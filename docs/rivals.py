@@ -24,8 +24,7 @@ from tools import flags
 from tools.figures import size
 
 RUNS = ROOT / "results/rivals-laptop"
-RUN = runpy.run_path(str(RUNS / "run.py"))
-NEW = {"adamw": RUN["RIVALS"], "schedule-free": RUN["SCHEDULE_FREE"]}
+NEW = runpy.run_path(str(RUNS / "run.py"))["LINES"]
 POWER = "Power (fitted), averaged"
 AVERAGED_LINEAR = "linear to 0 (fitted), averaged"
 # difference -> (a line, the line to subtract)

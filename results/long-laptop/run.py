@@ -16,6 +16,7 @@ import compare
 import grids
 import sweep
 from compare import AVERAGED, POWER, WSD, Line
+from tools import flags
 
 SHAPE = dict(n_embd=32, n_head=2)
 LENGTHS = grids.doublings(320_000, 7)  # to 20.48M, less than half of the corpus
@@ -45,6 +46,9 @@ def any_time_lines() -> dict[str, Line]:
 
 
 def main() -> int:
+    parser = flags.program_parser("run.py", __doc__)
+    parser.add_argument("seeds", nargs="?", type=int, default=3)
+    most = parser.parse_args().seeds
     compare.LINES = any_time_lines()
     grids.GRIDS["compare"]["laptop"] = grids.grid(
         grids.LAPTOP,
@@ -58,7 +62,7 @@ def main() -> int:
     )
     lengths = ["--budgets", ",".join(map(str, LENGTHS)), "--warmup_tokens", "80000"]
     linear = ["--decay_share", "1", "--decay_shape", "linear"]
-    for seeds in range(1, 1 + int(sys.argv[1] if sys.argv[1:] else 3)):
+    for seeds in range(1, 1 + most):
         common = [*SETTINGS, "--seeds", str(seeds)]
         planned = ["wsd", *common, "--widths", "32", *lengths]
         sweeps = {"any-time": ["compare", *common]}

@@ -18,6 +18,7 @@ import compare
 import grids
 import sweep
 from compare import AVERAGED, LINEAR, POWER, WSD, Line
+from tools import flags
 
 NO_DECAY = dict(weight_decay=0.0, memory=None)
 STRONG = dict(weight_decay=0.3, memory=None)
@@ -38,16 +39,20 @@ RIVALS = {
     "linear to 0 ∝ √batch, weight decay 0": Line(LINEAR | NO_DECAY, 0.0, 0.5),
 }  # fmt: skip
 SCHEDULE_FREE = {"schedule-free": Line(dict(schedule="constant", average=True), 0.0, 0.5)}
+LINES = {"adamw": RIVALS, "schedule-free": SCHEDULE_FREE}
 
 
 def main() -> int:
-    seeds, *which = sys.argv[1:] or ["5"]
-    compare.LINES = SCHEDULE_FREE if which else RIVALS
+    parser = flags.program_parser("run.py", __doc__)
+    parser.add_argument("seeds", nargs="?", type=int, default=5)
+    parser.add_argument("lines", nargs="?", default="adamw", choices=tuple(LINES))
+    args = parser.parse_args()
+    compare.LINES = LINES[args.lines]
     grid = grids.GRIDS["compare"]["laptop"]
     grid["rows"] = [row for row in grid["rows"] if "n_ffn" not in row[0]]  # dense
-    out = "runs/rivals/" + (which[0] if which else "adamw")
+    out = "runs/rivals/" + args.lines
     settings = ["--scale", "laptop", "--compile", "--workers", "2"]
-    for n in range(1, 1 + int(seeds)):
+    for n in range(1, 1 + args.seeds):
         status = sweep.main(["compare", *settings, "--seeds", str(n), "--out", out])
         if status:
             return status
