@@ -100,10 +100,9 @@ def best_lines() -> tuple[str, str]:
     for name, losses in lines().items():
         common = {cell: {seed: losses[cell][seed] for seed in seeds} for cell in cells()}
         means[name] = mean_loss(common, cells())
-    kinds = ([n for n in means if needs_T(every[n]) == "never"],
-             [n for n in means if needs_T(every[n]) == "from the start"])  # fmt: skip
-    any_time, planned = (min(names, key=means.get) for names in kinds)
-    return any_time, planned
+    any_time = [name for name in means if needs_T(every[name]) == "never"]
+    planned = [name for name in means if needs_T(every[name]) == "from the start"]
+    return min(any_time, key=means.get), min(planned, key=means.get)
 
 
 def seeds_of(name: str) -> int:
