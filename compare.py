@@ -230,7 +230,8 @@ def losses_of_lines(
 def searched(records: list[dict], fields: dict = WSD) -> dict:
     """{cell: {seed: loss}} of a schedule at the best learning rate of the *other* seeds.
 
-    So no run chooses for itself. In cells where at least two seeds tried seven learning rates or more.
+    So no run chooses for itself. In cells where at least two seeds tried seven learning
+    rates or more.
     """
     tried: dict = {}  # cell -> seed -> learning rate -> loss
     for r in records:
