@@ -70,19 +70,17 @@ def alone(corpus_path, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("world, micro_batch_size", [(2, 4), (4, 1)])
-def test_many_processes_train_like_one(
-    world, micro_batch_size, alone, corpus_path, tmp_path
-):
+@pytest.mark.parametrize("micro_batch_size", [4, 1])  # one and four a process and step
+def test_two_processes_train_like_one(micro_batch_size, alone, corpus_path, tmp_path):
     out = tmp_path / "run"
     fields = {"data": corpus_path, "out": out, "micro_batch_size": micro_batch_size}
-    outputs = finish(launch(world, TINY | fields))
+    outputs = finish(launch(2, TINY | fields))
     assert len(losses(out)) == STEPS + 1
     assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
     ours, theirs = read(out / "record.json"), read(alone / "record.json")
-    assert (ours["processes"], ours["batch_size"]) == (world, 8)
+    assert (ours["processes"], ours["batch_size"]) == (2, 8)
     assert ours["val_bpb"] == pytest.approx(theirs["val_bpb"], rel=1e-5)
-    assert [printed == "" for printed, _ in outputs] == [False] + [True] * (world - 1)
+    assert [printed == "" for printed, _ in outputs] == [False, True]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
