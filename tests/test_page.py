@@ -71,7 +71,7 @@ class Browser:
 
     def show(self, view: str) -> None:
         """Another view of the open page, faster than to open it again."""
-        shown = "new Promise((done) => addEventListener('hashchange', done, {once: true}))"
+        shown = "new Promise((done) => addEventListener('hashchange', done))"
         self.js(f"location.hash = '{view}'; {shown}", awaitPromise=True)
 
     def js(self, code: str, **more):
