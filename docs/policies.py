@@ -8,7 +8,8 @@ relative update |ΔW| / |W| of the best runs. Then it decides as the rules say. 
 are not in the rules, because we thought of them after the runs:
 
 - *control*: twice the learning rate makes late relative updates this many times as large
-- *growth*: of the norm in the second half of the stable phase, at the longest T
+- *growth*: of the norm over the last doubling of the tokens before the learning rate
+  decays, at the longest T
 - *kept*: what the best learning rate of the shortest T costs at the longest (nats)
 
 It also draws a figure of docs/why.md.
@@ -57,7 +58,6 @@ class Series(NamedTuple):
     x: list[float]  # log2 of the best learning rate
     update: list[float]  # log2 of the relative update of hidden matrices in the best run
     norm: list[float]  # log2 of their norm
-    growth: list[float]  # of log2 of the norm, over the second half of the stable phase
 
 
 # -- The best runs -----------------------------------------------------------------------
@@ -78,15 +78,14 @@ def best_runs(folder: str) -> dict:
     late = late_points(folder)
     for m in minima_of(folder, by_seed=True):
         (seed,) = m.seeds
-        series = found.setdefault((m.batch_size, seed), Series([], [], [], [], []))
+        series = found.setdefault((m.batch_size, seed), Series([], [], [], []))
         if not m.why_not:
             nearest = min((x for x, _ in m.points), key=lambda x: abs(x - m.x))
             series.T.append(m.T)
             series.x.append(m.x)
-            update, norm, growth = late[m.batch_size, seed, m.T, nearest]
+            update, norm, _ = late[m.batch_size, seed, m.T, nearest]
             series.update.append(update)
             series.norm.append(norm)
-            series.growth.append(growth)
     return found
 
 
@@ -208,7 +207,7 @@ def sizes() -> dict:
         before, after = best_runs(f"wd-{low}"), best_runs(f"wd-{high}")
         octaves = math.log2(float(high) / float(low))
         for (batch, seed), series in before.items():
-            other = after.get((batch, seed), Series([], [], [], [], []))
+            other = after.get((batch, seed), Series([], [], [], []))
             there = dict(zip(other.T, other.x))
             for T, x in zip(series.T, series.x):
                 if batch == 8 and T in there:
@@ -237,7 +236,7 @@ def one_slope() -> tuple[bool, float, list]:
     return not differ and spread <= 0.1, spread, differ
 
 
-# -- Three columns that are not in the rules ---------------------------------------------
+# -- What is not in the rules ------------------------------------------------------------
 
 
 def control(name: str) -> np.ndarray:
@@ -260,17 +259,22 @@ def control(name: str) -> np.ndarray:
     return mean_of(as_table(slopes))
 
 
-def growth(name: str) -> np.ndarray:
-    """log2 of the growth of the norm over the second half of the stable phase.
+def growth(name: str, octaves=0.0) -> np.ndarray:
+    """log2 of the growth of the norm over the last doubling of the tokens before the decay.
 
-    In the best runs of the longest T, with the rows of fit.py.
+    At the longest T, with the best learning rate, or one that is octaves above it. Rows
+    of fit.py.
     """
-    runs = best_runs(POLICIES[name])
-    longest = max(series.T[-1] for series in runs.values())
-    late = {
-        series: some.growth[-1] for series, some in runs.items() if some.T[-1] == longest
-    }
-    return mean_of(as_table(late))
+    late = late_points(POLICIES[name])
+    longest = max(T for _, _, T, _ in late)
+    found: dict = {}
+    for (batch, seed), series in best_runs(POLICIES[name]).items():
+        if series.T[-1] != longest:  # left out
+            continue
+        there = [x for B, other, T, x in late if (B, other, T) == (batch, seed, longest)]
+        nearest = min(there, key=lambda x: abs(x - series.x[-1] - octaves))
+        _, _, found[batch, seed] = late[batch, seed, longest, nearest]
+    return mean_of(as_table(found))
 
 
 def cost_of_keeping(name: str) -> np.ndarray:
@@ -296,16 +300,28 @@ def cost_of_keeping(name: str) -> np.ndarray:
     return mean_of(as_table(costs))
 
 
-def cost_beside(name: str, octaves: float) -> float:
-    """Cost of a learning rate beside the best at the longest T, mean over batch sizes (nats)."""
+def cost_beside(name: str, octaves: float) -> dict[int, float]:
+    """{batch size: cost of a learning rate beside the best, at the longest T} in nats."""
     minima = minima_of(POLICIES[name], by_seed=False)
-    costs = []
+    costs = {}
     for m in minima:
         if m.T == minima[-1].T:
             x, loss = zip(*m.points)
             beside, best = np.interp([m.x + octaves, m.x], x, loss, right=math.nan)
-            costs.append(beside - best)
-    return float(np.mean(costs))
+            costs[m.batch_size] = beside - best
+    return costs
+
+
+def where_norms_grow() -> tuple[np.ndarray, np.ndarray]:
+    """b in the mean over the policies whose norms grow with T, and over the others.
+
+    Rows of fit.py. A mean leaves out what a policy lacks.
+    """
+    grows = {name: norm_exponent(name)[0] > 0.1 for name in POLICIES}
+    b = {name: exponents(folder, "x") for name, folder in POLICIES.items()}
+    some = np.nanmean([b[name] for name in POLICIES if grows[name]], axis=0)
+    others = np.nanmean([b[name] for name in POLICIES if not grows[name]], axis=0)
+    return some, others
 
 
 def as_table(values: dict) -> np.ndarray:
@@ -366,6 +382,12 @@ def main(argv: list[str] | None = None) -> int:
             f"{'':<22}{slopes.shape[1]} seeds, {missing} of {slopes.size} series left out; "
             f"b minus b at weight decay 0: {gap}"
         )
+
+    some, others = where_norms_grow()
+    print(
+        f"b where the norm grows: {show(mean_of(some), 2)}, elsewhere: "
+        f"{show(mean_of(others), 2)}, difference: {show(mean_of(some - others), 2)}"
+    )
 
     print(f"\nmemory, or forgetting by weight decay alone? {memory()}")
     verdict, rise, b = ceiling()

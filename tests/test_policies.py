@@ -49,10 +49,11 @@ def world(tmp_path, monkeypatch):
                     late *= 8
                 end = T - T // 10
                 norm = 2**x / late
+                growth = 1.5 * 2 ** (0.2 * (x - best))  # over the last doubling of tokens
                 curve = dict(
                     tokens=[end // 4, end // 2, end, T],
                     update_hidden=[1.0, 1.0, late, 1e-9],
-                    norm_hidden=[norm / 9, norm / 1.5, norm, 1.0],
+                    norm_hidden=[norm / 9, norm / growth, norm, 1.0],
                 )
                 records.append(run)
                 curves.append(run | dict(curve=curve))
@@ -73,10 +74,25 @@ def test_exponents_control_and_cost_of_a_policy(world):
     assert policies.update_exponent(name)[0] == pytest.approx(0.1 - 0.75 * 0.4, abs=0.02)
     assert policies.norm_exponent(name)[0] == pytest.approx(-0.1 - 0.25 * 0.4, abs=0.02)
     assert 2 ** policies.control(name)[0] == pytest.approx(2**0.75, abs=1e-6)
-    assert policies.cost_beside(name, 1) == pytest.approx(0.03, abs=1e-3)
-    assert 2 ** policies.growth(name)[0] == pytest.approx(1.5)
+    for cost in policies.cost_beside(name, 1).values():
+        assert cost == pytest.approx(0.03, abs=1e-3)
+    assert policies.growth(name)[0] == pytest.approx(math.log2(1.5), abs=0.01)
+    assert policies.growth(name, 1)[0] == pytest.approx(math.log2(1.5) + 0.2, abs=0.01)
     # four octaves of T move the best learning rate by 1.6, of a valley 0.03 x^2
     assert policies.cost_of_keeping(name)[0] == pytest.approx(0.03 * 1.6**2, abs=0.005)
+
+
+def test_policies_whose_norms_grow_are_taken_together(world, monkeypatch):
+    names = ("weight decay 0", "weight decay 0.1", "weight decay 0.3", "all norms fixed")
+    folders = {name: policies.POLICIES[name] for name in names}
+    monkeypatch.setattr(policies, "POLICIES", folders)
+    world("wd-0", **FLAT)  # the norm grows as T^0.5
+    world("wd-0.1", **FLAT | dict(b=-0.1))
+    world("wd-0.3", **FALLING)
+    world("norm-all", **FALLING | dict(b=-0.2))
+    grows, others = policies.where_norms_grow()
+    assert np.mean(grows) == pytest.approx(-0.05, abs=0.01)
+    assert np.mean(others) == pytest.approx(-0.3, abs=0.01)
 
 
 def test_a_series_with_less_than_four_minima_is_left_out(world):

@@ -299,6 +299,39 @@ def policy_row_with_intervals(name: str) -> list:
     return [norm, policies.update_exponent(name), *control, *growth]
 
 
+def beside_best(name: str) -> list[float]:
+    """Cost of half and of twice the best learning rate, in the mean over batch sizes."""
+    return [np.mean([*policies.cost_beside(name, step).values()]) for step in (-1, 1)]
+
+
+def repeats() -> list[float]:
+    """How far losses near the best differ between why-laptop and memory-laptop."""
+    name_of = lambda r: (r["batch_size"], r["total_tokens"], r["seed"], r["lr"])
+    found = []
+    for decay in ("0", "0.1", "0.3"):
+        folder = ROOT / f"results/why-laptop/wd-{decay}"
+        again = {name_of(r): r["val_loss"] for r in fit.read_records([folder])}
+        first = fit.read_records(
+            [ROOT / "results/memory-laptop"], [f"weight_decay={decay}"]
+        )
+        best = {(m.batch_size, m.T): m.x for m in fit.minima(first)}
+        gaps = []
+        for r in first:
+            off = fit.log2_lr(r) - best[r["batch_size"], r["total_tokens"]]
+            if abs(off) < 1 and name_of(r) in again:
+                gaps.append(r["val_loss"] - again[name_of(r)])
+        found.append(np.sqrt(np.mean(np.square(gaps))))
+    return found
+
+
+def best_rivals() -> np.ndarray:
+    any_time, planned = rivals.best_lines()
+    assert f"{any_time}, {planned}" == "schedule-free, WSD (fitted), averaged"
+    return rivals.differences(
+        rivals.lines()[any_time], rivals.lines()[planned], rivals.cells()
+    )
+
+
 def control_numbers() -> list[float]:
     """The factors of CONTROLS, with the weight decays between them."""
     none, usual, fixed = [2 ** policies.control(name)[0] for name in CONTROLS]
@@ -443,8 +476,9 @@ NUMBERS = {
     "kept.0": lambda: policies.cost_of_keeping("weight decay 0"),
     "kept.0.1": lambda: policies.cost_of_keeping("weight decay 0.1"),
     "kept": lambda: [policies.cost_of_keeping(name)[0] for name in CONTROLS],
-    "beside.0": lambda: [policies.cost_beside("weight decay 0", step) for step in (-1, 1)],
-    "beside.0.1": lambda: [policies.cost_beside("weight decay 0.1", step) for step in (-1, 1)],
+    "beside.0": lambda: [*beside_best("weight decay 0"),
+                         *policies.cost_beside("weight decay 0", 1).values()],
+    "beside.0.1": lambda: beside_best("weight decay 0.1"),
     "rivals.none": lambda: rival("constant, weight decay 0, instead of Power")[0][0],
     "rivals.none.rows": lambda: rival("constant, weight decay 0, instead of Power")[0],
     "rivals.none.both": lambda: both_rival("constant, weight decay 0, instead of Power"),
@@ -454,7 +488,11 @@ NUMBERS = {
     "rivals.free.rows": lambda: rival(FREE)[0],
     "schedule.free.cells": schedule_free_cells,
     "schedule.free.T": lambda: [-rivals.difference(FREE, T)[0] for T in (80_000, 1_280_000)],
-    "growth": lambda: 2 ** policies.growth("weight decay 0")[0],
+    "growth": lambda: [2 ** policies.growth("weight decay 0", k)[0] for k in (0, 1, -1, -2)],
+    "growing": lambda: fit.mean_of(policies.where_norms_grow()[0]),
+    "others": lambda: fit.mean_of(policies.where_norms_grow()[1]),
+    "growing.others": lambda: fit.mean_of(np.subtract(*policies.where_norms_grow())),
+    "repeats": repeats, "rivals.best": best_rivals,
     "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
     "from.none": lambda: [x for n in ("0.1", "0.3") for x in (against_none(n), float(n))]
