@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import compare
 import longer
 import rivals
 from compare import LINEAR, WSD
@@ -34,6 +35,16 @@ def losses(monkeypatch):
         monkeypatch.setattr(longer, "planned", lambda: planned)
 
     return set_losses
+
+
+@pytest.mark.parametrize(
+    "lines", [longer.ANY_TIME, *rivals.NEW.values(), compare.LINES], ids=lambda x: len(x)
+)
+def test_no_line_is_found_in_the_runs_of_another(lines):
+    for name, line in lines.items():
+        for other, another in lines.items():
+            same = line.fields.items() <= another.fields.items() and line.b == another.b
+            assert name == other or not same or line.q != another.q, (name, other)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,16 @@ LENGTHS = grids.doublings(320_000, 7)  # to 20.48M, less than half of the corpus
 SETTINGS = ["--scale", "laptop", "--compile", "--workers", "2", "--batches", "8"]
 OUT = "runs/long"
 
-# Nobody has to know T. Power and the third line have a weight decay of 0.1.
+# Nobody has to know T. Every line names its weight decay and memory, so that docs/longer.py
+# finds its runs and not those of another line.
 CONSTANT = WSD | AVERAGED
+USUAL = dict(weight_decay=0.1, memory=None)
 ANY_TIME = {
-    "constant, weight decay 0": Line(CONSTANT | dict(weight_decay=0.0), 0.0, 0.5),
-    "constant, memory 5": Line(CONSTANT | dict(memory=5.0), 0.0, 0.5),
-    "constant": Line(CONSTANT, 0.0, 0.5),
-    "Power (fitted)": Line(POWER | AVERAGED, -0.3, 0.5),
-    "constant, memory 1": Line(CONSTANT | dict(memory=1.0), 0.0, 0.5),
+    "constant, weight decay 0": Line(CONSTANT | USUAL | dict(weight_decay=0.0), 0.0, 0.5),
+    "constant, memory 5": Line(CONSTANT | USUAL | dict(memory=5.0), 0.0, 0.5),
+    "constant": Line(CONSTANT | USUAL, 0.0, 0.5),
+    "Power (fitted)": Line(POWER | AVERAGED | USUAL, -0.3, 0.5),
+    "constant, memory 1": Line(CONSTANT | USUAL | dict(memory=1.0), 0.0, 0.5),
 }
 # averages over about the last tenth, twentieth and fortieth of the tokens
 SPANS = {"": 16.0, ", half the span": 32.0, ", a quarter of it": 64.0}
