@@ -34,6 +34,13 @@ ANY_TIME = {
     "Power (fitted)": Line(POWER | AVERAGED | USUAL, -0.3, 0.5),
     "constant, memory 1": Line(CONSTANT | USUAL | dict(memory=1.0), 0.0, 0.5),
 }
+# Not in the rules, but added after the any-time runs of seed 0
+ADDED = {
+    "Power (fitted), decayed": Line(POWER | USUAL, -0.3, 0.5),
+    "Power (fitted), weight decay 0": Line(
+        POWER | AVERAGED | USUAL | dict(weight_decay=0.0), -0.3, 0.5
+    ),
+}
 # averages over about the last tenth, twentieth and fortieth of the tokens
 SPANS = {"": 16.0, ", half the span": 32.0, ", a quarter of it": 64.0}
 
@@ -51,7 +58,7 @@ def main() -> int:
     parser = flags.program_parser("run.py", __doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=3)
     most = parser.parse_args().seeds
-    compare.LINES = any_time_lines()
+    lines = {"any-time": any_time_lines(), "added": ADDED}
     grids.GRIDS["compare"]["laptop"] = grids.grid(
         grids.LAPTOP,
         80_000,  # warmup
@@ -67,12 +74,14 @@ def main() -> int:
     for seeds in range(1, 1 + most):
         common = [*SETTINGS, "--seeds", str(seeds)]
         planned = ["wsd", *common, "--widths", "32", *lengths]
-        sweeps = {"any-time": ["compare", *common]}
+        sweeps = {folder: ["compare", *common] for folder in lines}
         for decay in ("0", "0.1"):
             fixed = ["--weight_decay", decay]
             sweeps[f"linear-{decay}"] = [*planned, *linear, *fixed]
             sweeps[f"wsd-{decay}"] = [*planned, *fixed]
-        for folder in ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1"):
+        order = ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1", "added")
+        for folder in order:
+            compare.LINES = lines.get(folder, {})
             status = sweep.main([*sweeps[folder], "--out", f"{OUT}/{folder}"])
             if status:
                 return status
