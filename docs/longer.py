@@ -25,11 +25,14 @@ from tools.figures import COLORS, draw_points, size
 from tools.flags import UserError
 
 RUNS = ROOT / "results/long-laptop"
-ANY_TIME = runpy.run_path(str(RUNS / "run.py"))["any_time_lines"]()
+PROGRAM = runpy.run_path(str(RUNS / "run.py"))
+ADDED = PROGRAM["ADDED"]  # after the any-time runs of seed 0
+LINES = {"any-time": PROGRAM["any_time_lines"](), "added": ADDED}  # folder -> its lines
+ANY_TIME = LINES["any-time"] | ADDED
 PLANNED = {"linear": LINEAR, "wsd": WSD}
 DECIDE = (5_120_000, 10_240_000, 20_480_000)
 LEVEL = 0.005  # nats
-FREE = ("constant, weight decay 0", "constant, memory 5", "constant, memory 1")
+INSTEAD = ("constant, weight decay 0", "constant, memory 5", "constant, memory 1")
 
 
 # -- The losses --------------------------------------------------------------------------
@@ -46,9 +49,11 @@ def by_T(losses: dict) -> dict:
 @cache
 def any_time() -> dict:
     """{line: {T: losses [seeds]}}"""
-    # read_records would refuse to mix weight decays
-    records = [complete(r) for r in records_in(RUNS / "any-time")]
-    losses, _, _ = losses_of_lines(records, ANY_TIME)
+    losses = {}
+    for folder, lines in LINES.items():
+        # read_records would refuse to mix weight decays
+        records = [complete(r) for r in records_in(RUNS / folder)]
+        losses |= losses_of_lines(records, lines)[0]
     return {name: by_T(cells) for name, cells in losses.items()}
 
 
@@ -77,7 +82,7 @@ def planned() -> dict:
 
 def linear_for(name: str, T: int) -> str:
     """The linear line that an any-time line is compared with at T."""
-    if not name.startswith(FREE):  # its weight decay is given
+    if "weight decay 0" not in name and "memory" not in name:  # its weight decay is given
         return "linear-0.1"
     return min(("linear-0", "linear-0.1"), key=lambda line: planned()[line][T].mean())
 
@@ -120,6 +125,20 @@ def trend(name: str) -> np.ndarray:
     gaps = np.array([gap(name, T) for T in late])  # [T, seeds]
     slopes = np.polyfit(np.log2(late), gaps, 1)[0]
     return over_seeds(slopes)
+
+
+def exponent(name: str) -> np.ndarray:
+    """Exponent of T in the best learning rate of a planned line, with rows over seeds.
+
+    From the minima of all T that are not at an edge. This is not in the rules.
+    """
+    series: dict = {}
+    for m in fit.minima(fit.read_records([RUNS / name]), by_seed=True):
+        (seed,) = m.seeds
+        if not m.why_not:
+            series.setdefault(seed, []).append((np.log2(m.T), m.x))
+    slopes = [np.polyfit(*zip(*points), 1)[0] for points in series.values()]
+    return over_seeds(np.array(slopes))
 
 
 # -- The figure and the report -----------------------------------------------------------
@@ -174,10 +193,14 @@ def report() -> None:
         print(f"{name:<42}{gaps}  {show(trend(name), 4):<26}  {verdict(name)}")
 
     print("\nminus Power (fitted)")
-    for name in FREE:
+    for name in (*INSTEAD, *ADDED):
         gaps = instead_of_power(name)
         row = "  ".join(f"{show(over_seeds(some), 4):<26}" for some in gaps)
         print(f"{name:<42}{row}  {decide(gaps, ('serves as well', 'no substitute'))}")
+
+    print("\nexponent of T in the best learning rate")
+    for name in planned():
+        print(f"{name:<42}{show(exponent(name), 2)}")
     draw(ROOT / "assets/longer.png")
 
 

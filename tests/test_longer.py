@@ -1,5 +1,6 @@
 """Do docs/longer.py and docs/rivals.py decide as their rules say?"""
 
+import itertools
 import json
 
 import numpy as np
@@ -97,6 +98,22 @@ def test_planned_lines_get_the_learning_rate_of_the_other_seeds(tmp_path, monkey
     longer.planned.cache_clear()
     assert found["linear-0"][320_000] == pytest.approx([2.01, 2.01])
     assert found["wsd-0.1"][320_000] == pytest.approx([2.11, 2.11])
+
+
+def test_the_exponent_is_that_of_made_up_valleys(tmp_path, monkeypatch):
+    monkeypatch.setattr(longer, "RUNS", tmp_path)
+    rows = []
+    for seed, T in itertools.product((0, 1), LENGTHS):
+        best = -6.03 - (0.3 + 0.01 * seed) * np.log2(T / LENGTHS[0])
+        for j in range(-15, 8):
+            loss = 2 + 0.01 * (j / 2 - 6 - best) ** 2
+            rows.append(record(32, 8, T, seed, loss, lr=2 ** (j / 2 - 6)))
+    (tmp_path / "wsd-0").mkdir()
+    text = "\n".join(map(json.dumps, rows))
+    (tmp_path / "wsd-0/records.jsonl").write_text(text)
+    found = longer.exponent("wsd-0")
+    assert found[0] == pytest.approx(-0.305, abs=1e-6)
+    assert found[3:] == pytest.approx([-0.31, -0.30], abs=1e-6)
 
 
 def test_rivals_are_compared_in_the_cells_and_seeds_that_all_have(monkeypatch):
