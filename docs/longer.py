@@ -27,8 +27,7 @@ from tools.flags import UserError
 RUNS = ROOT / "results/long-laptop"
 PROGRAM = runpy.run_path(str(RUNS / "run.py"))
 ADDED = PROGRAM["ADDED"]  # after the any-time runs of seed 0
-LINES = {"any-time": PROGRAM["any_time_lines"](), "added": ADDED}  # folder -> its lines
-ANY_TIME = LINES["any-time"] | ADDED
+ANY_TIME = PROGRAM["any_time_lines"]() | ADDED
 PLANNED = {"linear": LINEAR, "wsd": WSD}
 DECIDE = (5_120_000, 10_240_000, 20_480_000)
 LEVEL = 0.005  # nats
@@ -49,11 +48,10 @@ def by_T(losses: dict) -> dict:
 @cache
 def any_time() -> dict:
     """{line: {T: losses [seeds]}}"""
-    losses = {}
-    for folder, lines in LINES.items():
-        # read_records would refuse to mix weight decays
-        records = [complete(r) for r in records_in(RUNS / folder)]
-        losses |= losses_of_lines(records, lines)[0]
+    folders = [RUNS / "any-time", RUNS / "added"]
+    # read_records would refuse to mix weight decays
+    records = [complete(r) for folder in folders for r in records_in(folder)]
+    losses, _, _ = losses_of_lines(records, ANY_TIME)
     return {name: by_T(cells) for name, cells in losses.items()}
 
 
@@ -81,15 +79,17 @@ def planned() -> dict:
 
 
 def linear_for(name: str, T: int) -> str:
-    """The linear line that an any-time line is compared with at T."""
-    if "weight decay 0" not in name and "memory" not in name:  # its weight decay is given
+    """The linear line that another line is compared with at T."""
+    chooses = "weight decay 0" in name or "memory" in name or name == "wsd-0"
+    if not chooses:  # its weight decay is given
         return "linear-0.1"
     return min(("linear-0", "linear-0.1"), key=lambda line: planned()[line][T].mean())
 
 
 def gap(name: str, T: int) -> np.ndarray:
-    """Loss of an any-time line minus linear to 0, [seeds]."""
-    return any_time()[name][T] - planned()[linear_for(name, T)][T]
+    """Loss of a line minus linear to 0, [seeds]."""
+    losses = any_time()[name] if name in ANY_TIME else planned()[name]
+    return losses[T] - planned()[linear_for(name, T)][T]
 
 
 # -- The decisions -----------------------------------------------------------------------
@@ -121,7 +121,7 @@ def instead_of_power(name: str) -> list[np.ndarray]:
 
 def trend(name: str) -> np.ndarray:
     """Change of the gap per doubling of T from 1.28M on, with the rows of fit.py."""
-    late = [T for T in any_time()[name] if T >= 1_280_000]
+    late = [T for T in planned()["linear-0"] if T >= 1_280_000]
     gaps = np.array([gap(name, T) for T in late])  # [T, seeds]
     slopes = np.polyfit(np.log2(late), gaps, 1)[0]
     return over_seeds(slopes)
@@ -147,10 +147,10 @@ def exponent(name: str) -> np.ndarray:
 def draw(path: Path) -> None:
     """The gap of the lines to linear to 0 against T."""
     colors = {
-        "Power (fitted)": COLORS["power"],
-        "constant, weight decay 0": COLORS["average"],
-        "constant, memory 5": COLORS["other"],
         "constant": COLORS["wsd"],
+        "Power (fitted)": COLORS["power"],
+        "Power (fitted), decayed": COLORS["other"],
+        "constant, weight decay 0": COLORS["average"],
     }
     groups = {}
     for name in colors:
@@ -164,7 +164,7 @@ def draw(path: Path) -> None:
         path,
         groups,
         colors,
-        title="Schedules without a plan, against linear to 0",
+        title="In long runs, linear to 0 stays ahead",
         xlabel="run length T (tokens)",
         ylabel="loss minus linear to 0 (nats)",
     )
@@ -188,7 +188,7 @@ def report() -> None:
             print(f"{name:<42}{row}")
 
     print("\nminus linear to 0 (nats), at the three longest T, and per doubling of T")
-    for name in any_time():
+    for name in (*any_time(), "wsd-0", "wsd-0.1"):
         gaps = "  ".join(f"{show(over_seeds(gap(name, T)), 4):<26}" for T in DECIDE)
         print(f"{name:<42}{gaps}  {show(trend(name), 4):<26}  {verdict(name)}")
 

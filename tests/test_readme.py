@@ -19,6 +19,7 @@ import bent
 import checks
 import curves
 import fit
+import longer
 import policies
 import rivals
 import train
@@ -324,6 +325,40 @@ def repeats() -> list[float]:
     return found
 
 
+def longer_row(label: str) -> list[float]:
+    """Minus linear to 0, at three T."""
+    if label.startswith("*"):  # a title
+        return []
+    names = {"WSD, weight decay 0": "wsd-0", "WSD": "wsd-0.1"}
+    lengths = (1_280_000, 5_120_000, 20_480_000)
+    return [longer.gap(names.get(label, label), T).mean() for T in lengths]
+
+
+def longer_at_end(label: str) -> float:
+    """Minus linear to 0, at the longest T."""
+    return longer_row(label)[2]
+
+
+def longer_costs() -> list[float]:
+    """Of weight decay 0.1 in WSD and in linear to 0, with the weight decay between."""
+    losses = {name: by_T[20_480_000].mean() for name, by_T in longer.planned().items()}
+    wsd = losses["wsd-0.1"] - losses["wsd-0"]
+    return [wsd, 0, losses["linear-0.1"] - losses["linear-0"]]
+
+
+def below_power(name: str, T: int) -> float:
+    """How far a line is below Power, both with averaged weights."""
+    losses = longer.any_time()
+    return (losses["Power (fitted)"][T] - losses[name][T]).mean()
+
+
+def longer_instead() -> list[float]:
+    """The constant line without weight decay below Power at two T, then above linear to 0."""
+    name = "constant, weight decay 0"
+    first, last = [below_power(name, T) for T in (5_120_000, 20_480_000)]
+    return [first, 5.12, last, 20.48, longer_at_end(name)]
+
+
 def best_rivals() -> np.ndarray:
     any_time, planned = rivals.best_lines()
     assert f"{any_time}, {planned}" == "schedule-free, WSD (fitted), averaged"
@@ -492,6 +527,18 @@ NUMBERS = {
     "growing": lambda: fit.mean_of(policies.where_norms_grow()[0]),
     "others": lambda: fit.mean_of(policies.where_norms_grow()[1]),
     "growing.others": lambda: fit.mean_of(np.subtract(*policies.where_norms_grow())),
+    "longer.b": lambda: [longer.exponent(n)[0]
+                         for n in ("linear-0", "wsd-0", "wsd-0.1")],
+    "longer.costs": longer_costs,
+    "longer.both": lambda: longer_at_end("constant, weight decay 0")
+                           - longer_at_end("Power (fitted), weight decay 0"),
+    "longer.wsd": lambda: [longer_at_end("WSD") - longer_at_end("Power (fitted), decayed"),
+                           longer_at_end("Power (fitted), decayed")],
+    "longer.power": lambda: [longer_at_end("Power (fitted), decayed"),
+                             longer_at_end("Power (fitted)")],
+    "longer.instead": longer_instead,
+    "longer.constant": lambda: -below_power("constant", 20_480_000),
+    "longer.decayed": lambda: below_power("Power (fitted), decayed", 20_480_000),
     "repeats": repeats, "rivals.best": best_rivals,
     "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
@@ -520,6 +567,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
     "law": law_row, "questions": question_row, "two-stage": stages,
     "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "recipe": recipe_row,
     "ceiling": ceiling_row, "policies": policy_row, "policies.all": policy_row_with_intervals,
+    "longer": longer_row,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Copy the records of finished sweeps from runs/why, and every eighth point of their curves.
 
     python results/why-laptop/thin.py [FOLDER]
+    python results/why-laptop/thin.py runs/long results/long-laptop
 
 A curve keeps its last point before the decay of the learning rate, where the relative
 updates are read off. Curves that we have already stay as they are.
@@ -11,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(sys.argv[2]) if sys.argv[2:] else Path(__file__).parent
 
 
 def thinned(line: str) -> str:
