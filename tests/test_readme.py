@@ -37,6 +37,7 @@ PLANNED, WSD, COSINE = "WSD (fitted)", "WSD ∝ √batch", "cosine ∝ √batch"
 FITTED_COSINE, FITTED_AVERAGED = "cosine (fitted)", "WSD (fitted), averaged"
 PAPER, FITTED, AVERAGED = "Power (paper)", "Power (fitted)", "Power (fitted), averaged"
 LINEAR = "linear to 0 (fitted)", "linear to 0 ∝ √batch"
+DECAYED = "Power (fitted), decayed"  # in the longer runs
 W80K, LATE_LONG = "warmup_tokens=80000", "total_tokens=320000,640000,1280000"
 LARGE, LATE = "batch_size=16,32,64,128", "total_tokens=1280000,2560000,5120000"
 
@@ -334,29 +335,38 @@ def longer_row(label: str) -> list[float]:
     return [longer.gap(names.get(label, label), T).mean() for T in lengths]
 
 
-def longer_at_end(label: str) -> float:
+def longer_end(label: str) -> float:
     """Minus linear to 0, at the longest T."""
     return longer_row(label)[2]
 
 
 def longer_costs() -> list[float]:
-    """Of weight decay 0.1 in WSD and in linear to 0, with the weight decay between."""
-    losses = {name: by_T[20_480_000].mean() for name, by_T in longer.planned().items()}
-    wsd = losses["wsd-0.1"] - losses["wsd-0"]
-    return [wsd, 0, losses["linear-0.1"] - losses["linear-0"]]
+    """Of a weight decay of 0.1, in WSD at the longest T, and in linear to 0 at all T."""
+    losses = longer.planned()
+    costs = {}
+    for name in ("wsd", "linear"):
+        with_it, without = losses[f"{name}-0.1"], losses[f"{name}-0"]
+        costs[name] = [(with_it[T] - without[T]).mean() for T in without]
+    return [costs["wsd"][-1], 20.48, 0, min(costs["linear"]), max(costs["linear"])]
 
 
-def below_power(name: str, T: int) -> float:
-    """How far a line is below Power, both with averaged weights."""
+def below(name: str, other: str) -> float:
+    """How far the loss of a line is below that of another, at the longest T."""
     losses = longer.any_time()
-    return (losses["Power (fitted)"][T] - losses[name][T]).mean()
+    return (losses[other][20_480_000] - losses[name][20_480_000]).mean()
 
 
-def longer_instead() -> list[float]:
-    """The constant line without weight decay below Power at two T, then above linear to 0."""
-    name = "constant, weight decay 0"
-    first, last = [below_power(name, T) for T in (5_120_000, 20_480_000)]
-    return [first, 5.12, last, 20.48, longer_at_end(name)]
+def longer_ends() -> list[float]:
+    """Above linear to 0, and what the sentence has between these numbers."""
+    none = longer.NO_DECAY
+    ends = [longer_end(none + ", decayed"), longer_end(none)]
+    return [ends[0], 0, ends[1], 0.1, longer_end(DECAYED)]
+
+
+def longer_both() -> float:
+    """Power and the constant line without weight decay differ by at most this much."""
+    rows = longer_row(f"{FITTED}, weight decay 0"), longer_row(longer.NO_DECAY)
+    return max(abs(np.subtract(*rows)))
 
 
 def best_rivals() -> np.ndarray:
@@ -530,15 +540,14 @@ NUMBERS = {
     "longer.b": lambda: [longer.exponent(n)[0]
                          for n in ("linear-0", "wsd-0", "wsd-0.1")],
     "longer.costs": longer_costs,
-    "longer.both": lambda: longer_at_end("constant, weight decay 0")
-                           - longer_at_end("Power (fitted), weight decay 0"),
-    "longer.wsd": lambda: [longer_at_end("WSD") - longer_at_end("Power (fitted), decayed"),
-                           longer_at_end("Power (fitted), decayed")],
-    "longer.power": lambda: [longer_at_end("Power (fitted), decayed"),
-                             longer_at_end("Power (fitted)")],
-    "longer.instead": longer_instead,
-    "longer.constant": lambda: -below_power("constant", 20_480_000),
-    "longer.decayed": lambda: below_power("Power (fitted), decayed", 20_480_000),
+    "longer.linear": lambda: [longer.exponent(n)[0] for n in ("linear-0", "linear-0.1")],
+    "longer.both": longer_both, "longer.ends": longer_ends,
+    "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
+    "longer.none": lambda: [below(longer.NO_DECAY, FITTED), 20.48,
+                            below(longer.NO_DECAY, DECAYED)],
+    "longer.constant": lambda: below(FITTED, "constant"),
+    "longer.decayed": lambda: below(DECAYED, FITTED),
+    "longer.wsd": lambda: longer_end("WSD") - longer_end(DECAYED),
     "repeats": repeats, "rivals.best": best_rivals,
     "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
