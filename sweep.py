@@ -515,8 +515,9 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     found = records.records_in(args.out)
     theirs = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in found]
     ours = [vars(cfg) | fingerprint for cfg in configs]
-    # found by a search, or tuned
-    free = () if args.experiment == "power" else ("lr", "power_a")
+    free = ("seed", "data_seed")  # a folder may have more seeds than a sweep
+    if args.experiment != "power":
+        free += ("lr", "power_a")  # found by a search, or tuned
     grids.check_belongs(theirs, ours, free, args.out)
     for record in found:
         plan.learn(record)

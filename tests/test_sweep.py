@@ -576,3 +576,10 @@ def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
         "preset", "data", "tokenizer", "out", "device", "compile", "recompute", "micro_batch_size",
         "log_every", "eval_every", "eval_tokens", "save_every", "keep_checkpoints",
     }  # fmt: skip
+
+
+def test_a_folder_may_have_more_seeds_than_a_sweep(undisturbed, tiny):
+    other = [r | dict(seed=1, data_seed=1) for r in undisturbed.values()]
+    leave([*undisturbed.values(), *other])
+    assert sweep.prepare(*sweep.parse(tiny)).left() == []
+    assert sweep.prepare(*sweep.parse([*tiny, "--seeds=2"])).left() == []

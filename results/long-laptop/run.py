@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 import compare
 import grids
 import sweep
-from compare import AVERAGED, POWER, TUNING, WSD, Line
-from records import records_in
+from compare import AVERAGED, POWER, WSD, Line
 from tools import flags
 
 SHAPE = dict(n_embd=32, n_head=2)
@@ -55,12 +54,6 @@ def any_time_lines() -> dict[str, Line]:
     return lines
 
 
-def seeds_in(folder: Path) -> int:
-    """How many seeds a folder has begun. In a comparison, every seed has two more that tune."""
-    seeds = {r["seed"] for r in records_in(folder)}
-    return 1 + max((s if s < TUNING else (s - TUNING) // 2 for s in seeds), default=-1)
-
-
 def main() -> int:
     parser = flags.program_parser("run.py", __doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=3)
@@ -88,8 +81,6 @@ def main() -> int:
             sweeps[f"wsd-{decay}"] = [*planned, *fixed]
         order = ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1", "added")
         for folder in order:
-            if seeds < seeds_in(Path(f"{OUT}/{folder}")):
-                continue  # a sweep refuses a folder with more seeds than it has
             compare.LINES = lines.get(folder, {})
             status = sweep.main([*sweeps[folder], "--out", f"{OUT}/{folder}"])
             if status:

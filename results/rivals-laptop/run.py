@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 import compare
 import grids
 import sweep
-from compare import AVERAGED, LINEAR, POWER, TUNING, WSD, Line
-from records import records_in
+from compare import AVERAGED, LINEAR, POWER, WSD, Line
 from tools import flags
 
 NO_DECAY = dict(weight_decay=0.0, memory=None)
@@ -43,12 +42,6 @@ SCHEDULE_FREE = {"schedule-free": Line(dict(schedule="constant", average=True), 
 LINES = {"adamw": RIVALS, "schedule-free": SCHEDULE_FREE}
 
 
-def seeds_in(folder: Path) -> int:
-    """How many seeds a folder has begun. Every seed has two more that tune."""
-    seeds = {r["seed"] for r in records_in(folder)}
-    return 1 + max((s if s < TUNING else (s - TUNING) // 2 for s in seeds), default=-1)
-
-
 def main() -> int:
     parser = flags.program_parser("run.py", __doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=5)
@@ -59,8 +52,7 @@ def main() -> int:
     grid["rows"] = [row for row in grid["rows"] if "n_ffn" not in row[0]]  # dense
     out = "runs/rivals/" + args.lines
     settings = ["--scale", "laptop", "--compile", "--workers", "2"]
-    # a sweep refuses a folder with more seeds than it has
-    for n in range(max(1, seeds_in(Path(out))), 1 + args.seeds):
+    for n in range(1, 1 + args.seeds):
         status = sweep.main(["compare", *settings, "--seeds", str(n), "--out", out])
         if status:
             return status
