@@ -541,6 +541,10 @@ NUMBERS = {
                          for n in ("linear-0", "wsd-0", "wsd-0.1")],
     "longer.costs": longer_costs,
     "longer.linear": lambda: [longer.exponent(n)[0] for n in ("linear-0", "linear-0.1")],
+    "longer.losses": lambda: [longer.planned()[f"linear-{decay}"][20_480_000].mean()
+                              for decay in ("0", "0.1")],
+    "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY))
+                                 for m in (5, 1)),
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
     "longer.none": lambda: [below(longer.NO_DECAY, FITTED), 20.48,
