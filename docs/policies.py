@@ -356,7 +356,7 @@ def draw(path: Path) -> None:
         ax.axvline(0, color="black", linewidth=0.6)
         ax.set(xlabel="exponent of T in the best learning rate", ylabel="policy")
         ax.set(xlim=(-0.83, 0.95), xticks=[-0.8, -0.6, -0.4, -0.2, 0, 0.2, 0.4])
-        ax.set_title("The best rate falls where weights do not grow", loc="right")
+        ax.set_title("The best learning rate falls if weights do not grow", loc="right")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -340,6 +340,20 @@ def longer_end(label: str) -> float:
     return longer_row(label)[2]
 
 
+LONGER_ENDS = {  # row of README.md -> weight decay, line
+    "linear to 0, searched at this T": (0, 0.1, None),
+    "constant": (0, longer.NO_DECAY + ", decayed"),
+    "constant, averaged": (0, longer.NO_DECAY),
+    "Power (fitted)": (0.1, DECAYED),
+    "Power (fitted), averaged": (0.1, FITTED),
+}
+
+
+def longer_end_row(label: str) -> list[float]:
+    *weight_decay, line = LONGER_ENDS[label]
+    return [*weight_decay, longer_end(line) if line else 0]
+
+
 def longer_costs() -> list[float]:
     """Of a weight decay of 0.1, in WSD at the longest T, and in linear to 0 at all T."""
     losses = longer.planned()
@@ -421,12 +435,6 @@ def rival(decision: str) -> list[np.ndarray]:
     return [rivals.difference(decision, T) for T in (None, 1_280_000)]
 
 
-def both_rival(decision: str) -> list:
-    """The same, with the weight decay or T = 1.28 that stands between them."""
-    all_T, late = rival(decision)
-    return [all_T, *([0.1] if "0, instead" in decision else []), late]
-
-
 def schedule_free_cells() -> list[int]:
     """In how many cells it has the lowest mean loss of all lines, in the same seeds."""
     lowest = 0
@@ -446,7 +454,7 @@ NUMBERS = {
     "decay.drop": drop_of_decay,
     "ceiling.none": lambda: ceiling_gap("2000", "80000"),
     "ceiling.wsd": lambda: ceiling_gap("80000", "wsd"),
-    "recipe": lambda: [recipe_row(list(RECIPE)[i])[-1] for i in (0, 2, 1, 3)],
+    "recipe": lambda: [recipe_row(list(RECIPE)[i])[-1] for i in (0, 2)],
     "recipe.b": lambda: fits(("recipe/sweep",)).law.b,
     "recipe.q": lambda: fits(("recipe/sweep",)).law.q,
     "laptop.power": lambda: tuned("power")[0], "laptop.cosine.0": lambda: tuned("cosine")[0],
@@ -459,6 +467,7 @@ NUMBERS = {
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
     "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
     "transfer.mup": lambda: transfer(""), "transfer.standard": lambda: transfer(", standard"),
+    "page.b": lambda: [policies.b_of("weight decay 0.1")[0], bend(W80K, "n_embd=32").law.b[0]],
     "law.b": lambda: law_row("2,000")[0], "law.q": lambda: law_row("2,000")[1],
     "long.b": lambda: law_row("32,000")[0], "both": lambda: bent.interaction(*fits(SHORT)[1:4]),
     "law.runs": lambda: [len(fits(SHORT).points), len(records(*SHORT))],
@@ -513,6 +522,7 @@ NUMBERS = {
     "averaged": lambda: difference(AVERAGED, FITTED_AVERAGED),
     "averaged.wsd": lambda: difference(FITTED_AVERAGED, PLANNED),
     "averaged.T": lambda: [difference(AVERAGED, PLANNED, T=T)[0] for T in (160_000, 1_280_000)],
+    "averaged.late": lambda: difference(AVERAGED, PLANNED, T=1_280_000),
     "memory.cost": lambda: checks.cost_of_weight_decay()[0][:: 4],
     "memory.costs": lambda: checks.cost_of_weight_decay()[0],
     "memory.trend": lambda: checks.cost_of_weight_decay()[1],
@@ -524,11 +534,10 @@ NUMBERS = {
     "beside.0": lambda: [*beside_best("weight decay 0"),
                          *policies.cost_beside("weight decay 0", 1).values()],
     "beside.0.1": lambda: beside_best("weight decay 0.1"),
-    "rivals.none": lambda: rival("constant, weight decay 0, instead of Power")[0][0],
     "rivals.none.rows": lambda: rival("constant, weight decay 0, instead of Power")[0],
-    "rivals.none.both": lambda: both_rival("constant, weight decay 0, instead of Power"),
+    "rivals.none.both": lambda: rival("constant, weight decay 0, instead of Power"),
     "rivals.power": lambda: rival("Power instead of constant, both at 0.1")[0][0],
-    "rivals.power.both": lambda: both_rival("Power instead of constant, both at 0.1"),
+    "rivals.power.both": lambda: rival("Power instead of constant, both at 0.1"),
     "rivals.free": lambda: [-rows[0] for rows in rival(FREE)],
     "rivals.free.rows": lambda: rival(FREE)[0],
     "schedule.free.cells": schedule_free_cells,
@@ -547,8 +556,6 @@ NUMBERS = {
                                  for m in (5, 1)),
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
-    "longer.none": lambda: [below(longer.NO_DECAY, FITTED), 20.48,
-                            below(longer.NO_DECAY, DECAYED)],
     "longer.constant": lambda: below(FITTED, "constant"),
     "longer.decayed": lambda: below(DECAYED, FITTED),
     "longer.wsd": lambda: longer_end("WSD") - longer_end(DECAYED),
@@ -557,7 +564,8 @@ NUMBERS = {
     "control": control_numbers,
     "from.none": lambda: [x for n in ("0.1", "0.3") for x in (against_none(n), float(n))]
                          + [policies.from_none("all norms fixed")],
-    "rises.batch": lambda: [ceiling_numbers()[i] for i in (2, 1, 4, 3)],
+    "rises.batch": lambda: [x for i in (2, 4) for x in (2 ** ceiling_numbers()[i],
+                                                     ceiling_numbers()[i - 1])],
     "memory.means": lambda: memory_means(),
     "spread": lambda: policies.one_slope()[1],
     "differ": lambda: [len(policies.one_slope()[2]), 36],
@@ -580,7 +588,7 @@ TABLES = {  # name -> (first column -> the numbers of that row)
     "law": law_row, "questions": question_row, "two-stage": stages,
     "memory": lambda weight_decay: b_and_q(memory(weight_decay)), "recipe": recipe_row,
     "ceiling": ceiling_row, "policies": policy_row, "policies.all": policy_row_with_intervals,
-    "longer": longer_row,
+    "longer": longer_row, "longer.ends": longer_end_row,
 }  # fmt: skip
 
 
