@@ -121,8 +121,8 @@ def step_times(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[flo
     times = []
     before = time.perf_counter()
     steps = train.training_steps(cfg, state, corpus)
-    for _, loss, _, _ in itertools.islice(steps, n):
-        loss.item()  # waits for the device
+    for step in itertools.islice(steps, n):
+        step.loss.item()  # waits for the device
         now = time.perf_counter()
         times.append(now - before)
         before = now
@@ -131,8 +131,12 @@ def step_times(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[flo
 
 def benchmark(cfg: TrainConfig, corpus) -> str:
     """Time 20 training steps on real batches, after 3 for warming up."""
+    n_steps = 3 + 20
+    if cfg.total_tokens < n_steps * cfg.batch_tokens:
+        least = f"{n_steps} steps take {n_steps * cfg.batch_tokens:,}"
+        raise UserError(f"--total_tokens {cfg.total_tokens:,}: {least}")
     state = train.build(cfg)
-    times = step_times(cfg, state, corpus, 3 + 20)
+    times = step_times(cfg, state, corpus, n_steps)
     low, median, high = statistics.quantiles(times[3:])
 
     _, world = devices.rank_and_world()
@@ -175,10 +179,13 @@ def main(argv: list[str] | None = None) -> int:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
             text = benchmark(cfg, corpus)
-    except torch.OutOfMemoryError as error:
-        return flags.fail("bench.py", devices.reason_of(error))
-    except (UserError, OSError) as error:
+    except UserError as error:
         return flags.fail("bench.py", error)
+    except Exception as error:
+        reason = devices.reason_of(error)
+        if reason is None:
+            raise
+        return flags.fail("bench.py", reason)
     if rank == 0:
         print(text)
     return 0

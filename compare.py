@@ -147,7 +147,10 @@ class Runs(NamedTuple):
 
 
 def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
-    """Raises UserError if no run tuned a line."""
+    """Sort the records by cell and seed, and find where the lines were tuned.
+
+    Raises UserError if no run tuned them.
+    """
     by_cell: dict = {}
     for r in records:
         by_cell.setdefault((cell_of(r), r["seed"]), []).append(r)

@@ -267,8 +267,8 @@ LATER = {
 # -- How to train the presets ------------------------------------------------------------
 
 # The paper names no micro-batches, and we tried ours on no GPU. The laptop models follow
-# our law and not the paper's, with learning rates tuned by results/laptop/tune.py.
-# Table 2
+# our law and not the paper's, with learning rates tuned by results/laptop/tune.py. Batch
+# size, T and learning rate of _search are from Table 2.
 _search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 _laptop_recipe = dict(
@@ -313,4 +313,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    flags.end_with_reader()
     sys.exit(main())

@@ -445,8 +445,9 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> C
                 f"--decay_data {folder}: --data has one of this name; rename it"
             )
         sources[name] = open_folder(folder, tokenizer)
-        first = sources[basename(folders[0])]
-        compare_tokenizers(first.tokenizer, first.path, sources[name])
+    first = sources[basename(folders[0])]
+    for source in sources.values():
+        compare_tokenizers(first.tokenizer, first.path, source)
 
     # 2. Call the folders by their names, which stay if you move them
     named_stages = []

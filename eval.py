@@ -13,7 +13,6 @@ in which the model writes an answer, such as GSM8K, export it and run the harnes
 """
 
 import argparse
-import json
 import math
 import sys
 from os.path import commonprefix  # of sequences of anything, not only of paths
@@ -254,9 +253,7 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
         if rank == 0:
             tasks.report(name, results[name])
         if rank == 0 and args.out:
-            # null instead of infinity, because JSON has no such number
-            content = json.loads(json.dumps(results), parse_constant=lambda name: None)
-            files.write_json(args.out, content)
+            files.write_json(args.out, files.nan_to_none(results))
 
 
 # -- Command line ------------------------------------------------------------------------

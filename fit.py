@@ -19,8 +19,8 @@ We fixed this procedure before the runs of results/bend-laptop (docs/methods.md)
    one a per shape. (docs/bent.py tests whether a law that flattens at large batch sizes
    is better.)
 3. Intervals measure how far the law moves without one batch size, and without one seed.
-   The two variances add up, and the interval is 95% of Student's t. (Until November 2026
-   it was a bootstrap. docs/coverage.py shows why it is not.)
+   The two variances add up, and the interval is 95% of Student's t. (docs/coverage.py
+   shows why it is not a bootstrap.)
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
 
@@ -32,7 +32,6 @@ fit.law(rows).
 import json
 import math
 import shlex
-import signal
 import statistics
 import sys
 from collections import Counter
@@ -47,7 +46,7 @@ import numpy as np
 from records import STANDARD, complete, finished, flags_of, loss_of
 from records import narrow_first, read_records, shape_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
-from tools import figures, flags
+from tools import figures, files, flags
 from tools.flags import UserError
 
 # -- A valley and its bottom -------------------------------------------------------------
@@ -498,6 +497,8 @@ def step_law_reading(
 
 
 class Fits(NamedTuple):
+    """What `fits_of` finds in a sweep. A row leaves out one batch size or one seed."""
+
     found: list[Minimum]  # all minima
     points: list[Minimum]  # the usable minima
     x: np.ndarray  # of the points, in all rows of leave_out
@@ -513,17 +514,17 @@ def fits_of(rows: list[dict]) -> Fits:
     """
     found = minima(rows)
     points = usable(found)
-    law = None
+    fitted = None
     if points:
         x, weight = leave_out(points)
-        law = fit_law(points, x, weight)
-    if law is None or not math.isfinite(law.b[0]):
+        fitted = fit_law(points, x, weight)
+    if fitted is None or not math.isfinite(fitted.b[0]):
         left_out = reasons(found) or 0
         raise UserError(
             f"{len(points)} of {len(found)} minima usable, left out: {left_out}; "
             "a law needs two run lengths and two batch sizes in one shape"
         )
-    return Fits(found, points, x, weight, law, paper_reading(found))
+    return Fits(found, points, x, weight, fitted, paper_reading(found))
 
 
 def law(rows: list[dict]) -> dict:
@@ -857,7 +858,7 @@ def report_wsd(records: list[dict], out: Path) -> None:
     print_law(readings, fits.paper, step_law_reading(fits.found))
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "law.json").write_text(json.dumps(content, indent=1) + "\n")
+    files.write_json(out / "law.json", content)
     draw_valleys(out / "valleys.png", fits.points)
     draw_law(out / "law.png", fits, records[0]["seq_len"])
     print(f"\n{out}: law.json, valleys.png, law.png")
@@ -1079,6 +1080,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # end quietly if the reader stops, as in `| head -2`
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    flags.end_with_reader()
     sys.exit(main())

@@ -35,8 +35,13 @@ def doublings(first: int, number: int) -> list[int]:
     return [first * 2**k for k in range(number)]
 
 
+def width(n: int, head: int = 16, **more) -> dict:
+    """The fields of a shape. head: dimensions of a head."""
+    return dict(n_embd=n, n_head=n // head) | more
+
+
 def widths(*sizes: int, head: int = 16, **more) -> list[dict]:
-    return [dict(n_embd=n, n_head=n // head) | more for n in sizes]
+    return [width(n, head, **more) for n in sizes]
 
 
 def mup(*sizes: int, head: int = 16, **more) -> list[dict]:
@@ -65,8 +70,8 @@ PAPER = dict(dtype="bfloat16")
 MOE = widths(64, preset="laptop-moe", n_ffn=80)
 MOE_GPU = widths(256, head=64, preset="laptop-moe", n_ffn=320)
 # The scans of Power: factors of a and steps of b around a center. The paper scans a in
-# [3, 5], b in [-0.6, -0.4].
-# The center has the paper's b and q. Its a of 4 would be too low for our small batches.
+# [3, 5], b in [-0.6, -0.4]. The center has the paper's b and q. Its a of 4 would be too
+# low for our small batches.
 CENTER = dict(power_a=16.0, power_b=-0.51, power_q=1.0)
 SCAN = dict(a=[2 ** (k / 2) for k in range(-4, 5)], b=[k / 50 for k in range(-5, 6) if k])
 FINER_SCAN = SCAN | dict(a=[2 ** (k / 8) for k in range(-4, 5)])
@@ -104,14 +109,13 @@ GRIDS = {
     "compare": {
         "quick": grid(LAPTOP | dict(final_eval_tokens=2**15), 8_000, widths(32, 64), [2, 8], 1,
                       doublings(20_000, 4), trials=range(10, 19, 2),
-                      tune=(*widths(32), 2, [20_000, 40_000])),
+                      tune=(width(32), 2, [20_000, 40_000])),
         "laptop": grid(LAPTOP, 32_000, widths(64, 128) + MOE, [2, 8], 5, doublings(80_000, 5),
-                       tune=(*widths(32), 2, [80_000, 320_000]), trials=range(8, 17)),
+                       tune=(width(32), 2, [80_000, 320_000]), trials=range(8, 17)),
         "gpu": grid(GPU, 400_000, widths(256, 512, head=64) + MOE_GPU, [8, 32], 5,
                     doublings(10**6, 5), trials=range(8, 17),
-                    tune=(*widths(128, head=64), 8, [10**6, 4 * 10**6])),
-        # decay over a tenth of T, and not over the 100 billion tokens of the preset
-        # 1B-moe
+                    tune=(width(128, head=64), 8, [10**6, 4 * 10**6])),
+        # decay over a tenth of T, not over the 100 billion tokens of preset 1B-moe
         "paper": grid(PAPER | dict(decay_tokens=None), 10**9,
                       [dict(preset=name) for name in ("121M", "1B", "1B-moe")], [128, 512], 3,
                       doublings(16 * 10**9, 5), trials=range(4, 15),
@@ -119,7 +123,7 @@ GRIDS = {
     },
 }  # fmt: skip
 # batch size 1 at width 128 would take as long as all of width 32
-GRIDS["wsd"]["laptop"]["rows"].append((*widths(128), [2, 4, 8], 3))
+GRIDS["wsd"]["laptop"]["rows"].append((width(128), [2, 4, 8], 3))
 
 
 def base_of(grid: dict, shape: dict, batch_size: int, seed: int) -> dict:

@@ -138,7 +138,7 @@ class Permute(torch.autograd.Function):
 def loop(
     rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
-    """One expert after the other, where `grouped` is not faster. A GPU waits for the sizes."""
+    """One expert after the other, if `grouped` is not faster. A GPU waits for the sizes."""
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()  # rows of every expert
     groups = zip(rows.split(sizes), weight.split(sizes), w_in, w_out)
     outputs = []

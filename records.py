@@ -85,9 +85,8 @@ def loss_of(record: dict) -> float:
     return record["average_val_loss" if uses_average(record) else "val_loss"]
 
 
-STANDARD = (
-    ", standard"  # in the name of a shape whose scale of attention is not that of μP
-)
+# in the name of a shape whose scale of attention is not that of μP
+STANDARD = ", standard"
 
 
 def shape_of(record: dict) -> str:
@@ -376,4 +375,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    flags.end_with_reader()
     sys.exit(main())

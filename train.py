@@ -287,11 +287,11 @@ def validation_losses(
 
 
 def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> dict:
-    # as in eval.py
-    with (
-        devices.mixed_precision(cfg),
-        torch.compiler.set_stance("force_eager"),
-    ):
+    """Validation losses, averaged over the sources of a mixture.
+
+    Not compiled, and in the precision of training, so that eval.py finds the same.
+    """
+    with devices.mixed_precision(cfg), torch.compiler.set_stance("force_eager"):
         losses = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
     return runs.mean_losses(list(corpus.sources), corpus.shares, losses)
 

@@ -2,10 +2,15 @@
 
 import base64
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import bench
 import data
 import eval as evaluation
 import fit
@@ -15,6 +20,9 @@ import sweep
 import train
 from test_train import flags
 from tools import devices
+
+
+ROOT = Path(__file__).parent.parent
 
 
 def one_line(main, argv, capsys) -> str:
@@ -98,6 +106,8 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--profile trace.json", "--profile"),
     (train, "--total_tokens 1e19", "--total_tokens 10000000000000000000: must be at most"),
     (train, "--vocab_size 1e18", "--vocab_size 1000000000000000000: must be below"),
+    (bench, "--data corpus --total_tokens 4096 --warmup_tokens 0", "4,096: 23 steps take"),
+    (sweep, "wsd --decay_share nan", "nan: must be from 0 to 1"),
     (sweep, "wsd --sweep branch=x", "--branch=x"),
     (sweep, "wsd --out odd --dry_run", "a record lacks n_layer"),
     (schedules, "--ot x", "--ot"),
@@ -125,6 +135,18 @@ def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch)
     before = sorted(folder.rglob("*"))
     assert says in one_line(program.main, argv.split(), capsys)
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("program", ["config.py", "records.py", "fit.py"])
+def test_a_reader_may_leave_early(program):
+    """As in `python records.py results/laptop | head -1`, but it leaves at once."""
+    argv = {"config.py": [], "records.py": ["results/laptop"], "fit.py": ["--help"]}
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, program, *argv[program]]
+    process = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert process.stderr == b""
 
 
 def test_a_bug_keeps_its_traceback(folder, monkeypatch):

@@ -124,11 +124,13 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
     assert not list(run.rglob("*.tmp"))
 
 
-def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path):
+def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path, capsys):
     argv = flags(corpus_path, schedule="constant", lr=1e6, grad_clip=0, out="boom")
     assert train.main(argv) == 0
     record = read(tmp_path / "boom" / "record.json")
     assert record["diverged"] is True and record["val_loss"] is record["val_bpb"] is None
+    branch = ["--branch=boom", "--schedule=constant", "--lr=0.01", "--total_tokens=20480"]
+    assert train.main(branch) == 2 and "diverged" in capsys.readouterr().err
     not_json = lambda name: pytest.fail(f"{name} is not JSON")
     for line in (tmp_path / "boom" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=not_json)

@@ -29,6 +29,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def nan_to_none(content: dict) -> dict:
+    """The same content with None for NaN and infinity, which JSON does not have."""
+    return json.loads(json.dumps(content), parse_constant=lambda name: None)
+
+
 def write_json(path: Path, content: dict) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -165,6 +165,12 @@ def say(text: str) -> None:
         signal.raise_signal(signal.SIGHUP)  # as if the terminal had been closed
 
 
+def end_with_reader() -> None:
+    """End quietly if nobody reads what we print any more, as after `| head -1`."""
+    if hasattr(signal, "SIGPIPE"):  # Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
 def fail(prog: str, error: Exception | str) -> int:
     """Print a user's error as one line and return exit status 2."""
     print(f"{prog}: {error}", file=sys.stderr, flush=True)

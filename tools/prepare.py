@@ -160,8 +160,8 @@ def prepare(
     """Encode texts, with an end-of-text after every one, into `out`; return its meta.json.
 
     notes: counts of what `documents` skips. meta.json lists them too. The folder appears
-    by rename, whole or not at all. Raises OSError if `out` exists or we cannot make it,
-    UserError for an unknown tokenizer or too little text to train on and to hold out.
+    by rename, whole or not at all. Raises OSError if we cannot make it, UserError if `out`
+    exists, for an unknown tokenizer, or for too little text to train on and to hold out.
     """
     encoding = load_tokenizer(tokenizer)
     notes = Counter() if notes is None else notes

@@ -23,7 +23,7 @@ import torch
 
 from tools.flags import UserError, say
 from tools.devices import all_sum, rank_and_world
-from tools.files import append_to, lock, read_metrics, replacing, write_json
+from tools.files import append_to, lock, nan_to_none, read_metrics, replacing, write_json
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -74,9 +74,8 @@ def load_checkpoint(path: Path) -> dict:
         return {"stages": stages_of(saved["config"])} | saved | {"path": str(path)}
     except OSError:  # says nothing about the file
         raise
-    except (
-        Exception
-    ) as error:  # damage makes zipfile, pickle and torch raise almost anything
+    # damage makes zipfile, pickle and torch raise almost anything
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{path}: not a checkpoint, or a damaged one ({reason})"
@@ -142,7 +141,11 @@ def stages_of(config: dict, past=(), tokens: int = 0) -> list:
 
 
 def make_folder(out: str | None, name: str, resume: bool):
-    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock. Raises OSError."""
+    """Make `out` or the next free runs/NAME-NUMBER. Return it and its lock.
+
+    Raises UserError if `out` cannot become the folder of a new run, or another process
+    has it.
+    """
     if out is None:
         for number in itertools.count(1):
             folder = Path("runs", f"{name}-{number}")
@@ -268,15 +271,6 @@ def mean_losses(names: list[str], shares: tuple, losses: list[dict]) -> dict:
         "val_bpb": nats / size,
         **sources,
     }
-
-
-def nan_to_none(line: dict) -> dict:
-    """The same line with None for NaN and infinity, which JSON does not have."""
-
-    def none(_) -> None:
-        return None
-
-    return json.loads(json.dumps(line), parse_constant=none)
 
 
 class Run:
@@ -434,9 +428,8 @@ def choose(
                 "leave the flag out, or use --branch for a new run"
             )
     if rank_and_world()[1] > 1:
-        saved["device"] = (
-            "auto"  # every process has a GPU of its own, and rank 0 saved its name
-        )
+        # every process has its GPU, and rank 0 saved the name of that of rank 0
+        saved["device"] = "auto"
     fields = later | saved | {name: typed[name] for name in runtime & set(typed)}
     if not checkpoints(Path(typed["out"])):
         return fields, None, saved.get("parent")
@@ -484,6 +477,10 @@ def branch(parent: dict, cfg, planned: bool) -> dict:
     old = parent["config"]
     tokens = parent["tokens"]
     total = cfg.total_tokens
+    if parent.get("diverged"):  # released weights do not say
+        raise UserError(
+            f"--branch {parent['path']}: the run diverged; choose an earlier checkpoint"
+        )
     if total < tokens + cfg.batch_tokens:
         raise UserError(
             f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already"

@@ -1,4 +1,4 @@
-"""The own flags of sweep.py, besides those of train.py."""
+"""Flags of sweep.py besides those of train.py."""
 
 import argparse
 
@@ -14,6 +14,12 @@ def pair(text: str) -> tuple[str, int | str]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text}: must be NAME=VALUE")
     return name, int(value) if value.isdecimal() else value
+
+
+def share(text: str) -> float:
+    if not 0 <= float(text) <= 1:  # refuses NaN, too
+        raise argparse.ArgumentTypeError(f"{text}: must be from 0 to 1")
+    return float(text)
 
 
 def add_sweep_flags(parser, experiments: tuple, scales: tuple, parse_field) -> None:
@@ -67,4 +73,4 @@ def add_sweep_flags(parser, experiments: tuple, scales: tuple, parse_field) -> N
         metavar="FIELD=V,V,...",
         help="a field with several values; may be repeated",
     )
-    add("--decay_share", type=float, help="decay tokens as a share of T (default: 0.1)")
+    add("--decay_share", type=share, help="decay tokens as a share of T (default: 0.1)")
