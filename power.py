@@ -29,8 +29,9 @@ LENGTHS = (80_000, 160_000, 320_000, 640_000, 1_280_000)  # run lengths T, in to
 # %% [markdown]
 # ## Schedules
 #
-# A schedule maps n, the tokens seen so far, to a learning rate. WSD and Power are one
-# line and differ in one word: `constant` or `power_law`. Only `decay` knows the end.
+# A schedule maps n, the tokens seen so far, to a learning rate. WSD (warmup, stable,
+# decay) and Power are one line and differ in one word: `constant` or `power_law`. Only
+# `decay` knows the end.
 
 
 # %%
@@ -40,7 +41,10 @@ def constant(lr):
 
 
 def power_law(a, b, beta, lr_max, q=1):
-    """Equation 7, with beta^q where the paper has beta. b is negative."""
+    """Equation 7, with beta^q where the paper has beta.
+
+    beta: batch size in sequences of 4096 tokens. a, b, q: constants of the law below.
+    """
     return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
 
 
@@ -79,7 +83,8 @@ def cosine(lr, T):
 # muP keeps the best learning rate when the width changes (Table 1 of the paper). At
 # m_width times the base width, the initial weights of hidden matrices are divided by
 # sqrt(m_width), and their learning rate by m_width. Attention divides by d_head, and the
-# logits are divided by m_width. We train one width here, half of the base width.
+# logits are divided by m_width. We train one width here, half of the base width, so here
+# muP only sets the units of the learning rate.
 
 # %%
 VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
@@ -289,7 +294,8 @@ def trunk_and_branches(schedule, batch_size, lengths, look_every=None):
 # ## A sweep: the best learning rate of every T and batch size
 #
 # The loss against the learning rate is a *valley*. We try five learning rates, and take
-# the lowest point of a parabola through their losses.
+# the lowest point of a parabola through their losses. (A real sweep needs more: fit.py
+# takes a cubic and several seeds.)
 
 # %%
 BATCHES = (2, 8)  # sequences per step
@@ -308,7 +314,7 @@ def sweep():
     minima = []
     for batch_size in BATCHES:
         losses = {T: {} for T in SWEEP_LENGTHS}
-        middle = 0.008 * math.sqrt(batch_size / 8)
+        middle = 0.008 * math.sqrt(batch_size / 8)  # a guess, which the fit corrects
         for lr in (middle / 4, middle / 2, middle, middle * 2, middle * 4):
             schedule = warmup(constant(lr), WARMUP)
             _, branches = trunk_and_branches(schedule, batch_size, SWEEP_LENGTHS)
@@ -340,8 +346,8 @@ def fit_law(minima):
 # ## The race
 #
 # Power puts n where the law has T, so one Power run can end at any length. Every cosine
-# is planned for one length. Its learning rate is that of the law times a factor, which we
-# tune at one length, because a cosine is below its peak for most of the run.
+# is planned for one length. A cosine is below its peak for most of the run, so its peak
+# is the learning rate of the law times a factor, which we tune at one length.
 
 # %%
 BATCH_SIZE = 8  # of the race
