@@ -342,6 +342,8 @@ def longer_end(label: str) -> float:
 
 LONGER_ENDS = {  # row of README.md -> weight decay, line
     "linear to 0, searched at this T": (0, 0.1, None),
+    "WSD, searched at this T": (0.1, "WSD"),
+    "WSD without weight decay, searched at this T": (0, "WSD, weight decay 0"),
     "constant": (0, longer.NO_DECAY + ", decayed"),
     "constant, averaged": (0, longer.NO_DECAY),
     "Power (fitted)": (0.1, DECAYED),
@@ -522,7 +524,7 @@ NUMBERS = {
     "averaged": lambda: difference(AVERAGED, FITTED_AVERAGED),
     "averaged.wsd": lambda: difference(FITTED_AVERAGED, PLANNED),
     "averaged.T": lambda: [difference(AVERAGED, PLANNED, T=T)[0] for T in (160_000, 1_280_000)],
-    "averaged.late": lambda: difference(AVERAGED, PLANNED, T=1_280_000),
+    "averaged.late": lambda: -difference(AVERAGED, PLANNED, T=1_280_000)[0],
     "memory.cost": lambda: checks.cost_of_weight_decay()[0][:: 4],
     "memory.costs": lambda: checks.cost_of_weight_decay()[0],
     "memory.trend": lambda: checks.cost_of_weight_decay()[1],
@@ -536,7 +538,7 @@ NUMBERS = {
     "beside.0.1": lambda: beside_best("weight decay 0.1"),
     "rivals.none.rows": lambda: rival("constant, weight decay 0, instead of Power")[0],
     "rivals.none.both": lambda: rival("constant, weight decay 0, instead of Power"),
-    "rivals.power": lambda: rival("Power instead of constant, both at 0.1")[0][0],
+    "rivals.power": lambda: -rival("Power instead of constant, both at 0.1")[0][0],
     "rivals.power.both": lambda: rival("Power instead of constant, both at 0.1"),
     "rivals.free": lambda: [-rows[0] for rows in rival(FREE)],
     "rivals.free.rows": lambda: rival(FREE)[0],
@@ -554,6 +556,7 @@ NUMBERS = {
                               for decay in ("0", "0.1")],
     "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY))
                                  for m in (5, 1)),
+    "longer.per": lambda: 20_480_000 / values("long-laptop/wsd-0", "n_params")[0],
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
     "longer.constant": lambda: below(FITTED, "constant"),
