@@ -556,7 +556,7 @@ NUMBERS = {
                               for decay in ("0", "0.1")],
     "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY))
                                  for m in (5, 1)),
-    "longer.per": lambda: 20_480_000 / values("long-laptop/wsd-0", "n_params")[0],
+    "longer.per": lambda: round(20_480_000 / values("long-laptop/wsd-0", "n_params")[0], -1),
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
     "longer.constant": lambda: below(FITTED, "constant"),
