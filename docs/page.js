@@ -275,7 +275,7 @@ function read() {
 }
 
 function rememberAnswer() {
-  // A STOP beyond the question shows the answer for this weight decay. Only then is a guess scored.
+  // A STOP beyond the question shows the answer for this weight decay. Only then do we say what a guess costs.
   if (state.stop > QUESTION) state.seen = remember("seen", state.policy);
   if (!isSeen(state.policy)) state.shown = 0;
 }
@@ -489,12 +489,19 @@ function renderStop() {
     if (state.policy === POLICIES[0]) text += "Weight decay did not help these small runs. ";
   }
   if (state.shown) {
-    const off = abs(state.guess - here.best[LAST].x);
-    text += `Your guess of ${rate(state.guess)} is off by a factor of ${short(2 ** off, 3)}:
-      ${max(0, round(100 - 50 * off))} of 100 points.`;
+    text += `Your guess of ${rate(state.guess)} costs ${costOf(here, state.guess)} nats, and the best learning rate of
+      ${size(LENGTHS[QUESTION])} tokens would cost ${costOf(here, here.best[QUESTION].x)}.
+      Below 0.005, we cannot tell.`;
   }
   say("said1", text);
   $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";
+}
+
+function costOf(here, x) {
+  // The loss above that of the lowest run at the longest T, interpolated between the runs
+  const [rates, losses] = [0, 1].map((i) => here.valley.map((point) => point[i]));
+  const outside = x < rates[0] || x > rates.at(-1);
+  return (outside ? "more than " : "about ") + nats(interpolate(x, rates, losses));
 }
 
 function hidden(f, text) {
@@ -627,6 +634,11 @@ function setStop(stop) {
   change({ stop: isSeen(state.policy) ? stop : min(stop, QUESTION) });
 }
 
+function setGuess(guess) {
+  // A guess stays as it is once the answer is shown
+  change(state.shown ? {} : { guess });
+}
+
 function chooseRuns(policy, batch) {
   // Ask again, if the answer was not yet shown. The guess starts at the last best that is shown.
   const seen = batch === state.batch ? state.seen : "";
@@ -645,7 +657,7 @@ function setUpStop() {
   $("question").textContent = size(LENGTHS[QUESTION]);
   $("answer").textContent = size(LENGTHS[LAST]);
   slider("stop-bar", "stop", "<b>STOP</b>", () => `${size(LENGTHS[state.stop])} tokens`, setStop);
-  slider("guess-bar", "guess", `Guess for ${size(LENGTHS[LAST])}`, () => rate(state.guess));
+  slider("guess-bar", "guess", `Guess for ${size(LENGTHS[LAST])}`, () => rate(state.guess), setGuess);
   buttons("policies", POLICIES.map((name) => [name, safe(brief(name))]), (name) => name === state.policy,
     (policy) => chooseRuns(policy, state.batch), colorOfPolicy);
   buttons("batches", BATCHES.map((batch) => [batch, String(batch)]),
@@ -654,7 +666,7 @@ function setUpStop() {
   $("reveal").onclick = reveal;
   const nearestLength = (t) => clamp(round(t - log2(LENGTHS[0])), 0, LAST);
   dragged.stop = (t) => setStop(nearestLength(t));
-  dragged.guess = (_, y) => change({ guess: y });
+  dragged.guess = (_, y) => setGuess(y);
   listen("rates", "stop");
   listen("best", "stop");
 }
@@ -736,9 +748,9 @@ function renderQuestions() {
     found ${theirs}. `;
   const { overlap, order } = DATA.questions;
   if (remember("asked", state.reading).split(",").length === Object.keys(READINGS).length) {
-    if (overlap) text += "All three intervals overlap. ";
+    if (overlap) text += "All three intervals overlap, so these runs do not prove the order. ";
     const [above, below] = order.map((gap) => gap.toFixed(2));
-    text += `Yet leave out any one batch size or either seed, and the order stays: best batch size is at least
+    text += `But it is steady. Leave out any one batch size or either seed, and it stays: best batch size is at least
       ${above} above fixed, and three best at least ${below} below fixed.`;
   }
   say("said2", text);
@@ -973,8 +985,8 @@ function renderRace() {
   if (min(...bySeed) > 0) text += `<b>Power is above it in all ${RACE.seeds} seeds</b>`;
   else if (max(...bySeed) < 0) text += `<b>Power is below it in all ${RACE.seeds} seeds</b>`;
   else text += "<b>The seeds disagree on which is lower</b>";
-  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. Power had to know
-    the end only in its last tenth. `;
+  text += `, with differences from ${signed(min(...bySeed))} to ${signed(max(...bySeed))}. The planned cosine
+    had to know this end from the start, and Power at nine tenths of it. `;
   text += last ? "The longest cosine is the planned one."
     : `The cosine for ${size(LAST_RUN.T)}, cut short here, is ${nats(cut - planned)} above the planned one. Its
       learning rate is still ${short(cosineOf(RACE, LAST_RUN)(T))}.`;
@@ -1018,8 +1030,8 @@ function setUpRace() {
     ${safe(RACE.batch)}. <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
     <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
     <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. The peak of the cosine was tuned
-    at ${size(LAST_RUN.T)} and is higher for shorter runs. The README compares a constant learning rate
-    with the same decay, which is not here.`;
+    at ${size(LAST_RUN.T)} and is higher for shorter runs. <b>Any schedule with a late decay can stop like Power</b>,
+    also one that holds its learning rate. The README compares them.`;
 }
 
 // -- 9 Step 4: your run ------------------------------------------------------------------------
@@ -1103,7 +1115,7 @@ function renderRun() {
   const left = fitted.found.length - fitted.cells.length;
   let text = `The law of ${data.ours ? "our small runs" : "your runs"} says <b>${rate(x)}</b>
     [${rate(low)}, ${rate(high)}] for ${size(T)} tokens at batch size
-    ${2 ** state.size}. `;
+    ${2 ** state.size} (sequences of ${data.seqLen} tokens). `;
   text += outside ? "<b>This is beyond the runs</b>, and the 95% interval holds only if the law stays straight. "
     : "The brackets are a 95% interval.";
   say("said4", text);
@@ -1207,7 +1219,7 @@ function setUpRun() {
 const STEPS = [
   [1, "Stop", renderStop],
   [2, "Three questions", renderQuestions],
-  [3, "Three schedules", renderRace],
+  [3, "Three runs", renderRace],
   [4, "Your run", renderRun],
 ];
 

@@ -160,6 +160,13 @@ def best_rates(found: list, by_seed: list) -> list[dict]:
     return best
 
 
+def valley_above_lowest(m: fit.Minimum) -> list[list[float]]:
+    """[log2 of the learning rate, loss minus the lowest] of a cell."""
+    points = [(x, loss) for x, loss in m.points if math.isfinite(loss)]
+    lowest = min(loss for _, loss in points)
+    return [[round(x, 6), round(loss - lowest, 5)] for x, loss in points]
+
+
 def policy(name: str, folder: Path, choices: list[str]) -> dict | None:
     """A weight decay with its curves, minima and law; None if a cell has only one seed."""
     records = fit.read_records([folder], choices)
@@ -172,6 +179,7 @@ def policy(name: str, folder: Path, choices: list[str]) -> dict | None:
     for batch_size in RATES:
         found = [m for m in fits.points if m.batch_size == batch_size]
         best = {"batch": batch_size, "best": best_rates(found, by_seed)}
+        best["valley"] = valley_above_lowest(found[-1])
         batches.append(best | race_of_rates(curves, found, batch_size))
     (a,) = fits.law.a.values()
     law = {"a": float(a[0]), "b": estimate(fits.law.b), "q": float(fits.law.q[0])}

@@ -636,15 +636,21 @@ def test_share_copies_the_address(browser):
     assert "batch=32" in browser.js("copied") and "stop=3" in browser.js("copied")
 
 
-def test_a_guess_is_scored_against_the_minimum_of_fit_py(browser):
+@pytest.mark.parametrize("guess", [-7, -11])
+def test_a_guess_costs_what_the_runs_beside_it_lost(browser, guess):
     records = numbers_of("memory-laptop", ["weight_decay=0.1", "batch_size=8"])
-    (m,) = [m for m in fit.minima(records) if m.T == 5_120_000]
-    browser.open(INDEX.as_uri() + "#batch=8&guess=-7")
+    at = {m.T: m for m in fit.minima(records)}
+    x, loss = np.transpose(at[5_120_000].points)
+    browser.open(INDEX.as_uri() + f"#batch=8&guess={guess}")
     browser.js("$('reveal').click()")
-    off = abs(-7 - m.x)
-    said = browser.js("$('said1').textContent")
-    assert f"off by a factor of {2**off:.3g}" in re.sub(r"\s+", " ", said)
-    assert f"{round(100 - 50 * off)} of 100 points" in said
+    browser.js("$('guess').value = -8; $('guess').oninput()")  # too late
+    said = " ".join(browser.js("$('said1').textContent").split())
+    guess = browser.js("state.guess")  # the slider ends at 0.00064
+    assert guess != -8
+    costs = [np.interp(at_x, x, loss) - min(loss) for at_x in (guess, at[1_280_000].x)]
+    how = "about" if guess > x[0] else "more than"
+    assert f"Your guess of {2**guess:.2g} costs {how} {costs[0]:.3f} nats" in said
+    assert f"would cost about {costs[1]:.3f}" in said
 
 
 SHOWN = """[...document.querySelectorAll('#best circle')].filter((x) => !x.closest('.handle'))
@@ -658,8 +664,8 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
         line = browser.js("$('best').querySelectorAll('path[stroke-width=\"3\"]').length")
         return max(browser.js(SHOWN)) <= 1.28 and line == 0
 
-    browser.open(INDEX.as_uri() + "#shown=1")  # no score, which would tell the distance
-    assert "points" not in browser.js("$('said1').textContent")
+    browser.open(INDEX.as_uri() + "#shown=1")  # no cost, which would tell the distance
+    assert "cost" not in browser.js("$('said1').textContent")
     for _ in range(4):
         browser.press("$('stop')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert is_hidden()
@@ -678,7 +684,7 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
         assert not is_hidden()
     browser.js("$('policies').children[1].click()")  # whose answer was shown
     assert not is_hidden()
-    assert "points" not in browser.js("$('said1').textContent")
+    assert "cost" not in browser.js("$('said1').textContent")
     browser.js("$('reveal').click()")
     assert is_hidden()
 
