@@ -549,7 +549,7 @@ NUMBERS = {
     "others": lambda: fit.mean_of(policies.where_norms_grow()[1]),
     "growing.others": lambda: fit.mean_of(np.subtract(*policies.where_norms_grow())),
     "longer.b": lambda: [longer.exponent(n)[0]
-                         for n in ("linear-0", "wsd-0", "wsd-0.1")],
+                         for n in ("linear-0", "wsd-0", "linear-0.1", "wsd-0.1")],
     "longer.costs": longer_costs,
     "longer.linear": lambda: [longer.exponent(n)[0] for n in ("linear-0", "linear-0.1")],
     "longer.losses": lambda: [longer.planned()[f"linear-{decay}"][20_480_000].mean()
