@@ -1,10 +1,12 @@
 """Does a schedule without a plan cost anything in long runs? The runs for rules.md.
 
     git apply forks/memory.patch
-    python results/long-laptop/run.py      hours on two cores. Type it again to resume
-    python results/long-laptop/run.py 1    the first seed alone
+    python results/long-laptop/run.py [SEEDS]    hours on two cores
 
-The records go to runs/long.
+    git apply forks/schedule_free.patch          in a different copy of the project
+    python results/long-laptop/run.py [SEEDS] schedule-free
+
+The same command resumes. The records go to runs/long.
 """
 
 import sys
@@ -22,6 +24,10 @@ SHAPE = dict(n_embd=32, n_head=2)
 LENGTHS = grids.doublings(320_000, 7)  # to 20.48M, less than half of the corpus
 SETTINGS = ["--scale", "laptop", "--compile", "--workers", "2", "--batches", "8"]
 OUT = "runs/long"
+FOLDERS = {
+    "adamw": ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1", "added"),
+    "schedule-free": ("schedule-free",),
+}
 
 # Nobody has to know T. Every line names its weight decay and memory, so that docs/longer.py
 # finds its runs and not those of another line.
@@ -41,6 +47,15 @@ ADDED = {
         POWER | AVERAGED | USUAL | dict(weight_decay=0.0), -0.3, 0.5
     ),
 }
+# Not in the rules either, but added before the last seed of the others was complete
+SCHEDULE_FREE = {
+    "schedule-free": Line(
+        dict(schedule="constant", average=True, weight_decay=0.1), 0.0, 0.5
+    ),
+    "schedule-free, weight decay 0": Line(
+        dict(schedule="constant", average=True, weight_decay=0.0), 0.0, 0.5
+    ),
+}
 # averages over about the last tenth, twentieth and fortieth of the tokens
 SPANS = {"": 16.0, ", half the span": 32.0, ", a quarter of it": 64.0}
 
@@ -57,8 +72,9 @@ def any_time_lines() -> dict[str, Line]:
 def main() -> int:
     parser = flags.program_parser("run.py", __doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=3)
-    most = parser.parse_args().seeds
-    lines = {"any-time": any_time_lines(), "added": ADDED}
+    parser.add_argument("lines", nargs="?", default="adamw", choices=tuple(FOLDERS))
+    args = parser.parse_args()
+    lines = {"any-time": any_time_lines(), "added": ADDED, "schedule-free": SCHEDULE_FREE}
     grids.GRIDS["compare"]["laptop"] = grids.grid(
         grids.LAPTOP,
         80_000,  # warmup
@@ -71,7 +87,7 @@ def main() -> int:
     )
     lengths = ["--budgets", ",".join(map(str, LENGTHS)), "--warmup_tokens", "80000"]
     linear = ["--decay_share", "1", "--decay_shape", "linear"]
-    for seeds in range(1, 1 + most):
+    for seeds in range(1, 1 + args.seeds):
         common = [*SETTINGS, "--seeds", str(seeds)]
         planned = ["wsd", *common, "--widths", "32", *lengths]
         sweeps = {folder: ["compare", *common] for folder in lines}
@@ -79,8 +95,7 @@ def main() -> int:
             fixed = ["--weight_decay", decay]
             sweeps[f"linear-{decay}"] = [*planned, *linear, *fixed]
             sweeps[f"wsd-{decay}"] = [*planned, *fixed]
-        order = ("any-time", "linear-0", "linear-0.1", "wsd-0", "wsd-0.1", "added")
-        for folder in order:
+        for folder in FOLDERS[args.lines]:
             compare.LINES = lines.get(folder, {})
             status = sweep.main([*sweeps[folder], "--out", f"{OUT}/{folder}"])
             if status:
