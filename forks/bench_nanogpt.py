@@ -1,9 +1,9 @@
 """Compare step speed with nanoGPT on a CPU, at equal shapes.
 
-    git clone https://github.com/karpathy/nanoGPT python forks/bench_nanogpt.py --nanogpt
-    nanoGPT                 ratios of tokens per second python forks/bench_nanogpt.py
-    --nanogpt nanoGPT --compile       the same, both compiled python
-    forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16      ours in bfloat16
+    git clone https://github.com/karpathy/nanoGPT
+    python forks/bench_nanogpt.py --nanogpt nanoGPT               tokens per second, a ratio
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --compile     the same, both compiled
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16    ours in bfloat16
 
 Both take turns in one process, step by step, so a slow machine slows down both. We print
 the median over the pairs. A ratio above 1 means that this project is faster. With

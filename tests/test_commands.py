@@ -10,6 +10,7 @@ from test_readme import PAGES
 from tools.flags import program_parser
 
 import config
+import grids
 import train
 
 TEXT = "\n".join(PAGES.values())
@@ -66,6 +67,12 @@ def test_a_command_is_understood(command, monkeypatch):
         train.make_config(
             **{name: given[name] for name in given if name in config.FIELDS}
         )
+
+
+def test_the_readme_extends_the_run_that_fit_prints():
+    (tokens,) = re.findall(r"--branch runs/notes --total_tokens (\S+)", PAGES["README.md"])
+    longest = grids.GRIDS["wsd"]["quick"]["budgets"][-1]
+    assert float(tokens) > 4 * longest  # fit.py prints four times the longest T
 
 
 def test_shell_blocks_are_shell():

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
 OUT=${OUT:-runs/ceiling} JOBS=${JOBS:-2} COMPARE=${COMPARE:-results/compare-laptop}
 SAME="--n_layer 2 --n_embd 64 --n_head 4 --dtype float32 --device cpu --eval_every 1e9 --resume
-  --schedule power --power_b=-0.3"
+  --schedule power --power_b=-0.3 --power_q 1"
 
 python - "$COMPARE" > "${TMPDIR:-/tmp}/cells" <<'P'  # seed, batch size, its tuned a
 import sys

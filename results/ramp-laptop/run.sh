@@ -14,8 +14,9 @@ flags() {  # method, value
     case $1 in
         wsd)        echo "--schedule wsd --batch_size 8 --lr $2" ;;
         wsd-ramp)   echo "--schedule wsd --batch_size 8 --batch_ramp $RAMP --lr $2" ;;
-        power)      echo "--schedule power --batch_size 8 --power_b=$B --power_a $2" ;;
-        power-ramp) echo "--schedule power --batch_size 8 --batch_ramp $RAMP --power_b=$B --power_a $2" ;;
+        power)      echo "--schedule power --batch_size 8 --power_b=$B --power_q 1 --power_a $2" ;;
+        power-ramp) echo "--schedule power --batch_size 8 --batch_ramp $RAMP \
+            --power_b=$B --power_q 1 --power_a $2" ;;
     esac
 }
 
