@@ -14,6 +14,7 @@ import time
 import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
 
 import torch
+from tqdm import tqdm
 
 import train
 from config import FIELDS, TrainConfig, preset_fields
@@ -50,8 +51,10 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     if not cfg.compile:
         block += 2 * 4 * cfg.n_embd  # intermediate results of the norms
     blocks = cfg.n_layer * block
+    copied = n_params if cfg.dtype == "bfloat16" else 0
     if cfg.recompute:  # the inputs of all blocks, and everything of one block
         blocks = cfg.n_layer * 4 * cfg.n_embd + block
+        copied /= cfg.n_layer
 
     # 3. All tokens of a pass, and the bytes for every parameter
     tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len
@@ -61,7 +64,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
         "gradients": 4 * n_params,
         "AdamW": 8 * n_params,
         "average": 4 * n_params if cfg.average else 0,
-        "bfloat16 copies": 2 * n_params if cfg.dtype == "bfloat16" else 0,
+        "bfloat16 copies": 2 * copied,
         "blocks": tokens * blocks,
         "logits": tokens * logits,
     }
@@ -121,7 +124,7 @@ def step_times(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[flo
     times = []
     before = time.perf_counter()
     steps = train.training_steps(cfg, state, corpus)
-    for step in itertools.islice(steps, n):
+    for step in tqdm(itertools.islice(steps, n), total=n, leave=False, disable=None):
         step.loss.item()  # waits for the device
         now = time.perf_counter()
         times.append(now - before)

@@ -378,6 +378,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         devices.join(args.device)  # if torchrun started several processes
         args.device = devices.pick_device(args.device)
+        # cuDNN would compile its attention again for every length of a text
+        torch.backends.cuda.enable_cudnn_sdp(False)
         dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
         model = load_model(args.model, args.device, dtype)
         rank, _ = devices.rank_and_world()

@@ -73,14 +73,16 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, multiply=None) -> "tuple[Tensor, Routing]":
         """x [..., C] -> y [..., C] in x's dtype, Routing.
 
-        multiply: `grouped` or `loop`, by default the faster one.
+        multiply: `grouped` or `loop`, by default the faster one that is right here.
         """
         shape = x.shape
         x = x.flatten(0, -2)  # [N, C]
         dtype = devices.matmul_dtype(x)
         if multiply is None:
-            grouped_is_faster = x.is_cuda and dtype == torch.bfloat16
-            multiply = grouped if grouped_is_faster else loop
+            # On Blackwell, `grouped` has wrong gradients for experts without tokens
+            # (PyTorch issue 172439)
+            can_group = dtype == torch.bfloat16 and devices.is_hopper(x)
+            multiply = grouped if can_group else loop
 
         # 1. Route: every token chooses its k best experts
         scores = self.router(x)  # [N, E]

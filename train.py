@@ -77,7 +77,8 @@ def optimizer_step(
         model.parameters(), cfg.grad_clip or math.inf
     )
     optimizer.step()
-    optimizer.zero_grad()
+    # DDP keeps the gradients in its buffers, and new ones would need memory beside them
+    optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
     return batch_loss, grad_norm, routing
 
 
@@ -150,6 +151,7 @@ def build(cfg: TrainConfig) -> State:
     # one program per shape, because one for all shapes of a sweep would be slower
     if cfg.compile:
         torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.optimize_ddp = False  # would split every block again
         if cfg.device == "cpu":
             model.compile(dynamic=False)
         else:  # block by block, so that one program serves all, and DDP sends gradients in between

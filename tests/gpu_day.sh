@@ -15,8 +15,8 @@
 #     matplotlib contourpy cycler fonttools kiwisolver packaging pillow pyparsing \
 #     python-dateutil six pytest iniconfig pluggy pygments
 
-STEPS="env:40 train:120 1B:170 1B-moe:170 loss:90 PowerLM-3B:150 PowerMoE-3B:150
-profile:120 exact:100 parts:60 side:150 two:80 tests:300 e1:540 why:540"  # name:seconds
+STEPS="env:40 train:120 1B:200 1B-moe:200 loss:90 PowerLM-3B:150 PowerMoE-3B:150
+profile:120 exact:150 parts:60 side:200 two:120 tests:300 e1:540 why:540"  # name:seconds
 [[ $1 && $1 != -* ]] || { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" && OUT=$(realpath "$1") && shift && cd "$(dirname "$0")/.." || exit
 PYTHON=${PYTHON:-python3} WANTED=1-13 TINY="" WORK=$(mktemp -d)
@@ -39,8 +39,8 @@ fi
 two() {  # two processes on one card, where NCCL should refuse and gloo should train
     export WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29411
     for backend in nccl gloo; do
-        RANK=1 timeout 35 "$PYTHON" "$WORK/measure.py" $backend &
-        RANK=0 timeout 35 "$PYTHON" "$WORK/measure.py" $backend
+        RANK=1 timeout 55 "$PYTHON" "$WORK/measure.py" $backend &
+        RANK=0 timeout 55 "$PYTHON" "$WORK/measure.py" $backend
         wait
     done
 }
@@ -48,9 +48,9 @@ two() {  # two processes on one card, where NCCL should refuse and gloo should t
 e1() {  # a part of the sweep of docs/methods.md at a larger scale, until its time is over
     local grid=(--scale gpu --widths 256 --batches 4,16,64,128 --budgets 2560k,5120k,10240k)
     [[ $TINY ]] && grid=(--scale quick --widths 32 --batches 4 --budgets 10k --n_layer 1)
-    grid+=(--workers "${WORKERS:-8}" --out "$WORK/e1")
-    timeout -s INT 500 "$PYTHON" sweep.py wsd "${grid[@]}"
-    cp "$WORK"/e1/*.jsonl "$OUT"
+    timeout -s INT 500 "$PYTHON" sweep.py wsd "${grid[@]}" --workers "${WORKERS:-8}" \
+        --out "$OUT/e1"
+    rm -rf "$OUT/e1/trunks"
 }
 
 why() {  # three policies of docs/why.md at larger widths, until their time is over
@@ -73,7 +73,9 @@ step() {
     case $1 in
         two | e1 | why) $1 ;;
         exact) CUBLAS_WORKSPACE_CONFIG=:4096:8 "$PYTHON" "$WORK/measure.py" exact ;;
-        tests) "$PYTHON" -m pytest -q ${TINY:+tests/test_moe.py} ;;
+        tests) # in several processes, if pytest-xdist is there
+            "$PYTHON" -c 'import xdist' && parallel=(-n 8 --dist worksteal)
+            "$PYTHON" -m pytest -q "${parallel[@]}" ${TINY:+tests/test_moe.py} ;;
         *) "$PYTHON" "$WORK/measure.py" "$1" ;;
     esac
 }
@@ -153,14 +155,15 @@ def first_run():
     say(moe_status=moe.main([]))
 
 # Micro-batches, the most useful ones first; e is eager, r recomputes
-TRIES = {"1B": "4 4e 8 2 1 16 16r", "1B-moe": "4 4e 8 2 1 8r",
+TRIES = {"1B": "4 4e 16r 2 1 8 16", "1B-moe": "4 4e 8r 2 1 8",
          "PowerLM-3B": "1 1e 2 4r", "PowerMoE-3B": "1 1e 2 4r"}  # fmt: skip
 
 def speed(preset):
     def work():
         began = time.perf_counter()
-        cfg, corpus = configure(preset=preset, batch_size=n, recompute="r" in word,
-                                compile="e" not in word)  # fmt: skip
+        # several passes, as in a real step, which then has gradients beside the activations
+        cfg, corpus = configure(preset=preset, batch_size=max(8, 2 * n), micro_batch_size=n,
+                                recompute="r" in word, compile="e" not in word)  # fmt: skip
         lines = bench.benchmark(cfg, corpus).splitlines()
         lines += ["estimated " + bench.dry_run(cfg, 1).splitlines()[3]]
         reserved = torch.cuda.max_memory_reserved() / 2**30 if CUDA else 0
@@ -195,7 +198,8 @@ def profile():
             times = bench.step_times(cfg, state, corpus, 2)
         record.export_chrome_trace(str(OUT / f"trace-{preset}.json.gz"))
         kind = "self_device_time_total" if CUDA else "self_cpu_time_total"
-        kernels = [e for e in record.key_averages() if not CUDA or e.device_type.name == "CUDA"]
+        on_device = lambda e: e.device_type.name == "CUDA" and not e.is_user_annotation
+        kernels = [e for e in record.key_averages() if not CUDA or on_device(e)]
         ms = {e.key[:120]: getattr(e, kind) / 2e3 for e in kernels}  # per step
         largest = dict(sorted(ms.items(), key=lambda item: -item[1])[:25])
         say(preset=preset, step_ms=500 * sum(times), kernels_ms=sum(ms.values()), largest=largest)
@@ -268,7 +272,7 @@ def side():
         barrier, results = context.Barrier(counts[-1]), context.Queue()
         work = width, counts, barrier, results
         workers = torch.multiprocessing.spawn(side_worker, work, counts[-1], join=False)
-        speeds = [results.get(timeout=70) for _ in range(len(counts) * counts[-1])]
+        speeds = [results.get(timeout=90) for _ in range(len(counts) * counts[-1])]
         workers.join()
         for count in counts:
             together = sum(speed for n, speed in speeds if n == count)
@@ -276,15 +280,21 @@ def side():
 
 def one_of_two(backend):
     """Train a compiled MoE with another process on this card."""
-    meet, devices.pick_device = devices.dist.init_process_group, lambda name="auto": DEVICE
+    device = "cuda:0" if CUDA else DEVICE  # of both processes
+    meet, devices.pick_device = devices.dist.init_process_group, lambda name="auto": device
     if backend == "gloo":
         devices.dist.init_process_group = lambda _: meet("gloo")
     length = ("--total_tokens=10240",) if TINY else ("--total_tokens=102400", "--compile")
     fixed = "--preset=laptop-moe", "--warmup_tokens=1024", "--final_eval_tokens=4096"
-    out = run(f"two-{backend}", *fixed, *length)
+
+    def work():
+        out = run(f"two-{backend}", *fixed, *length)
+        return dict(val_loss=json.loads((out / "record.json").read_text())["val_loss"])
+
     if os.environ["RANK"] == "0":
-        record = lambda: json.loads((out / "record.json").read_text())
-        attempt(lambda: dict(val_loss=record()["val_loss"]), backend=backend)
+        attempt(work, backend=backend)
+    else:
+        run(f"two-{backend}", *fixed, *length)
     devices.leave(0)
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ def test_a_command_is_understood(command, monkeypatch):
 
 
 def test_the_readme_extends_the_run_that_fit_prints():
-    (tokens,) = re.findall(r"--branch runs/notes --total_tokens (\S+)", PAGES["README.md"])
+    (tokens,) = re.findall(
+        r"--branch runs/notes --total_tokens (\S+)", PAGES["README.md"]
+    )
     longest = grids.GRIDS["wsd"]["quick"]["budgets"][-1]
     assert float(tokens) > 4 * longest  # fit.py prints four times the longest T
 

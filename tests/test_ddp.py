@@ -106,6 +106,29 @@ watch(train.DistributedDataParallel, "_sync_buffers")
 """
 
 
+GRADIENTS = """
+forward = train.DistributedDataParallel.forward
+
+def watch(self, *args):
+    grad = next(self.parameters()).grad
+    print(grad if grad is None else grad.data_ptr(), file=sys.stderr)
+    return forward(self, *args)
+
+train.DistributedDataParallel.forward = watch
+"""
+
+
+def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path, tmp_path):
+    """Memory for new ones beside them would cost as much as the model."""
+    fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "micro_batch_size": 1}
+    fields |= {"total_tokens": 4 * 256, "warmup_tokens": 256, "decay_tokens": 0}
+    for _, printed in finish(launch(2, fields, program(GRADIENTS))):
+        addresses = printed.splitlines()
+        assert len(addresses) == 4 * 4  # steps, passes
+        # DDP makes its buffers anew in the second step
+        assert len(set(addresses[2 * 4 :])) == 1 and "None" not in addresses[2 * 4 :]
+
+
 def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
     """All start from the checkpoint that rank 0 chose, and none sends constant tables."""
     out = tmp_path / "run"

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench
@@ -75,6 +76,17 @@ def test_recomputing_keeps_less_and_changes_nothing():
     assert bench.memory(cfg, 0)["blocks"] > 1.5 * bench.memory(again, 0)["blocks"]
 
 
+def test_recomputing_keeps_no_copies_of_weights():
+    kept, copies = [], []
+    for n_ffn in (64, 512):
+        fields = dict(n_ffn=n_ffn, recompute=True, dtype="bfloat16")
+        cfg = train.make_config(**SMALL | fields)
+        kept.append(kept_bytes(cfg))
+        copies.append(bench.memory(cfg, GPT(cfg).n_params())["bfloat16 copies"])
+    assert kept[0] == kept[1]
+    assert copies[1] == 2 * GPT(cfg).n_params() / cfg.n_layer  # of a block
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 # the model; block, loss
 @pytest.mark.parametrize("device, parts", [("cpu", 1), ("cuda", 2)])
@@ -106,6 +118,30 @@ def test_every_shape_is_one_static_program_per_part(
             loss.backward()
         train.validation_losses(cfg, state, corpus, 16 * 7)
         assert programs == [True] * parts * i
+
+
+def test_processes_exchange_gradients_without_more_programs(tmp_path, monkeypatch):
+    """By default torch splits a compiled block wherever a buffer of gradients is full."""
+    programs = []
+
+    def count(graph, inputs, **_):
+        programs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", count)
+    monkeypatch.setattr(GPT, "to", lambda self, *_: self)  # stay on the CPU
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/x", rank=0, world_size=1
+    )
+    cfg = train.make_config(**SMALL | dict(device="cuda", compile=True, dtype="float32"))
+    try:
+        model = train.DistributedDataParallel(train.build(cfg).model, bucket_cap_mb=0.001)
+        loss, _ = model(*torch.zeros(2, 2, 16, dtype=torch.long))
+        loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert len(programs) == 2  # of a block, and of the loss
 
 
 class NoReads(TorchDispatchMode):

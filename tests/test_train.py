@@ -56,7 +56,7 @@ def one_step(corpus, replicate=lambda model: model, **changed) -> tuple[dict, tu
     cfg = train.make_config(**SMALL | {"grad_clip": 0.0} | changed)
     model = train.build(cfg).model.double()
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
-    optimizer.zero_grad = lambda: None  # keep the gradients
+    optimizer.zero_grad = lambda **_: None  # keep the gradients
     results = train.optimizer_step(cfg, replicate(model), optimizer, corpus, 0, lr=1.0)
     return {name: p.grad for name, p in model.named_parameters()}, results
 

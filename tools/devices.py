@@ -119,6 +119,11 @@ def attention_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
+def is_hopper(x: torch.Tensor) -> bool:
+    """Is x on an H100, an H200 or another GPU of their generation?"""
+    return x.is_cuda and torch.cuda.get_device_properties(x.device).major == 9
+
+
 def to_device(array: np.ndarray, device: str) -> torch.Tensor:
     """Copy to the device, and to a GPU without waiting for it."""
     tensor = torch.from_numpy(array)
