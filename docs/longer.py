@@ -27,7 +27,8 @@ from tools.flags import UserError
 RUNS = ROOT / "results/long-laptop"
 PROGRAM = runpy.run_path(str(RUNS / "run.py"))
 ADDED = PROGRAM["ADDED"]  # after the any-time runs of seed 0
-ANY_TIME = PROGRAM["any_time_lines"]() | ADDED
+SCHEDULE_FREE = PROGRAM["SCHEDULE_FREE"]  # after seeds 0 and 1
+ANY_TIME = PROGRAM["any_time_lines"]() | ADDED | SCHEDULE_FREE
 NO_DECAY = "constant, weight decay 0"
 PLANNED = {"linear": LINEAR, "wsd": WSD}
 DECIDE = (5_120_000, 10_240_000, 20_480_000)
@@ -39,7 +40,12 @@ INSTEAD = (NO_DECAY, "constant, memory 5", "constant, memory 1")
 
 
 def by_T(losses: dict) -> dict:
-    """{cell: {seed: loss}} -> {T: losses [seeds]}, for a single shape and batch size."""
+    """{cell: {seed: loss}} -> {T: losses [seeds]}, for a single shape and batch size.
+
+    Raises UserError if a seed is missing at some T.
+    """
+    if len({frozenset(seeds) for seeds in losses.values()}) != 1:
+        raise UserError("a line lacks runs of a seed; is its sweep still running?")
     found = {}
     for (_, T, _), seeds in losses.items():
         found[T] = np.array([seeds[seed] for seed in sorted(seeds)])
@@ -53,7 +59,7 @@ def any_time() -> dict:
     One more line is not in the rules. At the learning rate of the constant line without
     weight decay, the runs of wsd-0 end with a decay in place of the average.
     """
-    folders = [RUNS / "any-time", RUNS / "added"]
+    folders = [RUNS / name for name in ("any-time", "added", "schedule-free")]
     # read_records would refuse to mix weight decays
     records = [complete(r) for folder in folders for r in records_in(folder)]
     losses, tuned, _ = losses_of_lines(records, ANY_TIME)
@@ -161,6 +167,7 @@ def draw(path: Path) -> None:
         "Power (fitted)": COLORS["power"],
         "Power (fitted), decayed": COLORS["other"],
         "constant, weight decay 0": COLORS["average"],
+        "schedule-free": COLORS["cosine"],
     }
     groups = {}
     for name in colors:
@@ -174,7 +181,7 @@ def draw(path: Path) -> None:
         path,
         groups,
         colors,
-        title="In long runs, linear to 0 stays ahead",
+        title="What schedules that need no T cost in long runs",
         xlabel="run length T (tokens)",
         ylabel="loss minus linear to 0 (nats)",
     )
@@ -197,13 +204,20 @@ def report() -> None:
             row = "".join(f"{losses[T].mean():8.4f}" for T in lengths if T in losses)
             print(f"{name:<42}{row}")
 
-    print("\nminus linear to 0 (nats), at the three longest T, and per doubling of T")
+    print(
+        "\nminus linear to 0 (nats), at 1.28M and the three longest T, and per doubling"
+    )
     for name in (*any_time(), "wsd-0", "wsd-0.1"):
-        gaps = "  ".join(f"{show(over_seeds(gap(name, T)), 4):<26}" for T in DECIDE)
-        print(f"{name:<42}{gaps}  {show(trend(name), 4):<26}  {verdict(name)}")
+        shown = [over_seeds(gap(name, T)) for T in (1_280_000, *DECIDE)] + [trend(name)]
+        row = "  ".join(f"{show(rows, 4):<26}" for rows in shown)
+        print(f"{name:<42}{row}  {verdict(name)}")
+
+    losses = any_time() | planned()
+    print("\nfrom the lowest to the highest loss at T = 5.12M: ", end="")
+    print("; ".join(sorted(losses, key=lambda name: losses[name][5_120_000].mean())))
 
     print("\nminus Power (fitted)")
-    for name in (*INSTEAD, NO_DECAY + ", decayed", *ADDED):
+    for name in (*INSTEAD, NO_DECAY + ", decayed", *ADDED, *SCHEDULE_FREE):
         gaps = instead_of_power(name)
         row = "  ".join(f"{show(over_seeds(some), 4):<26}" for some in gaps)
         print(f"{name:<42}{row}  {decide(gaps, ('serves as well', 'no substitute'))}")

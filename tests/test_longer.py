@@ -11,6 +11,7 @@ import longer
 import rivals
 from compare import LINEAR, WSD
 from test_fit import record
+from tools.flags import UserError
 
 LENGTHS = [320_000 * 2**k for k in range(7)]
 SCATTER = np.array([-0.0003, 0.0, 0.0003])  # of three seeds
@@ -114,6 +115,15 @@ def test_the_exponent_is_that_of_made_up_valleys(tmp_path, monkeypatch):
     found = longer.exponent("wsd-0")
     assert found[0] == pytest.approx(-0.305, abs=1e-6)
     assert found[3:] == pytest.approx([-0.31, -0.30], abs=1e-6)
+
+
+def test_a_length_that_lacks_a_seed_is_refused():
+    """Seeds are compared with each other, so a missing one would shift the rest."""
+    complete = {("width 32", T, 8): {0: 1.0, 1: 2.0, 2: 3.0} for T in LENGTHS}
+    assert longer.by_T(complete)[LENGTHS[0]].tolist() == [1.0, 2.0, 3.0]
+    del complete["width 32", LENGTHS[2], 8][1]
+    with pytest.raises(UserError, match="lacks runs of a seed"):
+        longer.by_T(complete)
 
 
 def test_rivals_are_compared_in_the_cells_and_seeds_that_all_have(monkeypatch):

@@ -326,24 +326,31 @@ def repeats() -> list[float]:
     return found
 
 
-def longer_row(label: str) -> list[float]:
-    """Minus linear to 0, at three T."""
-    if label.startswith("*"):  # a title
-        return []
+def longer_gaps(label: str) -> list[np.ndarray]:
+    """Minus linear to 0, at three T, each [seeds]."""
     names = {"WSD, weight decay 0": "wsd-0", "WSD": "wsd-0.1"}
     lengths = (1_280_000, 5_120_000, 20_480_000)
-    return [longer.gap(names.get(label, label), T).mean() for T in lengths]
+    return [longer.gap(names.get(label, label), T) for T in lengths]
+
+
+def longer_row(label: str) -> list:
+    """Minus linear to 0, at three T, with an interval at the last."""
+    if label.startswith("*"):  # a title
+        return []
+    short, middle, long = longer_gaps(label)
+    return [short.mean(), middle.mean(), longer.over_seeds(long)]
 
 
 def longer_end(label: str) -> float:
     """Minus linear to 0, at the longest T."""
-    return longer_row(label)[2]
+    return longer_gaps(label)[2].mean()
 
 
 LONGER_ENDS = {  # row of README.md -> weight decay, line
     "linear to 0, searched at this T": (0, 0.1, None),
     "WSD, searched at this T": (0.1, "WSD"),
     "WSD without weight decay, searched at this T": (0, "WSD, weight decay 0"),
+    "schedule-free AdamW": (0.1, "schedule-free"),
     "constant": (0, longer.NO_DECAY + ", decayed"),
     "constant, averaged": (0, longer.NO_DECAY),
     "Power (fitted)": (0.1, DECAYED),
@@ -356,20 +363,18 @@ def longer_end_row(label: str) -> list[float]:
     return [*weight_decay, longer_end(line) if line else 0]
 
 
-def longer_costs() -> list[float]:
+def longer_costs() -> list:
     """Of a weight decay of 0.1, in WSD at the longest T, and in linear to 0 at all T."""
     losses = longer.planned()
-    costs = {}
-    for name in ("wsd", "linear"):
-        with_it, without = losses[f"{name}-0.1"], losses[f"{name}-0"]
-        costs[name] = [(with_it[T] - without[T]).mean() for T in without]
-    return [costs["wsd"][-1], 20.48, 0, min(costs["linear"]), max(costs["linear"])]
+    with_it, without = losses["linear-0.1"], losses["linear-0"]
+    costs = [(with_it[T] - without[T]).mean() for T in without]
+    return [below("wsd-0", "wsd-0.1"), 20.48, 0, min(costs), max(costs)]
 
 
-def below(name: str, other: str) -> float:
-    """How far the loss of a line is below that of another, at the longest T."""
-    losses = longer.any_time()
-    return (losses[other][20_480_000] - losses[name][20_480_000]).mean()
+def below(name: str, other: str, T: int = 20_480_000) -> np.ndarray:
+    """How far the loss of a line is below that of another, with rows over seeds."""
+    losses = longer.any_time() | longer.planned()
+    return longer.over_seeds(losses[other][T] - losses[name][T])
 
 
 def longer_ends() -> list[float]:
@@ -379,10 +384,16 @@ def longer_ends() -> list[float]:
     return [ends[0], 0, ends[1], 0.1, longer_end(DECAYED)]
 
 
-def longer_both() -> float:
-    """Power and the constant line without weight decay differ by at most this much."""
-    rows = longer_row(f"{FITTED}, weight decay 0"), longer_row(longer.NO_DECAY)
-    return max(abs(np.subtract(*rows)))
+def longer_both() -> list:
+    """Power below the constant line in short runs, and above it in long ones, at weight decay 0."""
+    none, power = longer.NO_DECAY, f"{FITTED}, weight decay 0"
+    return [below(power, none, 320_000)[0], 320, below(none, power)]
+
+
+def longer_free() -> list[float]:
+    """Schedule-free AdamW below linear to 0, then above it, and what is between the numbers."""
+    short, middle, long = (gap.mean() for gap in longer_gaps("schedule-free"))
+    return [-short, 0, 1.28, middle, 5.12, long]
 
 
 def best_rivals() -> np.ndarray:
@@ -469,6 +480,7 @@ NUMBERS = {
     "valleys.batch": lambda: best_lr(1_280_000, 8) / best_lr(1_280_000, 1),
     "factor.2": lambda: [cost_beside(fits(SHORT).points, step) for step in (-1, 1)],
     "transfer.mup": lambda: transfer(""), "transfer.standard": lambda: transfer(", standard"),
+    "transfer.without": lambda: transfer(", standard")[0],
     "page.b": lambda: [policies.b_of("weight decay 0.1")[0], bend(W80K, "n_embd=32").law.b[0]],
     "law.b": lambda: law_row("2,000")[0], "law.q": lambda: law_row("2,000")[1],
     "long.b": lambda: law_row("32,000")[0], "both": lambda: bent.interaction(*fits(SHORT)[1:4]),
@@ -548,20 +560,25 @@ NUMBERS = {
     "growing": lambda: fit.mean_of(policies.where_norms_grow()[0]),
     "others": lambda: fit.mean_of(policies.where_norms_grow()[1]),
     "growing.others": lambda: fit.mean_of(np.subtract(*policies.where_norms_grow())),
-    "longer.b": lambda: [longer.exponent(n)[0]
+    "longer.b": lambda: [longer.exponent(n)
                          for n in ("linear-0", "wsd-0", "linear-0.1", "wsd-0.1")],
     "longer.costs": longer_costs,
-    "longer.linear": lambda: [longer.exponent(n)[0] for n in ("linear-0", "linear-0.1")],
+    "longer.linear": lambda: [longer.exponent(n) for n in ("linear-0", "linear-0.1")],
     "longer.losses": lambda: [longer.planned()[f"linear-{decay}"][20_480_000].mean()
                               for decay in ("0", "0.1")],
-    "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY))
+    "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY)[0])
                                  for m in (5, 1)),
+    "longer.free": lambda: below(FITTED, "schedule-free"),
+    "longer.free.T": longer_free,
+    "longer.instead": lambda: below(longer.NO_DECAY, FITTED),
+    "longer.instead.decayed": lambda: below(longer.NO_DECAY + ", decayed", DECAYED),
+    "longer.span": lambda: abs(below(FITTED + ", a quarter of it", FITTED)[0]),
     "longer.per": lambda: round(20_480_000 / values("long-laptop/wsd-0", "n_params")[0], -1),
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
     "longer.constant": lambda: below(FITTED, "constant"),
     "longer.decayed": lambda: below(DECAYED, FITTED),
-    "longer.wsd": lambda: longer_end("WSD") - longer_end(DECAYED),
+    "longer.wsd": lambda: below(DECAYED, "wsd-0.1"),
     "repeats": repeats, "rivals.best": best_rivals,
     "growth.per.T": lambda: 2 ** policies.growth("weight decay ∝ 1/T")[0],
     "control": control_numbers,
