@@ -390,6 +390,10 @@ def longer_both() -> list:
     return [below(power, none, 320_000)[0], 320, below(none, power)]
 
 
+def tokens_per_parameter(T: int) -> float:
+    return round(T / values("long-laptop/wsd-0", "n_params")[0], -1)
+
+
 def longer_free() -> list[float]:
     """Schedule-free AdamW below linear to 0, then above it, and what is between the numbers."""
     short, middle, long = (gap.mean() for gap in longer_gaps("schedule-free"))
@@ -552,7 +556,7 @@ NUMBERS = {
     "rivals.none.both": lambda: rival("constant, weight decay 0, instead of Power"),
     "rivals.power": lambda: -rival("Power instead of constant, both at 0.1")[0][0],
     "rivals.power.both": lambda: rival("Power instead of constant, both at 0.1"),
-    "rivals.free": lambda: [-rows[0] for rows in rival(FREE)],
+    "rivals.free": lambda: -rival(FREE)[1][0],
     "rivals.free.rows": lambda: rival(FREE)[0],
     "schedule.free.cells": schedule_free_cells,
     "schedule.free.T": lambda: [-rivals.difference(FREE, T)[0] for T in (80_000, 1_280_000)],
@@ -569,11 +573,14 @@ NUMBERS = {
     "longer.fading": lambda: max(abs(below(f"constant, memory {m}", longer.NO_DECAY)[0])
                                  for m in (5, 1)),
     "longer.free": lambda: below(FITTED, "schedule-free"),
+    "longer.free.decayed": lambda: below(DECAYED, "schedule-free"),
+    "longer.free.0": lambda: longer_end("schedule-free, weight decay 0"),
     "longer.free.T": longer_free,
     "longer.instead": lambda: below(longer.NO_DECAY, FITTED),
     "longer.instead.decayed": lambda: below(longer.NO_DECAY + ", decayed", DECAYED),
     "longer.span": lambda: abs(below(FITTED + ", a quarter of it", FITTED)[0]),
-    "longer.per": lambda: round(20_480_000 / values("long-laptop/wsd-0", "n_params")[0], -1),
+    "longer.per": lambda: [tokens_per_parameter(1_280_000), 20.48,
+                           tokens_per_parameter(20_480_000)],
     "longer.both": longer_both, "longer.ends": longer_ends,
     "longer.power": lambda: [longer_end(DECAYED), longer_end(FITTED)],
     "longer.constant": lambda: below(FITTED, "constant"),
