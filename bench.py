@@ -54,7 +54,7 @@ def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
     copied = n_params if cfg.dtype == "bfloat16" else 0
     if cfg.recompute:  # the inputs of all blocks, and everything of one block
         blocks = cfg.n_layer * 4 * cfg.n_embd + block
-        copied /= cfg.n_layer
+        copied /= cfg.n_layer  # the weights of one block
 
     # 3. All tokens of a pass, and the bytes for every parameter
     tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len

@@ -73,15 +73,15 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, multiply=None) -> "tuple[Tensor, Routing]":
         """x [..., C] -> y [..., C] in x's dtype, Routing.
 
-        multiply: `grouped` or `loop`, by default the faster one that is right here.
+        multiply: `grouped` or `loop`. By default `grouped` in bfloat16 on an H100 or H200.
         """
         shape = x.shape
         x = x.flatten(0, -2)  # [N, C]
         dtype = devices.matmul_dtype(x)
         if multiply is None:
-            # On Blackwell, `grouped` has wrong gradients for experts without tokens
-            # (PyTorch issue 172439)
-            can_group = dtype == torch.bfloat16 and devices.is_hopper(x)
+            # On the next generation, Blackwell, experts without tokens get wrong gradients
+            # from `grouped` (PyTorch issue 172439)
+            can_group = devices.is_hopper(x) and dtype == torch.bfloat16
             multiply = grouped if can_group else loop
 
         # 1. Route: every token chooses its k best experts

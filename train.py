@@ -4,7 +4,7 @@
     python train.py --schedule wsd --total_tokens 8e6    any field of TrainConfig is a flag
     torchrun --nproc_per_node 8 train.py --preset 1B --data data/mine    on eight GPUs
     python train.py --out runs/a --resume                continue a stopped run
-    python train.py --branch runs/a --decay_tokens 3e5   decay a copy, from before its decay
+    python train.py --branch runs/a --decay_tokens 3e5   end a copy of a run with a decay
     python train.py --average --decay_tokens 0           average the weights instead of a decay
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the

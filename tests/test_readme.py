@@ -529,7 +529,6 @@ NUMBERS = {
     "unit.tokens": lambda: paper_lr(1024 * 4096, 1e13),
     "unit.steps": lambda: paper_lr(1024, 1e13 / 1024 / 4096),
     "doublings": lambda: math.log2(1e13 / 1e6) * (0.51 - 0.32),
-    "crossing": lambda: 100 * (4 / 4.6) ** (1 / 0.51),  # 4 n^b = 4.6 T^b
     "anytime": stopped, "anytime.cut": lambda: max(stopped(80_000 * 2**i)[0] for i in range(4)),
     "wsd": lambda: difference("WSD", PLANNED), "power": lambda: difference(FITTED, PLANNED),
     "power.linear": lambda: difference(FITTED, LINEAR[0], T=1_280_000),

@@ -47,7 +47,7 @@ ADDED = {
         POWER | AVERAGED | USUAL | dict(weight_decay=0.0), -0.3, 0.5
     ),
 }
-# Not in the rules either, but added before the last seed of the others was complete
+# In the second part of the rules, after seeds 0 and 1 of the other lines
 SCHEDULE_FREE = {
     "schedule-free": Line(
         dict(schedule="constant", average=True, weight_decay=0.1), 0.0, 0.5
