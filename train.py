@@ -265,7 +265,10 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
             text = sample(model.eval(), corpus.tokenizer)
         text = text or "(empty, because the model ended the text at once)"
     (run.out / "sample.txt").write_text(text, encoding="utf-8")
-    figures.draw_curve(run.out, record)
+    try:
+        figures.draw_curve(run.out, record)
+    except Exception as error:  # the run is complete without its picture
+        flags.say(f"{run.out}: no curve.png ({error})")
     if record["diverged"]:
         flags.say("diverged")
     else:

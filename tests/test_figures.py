@@ -1,6 +1,9 @@
 """Every figure can be read: nothing overlaps, nothing is cut off, no text is tiny or faint."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.colors
@@ -15,6 +18,8 @@ import exponents
 import policies
 import schedules
 from tools import figures as drawing
+
+ROOT = Path(__file__).parent.parent
 
 
 def contrast_on_white(color) -> float:
@@ -129,3 +134,40 @@ def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(text.encode() + b"\xff\n")
     found = [(m["tokens"], *list(m.items())[1]) for m in drawing.read_metrics(tmp_path)]
     assert found == [lines[0], lines[4], lines[2], lines[3]]
+
+
+TRAIN = "train.py --total_tokens 2k --warmup_tokens 0 --n_layer 1 --n_embd 16 --n_head 2 --out run"
+
+
+@pytest.mark.parametrize(
+    "backend", ["module://matplotlib_inline.backend_inline", "nonsense"]
+)
+@pytest.mark.parametrize(
+    "command, picture",
+    [
+        (f"{TRAIN} --seq_len 32 --batch_size 2 --dtype float32", "run/curve.png"),
+        ("schedules.py", "assets/schedules.png"),
+        ("fit.py sweep", "sweep/law.png"),
+    ],
+)
+def test_programs_draw_whatever_backend_a_notebook_sets(
+    command, picture, backend, tmp_path, corpus_path
+):
+    """A notebook sets one for every program that it starts."""
+    from test_fit import write, wsd_records  # which imports this file
+
+    program, *argv = command.split()
+    if program == "train.py":
+        argv.append(f"--data={corpus_path}")
+    if program == "fit.py":
+        write(wsd_records(widths=[32]), tmp_path / "sweep")
+    done = subprocess.run(
+        [sys.executable, ROOT / program, *argv],
+        cwd=tmp_path,
+        env=os.environ | {"MPLBACKEND": backend},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
+    assert "no curve.png" not in done.stdout

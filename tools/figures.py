@@ -7,6 +7,7 @@ A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2 v
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,9 @@ HUES = {
 @contextlib.contextmanager
 def figure(path: Path, height: float, panels: int = 1, **layout) -> Iterator[np.ndarray]:
     """Yield the axes of stacked panels, and save the figure when the block ends."""
+    # A notebook tells its programs to draw into it, and matplotlib then fails to start
+    # without the notebook's packages. We draw into a file.
+    os.environ["MPLBACKEND"] = "Agg"
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -55,11 +59,14 @@ def size(tokens: float) -> str:
 
 
 def shades(names, hue: str) -> dict:
-    """{name: a color}, from the light end of a hue to its dark end."""
-    from matplotlib.colors import LinearSegmentedColormap
+    """{name: (red, green, blue)}, from the light end of a hue to its dark end."""
+    light, dark = map(rgb, HUES[hue])
+    return dict(zip(names, map(tuple, np.linspace(light, dark, len(names)))))
 
-    color_at = LinearSegmentedColormap.from_list("", HUES[hue])
-    return dict(zip(names, color_at(np.linspace(0, 1, len(names)))))
+
+def rgb(color: str) -> np.ndarray:
+    """'#ff0033' -> [1, 0, 0.2]"""
+    return np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
 
 
 def log_ticks(axis, values, unit: float | None = None) -> None:
