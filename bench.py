@@ -7,7 +7,7 @@ train.py.
 """
 
 import dataclasses
-import itertools
+import math
 import statistics
 import time
 
@@ -119,28 +119,41 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
 # -- Measure -----------------------------------------------------------------------------
 
 
-def step_times(cfg: TrainConfig, state: train.State, corpus, n: int) -> list[float]:
-    """Train n steps and return the seconds that every step took."""
+def step_times(steps, n: int) -> list[float]:
+    """Take n of train.training_steps, and return the seconds that every step took."""
     times = []
-    before = time.perf_counter()
-    steps = train.training_steps(cfg, state, corpus)
-    for step in tqdm(itertools.islice(steps, n), total=n, leave=False, disable=None):
-        step.loss.item()  # waits for the device
-        now = time.perf_counter()
-        times.append(now - before)
-        before = now
+    for _ in tqdm(range(n), leave=False, disable=None):
+        began = time.perf_counter()
+        next(steps).loss.item()  # waits for the device
+        times.append(time.perf_counter() - began)
     return times
 
 
+def check_learned(name: str, first: float, last: float) -> None:
+    """Raise UserError unless the loss fell. The speed of a model that diverged is no speed."""
+    if not last < first < math.inf:  # so NaN fails, too
+        raise UserError(
+            f"{name} did not learn: its loss went from {first:.4g} to {last:.4g}; "
+            "we print no speed"
+        )
+
+
 def benchmark(cfg: TrainConfig, corpus) -> str:
-    """Time 20 training steps on real batches, after 3 for warming up."""
+    """Time 20 training steps on real batches, after 3 for warming up.
+
+    Raises UserError if the model did not learn.
+    """
     n_steps = 3 + 20
     if cfg.total_tokens < n_steps * cfg.batch_tokens:
         least = f"{n_steps} steps take {n_steps * cfg.batch_tokens:,}"
         raise UserError(f"--total_tokens {cfg.total_tokens:,}: {least}")
     state = train.build(cfg)
-    times = step_times(cfg, state, corpus, n_steps)
-    low, median, high = statistics.quantiles(times[3:])
+    steps = train.training_steps(cfg, state, corpus)
+    first = next(steps).loss.item()  # on the first batch, before the first update
+    step_times(steps, 2)
+    low, median, high = statistics.quantiles(step_times(steps, 20))
+    state.tokens = 0  # so the next step reads the first batch again
+    check_learned("the model", first, next(steps).loss.item())
 
     _, world = devices.rank_and_world()
     tokens_per_s = cfg.batch_tokens / median

@@ -3,11 +3,12 @@
     git clone https://github.com/karpathy/nanoGPT
     python forks/bench_nanogpt.py --nanogpt nanoGPT               tokens per second, a ratio
     python forks/bench_nanogpt.py --nanogpt nanoGPT --compile     the same, both compiled
-    python forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16    ours in bfloat16
+    python forks/bench_nanogpt.py --nanogpt nanoGPT --bfloat16    both in bfloat16, too
 
-Both take turns in one process, step by step, so a slow machine slows down both. We print
-the median over the pairs. A ratio above 1 means that this project is faster. With
---bfloat16, ours runs beside nanoGPT in float32 and in bfloat16.
+The models take turns in one process, step by step, so a slow machine slows down all of
+them. We print the median over the rounds. A ratio above 1 means that this project is
+faster. With --bfloat16, ours runs beside nanoGPT in float32 and in bfloat16. All of them
+learn one batch by heart, and if a loss does not fall, we print no ratio.
 """
 
 import contextlib
@@ -22,103 +23,112 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import bench
 import train
-from tools.flags import program_parser
+from tools import flags
+
+SHAPES = [(64, 128), (64, 256), (128, 128), (128, 256)]  # width, tokens of a sequence
+LEARNING_RATE = 1e-3
 
 
 def load_nanogpt(folder: Path):
+    """nanoGPT's model.py as a module."""
     spec = importlib.util.spec_from_file_location("nanogpt", folder / "model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def build_theirs(nanogpt, shape: dict, compiled: bool) -> tuple:
+class Racer:
+    """A model in training, with the seconds and the loss of all its steps."""
+
+    def __init__(self, model, optimizer, dtype: str, loss_at: int):
+        self.model = model
+        self.optimizer = optimizer
+        self.dtype = dtype
+        self.loss_at = loss_at  # place of the loss in what the model returns
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def step(self, inputs, targets) -> None:
+        began = time.perf_counter()
+        bfloat16 = self.dtype == "bfloat16"
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = self.model(inputs, targets)[self.loss_at]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seconds.append(time.perf_counter() - began)
+        self.losses.append(loss.item())
+
+
+def ours(width: int, seq_len: int, compiled: bool, dtype: str) -> Racer:
+    shape = dict(n_layer=4, n_head=4, n_embd=width, seq_len=seq_len, batch_size=16)
+    cfg = train.make_config(**shape, device="cpu", compile=compiled, dtype=dtype)
+    state = train.build(cfg)
+    for group in state.optimizer.param_groups:
+        group["lr"] = LEARNING_RATE * group["lr_scale"]
+    return Racer(state.model, state.optimizer, dtype, loss_at=0)
+
+
+def theirs(nanogpt, width: int, seq_len: int, compiled: bool, dtype: str) -> Racer:
+    shape = dict(n_layer=4, n_head=4, n_embd=width, block_size=seq_len, vocab_size=256)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its size
-        model = nanogpt.GPT(
-            nanogpt.GPTConfig(vocab_size=256, dropout=0.0, bias=False, **shape)
-        )
-        optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
-    return torch.compile(
-        model
-    ) if compiled else model, optimizer  # as nanoGPT's train.py does
+        model = nanogpt.GPT(nanogpt.GPTConfig(**shape, dropout=0.0, bias=False))
+        optimizer = model.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), "cpu")
+    if compiled:
+        model = torch.compile(model)  # as nanoGPT's train.py does
+    return Racer(model, optimizer, dtype, loss_at=1)
 
 
-def take_step(model, optimizer, batch, dtype: str, loss_at: int) -> None:
-    """One training step. loss_at: place of the loss in what the model returns."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-        loss = model(*batch)[loss_at]
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def compare(
-    nanogpt, width: int, seq_len: int, compiled: bool, bfloat16: bool, pairs: int
-) -> None:
-    """Time forward pass, backward pass and update of both, on the same batch; print the
-    ratios."""
+def compare(nanogpt, shape: tuple[int, int], compiled: bool, dtype: str, rounds: int):
+    """Time steps of both on one batch, and print the ratios. Raises UserError if one did
+    not learn."""
     torch.manual_seed(0)
     torch.compiler.reset()  # compile for this shape, not for varying shapes
-    batch = torch.randint(256, (2, 16, seq_len)).unbind()  # inputs and targets
-    shape = dict(block_size=seq_len, n_layer=4, n_head=4, n_embd=width)
-    model, optimizer = build_theirs(nanogpt, shape, compiled)
-    cfg = train.make_config(
-        n_layer=4,
-        n_embd=width,
-        n_head=4,
-        seq_len=seq_len,
-        batch_size=16,
-        device="cpu",
-        compile=compiled,
-        dtype="bfloat16" if bfloat16 else "float32",
-    )
-    state = train.build(cfg)
+    width, seq_len = shape
+    inputs, targets = torch.randint(256, (2, 16, seq_len))
+    us = ours(width, seq_len, compiled, dtype)
+    them = [theirs(nanogpt, width, seq_len, compiled, "float32")]
+    if dtype == "bfloat16":
+        them.append(theirs(nanogpt, width, seq_len, compiled, dtype))
 
-    steps = {"ours": (state.model, state.optimizer, batch, cfg.dtype, 0)}
-    for dtype in dict.fromkeys(["float32", cfg.dtype]):
-        steps[dtype] = (model, optimizer, batch, dtype, 1)
-    seconds = {name: [] for name in steps}
-    for _ in range(3 + pairs):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            take_step(*step)
-            seconds[name].append(time.perf_counter() - started)
-    ours, theirs = (sum(p.numel() for p in m.parameters()) for m in (state.model, model))
-    print(f"width {width}, sequence {seq_len}: {ours:,} and {theirs:,} parameters")
-    for name in list(steps)[1:]:
-        ratios = [
-            theirs / ours for ours, theirs in zip(seconds["ours"][3:], seconds[name][3:])
-        ]
-        low, median, high = statistics.quantiles(ratios, n=4)
+    for _ in range(3 + rounds):  # 3 for warming up
+        for racer in (us, *them):
+            racer.step(inputs, targets)
+
+    sizes = [sum(p.numel() for p in racer.model.parameters()) for racer in (us, them[0])]
+    print(f"width {width}, sequence {seq_len}: {sizes[0]:,} and {sizes[1]:,} parameters")
+    bench.check_learned("ours", us.losses[0], us.losses[-1])
+    for racer in them:
+        bench.check_learned("nanoGPT", racer.losses[0], racer.losses[-1])
+        ratios = [b / a for a, b in zip(us.seconds[3:], racer.seconds[3:])]
+        low, median, high = statistics.quantiles(ratios)
         print(
-            f"    ours in {cfg.dtype}: {median:.3f} of nanoGPT's tokens per second in {name} "
-            f"(quartiles {low:.3f} {high:.3f})",
+            f"    ours in {dtype}: {median:.3f} of nanoGPT's tokens per second "
+            f"in {racer.dtype} (quartiles {low:.3f} {high:.3f})",
             flush=True,
         )
 
 
-def main() -> None:
-    parser = program_parser("bench_nanogpt.py", __doc__)
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("bench_nanogpt.py", __doc__)
     add = parser.add_argument
     add("--nanogpt", type=Path, required=True, help="a clone of nanoGPT")
     add("--compile", action="store_true", help="compile both models")
     add("--bfloat16", action="store_true", help="ours in bfloat16")
-    add(
-        "--widths",
-        type=int,
-        nargs="+",
-        default=[64, 128],
-        help="of the models (default: 64 128)",
-    )
-    add("--pairs", type=int, default=40, help="timed steps of each (default: 40)")
-    args = parser.parse_args()
+    add("--rounds", type=int, default=40, help="timed steps of each (default: 40)")
+    args = parser.parse_args(argv)
     nanogpt = load_nanogpt(args.nanogpt)
-    for width in args.widths:
-        for seq_len in (128, 256):
-            compare(nanogpt, width, seq_len, args.compile, args.bfloat16, args.pairs)
+    dtype = "bfloat16" if args.bfloat16 else "float32"
+    try:
+        for shape in SHAPES:
+            compare(nanogpt, shape, args.compile, dtype, args.rounds)
+    except flags.UserError as error:
+        return flags.fail("bench_nanogpt.py", error)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

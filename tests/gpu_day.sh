@@ -192,10 +192,10 @@ def profile():
     """Kernels of a step. A step must not wait for the GPU, and validation must not compile."""
     def work():
         cfg, corpus = configure(preset=preset, batch_size=8, micro_batch_size=4, compile=CUDA)
-        state = train.build(cfg)
-        bench.step_times(cfg, state, corpus, 3)
+        steps = train.training_steps(cfg, train.build(cfg), corpus)
+        bench.step_times(steps, 3)
         with torch.profiler.profile() as record:
-            times = bench.step_times(cfg, state, corpus, 2)
+            times = bench.step_times(steps, 2)
         record.export_chrome_trace(str(OUT / f"trace-{preset}.json.gz"))
         kind = "self_device_time_total" if CUDA else "self_cpu_time_total"
         on_device = lambda e: e.device_type.name == "CUDA" and not e.is_user_annotation
@@ -205,7 +205,6 @@ def profile():
         say(preset=preset, step_ms=500 * sum(times), kernels_ms=sum(ms.values()), largest=largest)
         check = torch.cuda.set_sync_debug_mode if CUDA else str
         check("error")
-        steps = train.training_steps(cfg, state, corpus)
         next(steps)
         next(steps)
         check("default")
@@ -255,7 +254,7 @@ def side_worker(i, width, counts, barrier, results):
     shape = dict(n_embd=width, n_head=width // 64, n_layer=8, seq_len=512, base_width=256)
     cfg, corpus = configure(**shape, batch_size=16, seed=i, **LONG)
     state = train.build(cfg)
-    bench.step_times(cfg, state, corpus, 3)
+    bench.step_times(train.training_steps(cfg, state, corpus), 3)
     for count in counts:
         barrier.wait()
         began, before = time.perf_counter(), state.tokens

@@ -1,6 +1,7 @@
 """What the speed rests on: no graph breaks, one compilation, estimates that hold; no timings."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import bench
 import train
 from model import GPT
 from test_mistakes import one_line
-from tools import devices
+from tools import devices, flags
 
 SMALL = dict(
     n_layer=2, n_embd=64, n_head=4, n_ffn=128, seq_len=64, batch_size=4, device="cpu"
@@ -181,8 +182,8 @@ def test_dry_run_counts(capsys):
 
 
 def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
-    flags = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
-    assert bench.main(flags) == 0
+    argv = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
+    assert bench.main(argv) == 0
     assert "tokens/s" in capsys.readouterr().out and not list(tmp_path.iterdir())
     peaks = {
         "NVIDIA H100 80GB HBM3": 989e12,
@@ -192,6 +193,15 @@ def test_benchmark_and_profile_leave_no_run(corpus_path, tmp_path, capsys):
     assert {
         card: devices.PEAK_FLOPS.get(card) for card in peaks
     } == peaks  # no card has another's
+
+
+def test_no_speed_is_printed_of_a_model_that_did_not_learn(corpus_path, capsys):
+    argv = [f"--{k}={v}" for k, v in (SMALL | dict(data=corpus_path)).items()]
+    diverging = [*argv, "--schedule=constant", "--warmup_tokens=0", "--lr=1e4"]
+    assert "did not learn: its loss went from" in one_line(bench.main, diverging, capsys)
+    for first, last in ((5.0, 5.0), (5.0, math.nan), (math.nan, 5.0), (math.inf, 5.0)):
+        with pytest.raises(flags.UserError):
+            bench.check_learned("the model", first, last)
 
 
 def test_a_model_is_refused_if_its_training_state_exceeds_the_memory(monkeypatch, capsys):
