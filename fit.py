@@ -10,16 +10,16 @@ The first ends with the commands of a WSD run and of a Power run that follow the
 third prints the best learning rate under the paper's law. The last does this under your
 law, and adds the commands.
 
-We fixed this procedure before the runs of results/bend-laptop (docs/methods.md):
+We fixed this procedure before the runs of results/bend-laptop (research/methods.md):
 
 1. A *cell* is a shape, a run length T and a batch size. Average its losses over the
    seeds. Fit a cubic in log lr to the 7 learning rates nearest the lowest loss, and take
    its minimum. We leave a cell out, and count it, if this is impossible.
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
-   one a per shape. (docs/bent.py tests whether a law that flattens at large batch sizes
+   one a per shape. (research/bent.py tests whether a law that flattens at large batch sizes
    is better.)
 3. Intervals measure how far the law moves without one batch size, and without one seed.
-   The two variances add up, and the interval is 95% of Student's t. (docs/coverage.py
+   The two variances add up, and the interval is 95% of Student's t. (research/coverage.py
    shows why it is not a bootstrap.)
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
@@ -466,7 +466,7 @@ def paper_reading(
     """The reading of the paper, b with q = 1 in the three best batch sizes, and s and a.
 
     s is the slope of log beta on log T there. If lr = a beta^q T^b is exact, the
-    paper's b is b + (q - 1) s. (docs/coverage.py tries other rows.)
+    paper's b is b + (q - 1) s. (research/coverage.py tries other rows.)
     """
     points = usable(found)
     x, weight, loss = rows_of(points)

@@ -1,21 +1,17 @@
-"""Averages of the weights: kept in training by --average, or merged from checkpoints."""
+"""Averages of the weights, kept in training by --average."""
 
 import itertools
-import random
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from tools import devices, runs
+from tools import devices
 
-import merge
 import train
 from eval import main as evaluate, sample, validation_loss
 from model import load_model, main as export
 from records import uses_average
-from schedules import DECAY_SHAPES, SCHEDULES, constant, decay
-from test_readme import PAGES
+from schedules import SCHEDULES
 from test_resume import stop
 from test_train import SMALL, flags, metrics, read, same
 
@@ -119,46 +115,3 @@ def test_resuming_and_branching_continue_the_average(corpus_path):
     loss = lambda out: read(Path(out) / "record.json")["average_val_loss"]
     assert loss("stopped") == loss("from-half") == whole
     assert loss("from-plain") == pytest.approx(whole, abs=0.02)
-
-
-# -- forks/merge.py: a decay without training --------------------------------------------
-
-
-@pytest.mark.parametrize("shape", DECAY_SHAPES)
-def test_shares_are_those_of_a_loop_and_sum_to_1(shape):
-    tokens = sorted(random.Random(0).sample(range(1000), 9))
-    c = merge.shares(tokens, DECAY_SHAPES[shape])
-    for j in range(1, 9):  # updates between two checkpoints are in all later checkpoints
-        middle = (tokens[j - 1] + tokens[j]) / 2
-        factor = DECAY_SHAPES[shape]((middle - tokens[0]) / (tokens[-1] - tokens[0]))
-        assert sum(c[j:]) == pytest.approx(factor, abs=1e-14)
-    assert sum(c) == pytest.approx(1, abs=1e-14)
-
-
-@pytest.mark.parametrize("shape", DECAY_SHAPES)
-def test_merged_is_decayed_under_sgd_with_fixed_gradients(shape):
-    gradients = torch.randn(50, 7, dtype=torch.double)
-    lr = decay(constant(0.1), 50, 20, shape)
-    trunk, decayed = torch.zeros(2, 7, dtype=torch.double)
-    Path("run").mkdir()
-    runs.write_json(Path("run/config.json"), dict(total_tokens=50, decay_tokens=0))
-    for n, gradient in enumerate(gradients, 1):  # a step is a token
-        trunk, decayed = trunk - 0.1 * gradient, decayed - lr(n - 0.5) * gradient
-        saved = dict(config={}, tokens=n, model={"w": trunk}, stages=[])
-        runs.write_checkpoint(Path(f"run/ckpt/{n:03}.pt"), saved)
-    assert merge.main(["run", f"--shape={shape}", "--last=0.4"]) == 0
-    merged = runs.read_checkpoint(Path("run/merged.pt"))["model"]["w"]
-    torch.testing.assert_close(merged, decayed, rtol=1e-13, atol=1e-14)
-
-
-def test_eval_and_branch_open_the_merged_weights(corpus_path, capsys):
-    saves = dict(save_every=256, keep_checkpoints=99, out="runs/trunk")
-    assert train.main(flags(corpus_path, schedule="wsd", **saves)) == 0
-    assert merge.main(["runs/trunk", "--last=0.02"]) == 2  # one checkpoint
-    assert "fewer than 2 checkpoints" in capsys.readouterr().err
-    (command,) = re.findall(r"python forks/merge.py (.+)", PAGES["elsewhere.md"])
-    assert merge.main(command.split()) == 0
-    # no decay
-    assert runs.read_checkpoint(Path("runs/trunk/merged.pt"))["tokens"] == 36 * 256
-    assert evaluate(["--model=runs/trunk/merged.pt", "--device=cpu"]) == 0
-    assert train.main(["--branch=runs/trunk/merged.pt", "--decay_tokens=1024"]) == 0

@@ -13,9 +13,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-import curves
-import exponents
-import policies
 import schedules
 from tools import figures as drawing
 
@@ -91,13 +88,6 @@ def figures(monkeypatch):
 def test_schedules_are_printed_and_drawn(figures, capsys):
     assert schedules.main([]) == 0 and Path("assets/schedules.png").exists()
     assert "32.00B  0.000258  0.000000  0.000000" in capsys.readouterr().out
-
-
-def test_the_figures_of_the_readme(figures, tmp_path):
-    curves.draw_race(tmp_path / "curves.png")
-    curves.draw_decay(tmp_path / "decay.png")
-    exponents.draw(tmp_path / "exponents.png")
-    policies.draw(tmp_path / "policies.png")
 
 
 @pytest.mark.parametrize("schedule", [*schedules.SCHEDULES, "a fork's own"])

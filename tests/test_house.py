@@ -26,7 +26,8 @@ read = lambda pattern: {
     path: path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)
 }
 STORY, TOOLS, TESTS = map(read, ("*.py", "tools/*.py", "tests/*.py"))
-PROGRAMS = read("docs/*.py") | read("forks/*.py")
+PROGRAMS = read("docs/*.py")
+RESEARCH = read("research/**/*.py")
 CODE = {
     p.relative_to(ROOT).as_posix(): ast.parse(t)
     for p, t in (STORY | TOOLS | PROGRAMS).items()
@@ -68,6 +69,17 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     assert set().union(*used.values()) - others == set(listed)
 
 
+def test_nothing_outside_research_imports_it():
+    """So that the folder may be deleted."""
+    programs = {path.stem for path in ROOT.glob("research/**/*.py")} - {"conftest"}
+    outside = STORY | TOOLS | PROGRAMS | TESTS | read("docs/exercises/*.py")
+    found = []
+    for path, text in outside.items():
+        names = imports(ast.walk(ast.parse(text)))
+        found += [(path.name, name) for name in names & {*programs, "research"}]
+    assert found == []
+
+
 def test_pyproject_names_the_packages_of_the_requirements_files():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
@@ -106,7 +118,7 @@ def test_every_story_file_runs_and_says_how(name):
 
 
 def test_no_line_is_longer_than_100_columns():
-    texts = STORY | TOOLS | TESTS | PROGRAMS | read("docs/exercises/*.py")
+    texts = STORY | TOOLS | TESTS | PROGRAMS | RESEARCH | read("docs/exercises/*.py")
     long = [
         (p.name, x)
         for p, text in texts.items()

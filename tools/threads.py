@@ -2,7 +2,7 @@
 once.
 
 By default, waiting threads spin, and beside a second busy process a training step takes
-much longer (docs/log.md). After GOMP_SPINCOUNT turns they sleep instead. We keep a
+much longer (research/log.md). After GOMP_SPINCOUNT turns they sleep instead. We keep a
 value that you set.
 """
 

@@ -1,4 +1,4 @@
-"""Do fit.py and docs/bent.py give a known law back, straight or bent, from runs like ours?"""
+"""Do fit.py and research/bent.py give a known law back, straight or bent, from runs like ours?"""
 
 import itertools
 import math

@@ -1,6 +1,6 @@
-"""The exponent of T in the best learning rate: what it depends on. See docs/why.md.
+"""The exponent of T in the best learning rate: what it depends on. See research/why.md.
 
-    python docs/exponents.py
+    python research/exponents.py
 
 Draws a figure of README.md, from results/bend-laptop and results/why-laptop.
 """

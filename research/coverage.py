@@ -1,7 +1,7 @@
 """How often do intervals hold the truth? Made-up sweeps with a known law and noise like ours.
 
-    python docs/coverage.py                 all tables; a quarter of an hour on one core
-    python docs/coverage.py --sweeps 50     a rough answer
+    python research/coverage.py                 all tables; a quarter of an hour on one core
+    python research/coverage.py --sweeps 50     a rough answer
 
 First it measures how b scatters in our sweeps, then in the made-up ones. A *series* is a
 shape, a batch size and a seed. All its T share trunks, so they share noise. All series of

@@ -1,4 +1,4 @@
-"""Do intervals hold the truth of made-up sweeps, and does docs/coverage.py make them as it says?"""
+"""Do intervals hold the truth of made-up sweeps, and does coverage.py make them as it says?"""
 
 import math
 import runpy
@@ -10,7 +10,7 @@ import pytest
 import fit
 
 # by its path, because a package on PyPI has the same name
-PROGRAM = Path(__file__).parent.parent / "docs/coverage.py"
+PROGRAM = Path(__file__).parents[2] / "research/coverage.py"
 coverage = runpy.run_path(str(PROGRAM))
 
 

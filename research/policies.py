@@ -1,6 +1,6 @@
 """What makes the best learning rate fall? The decisions of results/why-laptop/rules.md.
 
-    python docs/policies.py
+    python research/policies.py
 
 A *policy* is a rule for weight decay or norms. For each, this program prints b, the
 exponent of the run length T in the best learning rate, and the same exponent for the
@@ -12,7 +12,7 @@ are not in the rules, because we thought of them after the runs:
   decays, at the longest T
 - *kept*: what the best learning rate of the shortest T costs at the longest (nats)
 
-It also draws a figure of docs/why.md.
+It also draws a figure of research/why.md.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The comparison again, with rivals: constant learning rates without weight decay, and others.
 
-    python docs/rivals.py
+    python research/rivals.py
 
 Prints the table and the decisions of results/rivals-laptop/rules.md, from its records and
 those of the comparison.

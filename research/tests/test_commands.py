@@ -1,4 +1,4 @@
-"""Every command line of README and docs is one that its program understands."""
+"""Every command line of a page is one that its program understands."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ import grids
 import train
 
 TEXT = "\n".join(PAGES.values())
-PROGRAM = r"(?:docs/)?\w+\.py"
+PROGRAM = r"(?:docs/|research/)?\w+\.py"
 BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.S)
 INLINE = re.findall(
     rf"`(python {PROGRAM}[^`]*)`", re.sub(r"```.*?```", "", TEXT, flags=re.S)

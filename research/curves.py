@@ -1,6 +1,6 @@
 """Loss curves: one Power run that ends at four lengths, and cosines planned for each of them.
 
-    python docs/curves.py
+    python research/curves.py
 
 Draws the first two figures of README.md from results/curves-laptop, as means over its
 seeds, and prints their losses. results/curves-laptop/run.sh makes the runs.

@@ -1,4 +1,4 @@
-"""Does docs/policies.py find the exponents of made-up sweeps, and decide as its rules say?"""
+"""Does research/policies.py find the exponents of made-up sweeps, and decide as its rules say?"""
 
 import itertools
 import json

@@ -1,6 +1,6 @@
 """The caveats of the pages as numbers: trends with T, and what weight decay costs.
 
-    python docs/checks.py
+    python research/checks.py
 
 Reads the committed records. Intervals are 95%, of Student's t, without one pair of
 width and batch size at a time, and without one seed (`error_of` in fit.py).

@@ -2,10 +2,10 @@
 # Measure on one GPU what docs/train.md says is not measured. Needs no network. Every step has a
 # time limit and needs no other step. OUT gets results.jsonl, log.txt and two timelines.
 #
-#   bash tests/gpu_day.sh OUT                     steps 1 to 13 (14 and 15 are for more time), about 20 minutes on an H100
-#   bash tests/gpu_day.sh OUT 1-5                 steps by number or name, as in 1-4,parts,e1
-#   bash tests/gpu_day.sh OUT --tiny              tiny models on any machine, to test this script
-#   bash tests/gpu_day.sh OUT 1-5 --wheels DIR    unpack packages from DIR first, if any is missing
+#   bash research/gpu_day.sh OUT                     steps 1 to 13 (14 and 15 are for more time), about 20 minutes on an H100
+#   bash research/gpu_day.sh OUT 1-5                 steps by number or name, as in 1-4,parts,e1
+#   bash research/gpu_day.sh OUT --tiny              tiny models on any machine, to test this script
+#   bash research/gpu_day.sh OUT 1-5 --wheels DIR    unpack packages from DIR first, if any is missing
 #
 # PYTHON names the interpreter (default: python3). To fill DIR on a machine with a network:
 #   pip download -d DIR --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
@@ -45,7 +45,7 @@ two() {  # two processes on one card, where NCCL should refuse and gloo should t
     done
 }
 
-e1() {  # a part of the sweep of docs/methods.md at a larger scale, until its time is over
+e1() {  # a part of the sweep of research/methods.md at a larger scale, until its time is over
     local grid=(--scale gpu --widths 256 --batches 4,16,64,128 --budgets 2560k,5120k,10240k)
     [[ $TINY ]] && grid=(--scale quick --widths 32 --batches 4 --budgets 10k --n_layer 1)
     timeout -s INT 500 "$PYTHON" sweep.py wsd "${grid[@]}" --workers "${WORKERS:-8}" \
@@ -53,7 +53,7 @@ e1() {  # a part of the sweep of docs/methods.md at a larger scale, until its ti
     rm -rf "$OUT/e1/trunks"
 }
 
-why() {  # three policies of docs/why.md at larger widths, until their time is over
+why() {  # three policies of research/why.md at larger widths, until their time is over
     local grid=(--scale gpu --widths 256,512 --batches 16 --budgets 2560k,5120k,10240k)
     grid+=(--warmup_tokens 640k)
     [[ $TINY ]] && grid=(--scale quick --widths 32 --batches 4 --budgets 10k --n_layer 1)

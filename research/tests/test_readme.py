@@ -1,4 +1,4 @@
-"""Every number of README and docs is the number in the records, and quoted code is in the source.
+"""Every number of a page is the number in the records, and quoted code is in the source.
 
 A page has <!--n:NAME--> before a number and <!--t:NAME--> before a table. NUMBERS and TABLES have
 a number, a list for the next numbers of the line, or draws. Pages may round.
@@ -25,8 +25,12 @@ import rivals
 import train
 from schedules import SCHEDULES
 
-ROOT = Path(__file__).parent.parent
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOT = Path(__file__).parents[2]
+FILES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("research/*.md")),
+]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
 # warmup of 2,000 and of 32,000 tokens
 SHORT, LONG = (
@@ -139,7 +143,7 @@ def apart() -> list[float]:
 
 
 def change_of(name: str, *sweeps: fit.Fits) -> np.ndarray:
-    """Change of b or q between two sweeps with the same cells, as docs/against.py computes it."""
+    """Change of b or q between two sweeps with the same cells, as against.py computes it."""
     laws = [fit.fit_law(f.points, *fit.leave_out(f.points)) for f in sweeps]
     return getattr(laws[1], name) - getattr(laws[0], name)
 
@@ -723,7 +727,7 @@ def test_quoted_code_patches_files_and_figures_exist():
         paths = [path.parent / image for image in re.findall(r'src="(.*?)"', text)]
         paths += [
             ROOT / name
-            for name in re.findall(r"`((?:tools/|tests/|forks/)\w+\.py)`", text)
+            for name in re.findall(r"`((?:tools/|tests/|forks/|research/)\w+\.py)`", text)
         ]
         assert [str(target) for target in paths if not target.exists()] == []
     drawn = {path.name for path in (ROOT / "assets").glob("*.png")}

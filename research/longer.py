@@ -1,9 +1,9 @@
 """Does a schedule without a plan cost anything in long runs?
 
-    python docs/longer.py
+    python research/longer.py
 
 Prints the tables and the decisions of results/long-laptop/rules.md, from its records, and
-draws a figure of docs/why.md.
+draws a figure of research/why.md.
 """
 
 import runpy

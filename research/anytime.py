@@ -1,8 +1,8 @@
 """If you stop here, how good are one Power run, and a longer cosine, cut short?
 
-    python docs/anytime.py results/compare-laptop results/search-laptop
+    python research/anytime.py results/compare-laptop results/search-laptop
 
-Draws a figure of docs/methods.md, from a comparison (`python sweep.py compare`). All
+Draws a figure of research/methods.md, from a comparison (`python sweep.py compare`). All
 losses are relative to cosines that were planned for the length at which you stop. Both
 follow our law.
 """

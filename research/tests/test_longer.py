@@ -1,4 +1,4 @@
-"""Do docs/longer.py and docs/rivals.py decide as their rules say?"""
+"""Do research/longer.py and research/rivals.py decide as their rules say?"""
 
 import itertools
 import json
