@@ -1,4 +1,4 @@
-"""forks/bench_nanogpt.py, with a small model in place of nanoGPT's."""
+"""research/bench_nanogpt.py, with a small model in place of nanoGPT's."""
 
 import bench_nanogpt
 from test_mistakes import one_line
