@@ -124,16 +124,6 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
     assert not list(run.rglob("*.tmp"))
 
 
-def test_a_picture_that_fails_does_not_fail_its_run(corpus_path, monkeypatch, capsys):
-    def fail(*_):
-        raise ValueError("no picture today")
-
-    monkeypatch.setattr(train.figures, "draw_curve", fail)
-    assert train.main(flags(corpus_path, out="run")) == 0
-    assert "no curve.png (no picture today)" in capsys.readouterr().out
-    assert Path("run/record.json").exists()
-
-
 def test_a_run_that_explodes_is_a_finished_result(corpus_path, tmp_path, capsys):
     argv = flags(corpus_path, schedule="constant", lr=1e6, grad_clip=0, out="boom")
     assert train.main(argv) == 0
