@@ -2,7 +2,7 @@
 # Measure on one GPU what docs/train.md says is not measured. Needs no network. Every step has a
 # time limit and needs no other step. OUT gets results.jsonl, log.txt and two timelines.
 #
-#   bash research/gpu_day.sh OUT                     steps 1 to 13 (14 and 15 are for more time), about 20 minutes on an H100
+#   bash research/gpu_day.sh OUT                     steps 1 to 13 (14 is for more time), about 20 minutes on an H100
 #   bash research/gpu_day.sh OUT 1-5                 steps by number or name, as in 1-4,parts,e1
 #   bash research/gpu_day.sh OUT --tiny              tiny models on any machine, to test this script
 #   bash research/gpu_day.sh OUT 1-5 --wheels DIR    unpack packages from DIR first, if any is missing
@@ -16,7 +16,7 @@
 #     python-dateutil six pytest iniconfig pluggy pygments
 
 STEPS="env:40 train:120 1B:200 1B-moe:200 loss:90 PowerLM-3B:150 PowerMoE-3B:150
-profile:120 exact:150 parts:60 side:200 two:120 tests:300 e1:540 why:540"  # name:seconds
+profile:120 exact:150 parts:60 side:200 two:120 tests:300 e1:540"  # name:seconds
 [[ $1 && $1 != -* ]] || { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" && OUT=$(realpath "$1") && shift && cd "$(dirname "$0")/.." || exit
 PYTHON=${PYTHON:-python3} WANTED=1-13 TINY="" WORK=$(mktemp -d)
@@ -53,25 +53,9 @@ e1() {  # a part of the sweep of research/methods.md at a larger scale, until it
     rm -rf "$OUT/e1/trunks"
 }
 
-why() {  # three policies of research/why.md at larger widths, until their time is over
-    local grid=(--scale gpu --widths 256,512 --batches 16 --budgets 2560k,5120k,10240k)
-    grid+=(--warmup_tokens 640k)
-    [[ $TINY ]] && grid=(--scale quick --widths 32 --batches 4 --budgets 10k --n_layer 1)
-    mkdir "$WORK/fork" && cp -r ./*.py tools forks "$WORK/fork"
-    [[ -d data ]] && cp -r data "$WORK/fork"
-    cd "$WORK/fork" && git apply forks/memory.patch || return
-    for policy in "none --weight_decay 0" "usual" "norms --weight_decay 0 --fixed_norm all"; do
-        read -r name flags <<<"$policy"
-        # shellcheck disable=SC2086
-        timeout -s INT 170 "$PYTHON" sweep.py wsd "${grid[@]}" --workers "${WORKERS:-8}" \
-            --out "$OUT/why/$name" $flags
-        rm -rf "$OUT/why/$name/trunks"
-    done
-}
-
 step() {
     case $1 in
-        two | e1 | why) $1 ;;
+        two | e1) $1 ;;
         exact) CUBLAS_WORKSPACE_CONFIG=:4096:8 "$PYTHON" "$WORK/measure.py" exact ;;
         tests) # in several processes, if pytest-xdist is there
             "$PYTHON" -c 'import xdist' && parallel=(-n 8 --dist worksteal)
@@ -79,7 +63,7 @@ step() {
         *) "$PYTHON" "$WORK/measure.py" "$1" ;;
     esac
 }
-export -f step two e1 why
+export -f step two e1
 
 cat > "$WORK/measure.py" <<'PY'
 import gc, json, os, statistics, sys, time  # noqa: E401
