@@ -55,6 +55,18 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
     return fits
 
 
+def moved(one: Fits, two: Fits, here: np.ndarray) -> np.ndarray:
+    """Mean change of log2 of the best learning rate in some cells, with the rows of fit.py.
+
+    A cell counts in a row if both have it there.
+    """
+    weight = (one.weight * two.weight)[:, here]
+    shift = (two.x - one.x)[:, here]
+    total = weight.sum(axis=1)
+    mean = (weight * shift).sum(axis=1) / np.where(total > 0, total, math.nan)
+    return fit.where_left_out(mean, weight)
+
+
 def report(one: Fits, two: Fits) -> None:
     """Print by how much the minima of the same cells moved, and the law."""
     # 1. The groups of cells: all, and those of every batch size
@@ -63,19 +75,14 @@ def report(one: Fits, two: Fits) -> None:
     for B in np.unique(batch_size):
         groups[f"batch size {B:g}"] = batch_size == B
 
-    # 2. A weighted mean over the cells of a group. A cell counts if both have it.
-    shift = two.x - one.x  # [rows, n]
-    weight = one.weight * two.weight
+    # 2. How far they moved
     loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
     print(
         "what changes               cells  log2 of the best learning rate   lowest loss"
     )
     for name, here in groups.items():
-        total = weight[:, here].sum(axis=1)
-        moved = (weight * shift)[:, here].sum(axis=1)
-        mean = moved / np.where(total > 0, total, math.nan)
-        mean = fit.where_left_out(mean, weight[:, here])
-        print(f"{name:<26} {here.sum():5d}  {show(mean):<32} {loss[here].mean():+.4f}")
+        mean = show(moved(one, two, here))
+        print(f"{name:<26} {here.sum():5d}  {mean:<32} {loss[here].mean():+.4f}")
 
     # 3. The law, unless the cells have a single batch size or T
     if math.isfinite(one.law.b[0]):

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from config import make_config
 from fit import mean_of, show
 from schedules import make_schedule
+from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure, size
 
@@ -155,21 +156,37 @@ def visible(ax, first: float, last: float) -> tuple[float, float]:
     return min(seen), max(seen)
 
 
-def report() -> None:
-    """Print the losses of the race."""
+def draw_all() -> None:
+    draw_race(ROOT / "assets/curves.png")
+    draw_decay(ROOT / "assets/decay.png")
+
+
+def tables() -> list[Table]:
     power, cosine, cut = ends("power"), ends("cosine"), cut_short()
-    print("      T   Power  cosine  longest cosine, stopped there (means over seeds)")
+    rows = []
     for i, T in enumerate(LENGTHS):
-        row = [values[i].mean() for values in (power, cosine, cut)]
-        print(f"{size(T):>7}   " + "   ".join(f"{loss:.3f}" for loss in row))
-    print(f"Power minus cosine, mean of all: {show(over_seeds(power - cosine))}")
+        row = [f"{values[i].mean():.3f}" for values in (power, cosine, cut)]
+        gaps = [power[i] - cosine[i], cut[i] - cosine[i]]
+        rows.append([size(T), *row, *(show(mean_of(gap[None])) for gap in gaps)])
+    rows.append(["mean of all T", "", "", "", show(over_seeds(power - cosine)), ""])
+    about = (
+        "The default run under one Power run with four decays, cosines planned for each "
+        "length, and the longest cosine, stopped there (`curves-laptop`, three seeds)."
+    )
+    head = ["T", "Power", "cosine", "longest cosine", "Power minus cosine"]
+    race = Table("curves", about, [*head, "longest cosine minus cosine"], rows)
+
+    T = LENGTHS[2]
+    drop = losses(f"power-{T}", T) - losses("power-trunk", T)
+    rows = [[f"T = {size(T)}", show(mean_of(drop[None]))]]
+    about = "Loss of this Power run after a decay minus that of the run that continues."
+    return [race, Table("decay", about, ["", "difference"], rows)]
 
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("curves.py", __doc__).parse_args(argv)
-    report()
-    draw_race(ROOT / "assets/curves.png")
-    draw_decay(ROOT / "assets/decay.png")
+    print(*tables(), sep="\n\n")
+    draw_all()
     return 0
 
 

@@ -20,6 +20,7 @@ import fit
 from compare import LINEAR, WSD, losses_of_lines, searched
 from fit import mean_of, show
 from records import cell_of, complete, loss_of, records_in
+from tables import Table
 from tools import flags
 from tools.figures import COLORS, draw_points, size
 from tools.flags import UserError
@@ -187,45 +188,112 @@ def draw(path: Path) -> None:
     )
 
 
+def draw_all() -> None:
+    draw(ROOT / "assets/longer.png")
+
+
+def losses_table() -> Table:
+    losses = any_time() | planned()
+    lengths = list(losses["linear-0"])
+    rows = []
+    for name in sorted(losses, key=lambda name: losses[name][5_120_000].mean()):
+        by_T = losses[name]
+        rows.append(
+            [name, *(f"{by_T[T].mean():.4f}" if T in by_T else "" for T in lengths)]
+        )
+    return Table(
+        "longer, losses",
+        "Mean loss over three seeds, in the order of 5.12M tokens (`long-laptop`: width 32, "
+        "batch size 8). Lines that need no T average their weights, unless they are decayed. "
+        "linear-0 and so on know T, and were searched at every T.",
+        ["line", *map(size, lengths)],
+        rows,
+    )
+
+
+def longer_table() -> Table:
+    rows = []
+    for name in (*any_time(), "wsd-0", "wsd-0.1"):
+        gaps = [over_seeds(gap(name, T)) for T in (1_280_000, *DECIDE)] + [trend(name)]
+        rows.append([name, *(show(some, 4) for some in gaps), verdict(name)])
+    return Table(
+        "longer",
+        "Loss minus that of a linear decay to 0, which was searched at every T. Lines that "
+        "name no weight decay and no memory have a weight decay of 0.1, and we subtract linear "
+        "to 0 at 0.1. From the others we subtract the lower of linear to 0 at 0 and at 0.1.",
+        ["line", *map(size, (1_280_000, *DECIDE)), "per doubling", "by the rules"],
+        rows,
+    )
+
+
+def instead_table() -> Table:
+    rows = []
+    for name in (*INSTEAD, NO_DECAY + ", decayed", *ADDED, *SCHEDULE_FREE):
+        gaps = instead_of_power(name)
+        word = decide(gaps, ("serves as well", "no substitute"))
+        rows.append([name, *(show(over_seeds(some), 4) for some in gaps), word])
+    return Table(
+        "longer, instead of Power",
+        "Loss minus that of Power (fitted), averaged, at a weight decay of 0.1.",
+        ["line", *map(size, DECIDE), "by the rules"],
+        rows,
+    )
+
+
+def pairs_table() -> Table:
+    losses = any_time() | planned()
+    decayed = "Power (fitted), decayed"
+    pairs = [
+        (NO_DECAY + ", decayed", decayed),
+        (NO_DECAY + ", decayed", NO_DECAY),
+        ("wsd-0.1", decayed),
+        ("wsd-0.1", "wsd-0"),
+        ("linear-0.1", "linear-0"),
+        ("constant", "Power (fitted)"),
+        ("schedule-free", decayed),
+        ("Power (fitted), weight decay 0", NO_DECAY),
+    ]
+    rows = []
+    for one, other in pairs:
+        gaps = [losses[one][T] - losses[other][T] for T in (320_000, 1_280_000, *DECIDE)]
+        rows.append(
+            [f"{one} minus {other}", *(show(over_seeds(some), 4) for some in gaps)]
+        )
+    return Table(
+        "longer, pairs",
+        "Other differences of these lines.",
+        ["lines", *map(size, (320_000, 1_280_000, *DECIDE))],
+        rows,
+    )
+
+
+def exponents_table() -> Table:
+    return Table(
+        "longer, exponents",
+        "Exponent of T in the best learning rate, T from 320k to 20.48M.",
+        ["line", "b"],
+        [[name, show(exponent(name), 2)] for name in planned()],
+    )
+
+
+def tables() -> list[Table]:
+    return [
+        longer_table(),
+        losses_table(),
+        instead_table(),
+        pairs_table(),
+        exponents_table(),
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("longer.py", __doc__).parse_args(argv)
     try:
-        report()
+        print(*tables(), sep="\n\n")
     except UserError as error:  # the sweeps are not finished
         return flags.fail("longer.py", error)
+    draw_all()
     return 0
-
-
-def report() -> None:
-    lengths = list(any_time()["Power (fitted)"])
-    print(f"{'loss, mean over seeds':<42}" + "".join(f"{size(T):>8}" for T in lengths))
-    for lines in (any_time(), planned()):
-        for name, losses in lines.items():
-            row = "".join(f"{losses[T].mean():8.4f}" for T in lengths if T in losses)
-            print(f"{name:<42}{row}")
-
-    print(
-        "\nminus linear to 0 (nats), at 1.28M and the three longest T, and per doubling"
-    )
-    for name in (*any_time(), "wsd-0", "wsd-0.1"):
-        shown = [over_seeds(gap(name, T)) for T in (1_280_000, *DECIDE)] + [trend(name)]
-        row = "  ".join(f"{show(rows, 4):<26}" for rows in shown)
-        print(f"{name:<42}{row}  {verdict(name)}")
-
-    losses = any_time() | planned()
-    print("\nfrom the lowest to the highest loss at T = 5.12M: ", end="")
-    print("; ".join(sorted(losses, key=lambda name: losses[name][5_120_000].mean())))
-
-    print("\nminus Power (fitted)")
-    for name in (*INSTEAD, NO_DECAY + ", decayed", *ADDED, *SCHEDULE_FREE):
-        gaps = instead_of_power(name)
-        row = "  ".join(f"{show(over_seeds(some), 4):<26}" for some in gaps)
-        print(f"{name:<42}{row}  {decide(gaps, ('serves as well', 'no substitute'))}")
-
-    print("\nexponent of T in the best learning rate")
-    for name in planned():
-        print(f"{name:<42}{show(exponent(name), 2)}")
-    draw(ROOT / "assets/longer.png")
 
 
 if __name__ == "__main__":

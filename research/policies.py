@@ -31,8 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from fit import interval, mean_of, show
+from tables import Table
 from tools import flags
-from tools.figures import COLORS, figure, size
+from tools.figures import COLORS, figure
 
 RUNS = ROOT / "results/why-laptop"
 POLICIES = {  # name -> folder
@@ -359,53 +360,79 @@ def draw(path: Path) -> None:
         ax.set_title("The best learning rate falls if weights do not grow", loc="right")
 
 
+def policies_table() -> Table:
+    rows = []
+    for name, folder in POLICIES.items():
+        kept = cost_of_keeping(name)
+        row = [name, show(b_of(name), 2)]
+        row.append("" if folder == "wd-0" else show(from_none(name), 2))
+        row += [show(norm_exponent(name), 2), show(update_exponent(name), 2)]
+        row += [show(control(name), 2, log2=True), show(growth(name), 2, log2=True)]
+        rows.append([*row, show(kept) if math.isfinite(kept[0]) else "-"])
+    grow, others = where_norms_grow()
+    for words, b in (("norm grows", grow), ("others", others), ("gap", grow - others)):
+        rows.append([words, show(mean_of(b), 2), *[""] * 6])
+    return Table(
+        "policies",
+        "Exponents of T in the best learning rate (b), in the norm of the best runs, and in "
+        "the relative update, for rules of weight decay or norms (`why-laptop`: width 32, "
+        "batch sizes 2, 8 and 32, T from 320k to 5.12M, three seeds). *Minus none*: b minus "
+        "that at weight decay 0. *Control*: twice the learning rate makes late relative "
+        "updates this many times as large. *Growth*: of the norm, over the last doubling of "
+        "the tokens before the decay. *Kept*: what the best learning rate of T = 320k costs at "
+        "5.12M. The last rows are means over "
+        "the policies whose norms grow with T and over the others, and their difference.",
+        ["policy", "b", "minus none", "norm", "update", "control", "growth", "kept"],
+        rows,
+    )
+
+
+def decisions_table() -> Table:
+    verdict, rise, b = ceiling()
+    same, spread, differ = one_slope()
+    answers = {
+        "memory, or forgetting by weight decay alone?": memory(),
+        "a ceiling at weight decay 0?": verdict,
+        "rise of log2 of the best learning rate, warmup 320k, T up to 1.28M": f"{rise:.2f}",
+        "b with the warmup of 320k": show(b, 2),
+        "one exponent of the relative update?": "yes" if same else "no",
+        "largest exponent of the update minus the smallest": f"{spread:.2f}",
+        "differences of these exponents that exclude 0": f"{len(differ)} of 36",
+    }
+    for batch_size in (8, 32):
+        early = [
+            np.mean(x)
+            for (B, T), x in rises().items()
+            if (B, T <= 1_280_000) == (batch_size, True)
+        ]
+        answers[f"rise at batch size {batch_size}"] = f"{np.mean(early):.2f}"
+    for (low, high), by_T in sizes().items():
+        name = f"exponent in the weight decay, {low} to {high}, batch size 8"
+        answers[name] = f"{statistics.mean(by_T.values()):.2f}"
+    for name in ("weight decay 0", "weight decay 0.1"):
+        for words, octaves in (("half", -1), ("twice", 1)):
+            cost = statistics.mean(cost_beside(name, octaves).values())
+            answers[f"cost of {words} the best learning rate, {name}"] = f"{cost:.3f}"
+    return Table(
+        "policies, decisions",
+        "By the rules of `why-laptop`. The costs are at T = 5.12M.",
+        ["question", "answer"],
+        [list(row) for row in answers.items()],
+    )
+
+
+def tables() -> list[Table]:
+    return [policies_table(), decisions_table()]
+
+
+def draw_all() -> None:
+    draw(ROOT / "assets/policies.png")
+
+
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("policies.py", __doc__).parse_args(argv)
-    print(
-        f"{'policy':<22}{'b':<23}{'relative update':<23}{'norm':<23}{'control':<20}"
-        f"{'growth':<20}kept"
-    )
-    for name, folder in POLICIES.items():
-        columns = [
-            f"{show(b_of(name), 2):<22}",
-            f"{show(update_exponent(name), 2):<22}",
-            f"{show(norm_exponent(name), 2):<22}",
-            f"{show(control(name), 2, log2=True):<19}",
-            f"{show(growth(name), 2, log2=True):<19}",
-            show(cost_of_keeping(name)),
-        ]
-        print(f"{name:<22}{' '.join(columns)}")
-        slopes = exponents(folder, "x")
-        missing = np.isnan(slopes).sum()
-        gap = "-" if folder == "wd-0" else show(from_none(name), 2)
-        print(
-            f"{'':<22}{slopes.shape[1]} seeds, {missing} of {slopes.size} series left out; "
-            f"b minus b at weight decay 0: {gap}"
-        )
-
-    some, others = where_norms_grow()
-    print(
-        f"b where the norm grows: {show(mean_of(some), 2)}, elsewhere: "
-        f"{show(mean_of(others), 2)}, difference: {show(mean_of(some - others), 2)}"
-    )
-
-    print(f"\nmemory, or forgetting by weight decay alone? {memory()}")
-    verdict, rise, b = ceiling()
-    print(
-        f"a ceiling at weight decay 0? {verdict}: a longer warmup raises log2 of the best "
-        f"learning rate by {rise:.2f} at T <= 1.28M, b {show(b, 2)}"
-    )
-    for (batch, T), some in rises().items():
-        print(f"    batch size {batch:g}, T = {size(T)}: {statistics.mean(some):+.2f}")
-    print("exponent of the best learning rate in the weight decay, batch size 8")
-    for (low, high), by_T in sizes().items():
-        row = ", ".join(f"{value:.2f} at {size(T)}" for T, value in by_T.items())
-        print(f"    {low} to {high}: {row}")
-    same, spread, differ = one_slope()
-    print(f"one exponent of the relative update? {'yes' if same else 'no'}")
-    print(f"    the largest minus the smallest is {spread:.2f}")
-    print(f"    the interval of {len(differ)} of 36 differences excludes 0")
-    draw(ROOT / "assets/policies.png")
+    print(*tables(), sep="\n\n")
+    draw_all()
     return 0
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 import fit
 from compare import LINES, differences, holm, losses_of_lines, mean_loss, needs_T, verdict
 from fit import show
+from tables import Table
 from records import complete, records_in
 from tools import flags
 from tools.figures import size
@@ -110,43 +111,57 @@ def seeds_of(name: str) -> int:
     return min(len(seeds) for seeds in lines()[name].values())
 
 
-def print_lines() -> None:
-    """A row for every new line, in Markdown."""
+def in_words(rows: np.ndarray) -> str:
+    return f"{show(rows)} {verdict(rows)}"
+
+
+def lines_table() -> Table:
+    """A row for every new line."""
     every = NEW["adamw"] | NEW["schedule-free"]
     gaps = {name: differences(lines()[name], lines()[POWER], cells()) for name in every}
-    late = f"at T = {size(longest())}"
-    print(f"| dense, {len(cells())} cells | needs T | seeds | minus {POWER} | {late} |")
-    print("|---|---|---|---|---|")
+    rows = []
     for name in sorted(every, key=lambda name: gaps[name][0]):
         at_longest = differences(lines()[name], lines()[POWER], cells(longest()))
         row = [name, needs_T(every[name]), str(seeds_of(name))]
-        row += [f"{show(rows)} {verdict(rows)}" for rows in (gaps[name], at_longest)]
-        print(f"| {' | '.join(row)} |")
+        rows.append([*row, in_words(gaps[name]), in_words(at_longest)])
+    head = ["line", "needs T", "seeds", "all T", f"T = {size(longest())}"]
+    return Table(
+        "rivals",
+        f"Loss minus {POWER}, in the {len(cells())} dense cells of the comparison "
+        "(`rivals-laptop`).",
+        head,
+        rows,
+    )
 
 
-def print_decisions() -> None:
-    """A row for every decision, in Markdown, and the differences that survive Holm's rule."""
+def decisions_table() -> Table:
+    """A row for every decision, and the differences that survive Holm's rule."""
     late = f"T = {size(longest())}"
-    print(f"\n| decision | all T | {late} |")
-    print("|---|---|---|")
+    rows = []
     tests = {}
     for decision in DECISIONS:
-        some = {f"{decision}, all T": difference(decision)}
-        some[f"{decision}, {late}"] = difference(decision, longest())
-        row = [f"{show(rows)} {verdict(rows)}" for rows in some.values()]
-        print(f"| {decision} | {' | '.join(row)} |")
-        tests |= some
+        over_all, at_longest = difference(decision), difference(decision, longest())
+        rows.append([decision, in_words(over_all), in_words(at_longest)])
+        tests |= {f"{decision}, all T": over_all, f"{decision}, {late}": at_longest}
+    any_time, planned = best_lines()
+    gap = differences(lines()[any_time], lines()[planned], cells())
+    rows.append([f"{any_time} instead of {planned}, after the fact", in_words(gap), ""])
     survivors = "; ".join(holm(tests)) or "none"
-    print(f"\nnot 0 after Holm's correction for {len(tests)}: {survivors}")
+    return Table(
+        "rivals, decisions",
+        f"Not 0 after Holm's correction for {len(tests)}: {survivors}.",
+        ["decision", "all T", late],
+        rows,
+    )
+
+
+def tables() -> list[Table]:
+    return [lines_table(), decisions_table()]
 
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("rivals.py", __doc__).parse_args(argv)
-    print_lines()
-    print_decisions()
-    any_time, planned = best_lines()
-    rows = differences(lines()[any_time], lines()[planned], cells())
-    print(f"{any_time} minus {planned}: {show(rows)} (both chosen after the fact)")
+    print(*tables(), sep="\n\n")
     return 0
 
 

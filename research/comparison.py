@@ -1,0 +1,156 @@
+"""The comparison of schedules, as tables. See research/methods.md.
+
+    python research/comparison.py
+
+Prints its tables of TABLES.md, from the committed records. `python fit.py
+results/compare-laptop results/search-laptop` prints the first two and draws them.
+"""
+
+import contextlib
+import io
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import anytime
+import fit
+import rivals
+from compare import comparison, differences, losses_of_lines
+from fit import mean_of, show
+from laws import slope_per_step
+from tables import Table
+from tools import flags
+from tools.figures import size
+
+FOLDERS = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
+POWER, AVERAGED = "Power (fitted)", "Power (fitted), averaged"
+WSD, LINEAR, COSINE = "WSD (fitted)", "linear to 0 (fitted)", "cosine (fitted)"
+ABOUT = {
+    "dense": "Mean loss, and its difference from the best planned line, over all T and at the "
+    "longest. Widths 64 and 128, batch sizes 2 and 8, T from 80k to 1.28M, five seeds (three "
+    "for the search).",
+    "MoE": "The same for width 64 with eight experts, batch sizes 2 and 8.",
+}
+PAIRS = [  # a line, and the line to subtract
+    (POWER, WSD),
+    (POWER, LINEAR),
+    (POWER, "linear to 0 ∝ √batch"),
+    (POWER, "WSD ∝ √batch"),
+    (POWER, "cosine ∝ √batch"),
+    ("Power (paper)", "WSD ∝ √batch"),
+    ("Power (paper)", "cosine ∝ √batch"),
+    (AVERAGED, WSD),
+    (AVERAGED, "WSD (fitted), averaged"),
+    ("WSD (fitted), averaged", WSD),
+    ("WSD", WSD),
+]
+
+
+@cache
+def records() -> list[dict]:
+    return fit.read_records(FOLDERS)
+
+
+@cache
+def lines() -> dict:
+    """{line: {cell: {seed: loss}}}"""
+    losses, _, _ = losses_of_lines(records())
+    return losses
+
+
+def comparison_tables() -> list[Table]:
+    """The tables that fit.py prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), tempfile.TemporaryDirectory() as out:
+        comparison(records(), Path(out))
+    found = []
+    for kind, part in zip(("dense", "MoE"), printed.getvalue().split("\n\n| ")[1:]):
+        lines = [
+            line.strip("| ").split(" | ") for line in part.split("\n\n")[0].splitlines()
+        ]
+        head, _, *rows = lines
+        found.append(Table(f"comparison, {kind}", ABOUT[kind], ["line", *head[1:]], rows))
+    return found
+
+
+def trend(one: str, other: str) -> np.ndarray:
+    """Nats per doubling of T of a difference between two lines, in the dense cells."""
+    first = lines()[one]
+    second = lines()[other]
+    dense = [cell for cell in first if "experts" not in cell[0]]
+    lengths = sorted({T for _, T, _ in dense})
+    pairs = sorted({(shape, batch_size) for shape, _, batch_size in dense})
+    seeds = sorted(first[dense[0]])
+
+    gap = np.empty((len(lengths), len(pairs), len(seeds)))
+    for i, T in enumerate(lengths):
+        for j, (shape, batch_size) in enumerate(pairs):
+            cell = shape, T, batch_size
+            gap[i, j] = [first[cell][seed] - second[cell][seed] for seed in seeds]
+    return mean_of(slope_per_step(gap))
+
+
+def pairs_table() -> Table:
+    rows = []
+    for one, other in PAIRS:
+        first, second = lines()[one], lines()[other]
+        shared = [cell for cell in first if cell in second]
+        dense = [cell for cell in shared if "experts" not in cell[0]]
+        moe = [cell for cell in shared if "experts" in cell[0]]
+        groups = [dense]
+        groups += [[cell for cell in dense if cell[1] == T] for T in (160_000, 1_280_000)]
+        groups.append(moe)
+        gaps = [show(differences(first, second, some)) if some else "" for some in groups]
+        gaps.insert(3, show(trend(one, other)))
+        rows.append([f"{one} minus {other}", *gaps])
+    head = ["dense, all T", "T = 160k", "T = 1.28M", "per doubling of T", "MoE, all T"]
+    return Table(
+        "pairs",
+        "Other differences of lines of the comparison.",
+        ["lines", *head],
+        rows,
+    )
+
+
+def anytime_table() -> Table:
+    """The cells of anytime.png."""
+    *_, runs_of = losses_of_lines(records())
+    shape, batch_size = "width 128", 2
+    cells = [cell for cell in lines()[POWER] if cell[::2] == (shape, batch_size)]
+    cut = anytime.losses_of_cut_cosine(runs_of(COSINE, cells[-1]), cells)
+    rows = []
+    for name, some in [(size(T), [c for c in cells if c[1] == T]) for _, T, _ in cells]:
+        gaps = [differences(lines()[POWER], lines()[COSINE], some)]
+        gaps.append(differences(cut, lines()[COSINE], some))
+        rows.append([name, *map(show, gaps), "", ""])
+    others = [differences(lines()[POWER], lines()[name], cells) for name in (WSD, LINEAR)]
+    power = show(differences(lines()[POWER], lines()[COSINE], cells))
+    rows.append(["mean of all T", power, "", *map(show, others)])
+    return Table(
+        "anytime",
+        f"If you stop at T: Power (fitted), and the longest cosine (fitted), cut short, minus "
+        f"planned lines ({shape}, batch size {batch_size}, five seeds).",
+        ["T", f"Power minus {COSINE}", "cut cosine minus it", f"Power minus {WSD}"]
+        + [f"Power minus {LINEAR}"],
+        rows,
+    )
+
+
+def tables() -> list[Table]:
+    return [*comparison_tables(), pairs_table(), anytime_table(), *rivals.tables()]
+
+
+def main(argv: list[str] | None = None) -> int:
+    flags.program_parser("comparison.py", __doc__).parse_args(argv)
+    print(*tables(), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
