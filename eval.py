@@ -15,7 +15,6 @@ in which the model writes an answer, such as GSM8K, export it and run the harnes
 import argparse
 import math
 import sys
-from os.path import commonprefix  # of sequences of anything, not only of paths
 from pathlib import Path
 
 import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
@@ -25,11 +24,17 @@ import torch
 import torch.nn.functional as F
 
 import data
-from model import GPT, Cache, load_model
+from model import GPT, load_model
 from tools import devices, files, flags, tasks
 from tools.flags import UserError
 
 NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it diverged"
+
+
+def tokens_per_pass(model: GPT) -> int:
+    """Tokens that the model reads at once. More would not fit into the cache of a CPU."""
+    return 2**11 if model.embed.weight.is_cpu else 2**13
+
 
 # -- Validation loss ---------------------------------------------------------------------
 
@@ -54,8 +59,7 @@ def validation_loss(
     index = data.shuffled(np.arange(used), n, seed=0)  # [used]
 
     # 2. Divide them into batches
-    tokens_per_batch = 2**11 if device.type == "cpu" else 2**13  # for the cache of a CPU
-    batch_size = max(1, tokens_per_batch // seq_len)
+    batch_size = max(1, tokens_per_pass(model) // seq_len)
     batches = np.array_split(index, math.ceil(used / batch_size))
 
     # 3. Add up the loss and the bytes of all targets
@@ -86,100 +90,47 @@ def validation_loss(
 # -- How likely is a text? ---------------------------------------------------------------
 
 
-def pick(cache: list[Cache], rows: list[int]) -> list[Cache]:
-    """The keys and values of these rows of the batch. A row may appear several times."""
-    return [layer.pick(rows) for layer in cache]
-
-
-def read(model: GPT, cache: list[Cache], rows: list[list[int]]) -> torch.Tensor:
-    """Run rows of tokens after the cached tokens -> the output of the last block, [B, T, C]."""
-    T = max(map(len, rows))
-    # a causal model cannot see the zeros
-    padded = [row + [0] * (T - len(row)) for row in rows]
-    return model.hidden(torch.tensor(padded, device=model.embed.weight.device), cache)[0]
-
-
 @torch.no_grad()
-def score(model: GPT, items: list[list[tasks.Request]]) -> list[list[float]]:
-    """Sum the log-probabilities (in nats) of the requested tokens, for all requests of all items.
+def score(model: GPT, requests: list[tasks.Request], title="") -> list[float]:
+    """Log-probability of every request (ids, n): the sum over its last n tokens, in nats.
 
-    The requests of an item are its answer choices, which share a context. So we read the
-    batch as a tree, first the few-shot examples that all items share, then the contexts,
-    then the choices.
+    Several processes share the work.
     """
-    # 1. Where does the tree branch? At `root` into items, at `fork` into requests
-    contexts = []
-    for item in items:
-        contexts.append(commonprefix([ids[: -n - 1] for ids, n in item]))
-    shared = len(commonprefix(contexts))
-    root = shared if shared >= 32 else 0  # a few tokens are not worth a pass
-    fork = min(len(context) for context in contexts)
+    # 1. The model reads all tokens but the last. It reads equal inputs once, as of the
+    # four letters of a question of MMLU
+    of_input = {}  # input -> numbers of its requests
+    for i, (ids, _) in enumerate(requests):
+        of_input.setdefault(tuple(ids[:-1]), []).append(i)
 
-    # 2. Read every part once, and keep keys and values in the cache
-    cache = [Cache() for _ in model.blocks]
-    if root:
-        read(model, cache, [contexts[0][:root]])
-        cache = pick(cache, [0] * len(items))
-    if fork > root:
-        read(model, cache, [context[root:fork] for context in contexts])
-    requests = []
-    for i, item in enumerate(items):
-        requests += [(i, ids, n) for ids, n in item]
-    cache = pick(cache, [i for i, _, _ in requests])
-    outputs = read(model, cache, [ids[fork:-1] for _, ids, _ in requests])
-
-    # 3. Add up the log-probabilities of the last n tokens of every request
-    sums: list[list[float]] = [[] for _ in items]
-    for x, (i, ids, n) in zip(outputs, requests):  # x [T, C]
-        end = len(ids) - 1 - fork  # the model predicts a token at the position before it
-        logits = model.logits(x[end - n : end]).float()
-        targets = torch.tensor(ids[-n:], device=x.device)
-        sums[i].append(-F.cross_entropy(logits, targets, reduction="sum").item())
-    return sums
-
-
-def score_all(model: GPT, items: list, groups=None, title="", batch_tokens=8192) -> list:
-    """`score` of any number of items, in their order, by batches of at most batch_tokens.
-
-    A batch holds items of similar length, to have little padding, and of one group,
-    because these probably start alike. Several processes share the batches.
-    """
-    groups = groups or [""] * len(items)
-    lengths = []  # of the longest request of every item
-    for item in items:
-        lengths.append(max(len(ids) for ids, _ in item))
-
-    # 1. Divide the items into batches
-    def by_group_and_length(i: int) -> tuple:
-        return groups[i], -lengths[i]
-
-    batches = []  # of numbers of items
-    longest = None  # the first item of the last batch, because the next are shorter
-    rows = 0  # requests in the last batch
-    for i in sorted(range(len(items)), key=by_group_and_length):
-        rows += len(items[i])
-        if (
-            longest is None
-            or groups[i] != groups[longest]
-            or rows * lengths[longest] > batch_tokens
-        ):
+    # 2. Divide the inputs into batches of similar length, to have little padding
+    batches = []
+    for row in sorted(of_input, key=len, reverse=True):
+        longest = len(batches[-1][0]) if batches else 0
+        if not batches or (len(batches[-1]) + 1) * longest > tokens_per_pass(model):
             batches.append([])
-            longest = i
-            rows = len(items[i])
-        batches[-1].append(i)
+        batches[-1].append(row)
 
-    # 2. Score every batch in one of the processes
-    def score_batch(batch: list[int]) -> list[list[float]]:
-        return score(model, [items[i] for i in batch])
+    # 3. Score every batch in one of the processes
+    def score_batch(rows: list[tuple]) -> list[tuple[int, float]]:
+        # a causal model cannot see the zeros
+        padded = [row + (0,) * (len(rows[0]) - len(row)) for row in rows]
+        outputs, _ = model.hidden(torch.tensor(padded, device=model.embed.weight.device))
+        scored = []
+        for x, row in zip(outputs, rows):  # x [T, C]
+            for i in of_input[row]:
+                ids, n = requests[i]
+                # the model predicts a token at the position before it
+                logits = model.logits(x[len(row) - n : len(row)]).float()
+                targets = torch.tensor(ids[-n:], device=x.device)
+                nats = F.cross_entropy(logits, targets, reduction="sum").item()
+                scored.append((i, -nats))
+        return scored
 
     scored = devices.share(score_batch, batches, title)
 
-    # 3. Put the results into the order of the items
-    results = [None] * len(items)
-    for batch, batch_sums in zip(batches, scored):
-        for i, sums in zip(batch, batch_sums):
-            results[i] = sums
-    return results
+    # 4. Put the results into the order of the requests
+    results = dict(pair for pairs in scored for pair in pairs)
+    return [results[i] for i in range(len(requests))]
 
 
 # -- Text from a model -------------------------------------------------------------------
@@ -211,7 +162,8 @@ def answer(
     if name == "wikitext":
         return page_likelihoods(questions, model, tokenizer, max_len)
     items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
-    return score_all(model, items, [q.group for q in questions], name)
+    sums = iter(score(model, sum(items, []), name))
+    return [[next(sums) for _ in item] for item in items]
 
 
 def page_likelihoods(
@@ -222,11 +174,11 @@ def page_likelihoods(
     page_of = []  # number of the page of every window
     for page, question in enumerate(questions):
         for window in tasks.rolling_windows(tokenizer, question.choices[0], max_len):
-            items.append([window])
+            items.append(window)
             page_of.append(page)
     windows = [[] for _ in questions]
-    for page, sums in zip(page_of, score_all(model, items, title="wikitext")):
-        windows[page] += sums
+    for page, sums in zip(page_of, score(model, items, title="wikitext")):
+        windows[page].append(sums)
     return [math.fsum(sums) for sums in windows]
 
 

@@ -2,10 +2,11 @@
 
 The block is Llama's, with RMSNorm, rotary positions, grouped-query attention, SwiGLU and
 no biases. muP adds four multipliers, marked "muP" in the code. Read `Attention`, then
-down to `GPT.forward`. On a first reading, skip `attend` and `Cache`.
+down to `GPT.forward`.
 
     python model.py                             list the models with counted parameters
     python model.py --export runs/a --to DIR    write a run in the released models' format
+    python model.py --import DIR --to a.pt      make a checkpoint of released weights
 """
 
 import dataclasses
@@ -55,8 +56,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(cfg.n_embd, cfg.n_kv_head * cfg.d_head, bias=False)
         self.out = nn.Linear(cfg.n_head * cfg.d_head, cfg.n_embd, bias=False)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """x [B, T, C] -> [B, T, C]. cache: the tokens before x, when we generate text."""
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """x [B, T, C] -> [B, T, C]."""
         B, T, C = x.shape
         D = self.cfg.d_head
         q = self.q(x).view(B, T, -1, D)  # [B, T, H, D]
@@ -64,8 +65,6 @@ class Attention(nn.Module):
         v = self.v(x).view(B, T, -1, D)  # [B, T, G, D]
         q = rotate(q, rope)
         k = rotate(k, rope)
-        if cache is not None:
-            k, v = cache.append(k, v)
         # muP: the scale is 1 / d_head instead of 1 / sqrt(d_head)
         y = attend(q, k, v, scale=self.cfg.attention_multiplier)  # [B, T, H, D]
         return self.out(y.reshape(B, T, C))
@@ -101,73 +100,28 @@ def rope_table(cfg: GPTConfig) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal softmax attention, q [B, T, H, D], k and v [B, S, G, D] -> [B, T, H, D].
+    """Causal softmax attention, q [B, T, H, D], k and v [B, T, G, D] -> [B, T, H, D].
 
-    The queries are of the last T of S tokens. In training these are all, so T = S. The
-    output has v's dtype, in which the rest of the model computes.
+    The output has v's dtype, in which the rest of the model computes.
     """
     # 1. One dtype for the three. `rotate` gives float32, and v may be bfloat16.
     dtype = devices.attention_dtype(v)
     queries = q.to(dtype).transpose(1, 2)  # [B, H, T, D]
-    keys = k.to(dtype).transpose(1, 2)  # [B, G, S, D]
-    values = v.to(dtype).transpose(1, 2)  # [B, G, S, D]
+    keys = k.to(dtype).transpose(1, 2)  # [B, G, T, D]
+    values = v.to(dtype).transpose(1, 2)  # [B, G, T, D]
 
-    # 2. Who sees whom? Query t sees the keys up to S - T + t. If T = S, the kernel has
-    # this mask as is_causal, and skips half of the work. A single query sees all keys.
-    # Only several tokens after a cache need an explicit mask.
-    T = queries.shape[2]
-    S = keys.shape[2]
-    mask = None
-    if 1 < T < S:
-        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-
-    # 3. softmax(scale * q @ k.T) @ v, by a fused kernel, outside of autocast, which would
+    # 2. softmax(scale * q @ k.T) @ v, by a fused kernel, outside of autocast, which would
     # convert the dtype again
     with torch.autocast(q.device.type, enabled=False):
         y = F.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            attn_mask=mask,
-            is_causal=T == S,
+            is_causal=True,
             enable_gqa=keys.shape[1] < queries.shape[1],
             scale=scale,
         )
     return y.transpose(1, 2).to(v.dtype)
-
-
-class Cache:
-    """Keys and values of the tokens that one attention layer has read.
-
-    Earlier tokens do not depend on later tokens. So to add a token to a text, a layer
-    computes only that token's query, key and value, and takes the rest from here.
-    Training needs no cache.
-    """
-
-    def __init__(self):
-        self.k: Tensor | None = None  # [B, S, G, D] after S tokens
-        self.v: Tensor | None = None
-
-    def n_tokens(self) -> int:
-        return 0 if self.k is None else self.k.shape[1]
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add T tokens, k and v [B, T, G, D], and return those of all S + T tokens."""
-        k = k.to(devices.attention_dtype(v))  # as attend will, to keep less memory
-        if self.k is not None:
-            k = torch.cat((self.k, k), dim=1)
-            v = torch.cat((self.v, v), dim=1)
-        self.k = k
-        self.v = v
-        return k, v
-
-    def pick(self, rows: list[int]) -> "Cache":
-        """A cache with these rows of the batch. A row may appear several times."""
-        picked = Cache()
-        if self.k is not None:
-            picked.k = self.k[rows]
-            picked.v = self.v[rows]
-        return picked
 
 
 class MLP(nn.Module):
@@ -195,10 +149,10 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
         self.mlp = MoE(cfg) if cfg.n_expert else MLP(cfg)
 
-    def forward(self, x: Tensor, rope: Tensor, cache: Cache | None = None):
+    def forward(self, x: Tensor, rope: Tensor):
         """x [B, T, C] -> [B, T, C], and the Routing of an MoE or None."""
         # muP: x + m_res * y, which torch.add computes in one pass over memory
-        y = self.attn(self.attn_norm(x), rope, cache)
+        y = self.attn(self.attn_norm(x), rope)
         x = torch.add(x, y, alpha=self.m_res)
         y, routing = self.mlp(self.mlp_norm(x))
         x = torch.add(x, y, alpha=self.m_res)
@@ -239,27 +193,20 @@ class GPT(nn.Module):
             )
         return self.loss(x, targets), routing
 
-    def hidden(self, idx: Tensor, caches: list[Cache] | None = None):
+    def hidden(self, idx: Tensor):
         """Tokens idx [B, T] -> the output of the last block [B, T, C], and the Routing of
-        every block. caches: one for every block, if idx continues a text."""
-        # 1. Which positions of the text are these?
-        start = 0 if caches is None else caches[0].n_tokens()
-        end = start + idx.shape[1]
-        if end > self.cfg.seq_len:
-            raise ValueError(f"{end} tokens are more than seq_len {self.cfg.seq_len}")
-        rope = self.rope[:, start:end]
-
-        # 2. Embed the tokens
+        every block."""
+        T = idx.shape[1]
+        if T > self.cfg.seq_len:
+            raise ValueError(f"{T} tokens are more than seq_len {self.cfg.seq_len}")
+        rope = self.rope[:, :T]
         x = self.embed(idx) * self.cfg.m_emb  # muP
-
-        # 3. Run the blocks
         routings = []
-        for i, block in enumerate(self.blocks):
-            cache = None if caches is None else caches[i]
-            if self.recompute and torch.is_grad_enabled():  # then there is no cache
+        for block in self.blocks:
+            if self.recompute and torch.is_grad_enabled():
                 x, routing = checkpoint(block, x, rope, use_reentrant=False)
             else:
-                x, routing = block(x, rope, cache)
+                x, routing = block(x, rope)
             routings.append(routing)
         return x, routings
 
@@ -282,14 +229,9 @@ class GPT(nn.Module):
         self, idx: Tensor, max_new_tokens: int, temperature=1.0, top_k=50
     ) -> Tensor:
         """Continue idx [B, T >= 1] to [B, T + max_new_tokens], greedily at temperature 0."""
-        caches = [Cache() for _ in self.blocks]
-        unread = idx  # tokens not in the caches
         for _ in range(max_new_tokens):
-            # 1. Read the new tokens
-            if idx.shape[1] <= self.cfg.seq_len:
-                x, _ = self.hidden(unread, caches)
-            else:  # the window slides and all positions change, so read it again
-                x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
+            # 1. Read the last seq_len tokens, again for every new token
+            x, _ = self.hidden(idx[:, -self.cfg.seq_len :])
             logits = self.logits(x[:, -1]).float()  # [B, V]
 
             # 2. Choose the next token
@@ -303,7 +245,6 @@ class GPT(nn.Module):
 
             # 3. Append it
             idx = torch.cat((idx, new), dim=1)
-            unread = new
         return idx
 
     def n_params(self) -> int:
@@ -348,29 +289,24 @@ def load_model(
     UserError or OSError.
     """
     path = Path(path)
-    averaged = False
 
-    # 1. Read the config of the run and the weights, and make an empty model for them
+    # 1. Read the config of the run and the weights
     if granite.is_granite(path):
-        run = granite.read_json(path / "config.json")
-        run["tokenizer"] = str(path / "tokenizer.json")
-        model = empty_model(GPTConfig(**granite.read_config(path)))
-        weights = granite.read_weights(path, names=model.state_dict())
+        saved = granite.read_folder(path)
+    elif path.is_dir():
+        saved = runs.newest_checkpoint(path)
     else:
-        if path.is_dir():
-            saved = runs.newest_checkpoint(path)
-            averaged = uses_average(saved["config"])
-        else:
-            saved = runs.read_checkpoint(path)
-        run = saved["config"]
-        shape = {}
-        for field in dataclasses.fields(GPTConfig):
-            if field.name in run:  # an older run may lack it, and had the default
-                shape[field.name] = run[field.name]
-        model = empty_model(GPTConfig(**shape))
-        weights = saved.pop("average" if averaged else "model")
+        saved = runs.read_checkpoint(path)
+    run = saved["config"]
+    averaged = path.is_dir() and uses_average(run)
+    weights = saved.pop("average" if averaged else "model")
 
-    # 2. Put the weights into the model
+    # 2. Put the weights into an empty model
+    shape = {}
+    for field in dataclasses.fields(GPTConfig):
+        if field.name in run:  # released weights and older runs have the default
+            shape[field.name] = run[field.name]
+    model = empty_model(GPTConfig(**shape))
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists missing, unknown or misshapen tensors
@@ -403,34 +339,66 @@ def export(run: Path, to: Path) -> str:
 
     model = load_model(run)
     tokenizer = data.tokenizer_of(model.run)
-    granite.write_folder(
+    idx = torch.arange(min(model.cfg.vocab_size, model.cfg.seq_len, 64))[None]
+    with torch.no_grad():
+        logits = model(idx)
+    compared = granite.write_folder(
         to,
         fields=dataclasses.asdict(model.cfg),
         weights=model.state_dict(),
         eot=tokenizer.eot_token,
         texts=tokenizers.tokenizer_files(tokenizer),
+        example=(idx, logits),
     )
     which = ", averaged weights" if model.averaged else ""
-    return f"{to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}{which}"
+    agrees = (
+        "same logits in transformers" if compared else "not compared (no transformers)"
+    )
+    return f"{to}: {model.n_params():,} parameters{which}, tokenizer {tokenizer.name}, {agrees}"
+
+
+def import_granite(folder: Path, to: Path) -> str:
+    """Write released weights as a checkpoint at 0 tokens, from which train.py can branch.
+
+    Returns a line about it. Raises UserError or OSError.
+    """
+    model = load_model(folder)  # checks shapes and names
+    if not granite.is_granite(folder):
+        raise UserError(f"--import {folder}: is no Granite folder")
+    if to.exists():
+        raise UserError(f"--to {to}: already exists; choose another file")
+    content = {
+        "config": dataclasses.asdict(model.cfg) | model.run,
+        "model": model.state_dict(),
+        "tokens": 0,
+        "fingerprint": None,  # of unknown text
+    }
+    runs.write_checkpoint(to, content)
+    return f"{to}: {model.n_params():,} parameters; python train.py --branch {to}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("model.py", __doc__)
+    work = parser.add_mutually_exclusive_group()
+    add = work.add_argument
+    add("--export", type=Path, metavar="RUN", help="run or checkpoint to export")
+    add("--import", type=Path, metavar="DIR", help="released weights to import")
     parser.add_argument(
-        "--export", type=Path, metavar="RUN", help="run or checkpoint to export"
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR", default="exported", help="new folder"
+        "--to", type=Path, metavar="PATH", help="new folder, or checkpoint of --import"
     )
     args = parser.parse_args(argv)
-    if args.export is None:
-        print_presets()
-        return 0
+    folder = vars(args)["import"]  # a keyword of Python
     try:
-        text = export(args.export, args.to)
+        if (args.export or folder) and not args.to:
+            raise UserError("--to: is missing; name the new folder or checkpoint")
+        if args.export:
+            print(export(args.export, args.to))
+        elif folder:
+            print(import_granite(folder, args.to))
+        else:
+            print_presets()
     except (UserError, OSError) as error:
         return flags.fail("model.py", error)
-    print(text)
     return 0
 
 

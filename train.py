@@ -33,11 +33,11 @@ import data
 import mup
 from config import TrainConfig, make_config
 from eval import sample, validation_loss
-from model import GPT, empty_model, load_model
+from model import GPT, empty_model
 from moe import Routing
 from records import uses_average
 from schedules import SCHEDULES, is_planned, make_schedule, unread
-from tools import devices, figures, flags, granite, runs
+from tools import devices, figures, flags, runs
 from tools.flags import UserError
 
 # -- One step ----------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def restore(saved: dict, state: State) -> None:
     state.model.load_state_dict(saved["model"])
     if state.average:  # if the parent kept no average, start from its weights
         state.average.load_state_dict(saved.get("average") or saved["model"])
-    if "optimizer" in saved:  # released weights have none
+    if "optimizer" in saved:  # imported weights have none
         for group, ours in zip(
             saved["optimizer"]["param_groups"], state.optimizer.param_groups
         ):
@@ -382,7 +382,7 @@ def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     fields, start, path = runs.choose(
         typed, actions, config.names("runtime"), config.LATER
     )
-    parent = open_parent(Path(path)) if path else None
+    parent = runs.read_checkpoint(runs.branch_point(Path(path))) if path else None
     if parent:
         fields = runs.branched_fields(parent, fields, config.SHAPE, config.LATER)
     fields = with_vocabulary(fields)
@@ -419,23 +419,6 @@ def with_vocabulary(fields: dict) -> dict:
         return fields
     size = data.vocab_size_of(fields.get("data"), fields.get("tokenizer", "bytes"))
     return fields | {"vocab_size": size}
-
-
-def open_parent(path: Path) -> dict:
-    """The checkpoint that a branch starts from. Released weights become one at 0 tokens."""
-    if not granite.is_granite(path):
-        return runs.read_checkpoint(runs.branch_point(path))
-    path = path.resolve()
-    model = load_model(path)
-    return {
-        "path": str(path),
-        "config": dataclasses.asdict(model.cfg)
-        | {"tokenizer": str(path / "tokenizer.json")},
-        "model": model.state_dict(),
-        "tokens": 0,
-        "stages": [],
-        "fingerprint": None,
-    }
 
 
 def load_data(

@@ -139,24 +139,30 @@ def plain(model: GPT, ids: list[int], n: int) -> float:
     return sum(log_p[i - 1, ids[i]].item() for i in range(len(ids) - n, len(ids)))
 
 
-@pytest.mark.parametrize("experts", [{}, dict(n_expert=4, n_expert_active=2, n_ffn=40)])
-def test_a_score_depends_only_on_its_request(experts):
+def test_a_score_depends_only_on_its_request(monkeypatch):
     torch.manual_seed(0)
     shape = dict(n_layer=2, n_embd=32, n_head=4, seq_len=64, vocab_size=50, init_std=0.2)
-    model, rng = GPT(GPTConfig(**shape, **experts)).eval(), random.Random(0)
+    model, rng = GPT(GPTConfig(**shape)).eval(), random.Random(0)
     some = lambda n: [rng.randrange(50) for _ in range(n)]
-    shared, items = some(40), []
-    for k in range(24):
-        context = (shared if k % 3 else []) + some(rng.randrange(1, 20))
-        choices = [some(rng.randrange(1, 6)) for _ in range(rng.randrange(1, 5))]
-        choices += [[7], [8]] * (k % 2)
-        items.append([(context + choice, len(choice)) for choice in choices])
-    items += [[([3, 4], 1), ([3, 5], 1)], [(some(65), 64)], [(shared + [1], 1)] * 2]
-    expected = [[plain(model, *request) for request in item] for item in items]
-    for groups in (None, [str(i % 3) for i in range(len(items))]):
-        for batch_tokens in (1, 60, 300, 10**6):
-            found = evaluation.score_all(model, items, groups, "", batch_tokens)
-            assert sum(found, []) == pytest.approx(sum(expected, []), rel=1e-5, abs=1e-5)
+    requests = [([3, 4], 1), ([3, 5], 1), (some(65), 64)]
+    for k in range(40):
+        context = some(rng.randrange(1, 40))
+        endings = [some(rng.randrange(1, 20)), [7], [8]]
+        requests += [(context + ending, len(ending)) for ending in endings]
+    requests += requests[-4:]
+    expected = [plain(model, *request) for request in requests]
+    for batch_tokens in (1, 60, 300, 10**6):
+        monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: batch_tokens)
+        found = evaluation.score(model, requests)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_equal_inputs_are_read_once():
+    shape = dict(n_layer=1, n_embd=32, n_head=4, seq_len=64, vocab_size=50)
+    model, read = GPT(GPTConfig(**shape)).eval(), []
+    model.embed.register_forward_hook(lambda _, inputs, output: read.append(output.shape))
+    evaluation.score(model, [([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
+    assert read == [(1, 3, 32)]
 
 
 def test_pages_are_detokenized_as_the_harness_does():

@@ -128,10 +128,11 @@ def test_runs_open_in_transformers_and_come_back(kind, runs, corpus_path, tmp_pa
 
 
 def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
-    """--branch GRANITE_DIR: these weights, a new optimizer, tokens from 0, its tokenizer."""
+    """--import, then --branch: these weights, a new optimizer, tokens from 0."""
     model_file.main(["--export", str(runs / "dense"), "--to", "released"])
+    assert model_file.main(["--import", "released", "--to", "released.pt"]) == 0
     flags = [
-        "--branch=released",
+        "--branch=released.pt",
         f"--data={corpus_path}",
         "--device=cpu",
         "--total_tokens=2000",
@@ -141,10 +142,8 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
         train.main([*flags, *shape, "--schedule=constant", "--lr=1e-9", "--out=new"]) == 0
     )
     record = json.loads(Path("new/record.json").read_text())
-    assert record["tokens"] == 1792 and record["parent"] == str(
-        Path("released").absolute()
-    )
-    assert record["n_embd"] == 32 and record["seq_len"] == 64
+    assert record["tokens"] == 1792 and record["n_embd"] == 32 and record["seq_len"] == 64
+    assert record["parent"] == str(Path("released.pt").absolute())
     pairs = zip(
         load_model("new").parameters(), load_model("released").parameters(), strict=True
     )
@@ -152,6 +151,8 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
     capsys.readouterr()
     for wrong, flag in ((["--n_layer=3", "--lr=1e-4"], "--n_layer 3"), ([], "--branch")):
         assert flag in one_line(train.main, [*flags, *wrong], capsys)
+    for argv in (["released", "--to=released.pt"], ["new", "--to=x"], ["released"]):
+        one_line(model_file.main, ["--import", *argv], capsys)
 
 
 def write(content: str, name: str = "config.json"):
@@ -165,38 +166,107 @@ def rename_a_tensor(folder: Path) -> None:
     safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
 
 
-YARN = '{"model_type": "granite", "rope_parameters": {"rope_type": "yarn"}}'
-LINEAR = '{"model_type": "granite", "rope_scaling": {"type": "linear", "factor": 4}}'
+def change(**fields):
+    """Write a config.json with other values."""
+
+    def write_config(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return write_config
+
+
+def add_a_head(folder: Path) -> None:
+    """An lm_head that is not the embedding, which the config says it is."""
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    change(tie_word_embeddings=True)(folder)
+
+
+def quantize(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights = {name: tensor.to(torch.int8) for name, tensor in weights.items()}
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+
+
+YARN = {"rope_type": "yarn"}
+LINEAR = {"type": "linear", "factor": 4}
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 NO_OBJECT = '["model_type"]'
 INDEX = "model.safetensors.index.json"
 LOST = '{"weight_map": {"x": "model-00001.safetensors"}}'
+LIST = '{"weight_map": ["model.safetensors"]}'
 DAMAGES = {
     "missing tensor": (rename_a_tensor, '"norm.weight"'),
     "extra tensor": (rename_a_tensor, '"model.extra"'),
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 999), "model.safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
-    "other architecture": (write('{"model_type": "llama"}'), "'llama'"),
-    "scaled rope": (write(YARN), "yarn"), "older name": (write(LINEAR), "linear"),
-    "no size": (write('{"model_type": "granite"}'), "hidden_size"),
+    "other architecture": (change(model_type="llama"), "'llama'"),
+    "other activation": (change(hidden_act="gelu"), "'gelu'"),
+    "scaled rope": (change(rope_parameters=YARN), "yarn"),
+    "older name": (change(rope_parameters=None, rope_scaling=LINEAR), "linear"),
+    "two ropes": (change(rope_parameters=DEFAULT, rope_scaling=LINEAR), "linear"),
+    "a rope for each layer": (change(rope_parameters=["x"]), "rope_parameters is ['x']"),
+    "half a rope": (change(rope_parameters=DEFAULT | {"partial_rotary_factor": 0.5}), "0.5"),
+    "theta": (change(rope_parameters=DEFAULT | {"rope_theta": "500000"}), "'500000'"),
+    "bias": (change(attention_bias=True), "attention_bias"),
+    "head": (change(head_dim=12), "head_dim is 12"),
+    "float layers": (change(num_hidden_layers=2.0), "2.0, not of type int"),
+    "no size": (write('{"model_type": "granite"}'), "lacks num_hidden_layers"),
     "not JSON": (write('{"model_type": "granite",'), "config.json"),
     "null": (write("null"), "is it a run folder?"), "a list": (write(NO_OBJECT), "config.json"),
-    "null index": (write("null", INDEX), INDEX), "no index": (write("{}", INDEX), "Missing key"),
+    "null index": (write("null", INDEX), INDEX), "no index": (write("{}", INDEX), INDEX),
+    "a list of files": (write(LIST, INDEX), INDEX),
     "lost shard": (write(LOST, INDEX), "model-00001.safetensors"),
+    "second head": (add_a_head, "lm_head differs from the embedding"),
+    "whole numbers": (quantize, "is it quantized?"),
     "no tokenizer": (lambda f: None, "tokenizer.json"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_folders_are_refused_in_one_line(damage, tmp_path, capsys):
-    change, says = DAMAGES[damage]
+    harm, says = DAMAGES[damage]
     folder = save_random(tmp_path / "granite")
-    change(folder)
+    harm(folder)
     capsys.readouterr()
     evaluate = ["--model", str(folder), "--tasks", "piqa", "--data", "."]
     export = ["--export", str(folder), "--to", "new"]
     for main, argv in ((evaluation.main, evaluate), (model_file.main, export)):
         assert says in one_line(main, argv, capsys)
     assert not Path("new").exists()
+
+
+def test_weights_of_several_dtypes_get_the_widest(tmp_path):
+    folder = save_random(tmp_path / "granite", dtype=HALF)
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    for name in sorted(weights)[::2]:
+        weights[name] = weights[name].float()
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    ours = load_model(folder)
+    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+    assert_same(ours, in_transformers(folder))
+
+
+def test_a_changed_model_is_not_exported(runs, monkeypatch, capsys):
+    """Granite's silu would compute something else with the weights of a relu²."""
+
+    def forward(self, x):
+        return self.down(torch.relu(self.gate(x)) ** 2 * self.up(x)), None
+
+    monkeypatch.setattr(model_file.MLP, "forward", forward)
+    argv = ["--export", str(runs / "dense"), "--to", "new"]
+    assert "transformers computes logits that differ" in one_line(
+        model_file.main, argv, capsys
+    )
+    assert not list(Path().iterdir())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert model_file.main(argv) == 0
+    assert "not compared" in capsys.readouterr().out
 
 
 def test_a_failed_export_leaves_nothing(runs, tmp_path, monkeypatch, capsys):

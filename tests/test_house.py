@@ -65,7 +65,7 @@ def test_tools_import_no_story_file_and_only_figures_imports_matplotlib():
     )
     others = {*sys.stdlib_module_names, *MAY_IMPORT, "tools"}
     others |= {Path(name).stem for name in CODE if name.startswith("docs/")}
-    others.add("submitit")  # optional, imported where it is used
+    others |= {"submitit", "tokenizers", "transformers"}  # imported where they are used
     assert set().union(*used.values()) - others == set(listed)
 
 

@@ -4,52 +4,61 @@ transformers opens.
 Here a model is a dict of GPTConfig's fields and a dict of tensors under our names.
 """
 
+import functools
+import importlib.util
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from tools.flags import UserError
 
-# Our names -> theirs. First the weights, by the last part of the name, within a layer or
-# the model.
-NAMES = {
-    "embed":       "embed_tokens",
-    "attn_norm":   "input_layernorm",
-    "q":           "self_attn.q_proj",
-    "k":           "self_attn.k_proj",
-    "v":           "self_attn.v_proj",
-    "out":         "self_attn.o_proj",
-    "mlp_norm":    "post_attention_layernorm",
-    "gate":        "mlp.gate_proj",
-    "up":          "mlp.up_proj",
-    "down":        "mlp.down_proj",
-    "router":      "block_sparse_moe.router.layer",
-    "experts_in":  "block_sparse_moe.input_linear",
-    "experts_out": "block_sparse_moe.output_linear",
-    "norm":        "norm",
+# Our names -> theirs. First the weights, of the model and of a block
+MODEL_NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight":  "model.norm.weight",
+    "head.weight":  "lm_head.weight",
 }  # fmt: skip
-FIELDS = {  # then the fields of GPTConfig
-    "n_layer":              "num_hidden_layers",
-    "n_embd":               "hidden_size",
-    "n_head":               "num_attention_heads",
-    "n_ffn":                "intermediate_size",
-    "vocab_size":           "vocab_size",
-    "n_kv_head":            "num_key_value_heads",
-    "seq_len":              "max_position_embeddings",
-    "n_expert":             "num_local_experts",
-    "n_expert_active":      "num_experts_per_tok",
-    "m_emb":                "embedding_multiplier",
-    "m_res":                "residual_multiplier",
-    "attention_multiplier": "attention_multiplier",
-    "logits_scaling":       "logits_scaling",
-    "init_std":             "initializer_range",
-    "norm_eps":             "rms_norm_eps",
-    "rope_theta":           "rope_theta",
-    "tie_embeddings":       "tie_word_embeddings",
+BLOCK_NAMES = {
+    "attn_norm.weight":  "input_layernorm.weight",
+    "attn.q.weight":     "self_attn.q_proj.weight",
+    "attn.k.weight":     "self_attn.k_proj.weight",
+    "attn.v.weight":     "self_attn.v_proj.weight",
+    "attn.out.weight":   "self_attn.o_proj.weight",
+    "mlp_norm.weight":   "post_attention_layernorm.weight",
+    "mlp.gate.weight":   "mlp.gate_proj.weight",
+    "mlp.up.weight":     "mlp.up_proj.weight",
+    "mlp.down.weight":   "mlp.down_proj.weight",
+    "mlp.router.weight": "block_sparse_moe.router.layer.weight",
+    "mlp.experts_in":    "block_sparse_moe.input_linear.weight",
+    "mlp.experts_out":   "block_sparse_moe.output_linear.weight",
+}  # fmt: skip
+OUR_MODEL_NAMES = {theirs: ours for ours, theirs in MODEL_NAMES.items()}
+OUR_BLOCK_NAMES = {theirs: ours for ours, theirs in BLOCK_NAMES.items()}
+# then the fields of GPTConfig, with their types
+FIELDS = {
+    "n_layer":              ("num_hidden_layers", int),
+    "n_embd":               ("hidden_size", int),
+    "n_head":               ("num_attention_heads", int),
+    "n_ffn":                ("intermediate_size", int),
+    "vocab_size":           ("vocab_size", int),
+    "n_kv_head":            ("num_key_value_heads", int),
+    "seq_len":              ("max_position_embeddings", int),
+    "n_expert":             ("num_local_experts", int),
+    "n_expert_active":      ("num_experts_per_tok", int),
+    "m_emb":                ("embedding_multiplier", float),
+    "m_res":                ("residual_multiplier", float),
+    "attention_multiplier": ("attention_multiplier", float),
+    "logits_scaling":       ("logits_scaling", float),
+    "init_std":             ("initializer_range", float),
+    "norm_eps":             ("rms_norm_eps", float),
+    "rope_theta":           ("rope_theta", float),
+    "tie_embeddings":       ("tie_word_embeddings", bool),
 }  # fmt: skip
 
 # Defaults of transformers, for files without experts or without rotary settings
@@ -57,30 +66,18 @@ DEFAULTS = {
     "num_local_experts": 0,
     "num_experts_per_tok": 0,
     "rope_theta": 10000.0,
-    "rope_type": "default",
-    "hidden_act": "silu",
 }
-# The values under which their model is ours
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# The values under which their model is ours. The first is their default
 SUPPORTED = {
-    "model_type": ["granite", "granitemoe"],
-    "rope_type": ["default"],
-    "hidden_act": ["silu"],
+    "model_type": (None, "granite", "granitemoe"),
+    "hidden_act": ("silu",),
+    "rope_type": ("default", None),
+    "partial_rotary_factor": (1.0, None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "quantization_config": (None,),
 }
-
-
-def granite_name(name: str) -> str:
-    """'blocks.3.attn.q.weight' -> 'model.layers.3.self_attn.q_proj.weight'."""
-    parts = name.removesuffix(".weight").split(".")
-    if parts[-1] == "head":
-        return "lm_head.weight"
-    if parts[-1] not in NAMES:
-        raise UserError(
-            f"{name}: Granite has no such weight, so this model has no such form"
-        )
-    theirs = NAMES[parts[-1]]
-    if parts[0] == "blocks":
-        return f"model.layers.{parts[1]}.{theirs}.weight"
-    return f"model.{theirs}.weight"
 
 
 def is_granite(path: Path) -> bool:
@@ -91,13 +88,35 @@ def is_granite(path: Path) -> bool:
     return '"model_type"' in file.read_text(encoding="utf-8", errors="replace")
 
 
+def read_folder(path: Path) -> dict:
+    """A released model as the "config" (only shape and tokenizer) and "model" of a checkpoint.
+
+    The weights are mapped from the files and not yet read. Raises UserError if a file is
+    damaged or the architecture is not ours, OSError if a file is missing.
+    """
+    config = read_config(path)
+    weights = read_weights(path)
+    if config["tie_embeddings"] and "head.weight" in weights:
+        # the embedding once more
+        if not torch.equal(weights.pop("head.weight"), weights["embed.weight"]):
+            raise UserError(
+                f"{path}: lm_head differs from the embedding, but config.json has "
+                "tie_word_embeddings true; change it to false to keep both"
+            )
+    config["tokenizer"] = str(path.resolve() / "tokenizer.json")
+    return {"config": config, "model": weights}
+
+
+# -- Reading -----------------------------------------------------------------------------
+
+
 def read_json(file: Path) -> dict:
     """The object in a file of a Granite folder. Raises UserError if it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise UserError("not a JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
     return content
 
@@ -112,49 +131,69 @@ def read_config(path: Path) -> dict:
     file = path / "config.json"
     config = DEFAULTS | read_json(file)
 
-    # 1. The rotary settings are in an object of their own, whose name depends on the
-    # version, or among the other fields
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    config |= rotary
-    if "type" in config:  # what older files call rope_type
-        config["rope_type"] = config["type"]
+    # 1. The rotary settings are among the other fields, or in one or two objects, whose
+    # names depend on the version
+    for name in ("rope_scaling", "rope_parameters"):
+        rotary = config.get(name) or {}
+        if not isinstance(rotary, dict):
+            raise UserError(f"{file}: {name} is {rotary!r}, not an object")
+        check_supported(file, rotary)
+        config |= rotary
 
     # 2. Refuse what we cannot compute
-    for name, known in SUPPORTED.items():
-        value = config.get(name)
-        if value not in known:
-            raise UserError(
-                f"{file}: {name} is {value!r}; we support only {', '.join(known)}"
-            )
-    missing = set(FIELDS.values()) - set(config)
-    if missing:
-        raise UserError(
-            f"{file}: lacks {', '.join(sorted(missing))}; is the download complete?"
-        )
+    if config.get("model_type") is None:
+        raise UserError(f"{file}: has no model_type")
+    check_supported(file, config)
 
     # 3. Translate
-    fields = {ours: config[theirs] for ours, theirs in FIELDS.items()}
+    fields = {}
+    for ours, (theirs, kind) in FIELDS.items():
+        if theirs not in config:
+            raise UserError(f"{file}: lacks {theirs}; is the download complete?")
+        value = config[theirs]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise UserError(f"{file}: {theirs} is {value!r}, not of type {kind.__name__}")
+        fields[ours] = value
+    d_head = fields["n_embd"] // max(1, fields["n_head"])
+    if config.get("head_dim") not in (None, d_head):
+        raise UserError(
+            f"{file}: head_dim is {config['head_dim']}; we support only {d_head}"
+        )
     fields["m_width"] = fields["logits_scaling"]
     return fields
 
 
-def read_weights(path: Path, names) -> dict[str, Tensor]:
-    """The weights of a folder under our names, mapped from the files and not yet read.
+def check_supported(file: Path, config: dict) -> None:
+    if "type" in config:  # what older files call rope_type
+        config = {"rope_type": config["type"]} | config
+    for name, known in SUPPORTED.items():
+        value = config.get(name, known[0])
+        if value not in known:
+            supported = " or ".join(str(each) for each in known if each is not None)
+            raise UserError(
+                f"{file}: {name} is {value!r}; we support only {supported or 'none'}"
+            )
 
-    names: all our parameters. A tensor that is none of them keeps its name.
-    Raises OSError if a file is missing, UserError if it is damaged.
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The weights of a folder under our names. A tensor that is none of them keeps its name.
+
+    If they have several dtypes, all get the widest.
     """
     # 1. A large model is divided among several files, which an index lists
     files = {path / "model.safetensors"}
     index = path / "model.safetensors.index.json"
     if index.exists():
-        file_of_weight = read_json(index).get("weight_map", {})
-        files = {path / name for name in file_of_weight.values()}
+        file_of_weight = read_json(index).get("weight_map")
+        if not isinstance(file_of_weight, dict):
+            raise UserError(f"{index}: has no weight_map; is the download complete?")
+        files = {path / str(name) for name in file_of_weight.values()}
 
     # 2. Read them
-    our_name = {granite_name(name): name for name in names}
     weights = {}
-    for file in files:
+    for file in sorted(files):
         try:
             loaded = safetensors.torch.load_file(file)
         except safetensors.SafetensorError as error:
@@ -162,24 +201,55 @@ def read_weights(path: Path, names) -> dict[str, Tensor]:
                 f"{file}: damaged ({error}); is the download complete?"
             ) from None
         for name, tensor in loaded.items():
-            weights[our_name.get(name, name)] = tensor
-    if "head.weight" not in names:
-        weights.pop("lm_head.weight", None)  # tied, so it is the embedding once more
+            if tensor.dtype not in DTYPES:
+                raise UserError(
+                    f"{file}: {name} has dtype {tensor.dtype}; is it quantized?"
+                )
+            weights[our_name(name)] = tensor
+
+    # 3. One dtype for all
+    dtypes = [tensor.dtype for tensor in weights.values()]
+    if dtypes:
+        dtype = functools.reduce(torch.promote_types, dtypes)
+        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     return weights
 
 
+def our_name(name: str) -> str:
+    """'model.layers.3.self_attn.q_proj.weight' -> 'blocks.3.attn.q.weight'."""
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+    if layer and layer[2] in OUR_BLOCK_NAMES:
+        return f"blocks.{layer[1]}.{OUR_BLOCK_NAMES[layer[2]]}"
+    return OUR_MODEL_NAMES.get(name, name)
+
+
+# -- Writing -----------------------------------------------------------------------------
+
+
+def granite_name(name: str) -> str:
+    """'blocks.3.attn.q.weight' -> 'model.layers.3.self_attn.q_proj.weight'."""
+    if name in MODEL_NAMES:
+        return MODEL_NAMES[name]
+    block = re.fullmatch(r"blocks\.(\d+)\.(.*)", name)
+    if block and block[2] in BLOCK_NAMES:
+        return f"model.layers.{block[1]}.{BLOCK_NAMES[block[2]]}"
+    raise UserError(f"{name}: Granite has no such weight, so this model has no such form")
+
+
 def write_folder(
-    to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str]
-) -> None:
+    to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str], example: tuple
+) -> bool:
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
     eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
-    Raises OSError if `to` is not empty or cannot be written.
+    example: token ids [1, T] and their logits [1, T, V], to compare with transformers.
+    Returns whether it is installed. Raises UserError if its logits differ, OSError if
+    `to` is not empty or cannot be written.
     """
     # 1. config.json
     kind = "GraniteMoe" if fields["n_expert"] else "Granite"
     first_weight = next(iter(weights.values()))
-    config = {theirs: fields[ours] for ours, theirs in FIELDS.items()}
+    config = {theirs: fields[ours] for ours, (theirs, _) in FIELDS.items()}
     config["architectures"] = [f"{kind}ForCausalLM"]
     config["model_type"] = kind.lower()
     config["hidden_act"] = "silu"
@@ -202,8 +272,35 @@ def write_folder(
             (building / name).write_text(content, encoding="utf-8")
         file = building / "model.safetensors"
         safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+        compared = compare(building, *example)
         os.rename(building, to)
     except (OSError, safetensors.SafetensorError) as error:
         raise OSError(f"--to {to}: cannot be written ({error})") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
+    return compared
+
+
+def compare(folder: Path, idx: Tensor, logits: Tensor) -> bool:
+    """Does transformers compute these logits, too? False if it is not installed.
+
+    Raises UserError if its logits differ. The format holds weights and numbers, but no
+    code, so a model with a different activation would come out as one with silu.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    with torch.no_grad():
+        theirs = model.eval()(idx).logits
+    largest = logits.abs().max().item()
+    error = (theirs - logits).abs().max().item()
+    tolerance = 1e-3 if logits.dtype == torch.float32 else 0.05
+    if not error <= tolerance * largest:
+        raise UserError(
+            f"transformers computes logits that differ by {error:.2g} (the largest is "
+            f"{largest:.2g}); is this model a Granite, with silu and rotary positions?"
+        )
+    return True

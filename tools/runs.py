@@ -451,13 +451,13 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
                 "and a branch keeps the shape of its parent"
             )
     if "optimizer" not in parent:
-        if Path(parent["path"]).is_file():
+        if parent["tokens"]:
             raise UserError(
                 f"--branch {parent['path']}: weights alone; choose one in ckpt/"
             )
         if not {"lr", "power_a"} & set(changes):
             raise UserError(
-                "--branch: released weights carry no learning rate; choose one, "
+                "--branch: imported weights carry no learning rate; choose one, "
                 "for example --schedule wsd --lr 1e-4"
             )
         return parent["config"] | changes
