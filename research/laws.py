@@ -275,6 +275,8 @@ def weight_decay_table() -> Table:
     for T, mean in zip(lengths, cost.mean(axis=(1, 2))):
         rows.append([f"0.1, T = {size(T)}", f"{mean:.3f}"])
     rows.append(["0.1, per doubling of T", show(mean_of(slope_per_step(cost)))])
+    for batch_size, mean in zip((2, 8, 32), cost.mean(axis=(0, 2))):
+        rows.append([f"0.1, batch size {batch_size}", f"{mean:.3f}"])
     for weight_decay in ("0.1", "0.3"):
         mean = change("0", weight_decay, "loss").mean()
         rows.append([f"{weight_decay}, mean over T", f"{mean:.3f}"])

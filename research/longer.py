@@ -245,13 +245,13 @@ def pairs_table() -> Table:
     decayed = "Power (fitted), decayed"
     pairs = [
         (NO_DECAY + ", decayed", decayed),
+        (NO_DECAY, "Power (fitted), weight decay 0"),
         (NO_DECAY + ", decayed", NO_DECAY),
         ("wsd-0.1", decayed),
         ("wsd-0.1", "wsd-0"),
         ("linear-0.1", "linear-0"),
         ("constant", "Power (fitted)"),
         ("schedule-free", decayed),
-        ("Power (fitted), weight decay 0", NO_DECAY),
     ]
     rows = []
     for one, other in pairs:
