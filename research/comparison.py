@@ -65,18 +65,24 @@ def lines() -> dict:
 
 
 def comparison_tables() -> list[Table]:
-    """The tables that fit.py prints."""
+    """The two tables that fit.py prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), tempfile.TemporaryDirectory() as out:
         comparison(records(), Path(out))
-    found = []
-    for kind, part in zip(("dense", "MoE"), printed.getvalue().split("\n\n| ")[1:]):
-        lines = [
-            line.strip("| ").split(" | ") for line in part.split("\n\n")[0].splitlines()
-        ]
-        head, _, *rows = lines
-        found.append(Table(f"comparison, {kind}", ABOUT[kind], ["line", *head[1:]], rows))
-    return found
+    found = {"dense": [], "MoE": []}
+    rows = []
+    for line in printed.getvalue().splitlines():
+        if not line.startswith("|"):
+            continue
+        cells = line.strip("| ").split(" | ")
+        kind = cells[0].partition(",")[0]  # of "dense, 20 cells", in the head of a table
+        if kind in found:
+            rows = found[kind]
+        rows.append(cells)
+    return [
+        Table(f"comparison, {kind}", ABOUT[kind], ["line", *head[1:]], rows)
+        for kind, (head, _, *rows) in found.items()
+    ]
 
 
 def trend(one: str, other: str) -> np.ndarray:
@@ -103,17 +109,24 @@ def pairs_table() -> Table:
         shared = [cell for cell in first if cell in second]
         dense = [cell for cell in shared if "experts" not in cell[0]]
         moe = [cell for cell in shared if "experts" in cell[0]]
-        groups = [dense]
-        groups += [[cell for cell in dense if cell[1] == T] for T in (160_000, 1_280_000)]
-        groups.append(moe)
-        gaps = [show(differences(first, second, some)) if some else "" for some in groups]
-        gaps.insert(3, show(trend(one, other)))
-        rows.append([f"{one} minus {other}", *gaps])
-    head = ["dense, all T", "T = 160k", "T = 1.28M", "per doubling of T", "MoE, all T"]
+        row = [f"{one} minus {other}", show(differences(first, second, dense))]
+        for length in (160_000, 1_280_000):
+            cells = [cell for cell in dense if cell[1] == length]
+            row.append(show(differences(first, second, cells)))
+        row.append(show(trend(one, other)))
+        row.append(show(differences(first, second, moe)) if moe else "")
+        rows.append(row)
     return Table(
         "pairs",
         "Other differences of lines of the comparison.",
-        ["lines", *head],
+        [
+            "lines",
+            "dense, all T",
+            "T = 160k",
+            "T = 1.28M",
+            "per doubling of T",
+            "MoE, all T",
+        ],
         rows,
     )
 
@@ -121,23 +134,29 @@ def pairs_table() -> Table:
 def anytime_table() -> Table:
     """The cells of anytime.png."""
     *_, runs_of = losses_of_lines(records())
+    power, cosine = lines()[POWER], lines()[COSINE]
     shape, batch_size = "width 128", 2
-    cells = [cell for cell in lines()[POWER] if cell[::2] == (shape, batch_size)]
+    cells = [cell for cell in power if cell[::2] == (shape, batch_size)]
     cut = anytime.losses_of_cut_cosine(runs_of(COSINE, cells[-1]), cells)
     rows = []
-    for name, some in [(size(T), [c for c in cells if c[1] == T]) for _, T, _ in cells]:
-        gaps = [differences(lines()[POWER], lines()[COSINE], some)]
-        gaps.append(differences(cut, lines()[COSINE], some))
-        rows.append([name, *map(show, gaps), "", ""])
-    others = [differences(lines()[POWER], lines()[name], cells) for name in (WSD, LINEAR)]
-    power = show(differences(lines()[POWER], lines()[COSINE], cells))
-    rows.append(["mean of all T", power, "", *map(show, others)])
+    for cell in cells:
+        gap = show(differences(power, cosine, [cell]))
+        gap_of_cut = show(differences(cut, cosine, [cell]))
+        rows.append([size(cell[1]), gap, gap_of_cut, "", ""])
+    mean = show(differences(power, cosine, cells))
+    others = [show(differences(power, lines()[name], cells)) for name in (WSD, LINEAR)]
+    rows.append(["mean of all T", mean, "", *others])
     return Table(
         "anytime",
         f"If you stop at T: Power (fitted), and the longest cosine (fitted), cut short, minus "
         f"planned lines ({shape}, batch size {batch_size}, five seeds).",
-        ["T", f"Power minus {COSINE}", "cut cosine minus it", f"Power minus {WSD}"]
-        + [f"Power minus {LINEAR}"],
+        [
+            "T",
+            f"Power minus {COSINE}",
+            "cut cosine minus it",
+            f"Power minus {WSD}",
+            f"Power minus {LINEAR}",
+        ],
         rows,
     )
 

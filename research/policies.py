@@ -380,8 +380,8 @@ def policies_table() -> Table:
         "that at weight decay 0. *Control*: twice the learning rate makes late relative "
         "updates this many times as large. *Growth*: of the norm, over the last doubling of "
         "the tokens before the decay. *Kept*: what the best learning rate of T = 320k costs at "
-        "5.12M. The last rows are means over "
-        "the policies whose norms grow with T and over the others, and their difference.",
+        "5.12M. The last rows are means over the policies whose norms grow with T and over the "
+        "others, and their difference.",
         ["policy", "b", "minus none", "norm", "update", "control", "growth", "kept"],
         rows,
     )
@@ -400,11 +400,10 @@ def decisions_table() -> Table:
         "differences of these exponents that exclude 0": f"{len(differ)} of 36",
     }
     for batch_size in (8, 32):
-        early = [
-            np.mean(x)
-            for (B, T), x in rises().items()
-            if (B, T <= 1_280_000) == (batch_size, True)
-        ]
+        early = []
+        for (B, T), rise_of_seeds in rises().items():
+            if B == batch_size and T <= 1_280_000:
+                early.append(np.mean(rise_of_seeds))
         answers[f"rise at batch size {batch_size}"] = f"{np.mean(early):.2f}"
     for (low, high), by_T in sizes().items():
         name = f"exponent in the weight decay, {low} to {high}, batch size 8"
