@@ -69,6 +69,8 @@ class MoE(nn.Module):
         w_out = torch.empty(cfg.n_expert, cfg.n_embd, cfg.n_ffn)  # [E, C, M]
         self.experts_in = nn.Parameter(w_in)
         self.experts_out = nn.Parameter(w_out)
+        # the sizes of its groups vary, and the compiler would make a program for each
+        self.loop = torch.compiler.disable(loop)
 
     def forward(self, x: Tensor, multiply=None) -> "tuple[Tensor, Routing]":
         """x [..., C] -> y [..., C] in x's dtype, Routing.
@@ -82,52 +84,81 @@ class MoE(nn.Module):
             # On the next generation, Blackwell, experts without tokens get wrong gradients
             # from `grouped` (PyTorch issue 172439)
             can_group = devices.is_hopper(x) and dtype == torch.bfloat16
-            multiply = grouped if can_group else loop
+            multiply = grouped if can_group else self.loop
 
         # 1. Route: every token chooses its k best experts
         scores = self.router(x)  # [N, E]
         best, chosen = scores.topk(self.k)  # both [N, k]
         weight = best.softmax(-1)  # [N, k], over the chosen experts only
 
-        # 2. Sort the N*k pairs by expert. Pair i belongs to token i // k.
-        expert, order = chosen.flatten().sort(stable=True)  # row j holds pair order[j]
-        back = order.argsort()  # pair i is in row back[i]
-        ids = torch.arange(scores.shape[1], device=x.device)  # [E], of the experts
+        # 2. Sort the N*k pairs by expert. Pair i belongs to token i // k
+        n_expert = scores.shape[1]
+        small = torch.uint8 if n_expert <= 256 else torch.int64  # one byte sorts fastest
+        expert, order = chosen.flatten().to(small).sort(stable=True)
+        token = order // self.k  # [N*k], row j holds pair order[j], of token token[j]
+        back = torch.empty_like(order)
+        back[order] = torch.arange(
+            len(order), device=x.device
+        )  # pair i is in row back[i]
+        back = back.view(-1, self.k)  # [N, k], the rows of every token
+        ids = torch.arange(n_expert, dtype=small, device=x.device)
         # The rows of expert e end before row ends[e] (int32, as grouped_mm needs it)
         ends = torch.searchsorted(expert, ids, right=True, out_int32=True)  # [E]
 
-        # 3. Dispatch: copy the token of every pair into the pair's row
-        pairs = x.to(dtype)[:, None].expand(-1, self.k, -1).flatten(0, 1)  # [N*k, C]
-        rows = Permute.apply(pairs, order, back)  # [N*k, C]
-        weight = Permute.apply(weight.view(-1, 1), order, back)  # [N*k, 1]
+        # 3. Dispatch: copy the token and the weight of every pair into the pair's row
+        rows = Dispatch.apply(x.to(dtype), token, back)  # [N*k, C]
+        weight = Dispatch.apply(weight.view(-1, 1), order, back.view(-1, 1))  # [N*k, 1]
 
         # 4. Multiply the rows of every expert by its matrices, and by their weights
         w_in = self.experts_in.to(dtype)
         w_out = self.experts_out.to(dtype)
         rows = multiply(rows, weight, ends, w_in, w_out)  # [N*k, C]
 
-        # 5. Combine: restore the order of the tokens, and add up the k rows of a token
-        pairs = Permute.apply(rows, back, order)  # [N*k, C]
-        y = pairs.unflatten(0, (-1, self.k)).sum(1)  # [N, C]
+        # 5. Combine: add up the k rows of every token
+        y = Combine.apply(rows, token, back)  # [N, C]
         return y.view(shape).type_as(x), measure_routing(scores, ends)
 
 
-class Permute(torch.autograd.Function):
-    """rows[order], whose gradient is a permutation too. `back` undoes `order`.
+# Steps 3 and 5 are linear, and each is the transpose of the other, so the backward pass of
+# one is the forward pass of the other. That of plain indexing would use atomic adds, which
+# are slow on a GPU and vary in order.
 
-    The gradient of plain indexing uses atomic adds, which are slow on a GPU and vary in
-    order.
-    """
+
+class Dispatch(torch.autograd.Function):
+    """Copy every token into its k rows. x [N, C], token [N*k], back [N, k] -> [N*k, C]."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, token: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
-        return rows.index_select(0, order)
+        return x.index_select(0, token)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         (back,) = ctx.saved_tensors
-        return grad.index_select(0, back), None, None
+        return add_rows(grad, back), None, None
+
+
+class Combine(torch.autograd.Function):
+    """Add up the k rows of every token. rows [N*k, C], token [N*k], back [N, k] -> [N, C]."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, token: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(token)
+        return add_rows(rows, back)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        (token,) = ctx.saved_tensors
+        return grad.index_select(0, token), None, None
+
+
+def add_rows(rows: Tensor, back: Tensor) -> Tensor:
+    """rows[back].sum(1) without its k copies of a token. The compiler fuses the loop."""
+    first, *others = back.unbind(1)  # k times [N]
+    total = rows.index_select(0, first)
+    for row in others:
+        total += rows.index_select(0, row)
+    return total
 
 
 # Two ways to multiply. Both take rows [N*k, C], weight [N*k, 1], ends [E], w_in
@@ -136,7 +167,6 @@ class Permute(torch.autograd.Function):
 # after them.
 
 
-@torch._disable_dynamo  # group sizes vary (torch.compiler.disable takes 1 s to import)
 def loop(
     rows: Tensor, weight: Tensor, ends: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:

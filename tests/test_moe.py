@@ -66,6 +66,12 @@ def test_layer_is_the_dumb_loop(case):
     compare_with_dumb(layer, torch.randn(size, dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.parametrize("n_expert", [256, 257, 300])
+def test_layers_of_more_experts_than_a_byte_counts(n_expert):
+    layer = layer_of(8, 8, n_expert, k=3)
+    compare_with_dumb(layer, torch.randn(30, 8, dtype=torch.float64, requires_grad=True))
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_empty_experts_and_one_that_takes_everything(k):
     layer = layer_of(n_expert=6, k=k)
@@ -113,6 +119,19 @@ def test_compiles_to_one_graph_for_any_routing():
             results.append([y, *routing, *grads])
         assert all(torch.equal(a, b) for a, b in zip(*results))
     assert counter.frame_count == 1
+
+
+def test_the_loop_over_experts_breaks_the_graph_and_is_not_compiled():
+    """Its group sizes vary, so a compiled loop would be another program in every step."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("eager")
+    layer = layer_of(n_expert=5)
+    compiled = torch.compile(layer.forward, dynamic=False, backend=counter)
+    for scale in (1, 3, 10):
+        x = scale * torch.randn(12, 16, dtype=torch.float64) + torch.randn(16).double()
+        assert torch.equal(compiled(x)[0], layer(x)[0])
+    assert counter.frame_count == 2  # before the loop, and after it
 
 
 def test_auxiliary_loss_is_its_formula():
