@@ -6,7 +6,6 @@ Prints the tables and the decisions of results/long-laptop/rules.md, from its re
 draws a figure of research/why.md.
 """
 
-import runpy
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from compare import LINEAR, WSD, losses_of_lines, searched
+from compare import AVERAGED, LINEAR, POWER, WSD, Line, losses_of_lines, searched
 from fit import mean_of, show
 from records import cell_of, complete, loss_of, records_in
 from tables import Table
@@ -26,10 +25,43 @@ from tools.figures import COLORS, draw_points, size
 from tools.flags import UserError
 
 RUNS = ROOT / "results/long-laptop"
-PROGRAM = runpy.run_path(str(RUNS / "run.py"))
-ADDED = PROGRAM["ADDED"]  # after the any-time runs of seed 0
-SCHEDULE_FREE = PROGRAM["SCHEDULE_FREE"]  # after seeds 0 and 1
-ANY_TIME = PROGRAM["any_time_lines"]() | ADDED | SCHEDULE_FREE
+# Every line names its weight decay and memory, so that it finds its runs and no others.
+CONSTANT = WSD | AVERAGED
+USUAL = dict(weight_decay=0.1, memory=None)
+NONE = dict(weight_decay=0.0, memory=None)
+LINES = {  # all average their weights over about the last tenth of the tokens
+    "constant, weight decay 0": Line(CONSTANT | NONE, 0.0, 0.5),
+    "constant, memory 5": Line(CONSTANT | USUAL | dict(memory=5.0), 0.0, 0.5),
+    "constant": Line(CONSTANT | USUAL, 0.0, 0.5),
+    "Power (fitted)": Line(POWER | AVERAGED | USUAL, -0.3, 0.5),
+    "constant, memory 1": Line(CONSTANT | USUAL | dict(memory=1.0), 0.0, 0.5),
+}
+SPANS = {"": 16.0, ", half the span": 32.0, ", a quarter of it": 64.0}  # of the averages
+SPANNED = ("constant, weight decay 0", "constant, memory 5", "Power (fitted)")
+# not in the rules, but added after the any-time runs of seed 0
+ADDED = {
+    "Power (fitted), decayed": Line(POWER | USUAL, -0.3, 0.5),
+    "Power (fitted), weight decay 0": Line(POWER | AVERAGED | NONE, -0.3, 0.5),
+}
+# in the second part of the rules, after seeds 0 and 1 of the other lines
+FREE = dict(schedule="constant", average=True)
+SCHEDULE_FREE = {
+    "schedule-free": Line(FREE | dict(weight_decay=0.1), 0.0, 0.5),
+    "schedule-free, weight decay 0": Line(FREE | dict(weight_decay=0.0), 0.0, 0.5),
+}
+
+
+def any_time_lines() -> dict[str, Line]:
+    """The lines that need no T, some with averages over shorter spans, too."""
+    found = {}
+    for name, (fields, b, q) in LINES.items():
+        for words, power in SPANS.items():
+            if words == "" or name in SPANNED:
+                found[name + words] = Line(fields | dict(average_power=power), b, q)
+    return found
+
+
+ANY_TIME = any_time_lines() | ADDED | SCHEDULE_FREE
 NO_DECAY = "constant, weight decay 0"
 PLANNED = {"linear": LINEAR, "wsd": WSD}
 DECIDE = (5_120_000, 10_240_000, 20_480_000)

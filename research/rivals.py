@@ -6,7 +6,6 @@ Prints the table and the decisions of results/rivals-laptop/rules.md, from its r
 those of the comparison.
 """
 
-import runpy
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from compare import LINES, differences, holm, losses_of_lines, mean_loss, needs_T, verdict
+from compare import AVERAGED, LINEAR, LINES, POWER, WSD, Line
+from compare import differences, holm, losses_of_lines, mean_loss, needs_T, verdict
 from fit import show
 from tables import Table
 from records import complete, records_in
@@ -25,24 +25,45 @@ from tools import flags
 from tools.figures import size
 
 RUNS = ROOT / "results/rivals-laptop"
-NEW = runpy.run_path(str(RUNS / "run.py"))["LINES"]
-POWER = "Power (fitted), averaged"
+NO_DECAY = dict(weight_decay=0.0, memory=None)
+STRONG = dict(weight_decay=0.3, memory=None)
+USUAL = dict(weight_decay=0.1, memory=None)
+MEMORY_5 = dict(weight_decay=0.1, memory=5.0)
+RIVALS = {
+    "constant, weight decay 0, averaged": Line(WSD | AVERAGED | NO_DECAY, 0.0, 0.5),
+    "constant, weight decay 0": Line(WSD | NO_DECAY, 0.0, 0.5),
+    "constant, memory 5, averaged": Line(WSD | AVERAGED | MEMORY_5, 0.0, 0.5),
+    "constant, memory 5": Line(WSD | MEMORY_5, 0.0, 0.5),
+    "Power (fitted), weight decay 0, averaged": Line(POWER | AVERAGED | NO_DECAY, -0.3, 0.5),
+    "Power (fitted), weight decay 0": Line(POWER | NO_DECAY, -0.3, 0.5),
+    "Power (fitted), weight decay 0.3, averaged": Line(POWER | AVERAGED | STRONG, -0.3, 0.5),
+    "Power (fitted), weight decay 0.3": Line(POWER | STRONG, -0.3, 0.5),
+    "linear to 0 (fitted), averaged": Line(LINEAR | USUAL | dict(average=True), -0.3, 0.5),
+    "linear to 0 (fitted), weight decay 0": Line(LINEAR | NO_DECAY, -0.3, 0.5),
+    "linear to 0 ∝ √batch, weight decay 0": Line(LINEAR | NO_DECAY, 0.0, 0.5),
+}  # fmt: skip
+SCHEDULE_FREE = {"schedule-free": Line(dict(schedule="constant", average=True), 0.0, 0.5)}
+NEW = {"adamw": RIVALS, "schedule-free": SCHEDULE_FREE}  # by folder
+AVERAGED_POWER = "Power (fitted), averaged"
 AVERAGED_LINEAR = "linear to 0 (fitted), averaged"
 # difference -> (a line, the line to subtract)
 DECISIONS = {
     "constant, weight decay 0, instead of Power": (
         "constant, weight decay 0, averaged",
-        POWER,
+        AVERAGED_POWER,
     ),
-    "constant, memory 5, instead of Power": ("constant, memory 5, averaged", POWER),
-    "Power instead of constant, both at 0.1": (POWER, "WSD ∝ √batch, averaged"),
+    "constant, memory 5, instead of Power": (
+        "constant, memory 5, averaged",
+        AVERAGED_POWER,
+    ),
+    "Power instead of constant, both at 0.1": (AVERAGED_POWER, "WSD ∝ √batch, averaged"),
     "Power, weight decay 0.3 instead of 0.1": (
         "Power (fitted), weight decay 0.3, averaged",
-        POWER,
+        AVERAGED_POWER,
     ),
     "Power, weight decay 0 instead of 0.1": (
         "Power (fitted), weight decay 0, averaged",
-        POWER,
+        AVERAGED_POWER,
     ),
     "Power instead of constant, both at 0": (
         "Power (fitted), weight decay 0, averaged",
@@ -52,7 +73,7 @@ DECISIONS = {
         AVERAGED_LINEAR,
         "linear to 0 (fitted)",
     ),
-    "schedule-free AdamW instead of Power": ("schedule-free", POWER),
+    "schedule-free AdamW instead of Power": ("schedule-free", AVERAGED_POWER),
 }
 
 
@@ -78,7 +99,11 @@ def lines() -> dict:
 def cells(T: int | None = None) -> list:
     """The cells that all lines have, in the mean over all T or at one."""
     common = set.intersection(*(set(losses) for losses in lines().values()))
-    return [cell for cell in lines()[POWER] if cell in common and T in (None, cell[1])]
+    return [
+        cell
+        for cell in lines()[AVERAGED_POWER]
+        if cell in common and T in (None, cell[1])
+    ]
 
 
 def difference(decision: str, T: int | None = None) -> np.ndarray:
@@ -118,16 +143,19 @@ def in_words(rows: np.ndarray) -> str:
 def lines_table() -> Table:
     """A row for every new line."""
     every = NEW["adamw"] | NEW["schedule-free"]
-    gaps = {name: differences(lines()[name], lines()[POWER], cells()) for name in every}
+    gaps = {
+        name: differences(lines()[name], lines()[AVERAGED_POWER], cells())
+        for name in every
+    }
     rows = []
     for name in sorted(every, key=lambda name: gaps[name][0]):
-        at_longest = differences(lines()[name], lines()[POWER], cells(longest()))
+        at_longest = differences(lines()[name], lines()[AVERAGED_POWER], cells(longest()))
         row = [name, needs_T(every[name]), str(seeds_of(name))]
         rows.append([*row, in_words(gaps[name]), in_words(at_longest)])
     head = ["line", "needs T", "seeds", "all T", f"T = {size(longest())}"]
     return Table(
         "rivals",
-        f"Loss minus {POWER}, in the {len(cells())} dense cells of the comparison "
+        f"Loss minus {AVERAGED_POWER}, in the {len(cells())} dense cells of the comparison "
         "(`rivals-laptop`).",
         head,
         rows,

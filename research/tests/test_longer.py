@@ -135,10 +135,10 @@ def test_rivals_are_compared_in_the_cells_and_seeds_that_all_have(monkeypatch):
         for batch in (2, 8):
             for T in (80_000, 160_000):
                 off = 0.01 if name == "constant, weight decay 0, averaged" else 0.0
-                seeds = 5 if name == rivals.POWER else 2
+                seeds = 5 if name == rivals.AVERAGED_POWER else 2
                 losses = {s: 2 + off + 1e-4 * rng.normal() for s in range(seeds)}
                 lines[name][("width 64", T, batch)] = losses
-    lines[rivals.POWER][("width 128", 80_000, 2)] = {0: 9.0}
+    lines[rivals.AVERAGED_POWER][("width 128", 80_000, 2)] = {0: 9.0}
     monkeypatch.setattr(rivals, "lines", lambda: lines)
     assert len(rivals.cells()) == 4 and rivals.longest() == 160_000
     assert len(rivals.cells(160_000)) == 2
