@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from config import FIELDS, TrainConfig, preset_fields
+from config import FIELDS, PRESETS, TrainConfig
 from model import empty_model
 from tools import devices, flags
 from tools.flags import UserError
@@ -179,7 +179,7 @@ def benchmark(cfg: TrainConfig, corpus) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("bench.py", __doc__)
-    flags.add_flags(parser, TrainConfig, preset_fields("laptop"))
+    flags.add_flags(parser, TrainConfig, PRESETS["laptop"])
     parser.add_argument("--dry_run", action="store_true", help="arithmetic only")
     args = parser.parse_args(argv)
     typed = {name: value for name, value in vars(args).items() if name in FIELDS}

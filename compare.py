@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fit import error_of, interval, mean_of, show, student
-from records import cell_of, loss_of, narrow_first
+from records import cell_of, narrow_first
 from schedules import PAPER_SEQ_LEN, has_decay, is_planned
 from tools import figures, flags
 from tools.flags import UserError
@@ -54,7 +54,7 @@ COSINE = WSD | dict(schedule="cosine")
 TO_0 = COSINE | dict(min_lr_ratio=0.0)
 LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to the end
 # The average of the weights replaces the decay
-AVERAGED = dict(average=True, decay_tokens=0, decay_share=None)
+AVERAGED = dict(average=True, decay_share=0.0)
 
 # "Fitted" is our law, b = -0.3 and q = 0.5. "Paper" is the law of the paper. "∝ √batch"
 # has the q of our law, and the same learning rate at every run length. Two lines must
@@ -139,7 +139,6 @@ class Runs(NamedTuple):
         """The record of a line tuned to lr. None if it is missing."""
         _, T, batch_size = cell
         fields = fields_of(self.lines[name], lr, batch_size, T, self.tuned_at)
-        fields.pop("decay_share", None)  # records have decay_tokens
         for record in self.records.get((cell, seed), []):
             if fields.items() <= record.items():
                 return record
@@ -182,7 +181,7 @@ def tuned_lr(runs: Runs, name: str, seed: int) -> float:
         for cell in runs.tuning_cells:
             for trial in tuning_seeds(seed):
                 record = runs.find(name, lr, cell, trial)
-                tried[lr].append(loss_of(record) if record else None)
+                tried[lr].append(record["loss"] if record else None)
     best = best_of(tried)
     if best is None:
         raise UserError(
@@ -222,7 +221,7 @@ def losses_of_lines(
         for cell in cells:
             found = runs_of(name, cell)
             if None not in found.values():
-                losses[name][cell] = {seed: loss_of(r) for seed, r in found.items()}
+                losses[name][cell] = {seed: r["loss"] for seed, r in found.items()}
     if not any(losses.values()):
         raise UserError(
             "no cell of the comparison has all its runs; is the sweep still running?"
@@ -240,7 +239,7 @@ def searched(records: list[dict], fields: dict = WSD) -> dict:
     for r in records:
         if r["seed"] < TUNING and fields.items() <= r.items():
             seeds = tried.setdefault(cell_of(r), {})
-            seeds.setdefault(r["seed"], {})[r["lr"]] = loss_of(r)
+            seeds.setdefault(r["seed"], {})[r["lr"]] = r["loss"]
 
     found: dict = {}
     for cell, seeds in tried.items():

@@ -3,28 +3,24 @@ presets.
 
 A field of these classes is a flag of train.py with its help, type and limits. A value on
 the command line comes before the preset, and the preset before the default here.
-Three more marks give the meaning of a field for records of runs:
-
-- `runtime`: it changes how we compute or report a run, but not its loss.
-- `alias`: other values of a record decide whether two runs are equal. For `data`, this is
-  the fingerprint.
-- `later`: older runs lack it, and had its default.
+The mark `runtime` says that a field changes how we compute or report a run, but not its
+loss. A resumed run may change these fields, and two runs that differ only there are equal.
 
     python config.py        list the presets with all their values
 """
 
 import dataclasses
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
-from schedules import DECAY_SHAPES, SCHEDULES, has_decay, make_schedule
+from schedules import DECAY_SHAPES, SCHEDULES, has_decay, is_planned, make_schedule
 from tools import flags
 from tools.flags import UserError, option
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model. The default None stands for the value that the help names."""
+    """The shape of a model. make_shape puts the values that the help names in place of None."""
 
     n_layer: int = option(help="transformer blocks", above=0)
     n_embd: int = option(help="width of the residual stream", above=0)
@@ -56,12 +52,6 @@ class GPTConfig:
     init_std: float = option(
         0.02, "standard deviation of initial weights at m_width 1", above=0
     )
-    router_rule: str = option(
-        "hidden",
-        "the router's row in mup.rules",
-        choices=("hidden", "readout", "embedding"),
-        later=True,
-    )
     attention_multiplier: float | None = option(
         None, "in attention (default 1 / d_head)", above=0
     )
@@ -74,12 +64,6 @@ class GPTConfig:
     tie_embeddings: bool = option(True, "one matrix reads tokens and predicts them")
 
     def __post_init__(self):
-        flags.check_limits(self)
-        flags.fill_in(self, "n_kv_head", self.n_head)
-        flags.fill_in(self, "n_ffn", round(2.5 * self.n_embd))
-        flags.fill_in(self, "m_width", self.n_embd / self.base_width)
-        flags.fill_in(self, "attention_multiplier", self.n_head / self.n_embd)
-        flags.fill_in(self, "logits_scaling", self.m_width)
         if self.n_embd % (2 * self.n_head):
             self.refuse("n_head", f"must divide n_embd {self.n_embd} into even parts")
         if self.n_head % self.n_kv_head:
@@ -101,27 +85,44 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
 
-# The shapes of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4
-# (1.2B, 1.3B, 3.5B and 3.3B parameters), with StarCoder's vocabulary. The two laptop
-# models are ours, for bytes.
-_laptop_shape = dict(
-    n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128
-)
+# -- Presets -----------------------------------------------------------------------------
+
+# The models of the paper, from Table 2 (WSD search), Table 3 (Power search) and Table 4
+# (1.2B, 1.3B, 3.5B and 3.3B parameters), with StarCoder's vocabulary. The paper names no
+# micro-batches, and we tried ours on no GPU. Batch size, T and learning rate of _search
+# are from Table 2.
 _wsd = dict(vocab_size=49152, seq_len=4096)
+_search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)
 _power = dict(_wsd, init_std=0.1, m_emb=12)
 _moe = dict(_power, n_ffn=512, n_kv_head=8, n_expert_active=8)
+_large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
+
+# The two laptop models are ours, for bytes. They follow our law and not the paper's, with
+# learning rates tuned by results/laptop/tune.py.
+_laptop = dict(
+    n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128,
+    base_width=64, batch_size=8, total_tokens=3_200_000, warmup_tokens=100_000, lr=0.004,
+    power_a=0.5059, power_b=-0.3, power_q=0.5, log_every=50_000, eval_every=10**6,
+    eval_tokens=2**16, save_every=10**6,
+)  # fmt: skip
 PRESETS = {
-    "laptop":      dict(_laptop_shape, base_width=64),
-    "laptop-moe":  dict(_laptop_shape, base_width=64, n_ffn=160, n_expert=8, n_expert_active=2),
-    "12M":         dict(_wsd,   n_layer=32, n_embd=128,  n_head=2,  n_ffn=320),
-    "36M":         dict(_wsd,   n_layer=32, n_embd=256,  n_head=4,  n_ffn=640),
-    "121M":        dict(_wsd,   n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280),
-    "36M-power":   dict(_power, n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,  m_res=0.26),
-    "1B":          dict(_power, n_layer=40, n_embd=1536, n_head=24, n_ffn=4096, m_res=0.22),
-    "1B-moe":      dict(_moe,   n_layer=24, n_embd=1024, n_head=16, n_expert=32, m_res=0.28),
-    "PowerLM-3B":  dict(_power, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216, m_res=0.22,
+    "laptop":      dict(_laptop),
+    "laptop-moe":  dict(_laptop, n_ffn=160, n_expert=8, n_expert_active=2),
+    "12M":         dict(_wsd,   **_search, n_layer=32, n_embd=128,  n_head=2,  n_ffn=320),
+    "36M":         dict(_wsd,   **_search, n_layer=32, n_embd=256,  n_head=4,  n_ffn=640),
+    "121M":        dict(_wsd,   **_search, n_layer=32, n_embd=512,  n_head=8,  n_ffn=1280),
+    "36M-power":   dict(_power, **_search, n_layer=32, n_embd=256,  n_head=4,  n_ffn=640,
+                        m_res=0.26),
+    "1B":          dict(_power, **_large, n_layer=40, n_embd=1536, n_head=24, n_ffn=4096,
+                        m_res=0.22, total_tokens=10**12),
+    "1B-moe":      dict(_moe,   **_large, n_layer=24, n_embd=1024, n_head=16, n_expert=32,
+                        m_res=0.28, total_tokens=1100 * 10**9,  # 1T in the text
+                        decay_tokens=100 * 10**9),
+    "PowerLM-3B":  dict(_power, **_large, n_layer=40, n_embd=2304, n_head=36, n_ffn=9216,
+                        m_res=0.22, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9,
                         m_width=8.0),  # as in the paper's table, although 2304 / 256 is 9
-    "PowerMoE-3B": dict(_moe,   n_layer=32, n_embd=1536, n_head=24, n_expert=40, m_res=0.22),
+    "PowerMoE-3B": dict(_moe,   **_large, n_layer=32, n_embd=1536, n_head=24, n_expert=40,
+                        m_res=0.22, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
 }  # fmt: skip
 
 
@@ -129,9 +130,7 @@ PRESETS = {
 class TrainConfig(GPTConfig):
     """Everything that determines a run. Lengths are in tokens, batch sizes in sequences."""
 
-    preset: str = option(
-        "laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS), alias=True
-    )
+    preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=tuple(SCHEDULES))
     total_tokens: int = option(help="tokens to train on", above=0, at_most=10**15)
     batch_size: int = option(help="sequences per optimizer step", above=0)
@@ -144,12 +143,13 @@ class TrainConfig(GPTConfig):
     lr_max: float = option(0.02, "ceiling of the power schedule", above=0)
     power_a: float = option(4.0, "a of the power schedule, beta^q * a * n^b", above=0)
     power_b: float = option(-0.51, "b of the power schedule", at_most=0)
-    power_q: float = option(
-        1.0, "q of the power schedule, 1 in the paper", at_least=0, later=True
-    )
+    power_q: float = option(1.0, "q of the power schedule, 1 in the paper", at_least=0)
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
+    decay_share: float | None = option(
+        0.1, "the decay as a share of total_tokens", at_least=0, at_most=1
+    )
     decay_tokens: int | None = option(
-        None, "tokens of the decay (default: 10%%)", at_least=0
+        None, "tokens of the decay, in place of decay_share", at_least=0
     )
     decay_shape: str = option(
         "exp", "how power and wsd decay to 0", choices=tuple(DECAY_SHAPES)
@@ -159,7 +159,7 @@ class TrainConfig(GPTConfig):
     )
 
     average: bool = option(
-        False, "also average the weights over the last tenth of the tokens", later=True
+        False, "also average the weights over the last tenth of the tokens"
     )
     router_aux_weight: float = option(
         0.01, "weight of the MoE auxiliary loss", at_least=0
@@ -181,12 +181,11 @@ class TrainConfig(GPTConfig):
     data: str | None = option(
         None,
         "corpus, or several with weights, as in web:0.8,code:0.2 (default: embedded)",
-        alias=True,
     )
     decay_data: str | None = option(
-        None, "corpora during the decay, as in --data (default: the same)", later=True
+        None, "corpora during the decay, as in --data (default: the same)"
     )
-    tokenizer: str = option("bytes", "tokenizer of the embedded corpus", alias=True)
+    tokenizer: str = option("bytes", "tokenizer of the embedded corpus")
     out: str | None = option(
         None, "folder of the run (default: a new numbered one in runs/)", runtime=True
     )
@@ -225,9 +224,6 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if not has_decay(self.schedule):
-            object.__setattr__(self, "decay_tokens", 0)  # the class is frozen
-        flags.fill_in(self, "decay_tokens", self.total_tokens // 10)
         micro = self.micro_batch_size or self.batch_size
         if self.batch_size % micro and micro % self.batch_size:
             self.refuse(
@@ -250,57 +246,85 @@ class TrainConfig(GPTConfig):
     def decay_start(self) -> int:
         return self.total_tokens - self.decay_tokens
 
+    @property
+    def uses_average(self) -> bool:
+        """Does the average of the weights replace the decay? Then it is the result of the run.
 
-def names(marked: str | None = None) -> set[str]:
-    """Names of all fields, or of the fields with this metadata."""
-    fields = dataclasses.fields(TrainConfig)
-    return {f.name for f in fields if marked is None or f.metadata.get(marked)}
+        A planned schedule, such as a cosine, has no separate decay, because all of it is one.
+        """
+        return self.average and not self.decay_tokens and not is_planned(self.schedule)
 
 
-FIELDS = names()
+# -- Making a config ---------------------------------------------------------------------
+
+FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+RUNTIME = {name for name, field in FIELDS.items() if field.metadata.get("runtime")}
 # no branch may change these
-SHAPE = {f.name for f in dataclasses.fields(GPTConfig)} | {"preset"}
-LATER = {
-    f.name: f.default for f in dataclasses.fields(TrainConfig) if f.metadata.get("later")
-}
-
-# -- How to train the presets ------------------------------------------------------------
-
-# The paper names no micro-batches, and we tried ours on no GPU. The laptop models follow
-# our law and not the paper's, with learning rates tuned by results/laptop/tune.py. Batch
-# size, T and learning rate of _search are from Table 2.
-_search = dict(batch_size=128, micro_batch_size=8, total_tokens=32 * 10**9, lr=0.0026)
-_large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
-_laptop_recipe = dict(
-    batch_size=8,
-    total_tokens=3_200_000,
-    warmup_tokens=100_000,
-    lr=0.004,
-    power_a=0.5059,
-    power_b=-0.3,
-    power_q=0.5,
-    log_every=50_000,
-    eval_every=10**6,
-    eval_tokens=2**16,
-    save_every=10**6,
-)
-RECIPES = {
-    "laptop": _laptop_recipe, "laptop-moe": _laptop_recipe,
-    "12M": _search, "36M": _search, "121M": _search, "36M-power": _search,
-    "1B": dict(**_large, total_tokens=10**12),
-    "1B-moe": dict(**_large, total_tokens=1100 * 10**9, decay_tokens=100 * 10**9),  # 1T in the text
-    "PowerLM-3B": dict(**_large, total_tokens=1250 * 10**9, decay_tokens=250 * 10**9),
-    "PowerMoE-3B": dict(**_large, total_tokens=3000 * 10**9, decay_tokens=500 * 10**9),
-}  # fmt: skip
-
-
-def preset_fields(preset: str) -> dict:
-    return PRESETS[preset] | RECIPES[preset]
+SHAPE = {field.name for field in dataclasses.fields(GPTConfig)} | {"preset"}
 
 
 def make_config(**typed) -> TrainConfig:
     """The config of a preset with the typed fields. Raises UserError for an impossible value."""
-    return TrainConfig(**preset_fields(typed.get("preset", "laptop")) | typed)
+    unknown = sorted(typed.keys() - FIELDS.keys())
+    if unknown:
+        raise UserError(f"this version has no setting {unknown[0]}; is it of a fork?")
+    fields = PRESETS[typed.get("preset", TrainConfig.preset)] | typed
+    if "decay_share" in typed and "decay_tokens" not in typed:
+        fields["decay_tokens"] = None  # not those of the preset
+    fields = with_defaults(TrainConfig, fields)
+
+    # The decay takes decay_tokens, or a share of the run, at most all after the warmup.
+    share = fields["decay_share"]
+    tokens = fields["decay_tokens"]
+    if not has_decay(fields["schedule"]):
+        fields["decay_tokens"] = 0
+    elif tokens is not None and "decay_share" not in typed:
+        fields["decay_share"] = None  # it has no effect
+    elif share is not None:
+        total = fields["total_tokens"]
+        longest = max(0, total - fields["warmup_tokens"])
+        fields["decay_tokens"] = min(int(share * total), longest)
+        if tokens not in (None, fields["decay_tokens"]):
+            raise UserError(
+                f"--decay_share {share} --decay_tokens {tokens:,}: give only one of them"
+            )
+    return TrainConfig(**fields)
+
+
+def saved_config(fields: dict, where) -> TrainConfig:
+    """The config in a file `where`. Raises UserError if a different version wrote it."""
+    unknown = sorted(fields.keys() - FIELDS.keys())
+    if unknown:
+        raise UserError(
+            f"{where}: this version has no setting {unknown[0]}; is it of a fork?"
+        )
+    missing = sorted(FIELDS.keys() - fields.keys())
+    if missing:
+        raise UserError(f"{where}: made by an older version, without {missing[0]}")
+    return make_config(**fields)
+
+
+def make_shape(**fields) -> GPTConfig:
+    """A shape of a model. Raises UserError for an impossible value."""
+    return GPTConfig(**with_defaults(GPTConfig, fields))
+
+
+def with_defaults(kind: type, fields: dict) -> dict:
+    """The fields of a config with all defaults, also those that follow from other fields."""
+    usual = {f.name: f.default for f in dataclasses.fields(kind)}
+    fields = {name: x for name, x in usual.items() if x is not MISSING} | fields
+    flags.check_limits(kind, fields)  # first, because we divide by some
+
+    def default(name: str, value) -> None:
+        if fields[name] is None:
+            fields[name] = value
+
+    default("n_kv_head", fields["n_head"])
+    default("n_ffn", round(2.5 * fields["n_embd"]))
+    default("m_width", fields["n_embd"] / fields["base_width"])
+    default("attention_multiplier", fields["n_head"] / fields["n_embd"])
+    default("logits_scaling", fields["m_width"])
+    return fields
 
 
 def main(argv: list[str] | None = None) -> int:

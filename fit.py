@@ -43,8 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from records import STANDARD, complete, finished, flags_of, loss_of
-from records import narrow_first, read_records, shape_of
+from records import STANDARD, flags_of, narrow_first, read_rows, rows_of
 from schedules import PAPER_LAW, PAPER_SEQ_LEN, best_lr, paper_batch_size
 from tools import figures, files, flags
 from tools.flags import UserError
@@ -160,12 +159,12 @@ def minima(
     for r in records:
         beta = paper_batch_size(r["batch_size"] * r["seq_len"])
         only_seed = r["seed"] if by_seed else 0
-        cell = (shape_of(r), r["total_tokens"], r["batch_size"], beta, only_seed)
+        cell = (r["shape"], r["total_tokens"], r["batch_size"], beta, only_seed)
         losses = cells.setdefault(cell, {}).setdefault(r["seed"], {})
         x = x_of(r)
         if x in losses:
             raise UserError(f"{cell[:3]}: two runs have the same learning rate and seed")
-        losses[x] = loss_of(r)
+        losses[x] = r["loss"]
 
     # 2. Average over the seeds, and find the bottom.
     found = []
@@ -534,7 +533,7 @@ def law(rows: list[dict]) -> dict:
     batch_size. Optional: seq_len (else 4096), shape and seed (else all have the same),
     and state, with which we leave out runs that are not "finished". Raises UserError.
     """
-    rows = [complete(row) for row in finished(rows)]
+    rows = rows_of(rows)
     others = {row["schedule"] for row in rows} - {"wsd"}
     if others:
         raise UserError(
@@ -1073,7 +1072,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             first = args.folders[0]
             out = args.out or (first.parent if first.is_file() else first)
-            report_records(read_records(args.folders, args.only), out)
+            report_records(read_rows(args.folders, args.only), out)
     except (UserError, OSError) as error:
         return flags.fail("fit.py", error)
     return 0

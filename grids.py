@@ -10,7 +10,8 @@ at `guess`, for the smallest T and 1,024 tokens per batch.
 import sys
 from pathlib import Path
 
-from records import differs, identity
+from config import saved_config
+from records import differing, identity, settings
 from schedules import unread
 from tools import flags
 from tools.flags import UserError
@@ -116,7 +117,7 @@ GRIDS = {
                     doublings(10**6, 5), trials=range(8, 17),
                     tune=(width(128, head=64), 8, [10**6, 4 * 10**6])),
         # decay over a tenth of T, not over the 100 billion tokens of preset 1B-moe
-        "paper": grid(PAPER | dict(decay_tokens=None), 10**9,
+        "paper": grid(PAPER | dict(decay_share=0.1), 10**9,
                       [dict(preset=name) for name in ("121M", "1B", "1B-moe")], [128, 512], 3,
                       doublings(16 * 10**9, 5), trials=range(4, 15),
                       tune=(dict(preset="36M-power"), 128, [4 * 10**9, 16 * 10**9])),
@@ -168,7 +169,7 @@ def changed(grid: dict, args, typed: dict) -> dict:
         rows = swept
     rows = [(shape, args.batches or own, args.seeds or n) for shape, own, n in rows]
     budgets = sorted(args.budgets or grid["budgets"])
-    common = grid["common"] | typed | dict(decay_share=args.decay_share)
+    common = grid["common"] | typed
     return grid | dict(common=common, rows=rows, budgets=budgets)
 
 
@@ -204,18 +205,34 @@ def check_fields(asked: dict[str, list], configs: list) -> None:
         )
 
 
-def check_belongs(records: list[dict], own: list[dict], free: tuple, out: Path) -> None:
-    """Raise UserError for a record unlike all configs of a sweep, but for `free` fields."""
-    possible = {identity(config, free) for config in own}
-    for record in records:
-        if identity(record, free) not in possible:
-            differences = [(differs(record, config, free), config) for config in own]
-            names, nearest = min(differences, key=lambda pair: len(pair[0]))
-            name = names[0]
+def check_belongs(
+    found: list[dict], configs: list[dict], fingerprint: str, free: tuple, out: Path
+) -> None:
+    """Raise UserError for a record unlike all configs of a sweep, but for `free` fields.
+
+    fingerprint: of the text of the sweep.
+    """
+    possible = {identity(config, free) for config in configs}
+    for record in found:
+        saved_config(record["config"], f"--out {out}")
+        text = record["origin"].get("fingerprint")
+        if text != fingerprint:
             raise UserError(
-                f"--out {out}: has records with {name} {record[name]}, and this sweep "
-                f"has {nearest[name]}; choose another folder"
+                f"--out {out}: has records with fingerprint {text}, and this sweep has "
+                f"{fingerprint}; choose another folder"
             )
+        if identity(record["config"], free) in possible:
+            continue
+        theirs = settings(record["config"], free)
+        nearest = min(
+            (settings(config, free) for config in configs),
+            key=lambda ours: len(differing(theirs, ours)),
+        )
+        name = differing(theirs, nearest)[0]
+        raise UserError(
+            f"--out {out}: has records with {name} {theirs.get(name)}, and this sweep "
+            f"has {nearest.get(name)}; choose another folder"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:

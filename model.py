@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mup
-from config import PRESETS, GPTConfig
+from config import PRESETS, GPTConfig, make_config, make_shape, saved_config
 from moe import MoE, Routing
-from records import uses_average
 from tools import devices, flags, granite, runs, tokenizers
 from tools.flags import UserError
 
@@ -298,15 +297,15 @@ def load_model(
     else:
         saved = runs.read_checkpoint(path)
     run = saved["config"]
-    averaged = path.is_dir() and uses_average(run)
+    averaged = False
+    if "schedule" in run:  # else the weights are released
+        averaged = saved_config(run, path).uses_average and path.is_dir()
     weights = saved.pop("average" if averaged else "model")
 
     # 2. Put the weights into an empty model
-    shape = {}
-    for field in dataclasses.fields(GPTConfig):
-        if field.name in run:  # released weights and older runs have the default
-            shape[field.name] = run[field.name]
-    model = empty_model(GPTConfig(**shape))
+    names = {field.name for field in dataclasses.fields(GPTConfig)}
+    shape = {name: value for name, value in run.items() if name in names}
+    model = empty_model(make_shape(**shape))
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists missing, unknown or misshapen tensors
@@ -323,8 +322,8 @@ def load_model(
 
 def print_presets() -> None:
     print(f"{'preset':<12}{'parameters':>14}{'per token':>15}{'GFLOP per token':>17}")
-    for name, shape in PRESETS.items():
-        model = empty_model(GPTConfig(**shape))
+    for name in PRESETS:
+        model = empty_model(make_config(preset=name))
         active = model.n_active_params()
         gflop = model.flops_per_token() / 1e9
         print(f"{name:<12}{model.n_params():14,}{active:15,}{gflop:17.3g}")

@@ -257,7 +257,7 @@ def worst_difference(layer: MoE, x: Tensor, multiply) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("moe.py", __doc__).parse_args(argv)
-    from config import PRESETS, GPTConfig
+    from config import make_config
 
     # 1. A layer with random weights and tokens
     torch.manual_seed(0)
@@ -270,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         preset = "laptop-moe"
         dtype = torch.float32
         limit = 1e-5
-    cfg = GPTConfig(**PRESETS[preset])
+    cfg = make_config(preset=preset)
     layer = MoE(cfg).to(device, dtype)
     for p in layer.parameters():
         nn.init.normal_(p, std=p.shape[-1] ** -0.5)

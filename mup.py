@@ -49,7 +49,7 @@ def rules(cfg) -> dict[str, Rule]:
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
         "output":    Rule(hidden_std, 1.0 / m,  1.0),
-        "router":    Rule(std / m,    1.0 / m,  1.0),  # as a readout, see below
+        "router":    Rule(hidden_std, 1.0 / m,  1.0),  # as a hidden matrix, see below
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
     # "output" is not the output head of the model. It is the last matrix of attention or
@@ -61,8 +61,6 @@ def rules(cfg) -> dict[str, Rule]:
     # later "hidden". In theory it is a readout, as its few outputs do not grow with the
     # width. As hidden, its share of the gradient after a few steps grows with the width m
     # as m^0.4, else as m^0.1 (our measurement).
-    if cfg.router_rule != "readout":
-        table["router"] = table[cfg.router_rule]
     return table
 
 
@@ -270,7 +268,7 @@ def report(name: str, slopes: dict[str, Slopes]) -> bool:
 def config_at(width: int, mup: bool, **changed):
     """Our model of the check at one width, with 2 layers and heads of 16. `changed`
     replaces fields."""
-    from config import GPTConfig
+    from config import make_shape
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16)
     shape |= dict(seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE)
@@ -279,7 +277,7 @@ def config_at(width: int, mup: bool, **changed):
     else:  # standard parametrization: m_width is 1, and attention has 1 / sqrt(d_head)
         shape["base_width"] = width
         shape["attention_multiplier"] = 16**-0.5
-    return GPTConfig(**shape | changed)
+    return make_shape(**shape | changed)
 
 
 def our_model(width: int, mup: bool = True, **changed):

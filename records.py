@@ -1,7 +1,14 @@
-"""The records of runs: the loss of a record, equal runs, and records that fit together.
+"""The records of runs: what they hold, which runs are equal, and which fit together.
 
-A record is a flat dict: the config of a run, its results, and where it was made. train.py
-writes one as record.json, sweep.py one per line of records.jsonl.
+A record is a dict of three dicts:
+
+- `config`: all settings of the run, the fields of config.TrainConfig,
+- `results`: its losses, size and speed. `loss` is the validation loss that counts,
+- `origin`: where, when and with which code and text it was made.
+
+train.py writes a record as record.json, and sweep.py writes one per line of
+records.jsonl. A settings.json beside it has the same parts, and holds what all lines
+share. To analyze runs, use `read_rows`, which gives every run as one flat dict.
 
     python records.py runs    a table of all records below a folder
 """
@@ -17,99 +24,133 @@ from pathlib import Path
 
 import numpy as np
 
-import config
-from schedules import PAPER_SEQ_LEN, SCHEDULES, is_planned, unread
+from config import FIELDS, RUNTIME, TrainConfig, make_config
+from schedules import PAPER_SEQ_LEN, SCHEDULES, has_decay, is_planned, unread
 from tools import flags
 from tools.flags import UserError
 
 # -- Equal runs --------------------------------------------------------------------------
 
-RESULTS = set(  # everything in a record except the fields of its config
+# Fields that only name what other fields say, or the fingerprint of the text
+NAMES = {"preset", "decay_share", "data", "tokenizer"}
+
+
+def settings(config: dict, without=()) -> dict:
+    """The fields of a config that determine the loss of a run on a given text.
+
+    All but those that its schedule does not read, and those in `without`. A field of a
+    fork counts, too.
     """
-    command started resumed parent git_commit git_dirty python torch numpy platform device_name
-    threads processes seconds tokens_per_second tokens diverged n_params n_active_params
-""".split()
-)
-RESULT_PREFIXES = ("val_", "average_val_", "epochs_")
-NOT_SETTINGS = RESULTS | config.names("runtime") | config.names("alias")
+    skip = RUNTIME | NAMES | set(without)
+    if config["schedule"] in SCHEDULES:
+        skip |= unread(config["schedule"])
+    return {name: value for name, value in config.items() if name not in skip}
 
 
-def settings(record: dict, without=()) -> dict:
-    """The fields of a record, or of vars(config), that determine its loss, `without` some.
+def identity(config: dict, without=()) -> frozenset:
+    """The settings as one value, equal for equal runs on one text."""
+    return frozenset(settings(config, without).items())
 
-    That is all of its config but for fields that its schedule does not read. The name of
-    the data is an alias, and the `fingerprint` of a record identifies the text. An
-    unknown field is from a fork, and counts unless it is None.
+
+def differing(one: dict, other: dict) -> list[str]:
+    """Names of the settings that differ, or that only one side has."""
+    names = [*one, *(name for name in other if name not in one)]
+    return [
+        name
+        for name in names
+        if (name in one) != (name in other) or one.get(name) != other.get(name)
+    ]
+
+
+# -- Reading records ---------------------------------------------------------------------
+
+PARTS = ("config", "results", "origin")
+
+
+def read_records(path: Path) -> list[dict]:
+    """All records at or below a path, in records.jsonl of sweeps and record.json of runs.
+
+    We report and skip a torn line, which a process leaves if killed while writing. Raises
+    UserError for a line that is not a record.
     """
-    skip = NOT_SETTINGS | set(without)
-    if record.get("schedule") in SCHEDULES:
-        skip |= unread(record["schedule"])
-    return {
-        name: value
-        for name, value in record.items()
-        if name not in skip
-        and not name.startswith(RESULT_PREFIXES)
-        and not (value is None and name not in config.FIELDS)
-    }
+    if path.suffix == ".csv":
+        raise UserError(
+            f"{path}: a CSV file; make a records.jsonl of it, as in docs/elsewhere.md"
+        )
+    files = [path]
+    if not path.is_file():
+        files = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
+    records = []
+    for file in files:
+        shared = {}
+        if file.with_name("settings.json").exists():
+            shared = json.loads(file.with_name("settings.json").read_text("utf-8"))
+        text = file.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+        for i, line in enumerate(lines, 1):
+            try:
+                records.append(as_record(json.loads(line), shared))
+            except json.JSONDecodeError:
+                print(
+                    f"{file}: line {i} is not a whole record, so we ignore it",
+                    file=sys.stderr,
+                )
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{file}: line {i}: {error}") from None
+    return records
 
 
-def identity(record: dict, without=()) -> frozenset:
-    """The settings as one value, equal for equal runs."""
-    return frozenset(settings(record, without).items())
+def as_record(line: dict, shared: dict) -> dict:
+    """A record from a line of records.jsonl, with the settings that all its lines share.
 
-
-def differs(record: dict, other: dict, without=()) -> list[str]:
-    """Names of the settings that both records have, with different values."""
-    one = settings(record, without)
-    two = settings(other)
-    return [name for name in one if name in two and one[name] != two[name]]
-
-
-# -- Reading a record --------------------------------------------------------------------
-
-
-def uses_average(record: dict) -> bool:
-    """Does the average of the weights replace the decay in this run? Then it is the result.
-
-    A planned schedule, such as a cosine, has no separate decay, because all of it is one.
+    A flat line is a row of a table from elsewhere. Raises UserError if it is neither.
     """
-    if not record.get("average"):
-        return False
-    return not record["decay_tokens"] and not is_planned(record["schedule"])
+    if not isinstance(line, dict):
+        raise UserError("not a record, because it is not an object")
+    if "git_commit" in line or "curve" in line and "config" not in line:
+        line = nested(line)
+    if "config" not in line:
+        return record_of_row(line)
+    record = line | {part: shared.get(part, {}) | line.get(part, {}) for part in PARTS}
+    check_numbers(record["config"])
+    return record
 
 
-def loss_of(record: dict) -> float:
-    """Validation loss, of the averaged weights if they replace the decay; inf if it diverged."""
-    if record["diverged"]:
-        return math.inf
-    return record["average_val_loss" if uses_average(record) else "val_loss"]
+def record_of_row(row: dict) -> dict:
+    """A row of a table from elsewhere as a record. Columns without a value do not count.
+
+    All columns are settings, but for the loss, the fingerprint of the text, and `state`.
+    """
+    results = {name: row[name] for name in ("loss", "val_loss") if name in row}
+    loss = results["loss"] = row.get("val_loss", row.get("loss"))
+    skip = {"loss", "val_loss"}
+    row = {name: x for name, x in row.items() if x is not None and name not in skip}
+    origin = {name: row.pop(name) for name in ("fingerprint", "state") if name in row}
+    if not isinstance(loss, (int, float, np.number, type(None))):
+        raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
+    diverged = row.pop("diverged", False) or loss is None or not math.isfinite(loss)
+    results["diverged"] = diverged
+
+    config = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
+    if "batch_size" not in config and "batch_tokens" in config:
+        config["batch_size"] = config.pop("batch_tokens") / config["seq_len"]
+    check_numbers(config)
+    return {"config": config, "results": results, "origin": origin}
 
 
-# in the name of a shape whose scale of attention is not that of μP
-STANDARD = ", standard"
-
-
-def shape_of(record: dict) -> str:
-    """The name of a shape, made of width, experts and parametrization unless the row has one."""
-    if "shape" in record or "n_embd" not in record:
-        return record.get("shape", "one shape")
-    name = f"width {record['n_embd']}"
-    if record.get("n_expert"):
-        name += f", {record['n_expert']} experts"
-    # 1 / d_head, the scale of attention under μP
-    mup = record.get("n_head", 0) / record["n_embd"]
-    if not math.isclose(record.get("attention_multiplier") or mup, mup):
-        name += STANDARD
-    return name
-
-
-def cell_of(record: dict) -> tuple[str, int, int]:
-    return record["shape"], record["total_tokens"], record["batch_size"]
-
-
-def narrow_first(cell: tuple) -> tuple:
-    """A key that sorts cells by shape, with width 64 before 128."""
-    return len(cell[0]), cell
+def check_numbers(config: dict) -> None:
+    """Raise UserError if a config lacks a number that a fit needs."""
+    numbers = ["total_tokens", "batch_size", "seq_len"]
+    numbers += tuned_fields(config.get("schedule"))
+    for name in numbers:
+        if name not in config:
+            raise UserError(f"a record has no {name}; a fit needs one (see fit.law)")
+        value = config[name]
+        is_number = isinstance(value, (int, float, np.number)) and math.isfinite(value)
+        if not is_number or (value <= 0 and name != "power_b"):
+            raise UserError(
+                f"a record has {name} {value}; a fit needs a number (see fit.law)"
+            )
 
 
 def tuned_fields(schedule: str) -> tuple[str, ...]:
@@ -117,18 +158,102 @@ def tuned_fields(schedule: str) -> tuple[str, ...]:
     return ("power_a", "power_b") if schedule == "power" else ("lr",)
 
 
-def finished(rows: list[dict]) -> list[dict]:
-    """The rows of finished runs. Tables from elsewhere may have a `state` for every run.
+# -- Rows for analysis -------------------------------------------------------------------
+
+# in the name of a shape whose scale of attention is not that of μP
+STANDARD = ", standard"
+
+
+def shape_of(config: dict) -> str:
+    """The name of a shape, made of width, experts and parametrization unless it has one."""
+    if "shape" in config or "n_embd" not in config:
+        return config.get("shape", "one shape")
+    name = f"width {config['n_embd']}"
+    if config.get("n_expert"):
+        name += f", {config['n_expert']} experts"
+    # 1 / d_head, the scale of attention under μP
+    mup = config.get("n_head", 0) / config["n_embd"]
+    if not math.isclose(config.get("attention_multiplier") or mup, mup):
+        name += STANDARD
+    return name
+
+
+def row(record: dict) -> dict:
+    """A run as one flat dict: its settings, results, shape and the fingerprint of its text.
+
+    `loss` is infinite if the run diverged.
+    """
+    flat = record["config"] | record["results"]
+    flat["shape"] = shape_of(record["config"])
+    flat["fingerprint"] = record["origin"].get("fingerprint")
+    if flat.get("diverged"):
+        flat["loss"] = math.inf
+    return flat
+
+
+def rows_of(table: list[dict]) -> list[dict]:
+    """The rows of finished runs in a table from elsewhere, with the columns that ours have."""
+    return [row(record) for record in finished([record_of_row(r) for r in table])]
+
+
+def cell_of(row: dict) -> tuple[str, int, int]:
+    return row["shape"], row["total_tokens"], row["batch_size"]
+
+
+def narrow_first(cell: tuple) -> tuple:
+    """A key that sorts cells by shape, with width 64 before 128."""
+    return len(cell[0]), cell
+
+
+def read_rows(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
+    """Rows of all runs under these folders that agree with the choices, without duplicates.
+
+    choices: as in ["weight_decay=0,0.1"]. Raises UserError if a folder has no records, or
+    if their settings differ.
+    """
+    records = []
+    for path in paths:
+        some = read_records(path)
+        if not some:
+            raise UserError(f"{path}: no records; give the folder of a sweep")
+        records += some
+    records = finished(only(records, choices))
+    # a run that diverged lacks its loss, but not all runs
+    if not any("val_loss" in r["results"] for r in records):
+        names = ", ".join(map(str, paths))
+        raise UserError(f"{names}: no record has a val_loss; a fit needs it")
+    check_same_settings(records)
+    rows = [row(r) for r in without_repeats(records)]
+    if all(STANDARD in r["shape"] for r in rows):  # a sweep of them, unlike `transfer`
+        rows = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in rows]
+    return rows
+
+
+def only(records: list[dict], choices: list | tuple) -> list[dict]:
+    """The records that agree with every FIELD=V,V,.... Raises UserError if none does."""
+    for choice in choices:
+        name, _, text = choice.partition("=")
+        values = [text, *text.split(",")]  # a mixture contains commas itself
+        for word in text.split(","):
+            with contextlib.suppress(json.JSONDecodeError):
+                values.append(json.loads(word))  # 0 then equals 0.0, and null None
+        records = [r for r in records if row(r).get(name) in values]
+        if not records:
+            raise UserError(f"{choice}: no such records; is it FIELD=VALUE,...?")
+    return records
+
+
+def finished(records: list[dict]) -> list[dict]:
+    """The records of finished runs. Tables from elsewhere may have a `state` for every run.
 
     A crashed run keeps its last loss, which looks like the loss of a poor learning rate.
     """
     others = Counter()
     found = []
-    for row in rows:
-        row = dict(row)
-        state = str(row.pop("state", "finished")).lower()
+    for record in records:
+        state = str(record["origin"].get("state", "finished")).lower()
         if state == "finished":
-            found.append(row)
+            found.append(record)
         else:
             others[state] += 1
     if others:
@@ -137,62 +262,128 @@ def finished(rows: list[dict]) -> list[dict]:
     return found
 
 
-def complete(row: dict) -> dict:
-    """Add the defaults of fit.law to a row. Raises UserError if a field is missing."""
-    row = {
-        "seq_len": PAPER_SEQ_LEN,
-        "seed": 0,
-        "schedule": "wsd",
-        "shape": shape_of(row),
-    } | row
-    if "batch_size" not in row and "batch_tokens" in row:
-        row["batch_size"] = row.pop("batch_tokens") / row["seq_len"]
-    for name in ("total_tokens", "batch_size", "seq_len", *tuned_fields(row["schedule"])):
-        if name not in row:
-            raise UserError(f"a record has no {name}; a fit needs one (see fit.law)")
-        value = row[name]
-        if not isinstance(value, (int, float, np.number)) or not (
-            value > 0 or name == "power_b"
-        ):
+# -- Records that fit together -----------------------------------------------------------
+
+VARIED = set(  # settings that an experiment may vary
+    """
+    n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average
+    decay_tokens shape
+""".split()
+)
+# settings that only a comparison varies
+OF_A_LINE = {"decay_shape", "min_lr_ratio", "power_q"}
+OF_A_SHAPE = set(  # settings that only differ between shapes
+    """
+    n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling
+    attention_multiplier
+""".split()
+)
+
+
+def check_same_settings(records: list[dict]) -> None:
+    """Raise UserError if records differ in a setting that no experiment varies.
+
+    Decays of one kind must take the same share of the run, or the same number of tokens.
+    """
+    groups: dict = {}  # of records with one shape, of one schedule, and with one decay
+    for r in records:
+        config = r["config"]
+        groups.setdefault(("shape", shape_of(config)), []).append(r)
+        groups.setdefault(("schedule", config["schedule"]), []).append(r)
+        decay = config["schedule"], config.get("average"), config.get("decay_shape")
+        groups.setdefault(("decay", *decay), []).append(r)
+    schedules = {r["config"]["schedule"] for r in records}
+    varied = VARIED | OF_A_LINE if len(schedules) > 1 else VARIED
+    unread_by_some = set()
+    for schedule in schedules & SCHEDULES.keys():
+        unread_by_some |= unread(schedule)
+    check_equal(records, varied | OF_A_SHAPE | unread_by_some)
+    for (kind, *_), some in groups.items():
+        if kind == "shape":
+            check_equal(some, varied | unread_by_some)
+        elif kind == "schedule":
+            check_equal(some, varied | OF_A_SHAPE)
+        else:
+            check_decays(some)
+
+
+def check_equal(records: list[dict], varied: set[str]) -> None:
+    """Raise UserError if a setting outside `varied`, or the text, differs in these records."""
+
+    def compared(record: dict) -> dict:
+        text = {"fingerprint": record["origin"].get("fingerprint")}
+        return settings(record["config"], varied) | text
+
+    first = compared(records[0])
+    for r in records:
+        names = differing(first, compared(r))
+        if names:
             raise UserError(
-                f"a record has {name} {value}; a fit needs a number (see fit.law)"
+                f"runs with different {names[0]}; fit them separately (--only)"
             )
-    loss = row.get("val_loss")
-    if not isinstance(loss, (int, float, np.number, type(None))):
-        raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
-    row["diverged"] = row.get("diverged") or loss is None or not math.isfinite(loss)
-    return row
+
+
+def check_decays(records: list[dict]) -> None:
+    tokens = set()
+    shares = set()
+    for r in records:
+        decay = r["config"].get("decay_tokens", 0)
+        tokens.add(decay)
+        share = r["config"].get("decay_share")
+        if share is None:
+            share = round(decay / r["config"]["total_tokens"], 3)
+        shares.add(share)
+    if len(tokens) > 1 and len(shares) > 1:
+        raise UserError("runs with different decay_tokens; fit them separately (--only)")
+
+
+def without_repeats(records: list[dict]) -> list[dict]:
+    """The records of different runs. Of equal runs the last counts, and we report how many."""
+    last: dict = {}
+    gaps = []
+    for r in records:
+        run = identity(r["config"])
+        if run in last:
+            one, other = row(last[run])["loss"], row(r)["loss"]
+            gaps.append(0.0 if one == other else abs(one - other))  # also if both are inf
+        last[run] = r
+    if gaps:
+        print(
+            f"{len(gaps):,} runs are repeated, with losses that differ by up to "
+            f"{max(gaps):.4f}; the last of each counts"
+        )
+    return list(last.values())
 
 
 # -- From a record back to a command -----------------------------------------------------
 
 
-def flags_of(record: dict) -> str | None:
-    """The flags of train.py for the model, the text and the training of a record.
+def flags_of(config: dict) -> str | None:
+    """The flags of train.py for the model, the text and the training of a run.
 
     Values of the preset need no flag. We leave out fields that an experiment varies, except
     for the size of the model, and how much text a run validates on. None for a row from
     elsewhere.
     """
-    if "preset" not in record:
+    if "preset" not in config:
         return None
-    skip = VARIED - {"n_embd", "n_expert", "average"} | {"preset", "final_eval_tokens"}
-    skip |= config.names("runtime") | unread(record["schedule"])
-    if record.get("data") and "embedded" not in flags.parse_mixture(record["data"]):
+    skip = VARIED - {"n_embd", "n_expert", "average"} | RUNTIME
+    skip |= {"preset", "final_eval_tokens", "decay_share"} | unread(config["schedule"])
+    if config.get("data") and "embedded" not in flags.parse_mixture(config["data"]):
         skip.add("tokenizer")  # the corpus has one
 
     # first the fields with a fixed default, because others follow from them, as n_ffn
     # from n_embd
-    typed = {"preset": record["preset"]}
+    typed = {"preset": config["preset"]}
     for follows in (False, True):
-        usual = vars(config.make_config(**typed, total_tokens=10**15))  # any warmup fits
-        for field in dataclasses.fields(config.TrainConfig):
+        usual = vars(make_config(**typed, total_tokens=10**15))  # any warmup fits
+        for field in dataclasses.fields(TrainConfig):
             name = field.name
-            if name in skip or name not in record or (field.default is None) != follows:
+            if name in skip or name not in config or (field.default is None) != follows:
                 continue
-            if record[name] != usual[name]:
-                typed[name] = record[name]
-    if record["preset"] == config.TrainConfig.preset:
+            if config[name] != usual[name]:
+                typed[name] = config[name]
+    if config["preset"] == TrainConfig.preset:
         del typed["preset"]
 
     words = []
@@ -204,152 +395,53 @@ def flags_of(record: dict) -> str | None:
     return shlex.join(words)
 
 
-# -- Records that fit together -----------------------------------------------------------
+# -- Flat records of older versions, until results/ is written anew ---------------------
 
-VARIED = set(  # settings that an experiment may vary
-    """
-    n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average
-    decay_tokens shape
-""".split()
-)
-OF_A_LINE = {"decay_shape", "min_lr_ratio"}  # settings that only a comparison varies
-OF_A_SHAPE = set(  # settings that only differ between shapes
-    """
-    n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling
-    attention_multiplier
-""".split()
-)
+GONE = {"router_rule", "router_mup", "depth_init", "past_data"}
+FORKS = {"memory", "fixed_norm", "batch_ramp", "average_power"}
+MEASURED = {"tokens", "diverged", "n_params", "n_active_params", "seconds"}
+MEASURED |= {"tokens_per_second"}
+PREFIXES = ("val_", "average_val_", "epochs_")
+OLD = {"power_q": 1.0, "average": False, "decay_data": None, "recompute": False}
 
 
-def records_in(path: Path) -> list[dict]:
-    """All records at or under a path, in records.jsonl of sweeps and record.json of single runs.
-
-    We report and skip a torn line, which a process leaves if killed while writing. Raises
-    UserError for a CSV file.
-    """
-    if path.suffix == ".csv":
-        raise UserError(
-            f"{path}: a CSV file; make a records.jsonl of it, as in docs/elsewhere.md"
-        )
-    found = [path]
-    if not path.is_file():
-        found = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
-    records = []
-    for file in found:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines() if file.suffix == ".jsonl" else [text]
-        for i, line in enumerate(lines, 1):
-            try:
-                records.append(as_record(line))
-            except (json.JSONDecodeError, TypeError):
-                print(
-                    f"{file}: line {i} is not a whole record, so we ignore it",
-                    file=sys.stderr,
-                )
-    return records
+def nested(flat: dict) -> dict:
+    flat = OLD | {"final_eval_tokens": flat.get("eval_tokens")} | flat
+    config = {name: x for name, x in flat.items() if name in FIELDS.keys() | FORKS}
+    for name, neutral in (("batch_ramp", None), ("fixed_norm", "none")):
+        if config.get(name) == neutral:
+            config.pop(name, None)
+    config.setdefault("decay_share", share_of(config))
+    config = {name: config[name] for name in [*FIELDS, *FORKS] if name in config}
+    results = {
+        name: x
+        for name, x in flat.items()
+        if name in MEASURED or name.startswith(PREFIXES)
+    }
+    averaged = config["average"] and not config["decay_tokens"]
+    averaged = averaged and not is_planned(config["schedule"])
+    loss = results.get("average_val_loss" if averaged else "val_loss")
+    results = {"loss": loss} | results
+    rest = flat.keys() - config.keys() - results.keys() - GONE
+    origin = {name: x for name, x in flat.items() if name in rest}
+    found = {"config": config, "results": results, "origin": origin}
+    if "curve" in origin:
+        found["curve"] = origin.pop("curve")
+    return found
 
 
-def as_record(line: str) -> dict:
-    """Parse a record, with defaults for newer fields. Raises JSONDecodeError or TypeError."""
-    record = config.LATER | json.loads(line)
-    return {"final_eval_tokens": record.get("eval_tokens")} | record
+def share_of(config: dict) -> float | None:
+    """The share of the run that decays, None if it is no round number."""
+    if not has_decay(config["schedule"]):
+        return 0.1
+    total, decay = config["total_tokens"], config["decay_tokens"]
+    if decay and decay == total - config["warmup_tokens"]:
+        return 1.0
+    share = round(decay / total, 3)
+    return share if int(share * total) == decay else None
 
 
-def read_records(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
-    """Read all runs under these folders that agree with the choices, without duplicates.
-
-    choices: as in ["weight_decay=0,0.1"]. Raises UserError if a folder has no records, or
-    if their settings differ.
-    """
-    found = []
-    for path in paths:
-        some = records_in(path)
-        if not some:
-            raise UserError(f"{path}: no records; give the folder of a sweep")
-        found += some
-    chosen = finished(only(found, choices))
-    names = ", ".join(map(str, paths))
-    # a run that diverged may lack its loss, but not all runs
-    if not any("val_loss" in r for r in chosen):
-        raise UserError(f"{names}: no record has a val_loss; a fit needs it")
-    try:
-        found = [complete(r) for r in chosen]
-    except UserError as error:
-        raise UserError(f"{names}: {error}") from None
-    if all(STANDARD in r["shape"] for r in found):  # a sweep of them, unlike `transfer`
-        found = [r | {"shape": r["shape"].removesuffix(STANDARD)} for r in found]
-    check_same_settings(found)
-    return without_repeats(found)
-
-
-def only(records: list[dict], choices: list | tuple) -> list[dict]:
-    """The records that agree with every FIELD=V,V,.... Raises UserError if none does."""
-    for choice in choices:
-        name, _, text = choice.partition("=")
-        values = [text, *text.split(",")]  # a mixture contains commas itself
-        for word in text.split(","):
-            with contextlib.suppress(json.JSONDecodeError):
-                values.append(json.loads(word))  # 0 then equals 0.0, and null None
-        records = [r for r in records if r.get(name) in values]
-        if not records:
-            raise UserError(f"{choice}: no such records; is it FIELD=VALUE,...?")
-    return records
-
-
-def check_same_settings(records: list[dict]) -> None:
-    """Raise UserError if records differ in a setting that no experiment varies.
-
-    Decays of one kind must take the same number of tokens, the same share of the run, or
-    all of it after the same number of tokens.
-    """
-    schedules = {r["schedule"] for r in records}
-    varied = VARIED | OF_A_LINE if len(schedules) > 1 else VARIED
-    check_equal(records, varied | OF_A_SHAPE)
-    for shape in {r["shape"] for r in records}:
-        check_equal([r for r in records if r["shape"] == shape], varied)
-    decays: dict = {}
-    for r in records:
-        decay = r.get("decay_tokens", 0)
-        share = round(decay / r["total_tokens"], 3)
-        start = r["total_tokens"] - decay
-        kind = r["schedule"], r.get("average"), r.get("decay_shape")
-        decays.setdefault(kind, []).append((decay, share, start))
-    for some in decays.values():
-        tokens, shares, starts = map(set, zip(*some))
-        if len(tokens) > 1 and len(shares) > 1 and len(starts) > 1:
-            raise UserError(
-                "runs with different decay_tokens; fit them separately (--only)"
-            )
-
-
-def check_equal(records: list[dict], varied: set[str]) -> None:
-    """Raise UserError if a setting outside `varied` has two values in these records."""
-    first: dict = {}
-    for r in records:
-        for name, value in settings(r, varied).items():
-            if first.setdefault(name, value) != value:
-                raise UserError(
-                    f"runs with different {name}; fit them separately (--only)"
-                )
-
-
-def without_repeats(records: list[dict]) -> list[dict]:
-    """The records of different runs. Of equal runs the last counts, and we report how many."""
-    last: dict = {}
-    gaps = []
-    for r in records:
-        # all else is equal
-        run = tuple(r.get(name) for name in sorted(VARIED | OF_A_LINE))
-        if run in last:
-            equal = loss_of(last[run]) == loss_of(r)  # also if both diverged
-            gaps.append(0.0 if equal else abs(loss_of(last[run]) - loss_of(r)))
-        last[run] = r
-    if gaps:
-        print(
-            f"{len(gaps):,} runs are repeated, with losses that differ by up to "
-            f"{max(gaps):.4f}; the last of each counts"
-        )
-    return list(last.values())
+# -- A table of runs ---------------------------------------------------------------------
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -359,7 +451,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = []
         for folder in args.folders:
-            found += [complete(record) for record in records_in(folder)]
+            found += [row(record) for record in read_records(folder)]
         if not found:
             raise UserError(f"{args.folders[0]}: no records")
     except (UserError, OSError) as error:
@@ -367,10 +459,10 @@ def main(argv: list[str] | None = None) -> int:
     print("schedule             T  batch   lr or a  seed      loss  shape")
     for r in found:
         lr = r[tuned_fields(r["schedule"])[0]]
-        row = (
+        cells = (
             f"{r['schedule']:<10}{r['total_tokens']:>12,}{r['batch_size']:>7g}{lr:>10.4g}"
         )
-        print(f"{row}{r['seed']:>6}{loss_of(r):>10.4f}  {r['shape']}")
+        print(f"{cells}{r['seed']:>6}{r['loss']:>10.4f}  {r['shape']}")
     return 0
 
 

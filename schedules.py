@@ -131,7 +131,7 @@ def power_of(cfg) -> Schedule:
     return power_law(cfg.power_a, cfg.power_b, beta, cfg.lr_max, cfg.power_q)
 
 
-DECAY = {"decay_tokens", "decay_shape"}
+DECAY = {"decay_share", "decay_tokens", "decay_shape"}
 POWER = {"power_a", "power_b", "power_q", "lr_max"}
 SCHEDULES = {
     "power": Kind(power_of, {"warmup_tokens"} | POWER | DECAY),

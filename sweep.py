@@ -138,12 +138,14 @@ def make_run(
     state = train.train(quiet, corpus, trunk, trunk.start, must_stop)
     if state is None:
         return None
-    _, record = train.evaluate(cfg, state, corpus)
+    _, results = train.evaluate(cfg, state, corpus)
     seconds = time.perf_counter() - began  # without earlier runs of the trunk
-    record |= trunk.looks | trunk.origin
-    record["git_commit"] = ", ".join(commit for commit in trunk.commits if commit) or None
-    record["seconds"] = round(seconds, 1)
-    record["tokens_per_second"] = round((state.tokens - start) / seconds)
+    results |= trunk.looks
+    results["seconds"] = round(seconds, 1)
+    results["tokens_per_second"] = round((state.tokens - start) / seconds)
+    commits = ", ".join(commit for commit in trunk.commits if commit) or None
+    origin = trunk.origin | {"git_commit": commits}
+    record = {"config": dataclasses.asdict(cfg), "results": results, "origin": origin}
     every = math.ceil(len(trunk.curve) / POINTS)
     return record, trunk.curve[:: max(1, every)]
 
@@ -230,10 +232,6 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 @functools.cache
 def config_of_run(**fields) -> TrainConfig:
     """The config of a run, without the fields that its schedule does not read."""
-    share = fields.pop("decay_share", None)
-    if share is not None:  # at most all tokens after the warmup
-        longest = max(0, fields["total_tokens"] - fields["warmup_tokens"])
-        fields["decay_tokens"] = min(round(share * fields["total_tokens"]), longest)
     skip = unread(fields["schedule"])
     return make_config(
         **{name: value for name, value in fields.items() if name not in skip}
@@ -373,17 +371,8 @@ class Plan(NamedTuple):
         return {trunk: jobs[trunk] for trunk in sorted(jobs, key=cost.get, reverse=True)}
 
     def learn(self, record: dict) -> None:
-        self.known[identity_of(config_of(record))] = records.loss_of(record)
-
-
-def config_of(record: dict) -> TrainConfig:
-    """The config of a record. Fields that it lacks get their defaults, if they have one."""
-    for field in dataclasses.fields(TrainConfig):
-        if field.default is dataclasses.MISSING and field.name not in record:
-            raise UserError(f"a record lacks {field.name}, so no run of a sweep made it")
-    return TrainConfig(
-        **{name: value for name, value in record.items() if name in config.FIELDS}
-    )
+        cfg = TrainConfig(**record["config"])
+        self.known[identity_of(cfg)] = records.row(record)["loss"]
 
 
 def do_job(
@@ -452,7 +441,8 @@ def train_missing(
                 if result:
                     record, curve = result
                     curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-                    line = records.settings(record) | {"curve": curve}
+                    config = records.settings(record["config"])
+                    line = {"config": config, "curve": curve}
                     curves.write(json.dumps(line) + "\n")
                     lines.write(json.dumps(record) + "\n")
                     plan.learn(record)
@@ -511,14 +501,12 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     largest = max(configs, key=lambda cfg: (cfg.seq_len, cfg.n_embd))
     _, corpus = train.load_data(largest, typed, None)
 
-    fingerprint = {"fingerprint": corpus.meta["fingerprint"]}
-    found = records.records_in(args.out)
-    theirs = [vars(config_of(r)) | {"fingerprint": r["fingerprint"]} for r in found]
-    ours = [vars(cfg) | fingerprint for cfg in configs]
+    found = records.read_records(args.out)
     free = ("seed", "data_seed")  # a folder may have more seeds than a sweep
     if args.experiment != "power":
         free += ("lr", "power_a")  # found by a search, or tuned
-    grids.check_belongs(theirs, ours, free, args.out)
+    ours = [vars(cfg) for cfg in configs]
+    grids.check_belongs(found, ours, corpus.meta["fingerprint"], free, args.out)
     for record in found:
         plan.learn(record)
     return plan

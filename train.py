@@ -35,7 +35,6 @@ from config import TrainConfig, make_config
 from eval import sample, validation_loss
 from model import GPT, empty_model
 from moe import Routing
-from records import uses_average
 from schedules import SCHEDULES, is_planned, make_schedule, unread
 from tools import devices, figures, flags, runs
 from tools.flags import UserError
@@ -251,14 +250,15 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
     A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
     record with diverged = true and no val_loss.
     """
-    losses, record = evaluate(cfg, state, corpus)
-    run.log_validation(state.tokens, losses, f" on {record['val_tokens']:,} tokens")
+    losses, results = evaluate(cfg, state, corpus)
+    run.log_validation(state.tokens, losses, f" on {results['val_tokens']:,} tokens")
     if run.out is None:
         return {}
-    record = run.finish(record)  # before anything else can fail
+    record = run.finish(results)  # before anything else can fail
+    results = record["results"]
     text = "(no sample, because the run diverged)"
-    if not record["diverged"]:
-        model = state.average if uses_average(record) else state.model
+    if not results["diverged"]:
+        model = state.average if cfg.uses_average else state.model
         torch.manual_seed(cfg.seed)
         # growing shapes would compile again
         with torch.compiler.set_stance("force_eager"):
@@ -269,11 +269,11 @@ def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
         figures.draw_curve(run.out, record)
     except Exception as error:  # the run is complete without its picture
         flags.say(f"{run.out}: no curve.png ({error})")
-    if record["diverged"]:
+    if results["diverged"]:
         flags.say("diverged")
     else:
         flags.say(f"\na sample:\n\n{text}\n")
-    flags.say(f"{record['seconds']:,.0f} seconds; record and curve.png in {run.out}")
+    flags.say(f"{results['seconds']:,.0f} seconds; record and curve.png in {run.out}")
     return record
 
 
@@ -302,7 +302,10 @@ def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> d
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
-    """Return the validation losses of a run that ends here, and its record so far."""
+    """Return the validation losses of a run that ends here, and its results for the record.
+
+    `loss` is the validation loss that counts, None if the run diverged.
+    """
     losses = validation_losses(cfg, state, corpus, cfg.final_eval_tokens)
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
     results = dict.fromkeys(losses) if diverged else losses  # all None if diverged
@@ -315,7 +318,8 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
         data.n_sequences(source.val, cfg.seq_len, cfg.final_eval_tokens)
         for source in corpus.sources.values()
     )
-    return losses, dataclasses.asdict(cfg) | results | {
+    loss = results["average_val_loss" if cfg.uses_average else "val_loss"]
+    return losses, {"loss": loss} | results | {
         "val_tokens": cfg.seq_len * n,
         "tokens": state.tokens,
         "diverged": diverged,
@@ -358,7 +362,7 @@ def restore(saved: dict, state: State) -> None:
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     """Split a command line into typed config fields and actions, or exit with status 2."""
     parser = flags.program_parser("train.py", __doc__)
-    flags.add_flags(parser, TrainConfig, config.preset_fields("laptop"))
+    flags.add_flags(parser, TrainConfig, config.PRESETS["laptop"])
     add = parser.add_argument_group("actions").add_argument
     add("--resume", action="store_true", help="continue the run in --out, or start it")
     add(
@@ -379,12 +383,13 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
     typed = with_absolute_paths(typed)
-    fields, start, path = runs.choose(
-        typed, actions, config.names("runtime"), config.LATER
-    )
+    fields, start, path = runs.choose(typed, actions, config.RUNTIME)
     parent = runs.read_checkpoint(runs.branch_point(Path(path))) if path else None
+    for saved in (start, parent):
+        if saved and "optimizer" in saved:  # else the weights are released
+            config.saved_config(saved["config"], saved["path"])
     if parent:
-        fields = runs.branched_fields(parent, fields, config.SHAPE, config.LATER)
+        fields = runs.branched_fields(parent, fields, config.SHAPE)
     fields = with_vocabulary(fields)
     cfg = make_config(**{name: fields[name] for name in fields if name in config.FIELDS})
     for name in typed.keys() & unread(cfg.schedule):

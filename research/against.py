@@ -17,17 +17,24 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
 from fit import Fits, show
-from records import OF_A_SHAPE, VARIED, differs
+from config import FIELDS
+from records import OF_A_SHAPE, VARIED, differing, settings
 from tools import figures, flags
 from tools.flags import UserError
 
 
 def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
     """{value: records} -> {value: minima in the common cells, and their law}."""
+
     # 1. The runs may differ in the field only, and in what every sweep varies.
-    first, *others = [records[0] for records in sets.values()]
+    def compared(row: dict) -> dict:
+        config = {name: row[name] for name in FIELDS if name in row}
+        text = {"fingerprint": row["fingerprint"]}
+        return settings(config, (field, *VARIED, *OF_A_SHAPE)) | text
+
+    first, *others = [compared(rows[0]) for rows in sets.values()]
     for other in others:
-        different = differs(first, other, (field, *VARIED, *OF_A_SHAPE))
+        different = differing(first, other)
         if different:
             raise UserError(f"{field}: the runs also differ in {different[0]} (--only)")
 
@@ -150,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         sets = {}
         for value in values:
             only = [*args.only, f"{field}={value}"]
-            sets[value] = fit.read_records(args.folders, only)
+            sets[value] = fit.read_rows(args.folders, only)
         fits = same_cells(field, sets)
         first, *others = fits
         for other in others:

@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folders[0]
     out = args.out or (folder.parent if folder.is_file() else folder)
     try:
-        draw(out / "anytime.png", fit.read_records(args.folders))
+        draw(out / "anytime.png", fit.read_rows(args.folders))
     except (UserError, OSError) as error:
         return flags.fail("anytime.py", error)
     print(out / "anytime.png")

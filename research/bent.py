@@ -221,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--only", action="append", default=[], metavar="FIELD=V,...")
     args = parser.parse_args(argv)
     try:
-        report(fit.fits_of(fit.read_records(args.folders, args.only)))
+        report(fit.fits_of(fit.read_rows(args.folders, args.only)))
     except (UserError, OSError) as error:
         return flags.fail("bent.py", error)
     return 0

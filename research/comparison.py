@@ -54,7 +54,7 @@ PAIRS = [  # a line, and the line to subtract
 
 @cache
 def records() -> list[dict]:
-    return fit.read_records(FOLDERS)
+    return fit.read_rows(FOLDERS)
 
 
 @cache

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from fit import Minimum
-from records import complete
 from tools import flags
 
 B = -0.3
@@ -128,7 +127,7 @@ def made_up(
                 loss += 0.008 * from_best_batch**2 + of_series + noise * NOISE * new
                 row = dict(shape=shape, batch_size=batch, seq_len=128, seed=seed)
                 rows.append(row | dict(total_tokens=T, lr=2**x, val_loss=loss))
-    return fit.minima([complete(row) for row in rows])
+    return fit.minima(fit.rows_of(rows))
 
 
 # -- How b scatters ----------------------------------------------------------------------
@@ -184,7 +183,7 @@ def print_components(sweeps: int) -> None:
     )
     for name, only in OURS.items():
         folder = ROOT / "results" / name.partition(",")[0]
-        found = fit.minima(fit.read_records([folder], list(only)))
+        found = fit.minima(fit.read_rows([folder], list(only)))
         print_roots(name, components(b_of_series(found)))
     for name in SWEEPS:
         some = []

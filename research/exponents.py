@@ -21,7 +21,7 @@ THEIRS = "#a32020"
 
 
 def fits(folder: str, *only: str) -> fit.Fits:
-    return fit.fits_of(fit.read_records([ROOT / "results" / folder], list(only)))
+    return fit.fits_of(fit.read_rows([ROOT / "results" / folder], list(only)))
 
 
 def by_question() -> dict:

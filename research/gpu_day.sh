@@ -135,7 +135,8 @@ def env():
 def first_run():
     short = "--total_tokens=20480", "--warmup_tokens=1024", "--final_eval_tokens=4096"
     record = json.loads((run("power", *(short if TINY else ())) / "record.json").read_text())
-    say(**{name: record[name] for name in ("val_loss", "seconds", "tokens_per_second", "dtype")})
+    results = {n: record["results"][n] for n in ("loss", "seconds", "tokens_per_second")}
+    say(**results, dtype=record["config"]["dtype"])
     say(moe_status=moe.main([]))
 
 # Micro-batches, the most useful ones first; e is eager, r recomputes
@@ -272,7 +273,8 @@ def one_of_two(backend):
 
     def work():
         out = run(f"two-{backend}", *fixed, *length)
-        return dict(val_loss=json.loads((out / "record.json").read_text())["val_loss"])
+        record = json.loads((out / "record.json").read_text())
+        return dict(val_loss=record["results"]["val_loss"])
 
     if os.environ["RANK"] == "0":
         attempt(work, backend=backend)

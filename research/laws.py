@@ -39,7 +39,7 @@ LARGE = "batch_size=16,32,64,128"
 
 @cache
 def records(folder: str, *choices: str) -> list[dict]:
-    return fit.read_records([RESULTS / folder], choices)
+    return fit.read_rows([RESULTS / folder], choices)
 
 
 @cache

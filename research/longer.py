@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 import fit
 from compare import AVERAGED, LINEAR, POWER, WSD, Line, losses_of_lines, searched
 from fit import mean_of, show
-from records import cell_of, complete, loss_of, records_in
+from records import cell_of, read_records, row
 from tables import Table
 from tools import flags
 from tools.figures import COLORS, draw_points, size
@@ -93,13 +93,13 @@ def any_time() -> dict:
     weight decay, the runs of wsd-0 end with a decay in place of the average.
     """
     folders = [RUNS / name for name in ("any-time", "added", "schedule-free")]
-    # read_records would refuse to mix weight decays
-    records = [complete(r) for folder in folders for r in records_in(folder)]
+    # read_rows would refuse to mix weight decays
+    records = [row(r) for folder in folders for r in read_records(folder)]
     losses, tuned, _ = losses_of_lines(records, ANY_TIME)
     decayed: dict = {}
-    for r in fit.read_records([RUNS / "wsd-0"]):
+    for r in fit.read_rows([RUNS / "wsd-0"]):
         if r["lr"] == tuned[NO_DECAY].get(r["seed"]):
-            decayed.setdefault(cell_of(r), {})[r["seed"]] = loss_of(r)
+            decayed.setdefault(cell_of(r), {})[r["seed"]] = r["loss"]
     losses[NO_DECAY + ", decayed"] = decayed
     return {name: by_T(cells) for name, cells in losses.items()}
 
@@ -112,17 +112,16 @@ def planned() -> dict:
     """
     found = {}
     for schedule, fields in PLANNED.items():
-        fields = {name: v for name, v in fields.items() if name != "decay_share"}
         for decay in ("0", "0.1"):
             name = f"{schedule}-{decay}"
-            records = fit.read_records([RUNS / name])
+            records = fit.read_rows([RUNS / name])
             if len({r["seed"] for r in records}) > 1:
                 found[name] = by_T(searched(records, fields))
             else:
                 lowest: dict = {}
                 for r in records:
                     T = r["total_tokens"]
-                    lowest[T] = min(loss_of(r), lowest.get(T, np.inf))
+                    lowest[T] = min(r["loss"], lowest.get(T, np.inf))
                 found[name] = {T: np.array([loss]) for T, loss in sorted(lowest.items())}
     return found
 
@@ -182,7 +181,7 @@ def exponent(name: str) -> np.ndarray:
     From the minima of all T that are not at an edge. This is not in the rules.
     """
     series: dict = {}
-    for m in fit.minima(fit.read_records([RUNS / name]), by_seed=True):
+    for m in fit.minima(fit.read_rows([RUNS / name]), by_seed=True):
         (seed,) = m.seeds
         if not m.why_not:
             series.setdefault(seed, []).append((np.log2(m.T), m.x))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from records import only, records_in
+from records import only, read_records, row
 from schedules import make_schedule
 from tools.flags import program_parser
 
@@ -44,11 +44,11 @@ def rounded(values, digits: int) -> list:
 
 def curves_of(folder: Path, choices: list[str]) -> dict:
     """{(batch size, seed, T, lr): (tokens, loss)} of the training curves that are finite."""
-    lines = (folder / "curves.jsonl").read_text(encoding="utf-8").splitlines()
     found = {}
-    for run in only([json.loads(line) for line in lines], choices):
+    for run in only(read_records(folder / "curves.jsonl"), choices):
         tokens, loss = (run["curve"][name] for name in ("tokens", "loss"))
-        key = run["batch_size"], run["seed"], run["total_tokens"], run["lr"]
+        names = ("batch_size", "seed", "total_tokens", "lr")
+        key = tuple(run["config"][name] for name in names)
         if None not in loss:
             found[key] = np.array(tokens), np.array(loss)
     return found
@@ -161,7 +161,7 @@ def policy(weight_decay: float) -> dict:
     """The runs at a weight decay, with curves, minima and law."""
     folder = RESULTS / "memory-laptop"
     choices = [f"weight_decay={weight_decay}"]
-    records = fit.read_records([folder], choices)
+    records = fit.read_rows([folder], choices)
     fits = fit.fits_of(records)
     curves = curves_of(folder, choices)
     by_seed = fit.minima(records, by_seed=True)
@@ -210,7 +210,7 @@ def race() -> dict:
         some = [curves[f"{name}-{s}"] for s in seeds]
         return rounded([np.interp(T, c["tokens"], c["val_loss"]) for c in some], 4)
 
-    runs = records_in(folder / "records.jsonl")
+    runs = [row(r) for r in read_records(folder / "records.jsonl")]
 
     def run(schedule: str, T: int, decay_tokens: int) -> dict:
         wanted = schedule, T, decay_tokens

@@ -15,7 +15,6 @@ are not in the rules, because we thought of them after the runs:
 It also draws a figure of research/why.md.
 """
 
-import json
 import math
 import statistics
 import sys
@@ -31,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from fit import interval, mean_of, show
+from records import read_records
 from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure
@@ -68,7 +68,7 @@ def minima_of(folder: str, by_seed: bool) -> list[fit.Minimum]:
     """The minima of a policy, in order of T. The folder per-T has a sweep for every T."""
     found = []
     for file in sorted((RUNS / folder).rglob("records.jsonl")):
-        found += fit.minima(fit.read_records([file.parent]), by_seed=by_seed)
+        found += fit.minima(fit.read_rows([file.parent]), by_seed=by_seed)
     return sorted(found, key=attrgetter("T"))
 
 
@@ -99,9 +99,9 @@ def late_points(folder: str) -> dict:
     """
     found = {}
     for file in sorted((RUNS / folder).rglob("curves.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            run = json.loads(line)
-            curve = run["curve"]
+        for record in read_records(file):
+            run = record["config"]
+            curve = record["curve"]
             decay_start = run["total_tokens"] - run["decay_tokens"]
             last = max(i for i, n in enumerate(curve["tokens"]) if n <= decay_start)
             update = math.log2(curve["update_hidden"][last] or math.nan)

@@ -20,7 +20,7 @@ from compare import AVERAGED, LINEAR, LINES, POWER, WSD, Line
 from compare import differences, holm, losses_of_lines, mean_loss, needs_T, verdict
 from fit import show
 from tables import Table
-from records import complete, records_in
+from records import read_records, row
 from tools import flags
 from tools.figures import size
 
@@ -81,10 +81,10 @@ DECISIONS = {
 def lines() -> dict:
     """{line: {dense cell: {seed: loss}}} of both comparisons."""
     folders = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
-    found, _, _ = losses_of_lines(fit.read_records(folders))
+    found, _, _ = losses_of_lines(fit.read_rows(folders))
     for name, new in NEW.items():
-        # read_records would refuse to mix weight decays
-        records = [complete(r) for r in records_in(RUNS / name)]
+        # read_rows would refuse to mix weight decays
+        records = [row(r) for r in read_records(RUNS / name)]
         more, _, runs_of = losses_of_lines(records, new)
         if AVERAGED_LINEAR in more:  # its loss is without the average, which we take here
             for cell, losses in more[AVERAGED_LINEAR].items():

@@ -16,11 +16,16 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fit import mean_of, show
-from records import records_in
+from records import read_records, row
 from tables import Table
 from tools import flags
 
 RESULTS = ROOT / "results"
+
+
+def rows_in(folder: str) -> list[dict]:
+    """All runs of a folder as rows with their origin, where some have a name `run`."""
+    return [row(r) | r["origin"] for r in read_records(RESULTS / folder)]
 
 
 def over_seeds(gaps: list[float], digits: int = 3) -> str:
@@ -30,8 +35,7 @@ def over_seeds(gaps: list[float], digits: int = 3) -> str:
 
 def losses_by_name(folder: str) -> dict[str, float]:
     """{name of a run: its validation loss}, of the runs that have one."""
-    runs = [r for r in records_in(RESULTS / folder) if "run" in r]
-    return {r["run"]: r["val_loss"] for r in runs}
+    return {r["run"]: r["val_loss"] for r in rows_in(folder) if "run" in r}
 
 
 # -- The default run ---------------------------------------------------------------------
@@ -42,7 +46,7 @@ def tuned() -> dict[str, list[dict]]:
     found = {}
     for schedule in ("power", "wsd", "cosine"):
         by_lr: dict = {}
-        for r in records_in(RESULTS / "laptop"):
+        for r in rows_in("laptop"):
             if r["schedule"] == schedule:
                 by_lr.setdefault(r["tuned_lr"], []).append(r)
         judge = lambda runs: statistics.mean(r["val_loss_unread"] for r in runs)
@@ -62,7 +66,7 @@ def laptop_table() -> Table:
         row = [schedule, setting, *(f"{loss:.4f}" for loss in losses)]
         gaps = [loss - other for loss, other in zip(losses, power)]
         rows.append([*row, f"{statistics.mean(losses):.4f}", over_seeds(gaps, 4)])
-    losses = [r["val_loss"] for r in records_in(RESULTS / "laptop-moe")]
+    losses = [r["val_loss"] for r in rows_in("laptop-moe")]
     row = ["power, laptop-moe", "", *(f"{loss:.4f}" for loss in losses)]
     rows.append([*row, f"{statistics.mean(losses):.4f}", ""])
     return Table(
@@ -76,7 +80,7 @@ def laptop_table() -> Table:
 
 def dtype_table() -> Table:
     by_dtype: dict = {}
-    for r in records_in(RESULTS / "dtype"):
+    for r in rows_in("dtype"):
         by_dtype.setdefault(r["dtype"], []).append(f"{r['val_loss']:.4f}")
     return Table(
         "dtype",
@@ -150,7 +154,7 @@ def ceilings_table() -> Table:
 
 def two_stage_table() -> Table:
     one, two = [], []
-    for r in records_in(RESULTS / "two-stage"):
+    for r in rows_in("two-stage"):
         (two if r["decay_data"] else one).append(r)
     rows = []
     for source in ("torch", "library", "clean"):
@@ -179,7 +183,7 @@ def by_seed(losses: dict) -> np.ndarray:
 def ceiling_tables() -> list[Table]:
     decayed: dict = {}  # (warmup, lr_max) -> {(batch size, T, seed): loss}
     averaged, held, merged = {}, {}, {}
-    for r in records_in(RESULTS / "ceiling-laptop"):
+    for r in rows_in("ceiling-laptop"):
         cell = r["batch_size"], r["total_tokens"], r["seed"]
         if r["average"]:
             averaged[cell], held[cell] = r["average_val_loss"], r["val_loss"]
@@ -223,7 +227,7 @@ def ceiling_tables() -> list[Table]:
 
 def steps(record: dict) -> int:
     """Optimizer steps of a run; a step that would end after total_tokens is not made."""
-    ramp = record["batch_ramp"] or f"{record['batch_size']}@0"
+    ramp = record.get("batch_ramp") or f"{record['batch_size']}@0"
     stages = [stage.split("@") for stage in ramp.split(",")]
     tokens = count = 0
     while True:
@@ -236,10 +240,10 @@ def steps(record: dict) -> int:
 
 def ramp_table() -> Table:
     runs: dict = {}  # (T, name of the schedule) -> the records of its seeds
-    for r in records_in(RESULTS / "ramp-laptop"):
+    for r in rows_in("ramp-laptop"):
         if r["seed"] < 100:  # the others tuned
             name = {"power": "Power", "wsd": "WSD"}[r["schedule"]]
-            name += ", ramp" if r["batch_ramp"] else ""
+            name += ", ramp" if r.get("batch_ramp") else ""
             runs.setdefault((r["total_tokens"], name), {})[r["seed"]] = r
     rows = []
     for (T, name), seeds in sorted(runs.items()):

@@ -10,8 +10,6 @@ from tools import devices
 import train
 from eval import main as evaluate, sample, validation_loss
 from model import load_model, main as export
-from records import uses_average
-from schedules import SCHEDULES
 from test_resume import stop
 from test_train import SMALL, flags, metrics, read, same
 
@@ -91,10 +89,13 @@ def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(
 
 def test_only_a_decay_of_its_own_is_replaced_by_the_average(monkeypatch):
     """Not that of a planned schedule, which is all one decay, whatever its name."""
-    of = lambda name, tokens=0: dict(schedule=name, average=True, decay_tokens=tokens)
-    monkeypatch.setitem(SCHEDULES, "line", SCHEDULES["cosine"])
-    used = [of("wsd"), of("wsd", 10), of("power"), of("cosine"), of("line")]
-    assert [uses_average(r) for r in used] == [True, False, True, False, False]
+
+    def of(name: str, tokens: int = 0):
+        fields = dict(schedule=name, average=True, decay_tokens=tokens)
+        return train.make_config(**fields)
+
+    used = [of("wsd"), of("wsd", 10), of("power"), of("cosine")]
+    assert [cfg.uses_average for cfg in used] == [True, False, True, False]
 
 
 def test_resuming_and_branching_continue_the_average(corpus_path):

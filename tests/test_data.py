@@ -334,13 +334,13 @@ def test_a_run_takes_the_vocabulary_of_its_corpus(documents, word_tokenizer, tmp
     ):
         argv = flags(text, **quick, **typed, out=f"run{i}")
         assert train.main(argv) == 0
-        config = json.loads(Path(f"run{i}/record.json").read_text())
+        config = json.loads(Path(f"run{i}/record.json").read_text())["config"]
         assert config["vocab_size"] == typed.get("vocab_size", size)
     # a run that was killed before its first checkpoint keeps its vocabulary
     shutil.rmtree("run2/ckpt")
     Path("run2/record.json").unlink()
     assert train.main(["--resume", "--out=run2"]) == 0
-    assert json.loads(Path("run2/record.json").read_text())["vocab_size"] == 300
+    assert json.loads(Path("run2/record.json").read_text())["config"]["vocab_size"] == 300
     argv = ["--n_layer=1", "--data=a", "--budgets=1024,2048", "--warmup_tokens=0"]
     args, typed = sweep.parse(["wsd", *argv])
     assert {cfg.vocab_size for cfg in sweep.prepare(args, typed).left()} == {size}

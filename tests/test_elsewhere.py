@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 import fit
 import mup
 import train
-from config import GPTConfig
+from config import make_shape
 from model import GPT
 from schedules import constant, decay, make_schedule, warmup
 from test_fit import wsd_records
@@ -355,7 +355,7 @@ def test_a_callable_object_brings_its_old_end_back(kind):
 
 # -- muP's groups in a foreign loop ------------------------------------------------------
 
-WIDE = GPTConfig(n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
+WIDE = make_shape(n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
 
 
 def steps_of_groups(groups, seen) -> list[list[float]]:

@@ -22,7 +22,7 @@ import data
 import eval as evaluation
 import model as model_file
 import train
-from config import GPTConfig
+from config import make_shape
 from model import GPT, load_model
 from test_mistakes import one_line
 from tools import tasks
@@ -142,7 +142,7 @@ def plain(model: GPT, ids: list[int], n: int) -> float:
 def test_a_score_depends_only_on_its_request(monkeypatch):
     torch.manual_seed(0)
     shape = dict(n_layer=2, n_embd=32, n_head=4, seq_len=64, vocab_size=50, init_std=0.2)
-    model, rng = GPT(GPTConfig(**shape)).eval(), random.Random(0)
+    model, rng = GPT(make_shape(**shape)).eval(), random.Random(0)
     some = lambda n: [rng.randrange(50) for _ in range(n)]
     requests = [([3, 4], 1), ([3, 5], 1), (some(65), 64)]
     for k in range(40):
@@ -159,7 +159,7 @@ def test_a_score_depends_only_on_its_request(monkeypatch):
 
 def test_equal_inputs_are_read_once():
     shape = dict(n_layer=1, n_embd=32, n_head=4, seq_len=64, vocab_size=50)
-    model, read = GPT(GPTConfig(**shape)).eval(), []
+    model, read = GPT(make_shape(**shape)).eval(), []
     model.embed.register_forward_hook(lambda _, inputs, output: read.append(output.shape))
     evaluation.score(model, [([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
     assert read == [(1, 3, 32)]
@@ -204,7 +204,7 @@ def test_results_are_printed_and_saved(argv, tmp_path, capsys):
 def test_the_loss_of_a_bfloat16_run_is_the_loss_in_its_record(corpus_path, monkeypatch):
     found, measure = [], evaluation.validation_loss
     assert train.main(flags(corpus_path, dtype="bfloat16", init_std=0.3, out="run")) == 0
-    loss = json.loads(Path("run/record.json").read_text())["val_loss"]
+    loss = json.loads(Path("run/record.json").read_text())["results"]["val_loss"]
     note = lambda *args: found.append(measure(*args)) or found[-1]
     monkeypatch.setattr(evaluation, "validation_loss", note)
     for argv in ("run", "run/ckpt/0000000000010240.pt", "run --dtype float32"):

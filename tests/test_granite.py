@@ -142,8 +142,9 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
         train.main([*flags, *shape, "--schedule=constant", "--lr=1e-9", "--out=new"]) == 0
     )
     record = json.loads(Path("new/record.json").read_text())
-    assert record["tokens"] == 1792 and record["n_embd"] == 32 and record["seq_len"] == 64
-    assert record["parent"] == str(Path("released.pt").absolute())
+    assert record["results"]["tokens"] == 1792
+    assert record["config"]["n_embd"] == 32 and record["config"]["seq_len"] == 64
+    assert record["origin"]["parent"] == str(Path("released.pt").absolute())
     pairs = zip(
         load_model("new").parameters(), load_model("released").parameters(), strict=True
     )

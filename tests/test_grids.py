@@ -1,5 +1,6 @@
 """Every grid, fed with losses from a formula, gives the formula's law back; no training."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from test_fit import refused, write
 
 import fit
 import sweep
+from config import FIELDS, TrainConfig
 from schedules import paper_batch_size
 import compare
 from tools import figures as drawing
@@ -46,23 +48,25 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
     records = []
     while missing := plan.missing():
         for cfg in missing:
-            found = {
-                "val_loss": loss(cfg),
-                "diverged": False,
-                "fingerprint": "0",
-                "tokens": 1,
-            }
+            found = {"loss": loss(cfg), "diverged": False, "tokens": 1}
+            found["val_loss"] = found["loss"]
             if cfg.average:  # without it, another learning rate would be the best
-                found |= {
-                    "average_val_loss": found["val_loss"] - 0.01,
-                    "val_loss": 2 + cfg.lr,
-                }
+                found["loss"] = found["average_val_loss"] = found["loss"] - 0.01
+                found["val_loss"] = 2 + cfg.lr
             if cfg.total_tokens == grid["budgets"][-1]:
                 found |= {f"val_loss_at_{T}": 3.0 for T in grid["budgets"]}
-            records.append(vars(cfg) | found)
+            origin = {"fingerprint": "0"}
+            records.append({"config": vars(cfg), "results": found, "origin": origin})
             plan.learn(records[-1])
     assert plan.left() == []
-    return fit.read_records([write(records, Path(experiment))])
+    folder = Path(experiment)
+    folder.mkdir()
+    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return fit.read_rows([folder])
+
+
+def config_of(row: dict) -> TrainConfig:
+    return TrainConfig(**{name: row[name] for name in FIELDS})
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -75,7 +79,7 @@ def test_wsd_gives_the_law_back(scale, monkeypatch):
     assert law["b"] == pytest.approx(b, abs=1e-3) and law["q"] == pytest.approx(
         q, abs=1e-3
     )
-    cfg = sweep.config_of(records[0])
+    cfg = config_of(records[0])
     lr = fit.predict(law, cfg.total_tokens, cfg.batch_tokens)
     assert lr == pytest.approx(best_lr(cfg, scale), rel=0.01)
 
@@ -117,7 +121,7 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     after = lambda label: float(said.partition(f" {label} ")[2].split()[0])
     for shape in {r["shape"] for r in records}:
         some = [r for r in records if r["shape"] == shape]
-        (m,), cfg = fit.minima(some), sweep.config_of(some[0])
+        (m,), cfg = fit.minima(some), config_of(some[0])
         assert not m.why_not and 2**m.x == pytest.approx(
             best_lr(cfg, scale) * factor(cfg), 1e-3
         )

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
-    "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe", "config", "records"},
+    "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe", "config"},
     "eval": {"model", "data"},
     "train": {"schedules", "config", "records", "mup", "moe", "model", "data", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
-    "grids": {"schedules", "records"},
+    "grids": {"schedules", "config", "records"},
     "sweep": {"schedules", "config", "records", "data", "train", "compare", "grids"},
     "bench": {"config", "model", "train"},
 }  # fmt: skip

@@ -75,6 +75,9 @@ def test_killed_at_any_write_it_resumes_to_the_same_bits(
         again = torch.load(f"{out}/average.pt")["model"]
         assert all(torch.equal(again[name], average[name]) for name in average)
         assert (Path(out) / "curve.png").read_bytes()[-8:-4] == b"IEND"
-        assert json.loads((Path(out) / "record.json").read_text())["tokens"] == 768
+        assert (
+            json.loads((Path(out) / "record.json").read_text())["results"]["tokens"]
+            == 768
+        )
         assert list(Path(out).rglob("*.tmp")) == []
     assert status == 0 and kills > 2

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from config import PRESETS, GPTConfig
+from config import make_config, make_shape
 from model import GPT, empty_model
 
 TINY = dict(
@@ -15,7 +15,7 @@ TINY = dict(
 
 def tiny(**changed) -> GPT:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**TINY | changed))
+    model = GPT(make_shape(**TINY | changed))
     for (
         p
     ) in model.parameters():  # far from the first weights, so that no term is negligible
@@ -35,7 +35,7 @@ PAPER = {  # m_width, parameters, active parameters without the embedding, GFLOP
 
 @pytest.mark.parametrize("preset", PAPER)
 def test_presets_are_the_papers_tables(preset):
-    cfg, (m_width, total, active, gflop) = GPTConfig(**PRESETS[preset]), PAPER[preset]
+    cfg, (m_width, total, active, gflop) = make_config(preset=preset), PAPER[preset]
     assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (
         64,
         4096,

@@ -11,13 +11,13 @@ from test_train import MOE, flags, metrics, one_step, same, weights
 
 import moe
 import train
-from config import GPTConfig
+from config import make_shape
 
 
 def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64, seed=0) -> moe.MoE:
     torch.manual_seed(seed)
     shape = dict(n_embd=n_embd, n_head=1, n_kv_head=1, n_ffn=n_ffn, n_expert=n_expert)
-    layer = moe.MoE(GPTConfig(**TINY | shape, n_expert_active=k))
+    layer = moe.MoE(make_shape(**TINY | shape, n_expert_active=k))
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
     return layer.to(dtype)

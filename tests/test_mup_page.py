@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mup
-from config import GPTConfig
+from config import make_shape
 from model import GPT
 from test_elsewhere import NEW, for_steps, rates, recipe, seen  # noqa: F401
 from tools.granite import granite_name
@@ -171,7 +171,7 @@ def test_granite_gets_the_groups_of_our_model(tied, page):
     theirs, groups = names["under_mup"](
         transformers.GraniteForCausalLM(config), 4.0, names["LLAMA"]
     )
-    cfg = GPTConfig(
+    cfg = make_shape(
         n_layer=2, n_embd=64, n_head=4, n_ffn=256, vocab_size=64, seq_len=8,
         tie_embeddings=tied, base_width=16,
     )  # fmt: skip

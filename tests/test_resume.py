@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import config
 import data
 import schedules
 import train
@@ -95,30 +94,15 @@ def files(folder: Path) -> dict:
     return {p: p.stat().st_mtime_ns for p in found}
 
 
-def test_a_run_folder_of_an_older_version_resumes(undisturbed, corpus_path):
-    """It has fields that are gone, and lacks newer ones."""
+def test_a_checkpoint_of_an_older_version_is_refused(corpus_path, capsys):
+    """It lacks a setting of today."""
     run = stopped_run(corpus_path)
-    config = read(run / "config.json") | {"past_data": None}
-    del config["final_eval_tokens"], config["average"], config["power_q"]
-    (run / "config.json").write_text(json.dumps(config))
     for path in runs.checkpoints(run):
         saved = torch.load(path, weights_only=True)
-        saved["config"] = {
-            name: config[name] for name in saved["config"] if name in config
-        }
-        del saved["stages"]
-        more = {
-            "random_state": torch.get_rng_state(),
-            "step": 20,
-            "training_seconds": 1.0,
-        }
-        torch.save(saved | more | {"config": saved["config"] | {"past_data": None}}, path)
-    assert train.main(["--out", "run", "--resume"]) == 0
-    ours = everything(run)
-    assert (
-        same(ours["model"], undisturbed["model"])
-        and ours["metrics"] == undisturbed["metrics"]
-    )
+        del saved["config"]["decay_share"]
+        torch.save(saved, path)
+    said = one_line(train.main, ["--branch=run", "--out=b"], capsys)
+    assert "older version, without decay_share" in said
 
 
 @pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
@@ -241,7 +225,7 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
     )
     monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
     actions = SimpleNamespace(resume=True, branch=None)
-    fields, _, _ = runs.choose({"out": "run"}, actions, {"device"}, {})
+    fields, _, _ = runs.choose({"out": "run"}, actions, {"device"})
     assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
 
 
@@ -257,13 +241,6 @@ def test_a_resumed_branch_keeps_its_parent(corpus_path, tmp_path, capsys):
         assert f"--branch {wrong}: the run in b started from" in error
     assert train.main(again) == 0
     assert read(tmp_path / "b" / "record.json")["tokens"] == 10240
-
-
-def test_an_old_parent_had_the_default_of_a_newer_field():
-    parent = dict(tokens=512, optimizer={}, path="old.pt", config=dict(n_embd=32))
-    change = {"router_rule": "readout"}
-    with pytest.raises(UserError, match="the checkpoint has hidden"):
-        runs.branched_fields(parent, change, config.SHAPE, config.LATER)
 
 
 def test_a_branch_keeps_its_tokenizer_even_if_the_first_corpus_is_gone(corpus):

@@ -23,10 +23,10 @@ import train
 from schedules import SCHEDULES, is_planned, make_schedule
 from test_mistakes import one_line
 from test_resume import TIMELESS
-from test_train import SMALL
+from test_train import SMALL, flat
 from tools import devices, engines, runs as runs_file
 from tools.files import lock
-from records import differs, identity, loss_of, records_in
+from records import differing, identity, read_records, settings
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
@@ -47,9 +47,15 @@ def tiny(monkeypatch, corpus_path):
 
 def records(folder="out") -> dict:
     """identity -> record without times and places; fails if a run is there twice."""
-    found = [{k: r[k] for k in r if k not in TIMELESS} for r in records_in(Path(folder))]
-    assert len(set(map(identity, found))) == len(found)
-    return {identity(record): record for record in found}
+    found = {}
+    for record in read_records(Path(folder)):
+        run = identity(record["config"])
+        assert run not in found
+        found[run] = {
+            part: {name: x for name, x in values.items() if name not in TIMELESS}
+            for part, values in record.items()
+        }
+    return found
 
 
 def config(corpus_path, **changed) -> train.TrainConfig:
@@ -100,10 +106,11 @@ def test_a_branch_is_the_separate_run(
         out = Path(str(cfg.total_tokens))
         out.mkdir()
         record = train.train_run(cfg, corpus, out)
-        assert set(ours) == set(record)
+        ours, theirs = flat(ours), flat(record)
+        assert set(ours) == set(theirs)
         machine = TIMELESS - {"out", "command"}
         assert all(
-            ours[name] == value for name, value in record.items() if name not in machine
+            ours[name] == value for name, value in theirs.items() if name not in machine
         )
     assert (
         all(map(torch.equal, final_weights[:3], final_weights[3:]))
@@ -127,7 +134,8 @@ def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights, monkeypatch
         some = train_runs(runs[len(done) : limit], corpus, "b", must_stop, [2000])
         done += [result for result in some if result]
     for name in ("val_loss", "val_loss_at_2000"):
-        assert [r[name] for r, _ in done] == [r[name] for r, _ in whole]
+        of = lambda some: [record["results"][name] for record, _ in some]
+        assert of(done) == of(whole)
     assert [curve for _, curve in done] == [curve for _, curve in whole]
     assert all(map(torch.equal, expected, final_weights))
 
@@ -142,7 +150,9 @@ def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatc
         origin = {"git_commit": commit, "fingerprint": ""}
         monkeypatch.setattr(runs_file, "origin", lambda *_: dict(origin))
         corpus.meta["fingerprint"] = ""
-        found += [record["git_commit"] for record, _ in train_runs([cfg], corpus)]
+        found += [
+            record["origin"]["git_commit"] for record, _ in train_runs([cfg], corpus)
+        ]
     assert found == ["old", "old", "old, new"]
 
 
@@ -168,14 +178,14 @@ def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
             train_runs(runs[:1], corpus, "a")
         return
     ((record, _),) = train_runs(runs[:1], corpus, "a")
-    assert record["val_loss"] == expected["val_loss"]
+    assert record["results"]["val_loss"] == expected["results"]["val_loss"]
 
 
 def test_a_diverged_run_is_a_record(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
-    together = [record for record, _ in train_runs(runs, corpus)]
-    assert [(r["diverged"], r["val_loss"]) for r in together] == [(True, None)] * 3
-    assert {loss_of(record) for record in together} == {math.inf}
+    together = [record["results"] for record, _ in train_runs(runs, corpus)]
+    found = [(r["diverged"], r["val_loss"], r["loss"]) for r in together]
+    assert found == [(True, None, None)] * 3
     assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
 
 
@@ -271,7 +281,12 @@ def undisturbed(corpus_path, tmp_path_factory):
         json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()
     ]
     named = [
-        [r for r in records(out).values() if not differs(curve, r)] for curve in curves
+        [
+            r
+            for r in records(out).values()
+            if not differing(curve["config"], settings(r["config"]))
+        ]
+        for curve in curves
     ]
     assert all(named) and len(curves) == len(records(out))
     return records(out)
@@ -291,7 +306,7 @@ def test_a_comparison_tunes_and_looks_at_its_longest_cosine(
     monkeypatch.setitem(sweep.grids.GRIDS["compare"], "tiny", TINY_COMPARISON)
     argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
     assert sweep.main([*argv, f"--data={corpus_path}"]) == 0
-    found = list(records().values())
+    found = list(map(flat, records().values()))
     assert {r["seed"] for r in found} == {0, 100, 101}
     assert all(r["decay_tokens"] == 0 for r in found if r["average"])
     whole = [r for r in found if r["decay_shape"] == "linear"]
@@ -316,7 +331,7 @@ def when_there_are(n: int, do) -> None:
     """Call do() from another thread as soon as there are n records."""
 
     def watch():
-        while len(records_in(Path("out"))) < n:
+        while len(read_records(Path("out"))) < n:
             time.sleep(0.02)
         do()
 
@@ -522,7 +537,10 @@ def test_a_wrong_command_line_is_one_line(argv, says, corpus_path, tmp_path, cap
 def leave(some: list[dict]) -> None:
     """As if the folder out had these records already."""
     Path("out").mkdir()
-    Path("out/records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in some))
+    with open("out/records.jsonl", "w") as file:
+        for record in some:
+            whole = record | {"config": record["config"] | {"out": None}}
+            file.write(json.dumps(whole) + "\n")
 
 
 def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch, capsys):
@@ -561,10 +579,14 @@ def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, caps
     assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other"], capsys)
 
 
-def test_a_field_that_old_records_lack_has_its_default(undisturbed, tiny):
-    newer = ("average", "beta2", "rope_theta")
-    leave([{k: v for k, v in r.items() if k not in newer} for r in undisturbed.values()])
-    assert sweep.prepare(*sweep.parse(tiny)).left() == []
+@pytest.mark.parametrize("change, says", [
+    (lambda config: config | {"fixed_norm": "hidden"}, "no setting fixed_norm"),
+    (lambda config: {n: x for n, x in config.items() if n != "beta2"}, "without beta2"),
+])  # fmt: skip
+def test_records_with_other_settings_are_refused(change, says, undisturbed, tiny, capsys):
+    """Of a fork, whose runs are not ours, or of an older version."""
+    leave([r | {"config": change(r["config"])} for r in undisturbed.values()])
+    assert says in one_line(sweep.main, tiny, capsys)
 
 
 def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
@@ -573,13 +595,17 @@ def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
     free = {field.name for field in dataclasses.fields(cfg) if same(field.name)}
     assert free == {
         "power_a", "power_b", "power_q", "lr_max", "min_lr_ratio",  # WSD does not read them
-        "preset", "data", "tokenizer", "out", "device", "compile", "recompute", "micro_batch_size",
-        "log_every", "eval_every", "eval_tokens", "save_every", "keep_checkpoints",
+        "preset", "decay_share", "data", "tokenizer", "out", "device", "compile", "recompute",
+        "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every",
+        "keep_checkpoints",
     }  # fmt: skip
 
 
 def test_a_folder_may_have_more_seeds_than_a_sweep(undisturbed, tiny):
-    other = [r | dict(seed=1, data_seed=1) for r in undisturbed.values()]
+    other = [
+        r | {"config": r["config"] | dict(seed=1, data_seed=1)}
+        for r in undisturbed.values()
+    ]
     leave([*undisturbed.values(), *other])
     assert sweep.prepare(*sweep.parse(tiny)).left() == []
     assert sweep.prepare(*sweep.parse([*tiny, "--seeds=2"])).left() == []

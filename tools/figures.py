@@ -172,8 +172,9 @@ def column(lines: list[dict], name: str) -> tuple[list, list]:
 def draw_curve(out: Path, record: dict) -> None:
     """curve.png of a run folder, with loss, learning rate and the load of experts in an MoE."""
     lines = read_metrics(out)
-    color = COLORS.get(record["schedule"], COLORS["other"])
-    is_moe = record["n_expert"] > 0
+    config = record["config"]
+    color = COLORS.get(config["schedule"], COLORS["other"])
+    is_moe = config["n_expert"] > 0
     height = 6.2 if is_moe else 4.6
     ratios = (2, 1, 1) if is_moe else (2, 1)
     layout = dict(sharex=True, height_ratios=ratios)
@@ -184,7 +185,7 @@ def draw_curve(out: Path, record: dict) -> None:
         losses.plot(*column(lines, "loss"), color=color, linewidth=0.8, label=batches)
         dots = dict(marker="o", markersize=4)
         losses.plot(*column(lines, "val_loss"), color="black", label="validation", **dots)
-        if record["average"]:
+        if config["average"]:
             losses.plot(
                 *column(lines, "average_val_loss"),
                 color=COLORS["average"],
@@ -192,11 +193,10 @@ def draw_curve(out: Path, record: dict) -> None:
                 **dots,
             )
         losses.legend(loc="upper right")
-        if record["diverged"]:
-            end = "diverged"
-        else:
-            end = f"validation loss {record['val_loss']:.3f} nats"
-        title = f"{record['preset']}, {record['schedule']}: {end}"
+        end = "diverged"
+        if not record["results"]["diverged"]:
+            end = f"validation loss {record['results']['val_loss']:.3f} nats"
+        title = f"{config['preset']}, {config['schedule']}: {end}"
         losses.set(title=title, ylabel="loss (nats per token)")
 
         # 2. The learning rate

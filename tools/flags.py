@@ -20,7 +20,7 @@ class UserError(ValueError):
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
-MARKS = {"choices", "runtime", "alias", "later"}
+MARKS = {"choices", "runtime"}
 
 
 def option(default=dataclasses.MISSING, help: str = "", **marks):
@@ -29,10 +29,10 @@ def option(default=dataclasses.MISSING, help: str = "", **marks):
     return dataclasses.field(default=default, metadata={"help": help, **marks})
 
 
-def check_limits(cfg) -> None:
+def check_limits(config: type, values: dict) -> None:
     """Raise UserError, naming flag, value and limit, for the first field outside its limits."""
-    for f in dataclasses.fields(cfg):
-        value = getattr(cfg, f.name)
+    for f in dataclasses.fields(config):
+        value = values[f.name]
         demand = violated(value, f.metadata)
         if demand:
             raise UserError(f"--{f.name} {value}: must be {demand}")
@@ -50,13 +50,6 @@ def violated(value, limits) -> str | None:
         if name in limits and not holds(value, limits[name]):
             return f"{name.replace('_', ' ')} {limits[name]}"
     return None
-
-
-def fill_in(cfg, name: str, value) -> None:
-    """Replace None in a field, in the __post_init__ of a frozen config."""
-    # dataclasses.replace keeps this value, so for a different width call make_config
-    if getattr(cfg, name) is None:
-        object.__setattr__(cfg, name, value)
 
 
 def program_parser(prog: str, description: str) -> argparse.ArgumentParser:

@@ -369,8 +369,8 @@ class Run:
         for path in set(paths) - set(keep):
             path.unlink()
 
-    def finish(self, record: dict) -> dict:
-        """Complete the record and write record.json, the mark of a finished run."""
+    def finish(self, results: dict) -> dict:
+        """Write record.json, the mark of a finished run, and return the record."""
         self.metrics.close()
         lines = read_metrics(self.out)
         speeds = [
@@ -378,10 +378,8 @@ class Run:
         ]
         # evaluations only slow the line after them
         speed = round(np.median(speeds or [0]))
-        record |= self.origin | {
-            "seconds": round(self.seconds(), 1),
-            "tokens_per_second": speed,
-        }
+        results |= {"seconds": round(self.seconds(), 1), "tokens_per_second": speed}
+        record = {"config": self.config, "results": results, "origin": self.origin}
         write_json(self.out / "record.json", record)
         return record
 
@@ -402,13 +400,12 @@ def branch_point(path: Path) -> Path:
 
 
 def choose(
-    typed: dict, actions, runtime: set, later: dict
+    typed: dict, actions, runtime: set
 ) -> tuple[dict, dict | None, Path | str | None]:
     """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
-    A resumed run keeps its config. runtime: fields that it may change. later: fields that
-    its config may lack, with their defaults. Raises UserError for a flag that would make
-    it a different run.
+    A resumed run keeps its config. runtime: fields that it may change. Raises UserError for
+    a flag that would make it a different run.
     """
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
@@ -430,21 +427,20 @@ def choose(
     if rank_and_world()[1] > 1:
         # every process has its GPU, and rank 0 saved the name of that of rank 0
         saved["device"] = "auto"
-    fields = later | saved | {name: typed[name] for name in runtime & set(typed)}
+    fields = saved | {name: typed[name] for name in runtime & set(typed)}
     if not checkpoints(Path(typed["out"])):
         return fields, None, saved.get("parent")
     return fields, newest_checkpoint(Path(typed["out"]), rename=True), None
 
 
-def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dict:
+def branched_fields(parent: dict, changes: dict, shape: set) -> dict:
     """The config of the parent with these changes. Decay, out, device, compile become defaults.
 
     --decay_tokens without --total_tokens starts the decay right here. shape: fields that
-    determine the weights, later: fields that the parent may lack, with their defaults.
-    Raises UserError if one of shape changes.
+    determine the weights. Raises UserError if one of them changes.
     """
     for name in sorted(shape & set(changes)):
-        old = (later | parent["config"]).get(name, changes[name])
+        old = parent["config"].get(name, changes[name])
         if changes[name] != old and (name != "seq_len" or parent["tokens"]):
             raise UserError(
                 f"--{name} {changes[name]}: the checkpoint has {old}, "
@@ -461,8 +457,9 @@ def branched_fields(parent: dict, changes: dict, shape: set, later: dict) -> dic
                 "for example --schedule wsd --lr 1e-4"
             )
         return parent["config"] | changes
-    fields = later | parent["config"]
-    fields |= dict(out=None, decay_tokens=None, device="auto", compile=None)
+    fields = parent["config"] | dict(out=None, device="auto", compile=None)
+    fields["decay_share"] = None if "decay_tokens" in changes else 0.1
+    fields["decay_tokens"] = None
     if changes.get("decay_tokens"):
         fields["total_tokens"] = parent["tokens"] + changes["decay_tokens"]
     return fields | changes

@@ -16,12 +16,6 @@ def pair(text: str) -> tuple[str, int | str]:
     return name, int(value) if value.isdecimal() else value
 
 
-def share(text: str) -> float:
-    if not 0 <= float(text) <= 1:  # refuses NaN, too
-        raise argparse.ArgumentTypeError(f"{text}: must be from 0 to 1")
-    return float(text)
-
-
 def add_sweep_flags(parser, experiments: tuple, scales: tuple, parse_field) -> None:
     """Add the flags of sweep.py. parse_field(name, text): the value of a swept field."""
 
@@ -73,4 +67,3 @@ def add_sweep_flags(parser, experiments: tuple, scales: tuple, parse_field) -> N
         metavar="FIELD=V,V,...",
         help="a field with several values; may be repeated",
     )
-    add("--decay_share", type=share, help="decay tokens as a share of T (default: 0.1)")

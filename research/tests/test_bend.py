@@ -14,7 +14,7 @@ import sweep
 from test_figures import figures  # noqa: F401
 from test_fit import record, write, wsd_records
 from test_mistakes import one_line
-from records import complete
+from records import rows_of
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
 # ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
@@ -68,7 +68,7 @@ MANY = pytest.param(200, [32, 64, 128], 0.93, marks=pytest.mark.slow)
 def test_b_and_q_are_unbiased_and_covered(worlds, widths, least):
     off, hit = [], []
     for seed in range(worlds):
-        points = fit.usable(fit.minima(world(seed, widths)))
+        points = fit.usable(fit.minima(rows_of(world(seed, widths))))
         law = fit.fit_law(points, *fit.leave_out(points))
         off.append([law.b[0] - B, law.q[0] - Q])
         ends = fit.interval(law.b), fit.interval(law.q)
@@ -101,7 +101,7 @@ def bent_rows(noise: float, law: dict = TRUE) -> list[dict]:
 
 
 def fits_of(rows: list[dict]) -> fit.Fits:
-    return fit.fits_of([complete(row) for row in rows])
+    return fit.fits_of(rows_of(rows))
 
 
 def test_a_clean_bent_law_is_recovered():
@@ -123,7 +123,7 @@ def test_noise_without_a_bend_is_no_gain():
 
 
 def test_held_out_error_is_that_of_a_dumb_loop():
-    points = fit.usable(fit.minima([complete(row) for row in bent_rows(0.004)]))
+    points = fit.usable(fit.minima(rows_of(bent_rows(0.004))))
     x, weight = fit.leave_out(points)
     errors = bent.held_out(points, x, weight, fit.fit_law)
     for m, error in zip(points, errors):

@@ -89,7 +89,6 @@ def test_planned_lines_get_the_learning_rate_of_the_other_seeds(tmp_path, monkey
                 for j in range(-5, 6):
                     loss = 2 + 0.01 * (j - seed) ** 2 + decay
                     settings = dict(fields) | dict(weight_decay=decay)
-                    settings.pop("decay_share", None)
                     run = record(32, 8, 320_000, seed, loss, lr=2 ** (-7 + j / 2))
                     rows.append(run | settings)
             folder = tmp_path / f"{schedule}-{decay:g}"

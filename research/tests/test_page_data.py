@@ -37,7 +37,7 @@ def test_the_committed_numbers_are_those_of_the_records():
 
 def losses_of(folder: Path, choice: dict) -> list[float]:
     """Validation losses of the runs with these fields."""
-    rows = fit.read_records([folder], [f"{k}={v}" for k, v in choice.items()])
+    rows = fit.read_rows([folder], [f"{k}={v}" for k, v in choice.items()])
     return [row["val_loss"] for row in rows]
 
 

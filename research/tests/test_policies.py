@@ -56,7 +56,7 @@ def world(tmp_path, monkeypatch):
                     norm_hidden=[norm / 9, norm / growth, norm, 1.0],
                 )
                 records.append(run)
-                curves.append(run | dict(curve=curve))
+                curves.append(dict(config=run, curve=curve))
         out = tmp_path / folder
         out.mkdir(parents=True)
         (out / "records.jsonl").write_text("\n".join(map(json.dumps, records)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
-from records import records_in  # noqa: E402
+import records  # noqa: E402
 
 T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 
@@ -38,7 +38,7 @@ def minus(one: dict, other: dict) -> str:
 def table(folder: Path = HERE) -> str:
     decayed: dict = {}  # (warmup, lr_max) -> {(batch size, T, seed): loss}
     averaged, held = {}, {}
-    for r in records_in(folder):
+    for r in map(records.row, records.read_records(folder)):
         cell = r["batch_size"], r["total_tokens"], r["seed"]
         if r["average"]:
             averaged[cell], held[cell] = r["average_val_loss"], r["val_loss"]

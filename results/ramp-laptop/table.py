@@ -11,14 +11,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
-from records import records_in  # noqa: E402
+import records  # noqa: E402
 
 T_2 = 4.303  # the 97.5% quantile of Student's t with two degrees of freedom
 
 
 def steps(record: dict) -> int:
     """Optimizer steps of a run; a step that would end after total_tokens is not made."""
-    ramp = record["batch_ramp"] or f"{record['batch_size']}@0"
+    ramp = record.get("batch_ramp") or f"{record['batch_size']}@0"
     stages = [stage.split("@") for stage in ramp.split(",")]
     tokens = count = 0
     while True:
@@ -40,10 +40,10 @@ def minus(runs: dict, others: dict) -> str:
 
 def table(folder: Path = HERE) -> str:
     runs: dict = {}  # T -> name of the schedule -> the records of its seeds
-    for r in records_in(folder):
+    for r in map(records.row, records.read_records(folder)):
         if r["seed"] < 100:  # the others tuned
             name = dict(power="Power", wsd="WSD")[r["schedule"]] + ", ramp" * bool(
-                r["batch_ramp"]
+                r.get("batch_ramp")
             )
             runs.setdefault(r["total_tokens"], {}).setdefault(name, {})[r["seed"]] = r
     head = "| T | schedule | loss | minus Power | minus WSD | steps | seconds |"
