@@ -44,12 +44,12 @@ def rules(cfg) -> dict[str, Rule]:
     m = cfg.m_width
     std = cfg.init_std
     hidden_std = std / math.sqrt(m)
-    table = {
+    return {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
         "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
         "output":    Rule(hidden_std, 1.0 / m,  1.0),
-        "router":    Rule(hidden_std, 1.0 / m,  1.0),  # as a hidden matrix, see below
+        "router":    Rule(hidden_std, 1.0 / m,  1.0),
         "gain":      Rule(None,       1.0,      0.0),
     }  # fmt: skip
     # "output" is not the output head of the model. It is the last matrix of attention or
@@ -57,11 +57,10 @@ def rules(cfg) -> dict[str, Rule]:
     # It has a row because many models also shrink its initial weights with depth, which
     # you would write here.
 
-    # The paper has no rule for the router. IBM's code first used the row "embedding", and
-    # later "hidden". In theory it is a readout, as its few outputs do not grow with the
-    # width. As hidden, its share of the gradient after a few steps grows with the width m
-    # as m^0.4, else as m^0.1 (our measurement).
-    return table
+    # The paper has no rule for the router. IBM's code first trained it as an embedding,
+    # and later as a hidden matrix. In theory it is a readout, because its few outputs do
+    # not grow with the width, and starts with std / m. As hidden, its share of the gradient
+    # after a few steps grows with the width as m^0.4, as a readout m^0.1 (our measurement).
 
 
 # Last part of a parameter name -> role. A tied embedding is both input and output. It
@@ -217,8 +216,10 @@ def coordinate_check(
     model_at: width -> a model, and its groups as `param_groups` makes them. The model maps
     tokens [4, 32] from a vocabulary of 64 to logits, or to an object with `logits`.
     spots: last parts of names of modules, whose outputs we compare besides the logits.
-    Raises ValueError for a spot that names no module.
+    Raises ValueError for a spot that names no module, and for a single width.
     """
+    if len(set(widths)) < 2:
+        raise ValueError(f"widths {widths}: a slope needs at least two")
     start = defaultdict(list)  # spot -> mean size at every width
     change = defaultdict(list)
     for width in widths:
@@ -244,7 +245,10 @@ def mean_size(tensors: list[torch.Tensor]) -> float:
 
 
 def slope(sizes: list[float], widths=WIDTHS) -> float:
-    """Slope of log2 size against log2 width, by least squares."""
+    """Slope of log2 size against log2 width, by least squares. NaN if a size is 0 or infinite,
+    as at the start of a readout whose initial weights are 0."""
+    if not all(0 < size < math.inf for size in sizes):
+        return math.nan
     log_widths = [math.log2(width) for width in widths]
     log_sizes = [math.log2(size) for size in sizes]
     return statistics.linear_regression(log_widths, log_sizes).slope
@@ -268,7 +272,7 @@ def report(name: str, slopes: dict[str, Slopes]) -> bool:
 def config_at(width: int, mup: bool, **changed):
     """Our model of the check at one width, with 2 layers and heads of 16. `changed`
     replaces fields."""
-    from config import make_shape
+    from config import GPTConfig
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16)
     shape |= dict(seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE)
@@ -277,7 +281,7 @@ def config_at(width: int, mup: bool, **changed):
     else:  # standard parametrization: m_width is 1, and attention has 1 / sqrt(d_head)
         shape["base_width"] = width
         shape["attention_multiplier"] = 16**-0.5
-    return make_shape(**shape | changed)
+    return GPTConfig(**shape | changed)
 
 
 def our_model(width: int, mup: bool = True, **changed):

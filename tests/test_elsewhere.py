@@ -401,7 +401,7 @@ def test_mup_makes_its_groups_when_copied_alone(tmp_path):
     shutil.copy(ROOT / "mup.py", tmp_path)
     code = """
 import types, torch, mup
-cfg = types.SimpleNamespace(m_width=4, init_std=0.02, router_rule="readout")
+cfg = types.SimpleNamespace(m_width=4, init_std=0.02)
 model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(8, 4), "q": torch.nn.Linear(4, 4, False)})
 table = mup.rules(cfg)
 mup.init_weights(model, table)

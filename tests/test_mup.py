@@ -10,7 +10,7 @@ import torch
 import data
 import mup
 import train
-from config import make_shape
+from config import GPTConfig
 from model import GPT
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
@@ -19,7 +19,7 @@ MOE = dict(n_expert=8, n_expert_active=2)
 
 @pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
 def test_the_groups_are_the_model(shape):
-    model = GPT(make_shape(**TINY, **shape))
+    model = GPT(GPTConfig(**TINY, **shape))
     groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
     grouped = [id(p) for g in groups for p in g["params"]]
     # all, and none twice
@@ -39,9 +39,7 @@ def test_the_groups_are_the_model(shape):
 @pytest.mark.parametrize("experts", [{}, MOE])
 def test_initial_weights_follow_the_table(experts):
     shape = dict(n_layer=8, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
-    cfg = make_shape(
-        **shape, **experts, tie_embeddings=False, base_width=64, init_std=0.1
-    )
+    cfg = GPTConfig(**shape, **experts, tie_embeddings=False, base_width=64, init_std=0.1)
     torch.manual_seed(0)
     for name, p in GPT(cfg).named_parameters():
         if p.dim() == 1:
@@ -53,7 +51,7 @@ def test_initial_weights_follow_the_table(experts):
 
 
 def test_parameters_without_a_rule_are_refused_and_all_named():
-    model = GPT(make_shape(**TINY))
+    model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
     misspelt = mup.ROLES | {"q_norm": "gain", "norm": "gian", "up": "hiden"}
@@ -90,23 +88,56 @@ def test_mup_is_flat(shape):
     assert -0.7 <= start["logits"] <= -0.2
 
 
+def change_rules(monkeypatch, change) -> None:
+    """From here on, the table has the rows of change(table) in place of its own."""
+    rules = mup.rules
+    monkeypatch.setattr(mup, "rules", lambda cfg: rules(cfg) | change(cfg, rules(cfg)))
+
+
 def test_each_rule_is_needed(monkeypatch):
     _, change = check(logits_scaling=1.0)
     assert change["logits"] >= 0.6, change
-    rules = mup.rules
-    router = lambda table: {"router": table["embedding"]}
     with monkeypatch.context() as patch:
-        patch.setattr(mup, "rules", lambda cfg: rules(cfg) | router(rules(cfg)))
+        change_rules(patch, lambda cfg, table: {"router": table["embedding"]})
         start, change = check(**MOE)
     assert start["router"] >= 0.35 and change["router"] >= 0.5
     for column in (dict(lr_scale=1.0), dict(init_std=0.02)):  # of the hidden matrices
-        broken = lambda table: {
-            r: table[r]._replace(**column) for r in ("hidden", "output")
-        }
-        monkeypatch.setattr(mup, "rules", lambda cfg: rules(cfg) | broken(rules(cfg)))
-        start, change = check()
+        roles = ("hidden", "output")
+        with monkeypatch.context() as patch:
+            change_rules(
+                patch, lambda cfg, table: {r: table[r]._replace(**column) for r in roles}
+            )
+            start, change = check()
         sizes = change if "lr_scale" in column else start
         assert min(sizes[spot] for spot in BLOCKS) >= 0.7, (column, sizes)
+
+
+def test_a_readout_may_start_at_0(capsys):
+    """Then its output has no slope before training, but its change has."""
+
+    def from_0(width):
+        model, groups = mup.our_model(width, tie_embeddings=False)
+        torch.nn.init.zeros_(model.head.weight)
+        return model, groups
+
+    slopes = mup.coordinate_check(from_0, BLOCKS, seeds=(0,))
+    assert math.isnan(slopes["logits"].start) and math.isfinite(slopes["logits"].change)
+    mup.report("muP", slopes)
+    assert "logits                   +nan" in capsys.readouterr().out
+
+
+def test_a_part_that_does_not_train_fails_the_check(capsys):
+    def frozen(width):
+        model, groups = mup.our_model(width)
+        return model, [group | {"lr": 0.0} for group in groups]
+
+    assert not mup.report("frozen", mup.coordinate_check(frozen, BLOCKS, seeds=(0,)))
+    assert "in attn, mlp, logits" in capsys.readouterr().out
+
+
+def test_a_single_width_has_no_slope():
+    with pytest.raises(ValueError, match="at least two"):
+        mup.coordinate_check(mup.our_model, BLOCKS, widths=(32,))
 
 
 def router_share(width: int, steps: int) -> float:
@@ -129,13 +160,10 @@ def test_the_gradient_through_the_router(monkeypatch):
     slope = lambda steps: mup.slope([router_share(w, steps) for w in mup.WIDTHS])
     assert abs(slope(0)) <= 0.2
     assert 0.25 < slope(4) <= 0.55
-    rules = mup.rules
-
-    def with_readout(cfg) -> dict:
-        m = cfg.m_width
-        return rules(cfg) | {"router": mup.Rule(cfg.init_std / m, 1 / m, 1.0)}
-
-    monkeypatch.setattr(mup, "rules", with_readout)
+    readout = lambda cfg, table: {
+        "router": mup.Rule(cfg.init_std / cfg.m_width, 1 / cfg.m_width, 1.0)
+    }
+    change_rules(monkeypatch, readout)
     assert abs(slope(4)) <= 0.25
 
 

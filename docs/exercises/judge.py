@@ -119,9 +119,7 @@ BASE_WIDTH = 64
 
 
 def rules_at(m_width: float) -> dict:
-    return mup.rules(
-        SimpleNamespace(m_width=m_width, init_std=0.1, router_rule="readout")
-    )
+    return mup.rules(SimpleNamespace(m_width=m_width, init_std=0.1))
 
 
 def start_and_change(rule, width: int) -> tuple[float, float]:
