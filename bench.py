@@ -26,48 +26,46 @@ from tools.flags import UserError
 
 
 def memory(cfg: TrainConfig, n_params: int) -> dict[str, float]:
-    """Estimate the bytes that training needs on a GPU at the start of a backward pass.
+    """Bytes that compiled training needs on a GPU, by what they are for.
 
-    Activations are the tensors that autograd keeps. For every token, a block keeps the
-    residual stream twice in float32 and, in the dtype of matrix products, two normed
-    streams, queries, keys, values, the attention output and 3 hidden vectors of the MLP.
-    The allocator adds a few percent.
+    The peak is at the start of a backward pass, and not in the first pass of a step, so
+    that the gradients of earlier passes are there too. On one H100, the sum came within a
+    tenth of the peak for eight models and batches (docs/train.md).
     """
-    # 1. Numbers that a block keeps for a token, in the dtype of matrix products
-    normed = 2 * cfg.n_embd
-    queries_and_output = 2 * cfg.n_embd
-    keys_and_values = 2 * cfg.n_kv_head * cfg.d_head
-    n_hidden = 3 if cfg.compile else 4
-    mlp = n_hidden * cfg.n_ffn
-    if cfg.n_expert:  # every expert also keeps its input and its weighted output
-        mlp = cfg.n_expert_active * (cfg.n_embd + (n_hidden + 1) * cfg.n_ffn)
+    # 1. What autograd keeps of a block for every token
+    size = 2 if cfg.dtype == "bfloat16" else 4  # bytes of a number in a matrix product
+    # input of the products, queries, output of attention, and its projection
+    attention = 4 * cfg.n_embd + 2 * cfg.n_kv_head * cfg.d_head  # keys and values
+    # input of the products, gate, up and their product, of every expert of the token
+    mlp = max(1, cfg.n_expert_active) * (cfg.n_embd + 3 * cfg.n_ffn)
+    residual = 4 * cfg.n_embd  # the input of the block, in float32
+    block = residual + size * (attention + mlp)
 
-    # 2. Their bytes, and the bytes of float32 numbers
-    size = 2 if cfg.dtype == "bfloat16" else 4
-    residual = 2 * 4 * cfg.n_embd
-    block = residual + size * (normed + queries_and_output + keys_and_values + mlp)
-    if cfg.n_expert:
-        block += 4 * cfg.n_embd  # input of the router, in float32
-    if not cfg.compile:
-        block += 2 * 4 * cfg.n_embd  # intermediate results of the norms
+    # 2. Of all blocks, with their weights in bfloat16
     blocks = cfg.n_layer * block
-    copied = n_params if cfg.dtype == "bfloat16" else 0
-    if cfg.recompute:  # the inputs of all blocks, and everything of one block
-        blocks = cfg.n_layer * 4 * cfg.n_embd + block
-        copied /= cfg.n_layer  # the weights of one block
+    copies = 2 * n_params if cfg.dtype == "bfloat16" else 0
+    if cfg.recompute:  # only the inputs of all blocks, and everything of one block
+        blocks = cfg.n_layer * residual + block
+        copies /= cfg.n_layer
 
-    # 3. All tokens of a pass, and the bytes for every parameter
-    tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len
-    logits = cfg.vocab_size * (size + 4 + 4)  # and their softmax and its gradient
+    tokens = (cfg.micro_batch_size or cfg.batch_size) * cfg.seq_len  # of a pass
     return {
         "parameters": 4 * n_params,
         "gradients": 4 * n_params,
         "AdamW": 8 * n_params,
         "average": 4 * n_params if cfg.average else 0,
-        "bfloat16 copies": 2 * copied,
+        "bfloat16 copies": copies,
         "blocks": tokens * blocks,
-        "logits": tokens * logits,
+        "logits": tokens * cfg.vocab_size * 2 * size,  # and their gradient
     }
+
+
+def expected_speed(cfg: TrainConfig) -> float:
+    """FLOP/s on an H100 or H200, from what one H100 reached (docs/train.md)."""
+    share = 0.28 if cfg.n_expert else 0.44  # of the datasheet's
+    if cfg.recompute:
+        share *= 3 / 4  # the fourth forward pass is no progress
+    return share * devices.PEAK_FLOPS["NVIDIA H100 80GB HBM3"]
 
 
 def dry_run(cfg: TrainConfig, world: int) -> str:
@@ -81,37 +79,28 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     n_passes = train.n_passes(sequences, cfg.micro_batch_size)
     per_pass = sequences // n_passes
 
-    # 2. A GPU computes in bfloat16 and compiles, unless a flag sets this
-    cfg = dataclasses.replace(
-        cfg,
-        micro_batch_size=per_pass,
-        dtype="bfloat16" if cfg.dtype == "auto" else cfg.dtype,
-        compile=cfg.compile is not False,
-    )
+    # 2. A GPU computes in bfloat16, unless a flag sets this
+    dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
+    cfg = dataclasses.replace(cfg, micro_batch_size=per_pass, dtype=dtype)
 
     # 3. Work and time
     model = empty_model(cfg)
     n_steps = cfg.total_tokens // cfg.batch_tokens
     flops = model.flops_per_token() * n_steps * cfg.batch_tokens
-    speed = 0.4 * devices.PEAK_FLOPS["NVIDIA H200"]
-    hours = flops / world / speed / 3600
+    hours = flops / world / expected_speed(cfg) / 3600
 
     # 4. Memory
-    gib = {}
-    for name, n_bytes in memory(cfg, model.n_params()).items():
-        if n_bytes:
-            gib[name] = n_bytes / 2**30
+    gib = {name: n / 2**30 for name, n in memory(cfg, model.n_params()).items() if n}
     parts = ", ".join(f"{name} {part:.3g}" for name, part in gib.items())
-    kind = f"{cfg.dtype}, compiled" if cfg.compile else cfg.dtype
 
     steps = f"{n_steps:,} steps of {cfg.batch_tokens:,} tokens"
     lines = [
         f"{cfg.preset} under {cfg.schedule}: {steps}",
         f"GPUs:   {world}, with {n_passes} x {per_pass} sequences per GPU and step",
         f"FLOPs:  {flops:.3g}, backward included, causal attention counted once",
-        f"memory: {sum(gib.values()):.3g} GiB per GPU in {kind}",
+        f"memory: {sum(gib.values()):.3g} GiB per GPU in {dtype}, compiled",
         f"        {parts}",
-        f"time:   {hours:,.1f} hours on H200 at 40% of the datasheet's FLOP/s",
+        f"time:   {hours:,.1f} hours on H100 or H200, as fast as one H100 was for us",
     ]
     return "\n".join(lines)
 

@@ -43,20 +43,19 @@ def kept_bytes(cfg: train.TrainConfig) -> int:
     return sum(n for address, n in sizes.items() if address not in own)
 
 
-compiled = lambda shape: pytest.param(shape | {"compile": True}, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [
-    {}, dict(n_kv_head=2), MOE, compiled({}), compiled(dict(n_kv_head=2)),
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, shape", [
+    ("float32", {}), ("bfloat16", {}), ("bfloat16", dict(n_kv_head=2)), ("bfloat16", MOE),
 ])  # fmt: skip
 def test_the_memory_estimate_is_what_autograd_keeps(shape, dtype, monkeypatch):
     """Two layers more need as many bytes more as bench.py says, if dtypes are those of a GPU."""
     monkeypatch.setattr("tools.devices.attention_dtype", lambda x: x.dtype)
-    torch.compiler.reset()
+    monkeypatch.setattr("tools.devices.is_hopper", lambda x: True)  # it groups experts
     kept, estimates = [], []
     for n_layer in (1, 3):
-        cfg = train.make_config(**SMALL | shape | dict(n_layer=n_layer, dtype=dtype))
+        torch.compiler.reset()
+        fields = dict(n_layer=n_layer, dtype=dtype, compile=True)
+        cfg = train.make_config(**SMALL | shape | fields)
         kept.append(kept_bytes(cfg))
         parts = bench.memory(cfg, GPT(cfg).n_params())
         estimates.append(parts["blocks"] + parts["bfloat16 copies"])
@@ -169,11 +168,9 @@ def test_dry_run_counts(capsys):
     assert "238,418 steps of 4,194,304" in out and "256 x 4 sequences" in out
     with torch.device("meta"):
         flops = GPT(cfg).flops_per_token() * 238_418 * 4_194_304
-    assert (
-        f"{flops:.3g}" in out
-        and f"{flops / (0.4 * 989e12 * 3600):,.1f} hours on H200" in out
-    )
-    on_gpu = dataclasses.replace(cfg, dtype="bfloat16", compile=True)
+    assert f"{flops:.3g}" in out
+    assert f"{flops / (0.44 * 989e12 * 3600):,.1f} hours on H100" in out
+    on_gpu = dataclasses.replace(cfg, dtype="bfloat16")
     parts = bench.memory(on_gpu, 1_208_083_968)
     assert f"{sum(parts.values()) / 2**30:.3g} GiB per GPU in bfloat16, compiled\n" in out
     assert parts["AdamW"] == 8 * 1_208_083_968
