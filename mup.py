@@ -44,14 +44,7 @@ def rules(cfg) -> dict[str, Rule]:
     m = cfg.m_width
     std = cfg.init_std
     hidden_std = std / math.sqrt(m)
-    return {
-        #                 init std    lr_scale  decay
-        "embedding": Rule(std,        1.0,      1.0),
-        "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
-        "output":    Rule(hidden_std, 1.0 / m,  1.0),
-        "router":    Rule(hidden_std, 1.0 / m,  1.0),
-        "gain":      Rule(None,       1.0,      0.0),
-    }  # fmt: skip
+
     # "output" is not the output head of the model. It is the last matrix of attention or
     # of an MLP, whose result is added to the residual stream. Under Table 1 it is hidden.
     # It has a row because many models also shrink its initial weights with depth, which
@@ -61,6 +54,15 @@ def rules(cfg) -> dict[str, Rule]:
     # and later as a hidden matrix. In theory it is a readout, because its few outputs do
     # not grow with the width, and starts with std / m. As hidden, its share of the gradient
     # after a few steps grows with the width as m^0.4, as a readout m^0.1 (our measurement).
+
+    return {
+        #                 init std    lr_scale  decay
+        "embedding": Rule(std,        1.0,      1.0),
+        "hidden":    Rule(hidden_std, 1.0 / m,  1.0),
+        "output":    Rule(hidden_std, 1.0 / m,  1.0),
+        "router":    Rule(hidden_std, 1.0 / m,  1.0),
+        "gain":      Rule(None,       1.0,      0.0),
+    }  # fmt: skip
 
 
 # Last part of a parameter name -> role. A tied embedding is both input and output. It
