@@ -54,7 +54,6 @@ def rules(cfg) -> dict[str, Rule]:
     # and later as a hidden matrix. In theory it is a readout, because its few outputs do
     # not grow with the width, and starts with std / m. As hidden, its share of the gradient
     # after a few steps grows with the width as m^0.4, as a readout m^0.1 (our measurement).
-
     return {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
@@ -274,7 +273,7 @@ def report(name: str, slopes: dict[str, Slopes]) -> bool:
 def config_at(width: int, mup: bool, **changed):
     """Our model of the check at one width, with 2 layers and heads of 16. `changed`
     replaces fields."""
-    from config import GPTConfig
+    from config import make_shape
 
     shape = dict(n_layer=2, n_embd=width, n_head=width // 16)
     shape |= dict(seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE)
@@ -283,7 +282,7 @@ def config_at(width: int, mup: bool, **changed):
     else:  # standard parametrization: m_width is 1, and attention has 1 / sqrt(d_head)
         shape["base_width"] = width
         shape["attention_multiplier"] = 16**-0.5
-    return GPTConfig(**shape | changed)
+    return make_shape(**shape | changed)
 
 
 def our_model(width: int, mup: bool = True, **changed):

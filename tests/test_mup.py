@@ -10,7 +10,7 @@ import torch
 import data
 import mup
 import train
-from config import GPTConfig
+from config import make_shape
 from model import GPT
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
@@ -19,7 +19,7 @@ MOE = dict(n_expert=8, n_expert_active=2)
 
 @pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
 def test_the_groups_are_the_model(shape):
-    model = GPT(GPTConfig(**TINY, **shape))
+    model = GPT(make_shape(**TINY, **shape))
     groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
     grouped = [id(p) for g in groups for p in g["params"]]
     # all, and none twice
@@ -39,7 +39,9 @@ def test_the_groups_are_the_model(shape):
 @pytest.mark.parametrize("experts", [{}, MOE])
 def test_initial_weights_follow_the_table(experts):
     shape = dict(n_layer=8, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
-    cfg = GPTConfig(**shape, **experts, tie_embeddings=False, base_width=64, init_std=0.1)
+    cfg = make_shape(
+        **shape, **experts, tie_embeddings=False, base_width=64, init_std=0.1
+    )
     torch.manual_seed(0)
     for name, p in GPT(cfg).named_parameters():
         if p.dim() == 1:
@@ -51,7 +53,7 @@ def test_initial_weights_follow_the_table(experts):
 
 
 def test_parameters_without_a_rule_are_refused_and_all_named():
-    model = GPT(GPTConfig(**TINY))
+    model = GPT(make_shape(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
     misspelt = mup.ROLES | {"q_norm": "gain", "norm": "gian", "up": "hiden"}
