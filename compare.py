@@ -19,6 +19,7 @@ Losses are in nats per token. `python fit.py results/compare-laptop results/sear
 prints the tables.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from operator import itemgetter
@@ -27,9 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fit import error_of, interval, mean_of, show, student
+from fit import Estimate, error_of, interval, mean_of, show, student
 from records import cell_of, narrow_first
-from schedules import PAPER_SEQ_LEN, has_decay, is_planned
+from schedules import has_decay, is_planned, paper_batch_size
 from tools import figures, flags
 from tools.flags import UserError
 
@@ -48,8 +49,7 @@ class Line(NamedTuple):
 
 
 WSD = dict(schedule="wsd", decay_shape="exp", min_lr_ratio=0.1, average=False)
-# lr = a beta n^b, as power_q = 1. For another q, fields_of makes a depend on the batch size
-POWER = WSD | dict(schedule="power", power_q=1.0)
+POWER = WSD | dict(schedule="power")  # with the q of its line
 COSINE = WSD | dict(schedule="cosine")
 TO_0 = COSINE | dict(min_lr_ratio=0.0)
 LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to the end
@@ -86,11 +86,13 @@ def fields_of(line: Line, lr: float, batch_size: int, T: int, tuned: tuple) -> d
     at that T.
     """
     tuned_batch_size, seq_len, tuned_T = tuned
-    lr *= (batch_size / tuned_batch_size) ** line.q
     if line.fields["schedule"] == "power":
-        beta = batch_size * seq_len / PAPER_SEQ_LEN
-        a = lr / (beta * tuned_T**line.b)  # from lr = a beta n^b at n = tuned_T
-        return line.fields | dict(power_a=float(f"{a:.4g}"), power_b=line.b)
+        beta = paper_batch_size(tuned_batch_size * seq_len)
+        a = lr / (beta**line.q * tuned_T**line.b)  # from lr = a beta^q n^b at n = tuned_T
+        return line.fields | dict(
+            power_a=float(f"{a:.4g}"), power_b=line.b, power_q=line.q
+        )
+    lr *= (batch_size / tuned_batch_size) ** line.q
     lr *= (T / tuned_T) ** line.b
     return line.fields | dict(lr=float(f"{lr:.4g}"))
 
@@ -140,9 +142,21 @@ class Runs(NamedTuple):
         _, T, batch_size = cell
         fields = fields_of(self.lines[name], lr, batch_size, T, self.tuned_at)
         for record in self.records.get((cell, seed), []):
-            if fields.items() <= record.items():
+            if has_fields(record, fields):
                 return record
         return None
+
+
+def has_fields(record: dict, fields: dict) -> bool:
+    """Is this the run of a line? Of a and q under Power, only a beta^q counts in a cell."""
+    exact = {n: value for n, value in fields.items() if n not in ("power_a", "power_q")}
+    if not exact.items() <= record.items():
+        return False
+    if fields["schedule"] != "power":
+        return True
+    beta = paper_batch_size(record["batch_size"] * record["seq_len"])
+    one, other = [some["power_a"] * beta ** some["power_q"] for some in (record, fields)]
+    return math.isclose(one, other, rel_tol=1e-3)  # a has four digits
 
 
 def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
@@ -170,11 +184,8 @@ def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
     return Runs(lines, by_cell, tuning_cells, tuned_at, sorted(rates))
 
 
-def tuned_lr(runs: Runs, name: str, seed: int) -> float:
-    """The learning rate with the lowest mean loss over two cells and two seeds.
-
-    Raises UserError if a run of the tuning is missing.
-    """
+def trials_of(runs: Runs, name: str, seed: int) -> dict[float, list]:
+    """{learning rate: losses of a line over two cells and two seeds}, None for a missing run."""
     tried = {}
     for lr in runs.rates:
         tried[lr] = []
@@ -182,11 +193,26 @@ def tuned_lr(runs: Runs, name: str, seed: int) -> float:
             for trial in tuning_seeds(seed):
                 record = runs.find(name, lr, cell, trial)
                 tried[lr].append(record["loss"] if record else None)
-    best = best_of(tried)
-    if best is None:
-        raise UserError(
-            f"{name} lacks trials of seed {seed}; is the sweep still running?"
-        )
+    return tried
+
+
+def tune(runs: Runs, name: str, seeds: list[int]) -> dict[int, float]:
+    """{seed: the learning rate with the lowest mean loss}, {} if nobody ran this line.
+
+    Raises UserError if a run of the tuning is missing.
+    """
+    trials = {seed: trials_of(runs, name, seed) for seed in seeds}
+    losses = [
+        loss for tried in trials.values() for some in tried.values() for loss in some
+    ]
+    if losses.count(None) == len(losses):
+        return {}
+    best = {seed: best_of(tried) for seed, tried in trials.items()}
+    for seed, lr in best.items():
+        if lr is None:
+            raise UserError(
+                f"{name} lacks trials of seed {seed}; is the sweep still running?"
+            )
     return best
 
 
@@ -198,16 +224,16 @@ def losses_of_lines(
 ) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    A line has the cells in which no seed lacks its run. Raises UserError if all have none.
-    The third value is a function from line and cell to {seed: record}.
+    Of the lines that somebody ran. A line has the cells in which no seed lacks its run.
+    Raises UserError if all have none. The third value is a function from line and cell to
+    {seed: record}.
     """
     # 1. Every seed tunes every line. (A search for WSD may have other seeds.)
     runs = index_runs(records, lines)
     tests = [r for r in records if r["seed"] < TUNING]
     seeds = sorted({(r["seed"] - TUNING) // 2 for r in records if r["seed"] >= TUNING})
-    best = {}
-    for name in lines:
-        best[name] = {seed: tuned_lr(runs, name, seed) for seed in seeds}
+    tuned = {name: tune(runs, name, seeds) for name in lines}
+    best = {name: rates for name, rates in tuned.items() if rates}
 
     # 2. Look up the test runs with the tuned learning rates.
     def runs_of(name: str, cell: tuple) -> dict:
@@ -216,7 +242,7 @@ def losses_of_lines(
 
     cells = sorted({cell_of(r) for r in tests}, key=narrow_first)
     losses = {}
-    for name in lines:
+    for name in best:
         losses[name] = {}
         for cell in cells:
             found = runs_of(name, cell)
@@ -261,8 +287,8 @@ def searched(records: list[dict], fields: dict = WSD) -> dict:
 # -- 4. A difference and its interval ----------------------------------------------------
 
 
-def differences(one: dict, other: dict, cells: list) -> np.ndarray:
-    """Mean loss of one line minus another's, as rows of fit.py.
+def differences(one: dict, other: dict, cells: list) -> Estimate:
+    """Mean loss of one line minus another's.
 
     All runs of a seed share its tuning, and all T of a pair of shape and batch size share
     trunks. So we average over T, and leave out one pair at a time, and one seed. Without
@@ -284,9 +310,9 @@ LEVEL = 0.005  # nats; two lines are level if the interval of their difference l
 VERBS = {"level": "ties", "better": "beats", "worse": "loses to", "undecided": "may tie"}
 
 
-def verdict(rows: np.ndarray) -> str:
+def verdict(difference: Estimate) -> str:
     """The word for a difference. A lower loss is better."""
-    low, high = np.round(interval(rows), 9)  # without differences of mere rounding
+    low, high = np.round(interval(difference), 9)  # without differences of mere rounding
     if not low < high:  # one seed in one pair has no interval
         return "undecided"
     if -LEVEL < low and high < LEVEL:
@@ -298,16 +324,16 @@ def verdict(rows: np.ndarray) -> str:
     return "undecided"
 
 
-def holm(differences: dict[str, np.ndarray], level: float = 0.05) -> list[str]:
+def holm(differences: dict[str, Estimate], level: float = 0.05) -> list[str]:
     """The names whose difference is not 0 although we looked at all of them (Holm, 1979)."""
     # 1. The chance of a difference at least as far from 0, to either side, if it is 0
     chance = {}
-    for name, rows in differences.items():
-        error, freedom = error_of(rows)
+    for name, difference in differences.items():
+        error, freedom = error_of(difference)
         chance[name] = 1.0  # undecided
         if freedom > 0:
             t, share = student(freedom)
-            chance[name] = 1 - np.interp(abs(rows[0]) / error, t, share)
+            chance[name] = 1 - np.interp(abs(difference.answer) / error, t, share)
 
     # 2. The smallest of n chances may be level / n at most, the next level / (n - 1), ...
     found = []
@@ -326,10 +352,7 @@ SEARCHED = "WSD, searched in every cell"
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figure."""
     lines, best, _ = losses_of_lines(records)
-    print("tuned learning rates of the seeds")
-    for name, rates in best.items():
-        print(f"{name:<26} " + " ".join(f"{lr:g}" for lr in rates.values()))
-
+    print_tuning(best, index_runs(records, LINES).rates)
     with_search = lines | {SEARCHED: searched(records)}
     panels = []
     for kind in ("dense", "MoE"):
@@ -340,36 +363,48 @@ def comparison(records: list[dict], out: Path) -> None:
     print(f"\n{out}: compare.png")
 
 
+def print_tuning(best: dict, rates: list[float]) -> None:
+    """Print the tuned learning rates, and which lines need more trials."""
+    print("tuned learning rates of the seeds")
+    for name, tuned in best.items():
+        row = " ".join(f"{lr:g}" for lr in tuned.values())
+        at_edge = {rates[0], rates[-1]} & set(tuned.values())
+        print(f"{name:<26} {row}{'  AT THE EDGE of its trials' if at_edge else ''}")
+    missing = [name for name in LINES if name not in best]
+    if missing:
+        print(f"without runs: {', '.join(missing)}")
+
+
 def common_cells(lines: dict, moe: bool) -> list:
     """The cells of one kind that are in all lines with at least one of them."""
-    of_kind = [cell for cell in lines["WSD"] if ("experts" in cell[0]) == moe]
-    common = set(of_kind)
+    of_kind = []
     for losses in lines.values():
-        shared = losses.keys() & set(of_kind)
-        if shared:
-            common &= shared
-    return [cell for cell in of_kind if cell in common]
+        cells = {cell for cell in losses if ("experts" in cell[0]) == moe}
+        if cells:
+            of_kind.append(cells)
+    return sorted(set.intersection(*of_kind), key=narrow_first) if of_kind else []
 
 
 def mean_loss(losses: dict, cells: list) -> float:
     return np.mean([list(losses[cell].values()) for cell in cells])
 
 
-def best_planned(lines: dict, cells: list) -> str:
-    """The line with the lowest mean loss of all that decay and need T from the start."""
-    means = {}
-    for name, line in LINES.items():
-        planned = needs_T(line) == "from the start" and not line.fields["average"]
-        if planned and name in lines:
-            means[name] = mean_loss(lines[name], cells)
-    return min(means, key=means.get)
+def baseline_of(lines: dict, cells: list) -> str:
+    """The best line that decays and needs T from the start, or the best of all without one."""
+    means = {name: mean_loss(lines[name], cells) for name in LINES if name in lines}
+    planned = []
+    for name in means:
+        line = LINES[name]
+        if needs_T(line) == "from the start" and not line.fields["average"]:
+            planned.append(name)
+    return min(planned or means, key=means.get)
 
 
 def report_differences(lines: dict, cells: list, kind: str) -> dict:
     """Print all lines minus the best planned line, and return a panel of compare.png."""
     # 1. Subtract the best planned line, in the mean over all T, and at the longest T.
     whole = {name: some for name, some in lines.items() if some.keys() >= set(cells)}
-    other = best_planned(whole, cells)
+    other = baseline_of(whole, cells)
     longest = max(T for _, T, _ in cells)
     late_cells = [cell for cell in cells if cell[1] == longest]
     all_T = {}
@@ -381,7 +416,7 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
     # 2. Print a table, from the best line to the worst.
     when = {name: needs_T(line) for name, line in LINES.items()}
     when[SEARCHED] = "from the start"
-    means = {name: rows[0] for name, rows in all_T.items()}
+    means = {name: gap.answer for name, gap in all_T.items()}
     order = sorted(means, key=means.get)
     baseline = mean_loss(lines[other], cells)
     at_longest = f"T = {figures.size(longest)}"
@@ -405,17 +440,15 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
             tests[f"{name}, {at_longest}"] = late[name]
     survivors = "; ".join(holm(tests)) or "none"
     print(f"\nnot 0 after Holm's correction for {len(tests)}: {survivors}")
-    missing = [name for name in LINES if name not in whole]
+    missing = [name for name in LINES if name in lines and name not in whole]
     if missing:
         print(f"not in all of these cells: {', '.join(missing)}")
 
     # 4. The panel
-    rows = {}
-    for name in order:
-        low, high = interval(all_T[name])
-        rows[name] = means[name], low, high, when[name]
-    verb = VERBS[verdict(all_T["Power (fitted), averaged"])]
-    return dict(title=f"{kind}: averaged Power {verb} {other}", other=other, rows=rows)
+    rows = {name: (means[name], *interval(all_T[name]), when[name]) for name in order}
+    best = next((name for name in order if name != other), other)
+    title = f"{kind}: {best} {VERBS[verdict(all_T[best])]} {other}"
+    return dict(title=title, other=other, rows=rows)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -144,12 +144,12 @@ def check_numbers(config: dict) -> None:
     numbers += tuned_fields(config.get("schedule"))
     for name in numbers:
         if name not in config:
-            raise UserError(f"a record has no {name}; a fit needs one (see fit.law)")
+            raise UserError(f"a record has no {name}; a fit needs one (see fit.law_of)")
         value = config[name]
         is_number = isinstance(value, (int, float, np.number)) and math.isfinite(value)
         if not is_number or (value <= 0 and name != "power_b"):
             raise UserError(
-                f"a record has {name} {value}; a fit needs a number (see fit.law)"
+                f"a record has {name} {value}; a fit needs a number (see fit.law_of)"
             )
 
 

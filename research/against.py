@@ -7,24 +7,25 @@ Compares runs that differ in one field, in the cells where all its values have a
 """
 
 import math
+import operator
 import statistics
 import sys
+from operator import attrgetter
 from pathlib import Path
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits, show
+import report
+from fit import Cell, Estimate, apply, jackknife, show
 from config import FIELDS
-from records import OF_A_SHAPE, VARIED, differing, settings
+from records import OF_A_SHAPE, VARIED, differing, read_rows, settings
 from tools import figures, flags
 from tools.flags import UserError
 
 
-def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
-    """{value: records} -> {value: minima in the common cells, and their law}."""
+def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, list[Cell]]:
+    """{value: rows} -> {value: cells}, of the cells that have a minimum at every value."""
 
     # 1. The runs may differ in the field only, and in what every sweep varies.
     def compared(row: dict) -> dict:
@@ -39,91 +40,87 @@ def same_cells(field: str, sets: dict[str, list[dict]]) -> dict[str, Fits]:
             raise UserError(f"{field}: the runs also differ in {different[0]} (--only)")
 
     # 2. Find the cells that have a minimum at every value.
-    found = {}  # value -> cell -> minimum
-    for value, records in sets.items():
-        points = fit.usable(fit.minima(records))
-        found[value] = {(m.shape, m.T, m.batch_size): m for m in points}
-    common = sorted(set.intersection(*(set(by_cell) for by_cell in found.values())))
+    found = {}  # value -> {name of a cell: the cell}
+    for value, rows in sets.items():
+        found[value] = {cell[:3]: cell for cell, _ in fit.minima(fit.cells_of(rows))}
+    common = sorted(set.intersection(*map(set, found.values())))
     if not common:
         raise UserError(
             f"{field}: no cell has a minimum in all; is the sweep still running?"
         )
-
-    # 3. Fit every value. A row leaves out the same pair or seed of all of them.
-    points = [by_cell[cell] for by_cell in found.values() for cell in common]
-    every_x, every_weight = fit.leave_out(points)
-    fits = {}
-    for k, value in enumerate(found):
-        here = slice(k * len(common), (k + 1) * len(common))
-        x = every_x[:, here]
-        weight = every_weight[:, here]
-        law = fit.fit_law(points[here], x, weight)
-        fits[value] = Fits(points[here], points[here], x, weight, law)
-    return fits
+    return {value: [cells[name] for name in common] for value, cells in found.items()}
 
 
-def moved(one: Fits, two: Fits, here: np.ndarray) -> np.ndarray:
-    """Mean change of log2 of the best learning rate in some cells, with the rows of fit.py.
-
-    A cell counts in a row if both have it there.
-    """
-    weight = (one.weight * two.weight)[:, here]
-    shift = (two.x - one.x)[:, here]
-    total = weight.sum(axis=1)
-    mean = (weight * shift).sum(axis=1) / np.where(total > 0, total, math.nan)
-    return fit.where_left_out(mean, weight)
+def best_of(cells: list[Cell]) -> dict:
+    """{name of a cell: log2 of its best learning rate}"""
+    return {cell[:3]: x for cell, x in fit.minima(cells)}
 
 
-def report(one: Fits, two: Fits) -> None:
+def mean_shift(one: dict, two: dict) -> float:
+    """By how much best_of differs, in the mean over the cells of both."""
+    shifts = [two[name] - one[name] for name in one if name in two]
+    return statistics.mean(shifts) if shifts else math.nan
+
+
+def moved(one: list[Cell], two: list[Cell]) -> Estimate:
+    """Mean change of log2 of the best learning rate in the same cells."""
+    return apply(mean_shift, jackknife(one, best_of), jackknife(two, best_of))
+
+
+def mean_loss(cells: list[Cell]) -> float:
+    return statistics.mean(map(fit.lowest_loss, cells))
+
+
+def change_of(name: str, one: list[Cell], two: list[Cell]) -> Estimate:
+    """Change of b or q between two sweeps of the same cells."""
+    before, after = [apply(attrgetter(name), jackknife(c, fit.law)) for c in (one, two)]
+    return apply(operator.sub, after, before)
+
+
+def print_changes(one: list[Cell], two: list[Cell]) -> None:
     """Print by how much the minima of the same cells moved, and the law."""
-    # 1. The groups of cells: all, and those of every batch size
-    batch_size = np.array([m.batch_size for m in one.points])
-    groups = {"all": np.full(len(one.points), True)}
-    for B in np.unique(batch_size):
-        groups[f"batch size {B:g}"] = batch_size == B
-
-    # 2. How far they moved
-    loss = np.array([b.loss - a.loss for a, b in zip(one.points, two.points)])
+    # 1. All cells, and those of every batch size
     print(
         "what changes               cells  log2 of the best learning rate   lowest loss"
     )
-    for name, here in groups.items():
-        mean = show(moved(one, two, here))
-        print(f"{name:<26} {here.sum():5d}  {mean:<32} {loss[here].mean():+.4f}")
+    batches = sorted({cell.batch_size for cell in one})
+    groups = {"all": batches} | {f"batch size {B:g}": [B] for B in batches}
+    for name, only in groups.items():
+        before = [cell for cell in one if cell.batch_size in only]
+        after = [cell for cell in two if cell.batch_size in only]
+        deeper = mean_loss(after) - mean_loss(before)
+        shift = show(moved(before, after))
+        print(f"{name:<26} {len(before):5d}  {shift:<32} {deeper:+.4f}")
 
-    # 3. The law, unless the cells have a single batch size or T
-    if math.isfinite(one.law.b[0]):
+    # 2. The law, unless the cells have a single batch size or T
+    if math.isfinite(fit.law(one).b):
         for name in ("b", "q"):
-            before = getattr(one.law, name)
-            after = getattr(two.law, name)
-            change = show(after - before)
-            print(f"{name} {show(before)} -> {show(after)}, change {change}")
+            answers = []
+            for cells in (one, two):
+                answers.append(show(apply(attrgetter(name), jackknife(cells, fit.law))))
+            change = show(change_of(name, one, two))
+            print(f"{name} {answers[0]} -> {answers[1]}, change {change}")
 
 
-def draw(path: Path, field: str, sets: dict[str, Fits]) -> None:
+def draw(path: Path, field: str, sets: dict[str, list[Cell]]) -> None:
     """Best learning rates against T at the middle batch size of the shape with most minima.
 
     A line for every value of the field.
     """
-    values = list(sets)
-    first = sets[values[0]]
-    last = sets[values[-1]]
-    shape = statistics.mode(m.shape for m in first.points)
-    batches = sorted({m.batch_size for m in first.points if m.shape == shape})
+    first, *_, last = sets.values()
+    shape = statistics.mode(cell.shape for cell in first)
+    batches = sorted({cell.batch_size for cell in first if cell.shape == shape})
     batch_size = batches[len(batches) // 2]
 
     name = field.replace("_", " ")
     groups = {}
-    for value, fits in sets.items():
-        points = []
-        for i, m in enumerate(fits.points):
-            if m.shape == shape and m.batch_size == batch_size:
-                points.append(fit.point(m.T, fits.x[:, i], fits.weight[:, i]))
-        groups[f"{name} {value}"] = points
+    for value, cells in sets.items():
+        here = [cell for cell in cells if fit.pair_of(cell) == (shape, batch_size)]
+        groups[f"{name} {value}"] = [report.point(cell.T, cell) for cell in here]
 
     title = name.capitalize()
-    if math.isfinite(first.law.b[0]):
-        title += f": T^{first.law.b[0]:.2f} to T^{last.law.b[0]:.2f} over all cells"
+    if math.isfinite(fit.law(first).b):
+        title += f": T^{fit.law(first).b:.2f} to T^{fit.law(last).b:.2f} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {batch_size:g}"
     colors = figures.shades(groups, "other")
     figures.draw_points(path, groups, colors, title, xlabel)
@@ -157,13 +154,13 @@ def main(argv: list[str] | None = None) -> int:
         sets = {}
         for value in values:
             only = [*args.only, f"{field}={value}"]
-            sets[value] = fit.read_rows(args.folders, only)
-        fits = same_cells(field, sets)
-        first, *others = fits
+            sets[value] = read_rows(args.folders, only)
+        cells = same_cells(field, sets)
+        first, *others = cells
         for other in others:
             print(f"\n{field}: {first} -> {other}")
-            report(fits[first], fits[other])
-        draw(out / "against.png", field, fits)
+            print_changes(cells[first], cells[other])
+        draw(out / "against.png", field, cells)
     except (UserError, OSError) as error:
         return flags.fail("against.py", error)
     print(f"\n{out / 'against.png'}")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
 from compare import VERBS, differences, losses_of_lines, verdict
+from records import read_rows
 from tools import figures, flags
 from tools.flags import UserError
 
@@ -74,7 +75,7 @@ def draw(path: Path, records: list[dict]) -> None:
         groups[label] = []
         for cell in cells:
             above = differences(losses, planned, [cell])
-            gap = above[0]
+            gap = above.answer
             low, high = fit.interval(above)
             groups[label].append((math.log2(cell[1]), gap, low, high, gap))
 
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folders[0]
     out = args.out or (folder.parent if folder.is_file() else folder)
     try:
-        draw(out / "anytime.png", fit.read_rows(args.folders))
+        draw(out / "anytime.png", read_rows(args.folders))
     except (UserError, OSError) as error:
         return flags.fail("anytime.py", error)
     print(out / "anytime.png")

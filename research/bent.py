@@ -13,6 +13,8 @@ its fit.
 """
 
 import sys
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from fit import Fits, Minimum, show, slope, where_left_out
+from fit import Cell, jackknife, show
+from records import read_rows
 from schedules import PAPER_SEQ_LEN
 from tools import flags
 from tools.figures import size
@@ -44,47 +47,42 @@ class Bends(NamedTuple):
 
 
 class Bent(NamedTuple):
-    """Every field has rows, see fit.leave_out."""
-
-    b0: np.ndarray
-    q: np.ndarray
-    log_c: np.ndarray  # log2 beta_c = log_c + kappa log2 T
-    kappa: np.ndarray
-    r: np.ndarray  # the larger, the sharper is the bend
-    fitted: np.ndarray  # log2 lr of the law at every minimum, [rows, n]
+    b0: float
+    q: float
+    log_c: float  # log2 beta_c = log_c + kappa log2 T
+    kappa: float
+    r: float  # the larger, the sharper is the bend
+    log_a: dict[str, float]  # shape -> log2 a
 
 
-def bends(T, beta, levels, kappas, rs) -> Bends:
+def bends(T, beta, middle, levels, kappas, rs) -> Bends:
     """All combinations of levels, kappas and rs, at T and beta [n].
 
-    A level is log beta_c at the mean log T.
+    A level is log beta_c at log T = middle.
     """
     grids = np.meshgrid(levels, kappas, rs)
     level, kappa, r = [grid.ravel() for grid in grids]
-    log_c = level - kappa * T.mean()
+    log_c = level - kappa * middle
     log_beta_c = log_c + kappa * T[:, None]  # [n, bends]
     h = -np.logaddexp2(0, r * (log_beta_c - beta[:, None])) / r
     return Bends(log_c, kappa, r, h)
 
 
-def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
-    """Least squares of x [n] = log a(shape) + b0 T + q h with weights [n], at the best bend.
-
-    same_shape [n, n] is True for two minima of one shape. Returns single values.
-    """
+def best_bend(x, T, shapes: list[str], grid: Bends) -> Bent:
+    """Least squares of x [n] = log a(shape) + b0 T + q h, at the best bend."""
     # 1. Without the mean over its shape, nothing depends on log a.
-    total = same_shape @ weight  # weight of the shape of every minimum
-    averages = same_shape * weight / np.maximum(total, 1e-9)[:, None]
+    same_shape = np.equal.outer(shapes, shapes)  # [n, n]
+    averages = same_shape / same_shape.sum(axis=1, keepdims=True)
     t = T - averages @ T  # [n]
     g = grid.h - averages @ grid.h  # [n, bends]
     y = x - averages @ x  # [n]
 
     # 2. The normal equations of y = b0 t + q g, for all bends
-    tt = weight * t @ t
-    ty = weight * t @ y
-    tg = weight * t @ g
-    gg = weight @ g**2
-    gy = weight * y @ g
+    tt = t @ t
+    ty = t @ y
+    tg = t @ g
+    gg = (g**2).sum(axis=0)
+    gy = y @ g
     determinant = tt * gg - tg**2
     determinant[determinant <= 1e-9 + 1e-6 * tt * gg] = np.nan  # T and beta vary together
     b0 = (gg * ty - tg * gy) / determinant
@@ -93,125 +91,145 @@ def best_bend(x, weight, T, grid: Bends, same_shape) -> Bent:
     # 3. The best bend explains most of the variance.
     explained = np.nan_to_num(b0 * ty + q * gy, nan=-1)
     best = explained.argmax()
-    line = b0[best] * T + q[best] * grid.h[:, best]
-    log_a = np.where(total > 0, averages @ (x - line), np.nan)
+    log_a = averages @ (x - b0[best] * T - q[best] * grid.h[:, best])
     return Bent(
         b0=b0[best],
         q=q[best],
         log_c=grid.log_c[best],
         kappa=grid.kappa[best],
         r=grid.r[best],
-        fitted=log_a + line,
+        log_a=dict(zip(shapes, log_a)),
     )
 
 
-def fit_bent(found: list[Minimum], x, weight) -> Bent:
-    """The bent law of every row, x and weight [rows, n], from a coarse and a fine grid."""
-    T = np.log2([m.T for m in found])
-    beta = np.log2([m.beta for m in found])
-    shapes = np.array([m.shape for m in found])
-    same_shape = shapes[:, None] == shapes
+def fit_bent(cells: list[Cell], sweep: list[Cell]) -> Bent:
+    """The bent law, from a coarse and a fine grid of bends within the sweep."""
+    found = fit.minima(cells)
+    x = np.array([best for _, best in found])
+    T = np.log2([cell.T for cell, _ in found])
+    beta = np.log2([cell.beta for cell, _ in found])
+    shapes = [cell.shape for cell, _ in found]
 
-    levels = np.arange(beta.min() - 2, beta.max() + 2.1, 0.5)
+    middle = np.mean([np.log2(cell.T) for cell in sweep])
+    every_beta = np.log2([cell.beta for cell in sweep])
+    levels = np.arange(every_beta.min() - 2, every_beta.max() + 2.1, 0.5)
     kappas = np.arange(-0.6, 1.61, 0.2)
-    coarse = bends(T, beta, levels, kappas, [1.0, 2.0, 4.0, 8.0])
-    laws = []
-    for x_of_row, w in zip(x, weight):
-        law = best_bend(x_of_row, w, T, coarse, same_shape)
-        near_levels = law.log_c + law.kappa * T.mean() + np.arange(-0.5, 0.51, 0.1)
-        near_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
-        fine = bends(T, beta, near_levels, near_kappas, law.r)
-        laws.append(best_bend(x_of_row, w, T, fine, same_shape))
-    columns = [np.array(column) for column in zip(*laws)]  # a field of all laws
-    return Bent(*columns)
+    coarse = bends(T, beta, middle, levels, kappas, [1.0, 2.0, 4.0, 8.0])
+    law = best_bend(x, T, shapes, coarse)
+    near_levels = law.log_c + law.kappa * middle + np.arange(-0.5, 0.51, 0.1)
+    near_kappas = law.kappa + np.arange(-0.2, 0.21, 0.02)
+    fine = bends(T, beta, middle, near_levels, near_kappas, law.r)
+    return best_bend(x, T, shapes, fine)
+
+
+def far_below(law: Bent) -> float:
+    """Exponent of T far below the bend."""
+    return law.b0 - law.kappa * law.q
 
 
 # -- Which law is better? ----------------------------------------------------------------
 
 
-def held_out(found: list[Minimum], x, weight, fit_law) -> np.ndarray:
+def of_straight(law: fit.Law, cell: Cell) -> float:
+    """log2 of the best learning rate of a cell; NaN without its shape in the fit."""
+    log_a = law.log2_a.get(cell.shape, np.nan)
+    return log_a + law.b * np.log2(cell.T) + law.q * np.log2(cell.beta)
+
+
+def of_bent(law: Bent, cell: Cell) -> float:
+    T = np.log2([cell.T])
+    h = (
+        -np.logaddexp2(0, law.r * (law.log_c + law.kappa * T - np.log2(cell.beta)))
+        / law.r
+    )
+    (x,) = law.log_a.get(cell.shape, np.nan) + law.b0 * T + law.q * h
+    return x
+
+
+def held_out(cells: list[Cell], fit_law, predict) -> np.ndarray:
     """Squared error, in log2, of every minimum [n]: predicted without its T, and without its batch.
 
     Returns the mean of the two. NaN if the rest has too few shapes, run lengths or batch
     sizes.
     """
-    every_T = np.array([m.T for m in found])
-    every_beta = np.array([m.beta for m in found])
     errors = []
-    for values in (every_T, every_beta):
-        error = np.empty(len(found))
-        for value in set(values):
-            out = values == value
-            law = fit_law(found, x[:1], weight[:1] * ~out)
-            error[out] = (x[0] - law.fitted[0])[out] ** 2
-        errors.append(error)
+    for name in ("T", "beta"):
+        laws = {}
+        for value in {getattr(cell, name) for cell in cells}:
+            laws[value] = fit_law([c for c in cells if getattr(c, name) != value])
+        predicted = [predict(laws[getattr(cell, name)], cell) for cell in cells]
+        best = [x for _, x in fit.minima(cells)]
+        errors.append((np.array(best) - predicted) ** 2)
     return np.mean(errors, axis=0)
 
 
-def interaction(found: list[Minimum], x, weight) -> np.ndarray:
+def interaction(cells: list[Cell]) -> float:
     """Coefficient of log T log beta beside the straight law. It is 0 if one b fits all batches."""
-    T = np.log2([m.T for m in found])
-    beta = np.log2([m.beta for m in found])
+    found = fit.minima(cells)
+    T = np.log2([cell.T for cell, _ in found])
+    beta = np.log2([cell.beta for cell, _ in found])
     product = (T - T.mean()) * (beta - beta.mean())
-    product = np.broadcast_to(product, x.shape)  # the same in every row
-    # what the straight law cannot explain of the product; NaN if the row lacks a shape
-    rest = product - fit.fit_law(found, product, weight).fitted
-    rest = np.where(weight > 0, rest, 0)
-    variance = (weight * rest**2).sum(axis=1)
-    return (weight * rest * x).sum(axis=1) / np.where(variance > 0, variance, np.nan)
+    shapes = [cell.shape for cell, _ in found]
+    best = [x for _, x in found]
+    (_, _, coefficient), _ = fit.least_squares(best, [T, beta, product], shapes)
+    return coefficient
 
 
-def gain(fits: Fits) -> np.ndarray:
+def gain(cells: list[Cell]) -> fit.Estimate:
     """Mean squared error of held-out cells, straight minus bent. The better law has less."""
-    straight = held_out(fits.points, fits.x, fits.weight, fit.fit_law)
-    bent = held_out(fits.points, fits.x, fits.weight, fit_bent)
-    both = np.isfinite(straight) & np.isfinite(bent)
-    weight = fits.weight[:, both]
-    total = weight.sum(axis=1)
-    return weight @ (straight - bent)[both] / np.where(total > 0, total, np.nan)
+    straight = held_out(cells, fit.law, of_straight)
+    bent = held_out(cells, partial(fit_bent, sweep=cells), of_bent)
+    gains = {cell[:3]: gap for cell, gap in zip(cells, straight - bent)}
+
+    def mean_gain(some: list[Cell]) -> float:
+        found = [gains[cell[:3]] for cell, _ in fit.minima(some)]
+        return np.nanmean(found) if np.isfinite(found).any() else np.nan
+
+    return jackknife(cells, mean_gain)
 
 
 # -- Report ------------------------------------------------------------------------------
 
 
-def slopes_at_ends(fits: Fits, at: np.ndarray, u: np.ndarray) -> str:
-    """Slope of x on log2 u at the smallest and the largest value in `at` [n]."""
-    shapes = [m.shape for m in fits.points]
+def slopes_at_ends(cells: list[Cell], end: str, on: str) -> str:
+    """Slope of log2 of the best learning rate on log2 of a field, at both ends of another."""
+
+    def slope(some: list[Cell]) -> float:
+        found = fit.minima(some)
+        best = [x for _, x in found]
+        u = np.log2([getattr(cell, on) for cell, _ in found])
+        (value,), _ = fit.least_squares(best, [u], [cell.shape for cell, _ in found])
+        return value
+
+    values = [getattr(cell, end) for cell in cells]
     texts = []
-    for end in (at.min(), at.max()):
-        weight = fits.weight * (at == end)
-        rows = where_left_out(slope(fits.x, weight, np.log2(u), shapes), weight)
-        texts.append(f"{show(rows, 2)} at {size(end)}")
+    for value in (min(values), max(values)):
+        here = [cell for cell in cells if getattr(cell, end) == value]
+        texts.append(f"{show(jackknife(here, slope), 2)} at {size(value)}")
     return " and ".join(texts)
 
 
-def report(fits: Fits) -> None:
+def report(cells: list[Cell]) -> None:
     """Print b at the smallest and largest batch size, q at both ends of T, and the bent law."""
-    points = fits.points
-    T = np.array([m.T for m in points], float)
-    batch_size = np.array([m.batch_size for m in points], float)
-    beta = np.array([m.beta for m in points])
-    print(f"b by batch size: {slopes_at_ends(fits, batch_size, T)}")
-    print(f"q by run length: {slopes_at_ends(fits, T, beta)}")
-    product = interaction(points, fits.x, fits.weight)
-    print(f"coefficient of log2 T log2 beta: {show(product)}")
-    if len(set(T)) < 4 or len(set(beta)) < 5:
+    print(f"b by batch size: {slopes_at_ends(cells, 'batch_size', on='T')}")
+    print(f"q by run length: {slopes_at_ends(cells, 'T', on='beta')}")
+    print(f"coefficient of log2 T log2 beta: {show(jackknife(cells, interaction))}")
+    T = [cell.T for cell in cells]
+    if len(set(T)) < 4 or len({cell.beta for cell in cells}) < 5:
         print("no bent law, because it needs 4 run lengths and 5 batch sizes")
         return
 
-    law = fit_bent(points, fits.x, fits.weight)
+    laws = jackknife(cells, partial(fit_bent, sweep=cells))
+    law = laws.answer
+    b0, q, kappa = [show(fit.apply(attrgetter(n), laws)) for n in ("b0", "q", "kappa")]
+    print(f"bent law: b0 {b0}, q {q}, kappa {kappa}, r {law.r:g}")
     middle = np.log2(T).mean()
-    log_beta_c = law.log_c + law.kappa * middle
-    middle_tokens = PAPER_SEQ_LEN * 2 ** log_beta_c[0]
+    bend = PAPER_SEQ_LEN * 2 ** (law.log_c + law.kappa * middle)
     print(
-        f"bent law: b0 {show(law.b0)}, q {show(law.q)}, kappa {show(law.kappa)}, "
-        f"r {law.r[0]:g}"
+        f"far below the bend T^{show(fit.apply(far_below, laws))}, bend at "
+        f"T = {size(2**middle)}: {size(bend)} tokens"
     )
-    print(
-        f"far below the bend T^{show(law.b0 - law.kappa * law.q)}, bend at "
-        f"T = {size(2**middle)}: {size(middle_tokens)} tokens"
-    )
-    print(f"squared error of held-out cells, straight minus bent: {show(gain(fits), 4)}")
+    print(f"squared error of held-out cells, straight minus bent: {show(gain(cells), 4)}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--only", action="append", default=[], metavar="FIELD=V,...")
     args = parser.parse_args(argv)
     try:
-        report(fit.fits_of(fit.read_rows(args.folders, args.only)))
+        report(fit.fitted_cells(read_rows(args.folders, args.only)))
     except (UserError, OSError) as error:
         return flags.fail("bent.py", error)
     return 0

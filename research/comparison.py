@@ -19,11 +19,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import anytime
-import fit
 import rivals
 from compare import comparison, differences, losses_of_lines
-from fit import mean_of, show
+from fit import Estimate, mean_of, show
 from laws import slope_per_step
+from records import read_rows
 from tables import Table
 from tools import flags
 from tools.figures import size
@@ -54,7 +54,7 @@ PAIRS = [  # a line, and the line to subtract
 
 @cache
 def records() -> list[dict]:
-    return fit.read_rows(FOLDERS)
+    return read_rows(FOLDERS)
 
 
 @cache
@@ -85,7 +85,7 @@ def comparison_tables() -> list[Table]:
     ]
 
 
-def trend(one: str, other: str) -> np.ndarray:
+def trend(one: str, other: str) -> Estimate:
     """Nats per doubling of T of a difference between two lines, in the dense cells."""
     first = lines()[one]
     second = lines()[other]

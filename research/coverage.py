@@ -1,6 +1,6 @@
 """How often do intervals hold the truth? Made-up sweeps with a known law and noise like ours.
 
-    python research/coverage.py                 all tables; a quarter of an hour on one core
+    python research/coverage.py                 all tables; some minutes on one core
     python research/coverage.py --sweeps 50     a rough answer
 
 First it measures how b scatters in our sweeps, then in the made-up ones. A *series* is a
@@ -8,12 +8,8 @@ shape, a batch size and a seed. All its T share trunks, so they share noise. All
 a batch size share how far the law misses it, and all batch sizes share the seed. We split
 the variance of b of single series into these three.
 
-Then it counts how often the 95% intervals of several methods hold the truth, and prints
-their median width:
+Then it counts how often the 95% intervals hold the truth, and prints their median width:
 
-- *series*: draw whole series again, with replacement, and take the middle 95% of the
-  draws. This was our method until November 2026.
-- *both, drawn*: draw the pairs again, and the seeds again.
 - *pairs* or *seeds*: leave out one at a time, with Student's t.
 - *both*: fit.interval, which adds the two variances.
 """
@@ -22,6 +18,7 @@ import itertools
 import math
 import sys
 from functools import cache
+from operator import attrgetter, sub
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +27,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from fit import Minimum
+from fit import Estimate, jackknife
+from records import read_rows, rows_of
 from tools import flags
 
 B = -0.3
 Q = 0.5
 GROWTH = 0.6  # the best batch size grows as T to this
 SEEDS = (2, 3, 5)
-DRAWS = 100  # of a bootstrap
-DRAWN = 5  # every fifth sweep is also drawn again, which is slow
 
 
 # -- A made-up sweep ---------------------------------------------------------------------
@@ -99,10 +95,8 @@ def half_shared(one: dict, two: dict) -> dict:
     return found
 
 
-def made_up(
-    name: str, missed: dict, phase: float, rng, noise: float = 1.0
-) -> list[Minimum]:
-    """The minima of a sweep around the law. Its best batch size is 2^phase times the usual."""
+def made_up(name: str, missed: dict, phase: float, rng, noise: float = 1.0) -> list[dict]:
+    """The rows of a sweep around the law. Its best batch size is 2^phase times the usual."""
     some, every_T, _ = SWEEPS[name]
     seeds = [key for key in missed if not isinstance(key, tuple)]
     middle = np.log2(every_T).mean()
@@ -127,21 +121,18 @@ def made_up(
                 loss += 0.008 * from_best_batch**2 + of_series + noise * NOISE * new
                 row = dict(shape=shape, batch_size=batch, seq_len=128, seed=seed)
                 rows.append(row | dict(total_tokens=T, lr=2**x, val_loss=loss))
-    return fit.minima(fit.rows_of(rows))
+    return rows_of(rows)
 
 
 # -- How b scatters ----------------------------------------------------------------------
 
 
-def b_of_series(found: list[Minimum]) -> np.ndarray:
+def b_of_series(rows: list[dict]) -> np.ndarray:
     """b of every pair and seed, at the T that all its seeds have. [pairs, seeds]"""
     by_pair: dict = {}  # pair -> seed -> T -> x
-    for m in found:
-        pair = by_pair.setdefault((m.shape, m.batch_size), {})
-        for seed, losses in m.seeds.items():
-            x, why_not = fit.vertex(sorted(losses.items()))
-            if not why_not:
-                pair.setdefault(seed, {})[m.T] = x
+    for cell, x in fit.minima(fit.cells_of(rows, by_seed=True)):
+        (seed,) = cell.losses
+        by_pair.setdefault(fit.pair_of(cell), {}).setdefault(seed, {})[cell.T] = x
     n_seeds = max(len(seeds) for seeds in by_pair.values())
     slopes = []
     for seeds in by_pair.values():
@@ -183,14 +174,13 @@ def print_components(sweeps: int) -> None:
     )
     for name, only in OURS.items():
         folder = ROOT / "results" / name.partition(",")[0]
-        found = fit.minima(fit.read_rows([folder], list(only)))
-        print_roots(name, components(b_of_series(found)))
+        print_roots(name, components(b_of_series(read_rows([folder], list(only)))))
     for name in SWEEPS:
         some = []
         for k in range(sweeps):
             rng = np.random.default_rng([k, 0])
-            found = made_up(name, misses(name, 3, rng), 0, rng)
-            some.append(components(b_of_series(found)))
+            rows = made_up(name, misses(name, 3, rng), 0, rng)
+            some.append(components(b_of_series(rows)))
         print_roots(f"made up, {name}", np.mean(some, axis=0))
 
 
@@ -199,108 +189,27 @@ def print_roots(name: str, variances: np.ndarray) -> None:
     print(f"{name:<33}", *roots)
 
 
-# -- Other methods -----------------------------------------------------------------------
-
-
-def drawn(found: list[Minimum], counts_of) -> tuple:
-    """x, weight and lowest loss of all minima in draws. Row 0 is the measurement.
-
-    counts_of: pair, seed -> how often the series counts in every row.
-    """
-    rows = []
-    for m in found:
-        times = np.array([counts_of[m.shape, m.batch_size, seed] for seed in m.seeds])
-        of_rows = []
-        for counts in map(tuple, times.T.tolist()):
-            if counts not in m.again:
-                m.again[counts] = fit.minimum_again(m, counts)
-            of_rows.append(m.again[counts])
-        rows.append(of_rows)
-    return tuple(np.array(rows).transpose(2, 1, 0).copy())  # three of [1 + draws, n]
-
-
-def draw(n: int, rng) -> np.ndarray:
-    """How often each of n things is drawn, n times with replacement. [n, 1 + DRAWS]"""
-    times = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    return np.vstack([np.ones(n, int), times]).T
-
-
-def draw_series(found: list[Minimum], rng) -> tuple:
-    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
-    return drawn(found, dict(zip(series, draw(len(series), rng))))
-
-
-def draw_both(found: list[Minimum], rng) -> tuple:
-    some = sorted({(m.shape, m.batch_size) for m in found})
-    seeds = sorted({seed for m in found for seed in m.seeds})
-    of_pair = dict(zip(some, draw(len(some), rng)))
-    of_seed = dict(zip(seeds, draw(len(seeds), rng)))
-    counts_of = {}
-    for pair, seed in itertools.product(some, seeds):
-        counts_of[*pair, seed] = of_pair[pair] * of_seed[seed]
-    return drawn(found, counts_of)
-
-
-def middle_95(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of draws, without the first, which is the estimate."""
-    some = draws[1:]
-    low, high = np.percentile(some[np.isfinite(some)], [2.5, 97.5])
-    return low, high
-
-
-def one_half(rows: np.ndarray, which: int) -> tuple[float, float]:
-    """fit.interval from pairs (0) or seeds (1) only."""
-    first, *halves = rows[0], *np.split(rows[1:], 2)
-    halves[1 - which] = np.full_like(halves[which], math.nan)
-    return fit.interval(np.concatenate([[first], *halves]))
-
-
 # -- Counting ----------------------------------------------------------------------------
 
 
-def answers(found: list[Minimum], rows_of=fit.leave_out_with_losses) -> dict:
-    """All answers of a sweep, in all rows."""
-    points = fit.usable(found)
-    rows = rows_of(points)  # once for all answers
-    x, weight, _ = rows
-    law = fit.fit_law(points, x, weight)
-    b_paper, _, _ = fit.paper_reading(found, lambda _: rows)
-    step_law = fit.step_law_reading(found, lambda _: rows)
-    return {"b": law.b, "q": law.q, "three best": b_paper, "best batch": step_law}
-
-
-def intervals(sweeps: list[list[Minimum]], rng) -> dict:
-    """{answer: {method: interval}} of a sweep, and the change of b if there are two.
-
-    Without an rng, without the methods that draw.
-    """
-    left = [answers(found) for found in sweeps]
-    draws = {}
-    ways = {"series": draw_series, "both, drawn": draw_both} if rng else {}
-    for method, rows_of in ways.items():
-        seed = rng.integers(2**32)  # the same for both sweeps, so that they share draws
-
-        def same(points: list[Minimum]) -> tuple:
-            return rows_of(points, np.random.default_rng(seed))
-
-        draws[method] = [answers(found, same) for found in sweeps]
-
-    found = {}
-    for name in left[0]:
-        found[name] = {m: middle_95(some[0][name]) for m, some in draws.items()}
-        found[name] |= by_leaving_out(left[0][name])
-    if len(sweeps) == 2:
-        changes = {m: middle_95(two["b"] - one["b"]) for m, (one, two) in draws.items()}
-        one, two = left
-        found["change of b"] = changes | by_leaving_out(two["b"] - one["b"])
-    return found
-
-
-def by_leaving_out(rows: np.ndarray) -> dict:
+def answers(rows: list[dict]) -> dict[str, Estimate]:
+    """All answers of a sweep."""
+    cells = fit.fitted_cells(rows)
+    law = jackknife(cells, fit.law)
     return {
-        "pairs": one_half(rows, 0),
-        "seeds": one_half(rows, 1),
-        "both": fit.interval(rows),
+        "b": fit.apply(attrgetter("b"), law),
+        "q": fit.apply(attrgetter("q"), law),
+        "three best": fit.reading(cells, fit.paper_b, 3),
+        "best batch": fit.reading(cells, fit.step_law_b, 1),
+    }
+
+
+def by_leaving_out(estimate: Estimate) -> dict:
+    """{method: interval} from pairs only, from seeds only, and from both."""
+    return {
+        "pairs": fit.interval(estimate._replace(without_seeds=[])),
+        "seeds": fit.interval(estimate._replace(without_pairs=[])),
+        "both": fit.interval(estimate),
     }
 
 
@@ -309,8 +218,10 @@ def truths(name: str, phase: float) -> dict:
     """The answers of a sweep without noise, which the law fits."""
     rng = np.random.default_rng(0)
     exact = {key: (0.0, 0.0) for key in misses(name, 1, rng)}
-    found = made_up(name, exact, phase, rng, noise=0.0)
-    return {key: rows[0] for key, rows in answers(found).items()} | {"change of b": 0.0}
+    found = answers(made_up(name, exact, phase, rng, noise=0.0))
+    return {key: estimate.answer for key, estimate in found.items()} | {
+        "change of b": 0.0
+    }
 
 
 def count(name: str, seeds: int, sweeps: int) -> dict:
@@ -320,13 +231,14 @@ def count(name: str, seeds: int, sweeps: int) -> dict:
         rng = np.random.default_rng([k, seeds])
         phase = rng.choice([-0.4, -0.2, 0.0, 0.2, 0.4])
         missed = misses(name, seeds, rng)
-        found = [made_up(name, missed, phase, rng)]
+        found = answers(made_up(name, missed, phase, rng))
         if name == "3 batch sizes":  # as for two weight decays
             other = half_shared(missed, misses(name, seeds, rng))
-            found.append(made_up(name, other, phase, rng))
+            other = answers(made_up(name, other, phase, rng))
+            found["change of b"] = fit.apply(sub, other["b"], found["b"])
         truth = truths(name, phase)
-        for answer, methods in intervals(found, rng if k % DRAWN == 0 else None).items():
-            for method, (low, high) in methods.items():
+        for answer, estimate in found.items():
+            for method, (low, high) in by_leaving_out(estimate).items():
                 some = ends.setdefault(answer, {}).setdefault(method, [])
                 some.append((low, high, truth[answer]))
     return {
@@ -360,10 +272,7 @@ def count_gaps(spread: tuple, pairs: int, seeds: int, sweeps: int) -> dict:
     for _ in range(sweeps):
         gap = rng.normal(0, of_pair, (pairs, 1)) + rng.normal(0, of_seed, seeds)
         gap = gap + rng.normal(0, of_rest, (pairs, seeds))
-        cells = gap.ravel()
-        again = rng.choice(cells, (1 + DRAWS, len(cells))).mean(axis=1)
-        methods = {"series": middle_95(again)} | by_leaving_out(fit.mean_of(gap))
-        for method, (low, high) in methods.items():
+        for method, (low, high) in by_leaving_out(fit.mean_of(gap)).items():
             ends.setdefault(method, []).append((low, high, 0.0))
     return {method: held(some) for method, some in ends.items()}
 
@@ -392,14 +301,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     print_components(min(args.sweeps, 100))
 
-    methods = ["series", "both, drawn", "pairs", "seeds", "both"]
+    methods = ["pairs", "seeds", "both"]
     for name in SWEEPS:
         print_head(f"{name}: % that hold the truth (median width)", methods)
         for seeds in SEEDS:
             for answer, row in count(name, seeds, args.sweeps).items():
                 print_row(answer, seeds, row)
 
-    methods.remove("both, drawn")
     print_head("mean difference of two lines, 4 pairs", methods)
     for name, spread in GAPS.items():
         for seeds in SEEDS:

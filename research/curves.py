@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from config import make_config
-from fit import mean_of, show
+from fit import Estimate, mean_of, show
 from schedules import make_schedule
 from tables import Table
 from tools import flags
@@ -58,7 +58,7 @@ def cut_short() -> np.ndarray:
     return np.array([losses(f"cosine-{LENGTHS[-1]}", T) for T in LENGTHS])
 
 
-def over_seeds(difference: np.ndarray) -> np.ndarray:
+def over_seeds(difference: np.ndarray) -> Estimate:
     """The mean, with Student's t over the seeds. difference [lengths, seeds]"""
     return mean_of(difference.mean(axis=0, keepdims=True))
 

@@ -6,6 +6,7 @@ Draws a figure of README.md, from results/bend-laptop and results/why-laptop.
 """
 
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -13,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from policies import b_of
+from records import read_rows
 from tools import flags
 from tools.figures import figure
 
@@ -20,22 +22,22 @@ OURS = "black"
 THEIRS = "#a32020"
 
 
-def fits(folder: str, *only: str) -> fit.Fits:
-    return fit.fits_of(fit.read_rows([ROOT / "results" / folder], list(only)))
-
-
 def by_question() -> dict:
-    """{question: (rows of the exponent, the exponent of a paper, its name)}, at width 32."""
-    sweep = fits("bend-laptop", "warmup_tokens=80000", "n_embd=32")
+    """{question: (the exponent, that of a paper, its name)}, at width 32."""
+    only = ["warmup_tokens=80000", "n_embd=32"]
+    cells = fit.fitted_cells(read_rows([ROOT / "results/bend-laptop"], only))
+    fixed = fit.apply(attrgetter("b"), fit.jackknife(cells, fit.law))
+    at_best = fit.reading(cells, fit.step_law_b, 1)
+    divided = fit.reading(cells, fit.paper_b, 3)
     return {
-        "at a fixed\nbatch size": (sweep.law.b, -0.32, "Bjorck et al."),
-        "at the best\nbatch size": (fit.step_law_reading(sweep.found), 0.31, "Step Law"),
-        "divided by the\nbatch size": (sweep.paper[0], -0.51, "Power Scheduler"),
+        "at a fixed\nbatch size": (fixed, -0.32, "Bjorck et al."),
+        "at the best\nbatch size": (at_best, 0.31, "Step Law"),
+        "divided by the\nbatch size": (divided, -0.51, "Power Scheduler"),
     }
 
 
 def by_policy() -> dict:
-    """{weight decay or norm: (rows of the exponent, ...)}, at a fixed batch size."""
+    """{weight decay or norm: (the exponent, ...)}, at a fixed batch size."""
     return {
         "weight decay 0": (b_of("weight decay 0"),),
         "weight decay ∝ 1/n": (b_of("∝ 1/n, memory 1"),),
@@ -49,7 +51,7 @@ def draw_rows(ax, rows: dict) -> None:
     """A row for every exponent, from the top: a dot with its interval, a cross for a paper."""
     for y, (exponent, *paper) in enumerate(rows.values()):
         ax.hlines(y, *fit.interval(exponent), color=OURS)
-        ax.plot(exponent[0], y, "o", color=OURS)
+        ax.plot(exponent.answer, y, "o", color=OURS)
         if paper:
             value, name = paper
             ax.plot(value, y, "X", color=THEIRS, markersize=7)
@@ -64,7 +66,7 @@ def draw(path: Path) -> None:
     with figure(path, 5.2, 2, sharex=True, height_ratios=(1, 1.4)) as (top, bottom):
         draw_rows(top, by_question())
         draw_rows(bottom, by_policy())
-        ours = by_question()["at a fixed\nbatch size"][0][0]
+        ours = by_question()["at a fixed\nbatch size"][0].answer
         top.text(ours, 0.42, "ours", color=OURS, ha="center")
         top.margins(x=0.12)
         top.set_title("Same runs, three questions")

@@ -6,8 +6,10 @@ Prints its tables of TABLES.md, from the committed records.
 """
 
 import math
+import statistics
 import sys
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 import bent
 import fit
-from against import moved, same_cells
-from fit import mean_of, show
+import report
+from against import change_of, moved, same_cells
+from fit import Cell, Estimate, apply, jackknife, mean_of, reading, show
+from records import read_rows
 from tables import Table
 from tools import flags
 from tools.figures import size
@@ -39,12 +43,17 @@ LARGE = "batch_size=16,32,64,128"
 
 @cache
 def records(folder: str, *choices: str) -> list[dict]:
-    return fit.read_rows([RESULTS / folder], choices)
+    return read_rows([RESULTS / folder], choices)
 
 
 @cache
-def fits(folder: str, *choices: str) -> fit.Fits:
-    return fit.fits_of(records(folder, *choices))
+def cells_of(folder: str, *choices: str) -> list[Cell]:
+    return fit.fitted_cells(records(folder, *choices))
+
+
+def of_law(cells: list[Cell], name: str) -> Estimate:
+    """b or q."""
+    return apply(attrgetter(name), jackknife(cells, fit.law))
 
 
 # -- The law of every sweep --------------------------------------------------------------
@@ -53,11 +62,11 @@ def fits(folder: str, *choices: str) -> fit.Fits:
 def laws_table() -> Table:
     rows = []
     for name, sweep in SWEEPS.items():
-        found = fits(*sweep)
-        paper, growth, _ = found.paper
-        row = [name, f"{len(records(*sweep)):,}", str(len(found.points))]
-        answers = (found.law.b, found.law.q, paper, fit.step_law_reading(found.found))
-        rows.append(row + [show(answer, 2) for answer in answers] + [show(growth, 2)])
+        cells = cells_of(*sweep)
+        answers = [of_law(cells, "b"), of_law(cells, "q"), reading(cells, fit.paper_b, 3)]
+        answers += [reading(cells, fit.step_law_b, 1), reading(cells, fit.growth, 3)]
+        row = [name, f"{len(records(*sweep)):,}", str(len(cells))]
+        rows.append(row + [show(answer, 2) for answer in answers])
     return Table(
         "laws",
         "lr = a beta^q T^b in every sweep of WSD. *Warmup*: batch sizes 1 to 8, three seeds. "
@@ -73,13 +82,14 @@ def laws_table() -> Table:
 def warmups_table() -> Table:
     rows = []
     for warmup in (5_000, 80_000, 320_000):
-        sweep = fits("bend-laptop", f"warmup_tokens={warmup}", LARGE)
-        rows.append([f"{warmup:,}", show(sweep.law.b, 2), show(sweep.law.q, 2)])
+        cells = cells_of("bend-laptop", f"warmup_tokens={warmup}", LARGE)
+        answers = [show(of_law(cells, name), 2) for name in "bq"]
+        rows.append([f"{warmup:,}", *answers])
     for warmup in (5_000, 320_000):
         late = "total_tokens=1280000,2560000,5120000"
-        sweep = fits("bend-laptop", f"warmup_tokens={warmup}", LARGE, late)
-        row = [f"{warmup:,}, from T = 1.28M", show(sweep.law.b, 2), show(sweep.law.q, 2)]
-        rows.append(row)
+        cells = cells_of("bend-laptop", f"warmup_tokens={warmup}", LARGE, late)
+        answers = [show(of_law(cells, name), 2) for name in "bq"]
+        rows.append([f"{warmup:,}, from T = 1.28M", *answers])
     return Table(
         "warmups",
         "The law at batch sizes 16 to 128, for warmups in tokens (`bend-laptop`).",
@@ -104,10 +114,8 @@ def changes_table() -> Table:
     for name, (folder, field, before, after, *only) in settings.items():
         sets = {v: records(folder, f"{field}={v}", *only) for v in (before, after)}
         one, two = same_cells(field, sets).values()
-        all_cells = np.full(len(one.points), True)
-        answers = (two.law.b - one.law.b, two.law.q - one.law.q)
-        row = [name, str(len(one.points)), *(show(answer, 2) for answer in answers)]
-        rows.append([*row, show(moved(one, two, all_cells), 2)])
+        answers = [change_of("b", one, two), change_of("q", one, two), moved(one, two)]
+        rows.append([name, str(len(one)), *(show(answer, 2) for answer in answers)])
     return Table(
         "changes",
         "What a setting changes in cells that have a minimum at both of its values: the "
@@ -118,16 +126,27 @@ def changes_table() -> Table:
 
 
 def widths_table() -> Table:
-    law = fits(*SWEEPS["warmup 2,000"]).law
+    cells = cells_of(*SWEEPS["warmup 2,000"])
+    laws = jackknife(cells, fit.law)
+    by_width = {}
     rows = []
     for width in (32, 64, 128):
-        a = np.log2(law.a[f"width {width}"] / law.a["width 32"])
-        b = fit.where_left_out(*b_of_width(width))
-        rows.append([str(width), show(a, 2, log2=True), show(b, 2)])
-    wide, weight_of_wide = b_of_width(128)
-    narrow, weight_of_narrow = b_of_width(32)
-    gap = fit.where_left_out(wide - narrow, weight_of_wide + weight_of_narrow)
-    rows.append(["128 minus 32", "", show(gap, 2)])
+
+        def log2_a(law: fit.Law) -> float:
+            """Relative to width 32."""
+            return law.log2_a[f"width {width}"] - law.log2_a["width 32"]
+
+        by_width[width] = [cell for cell in cells if cell.shape == f"width {width}"]
+        b = show(jackknife(by_width[width], exponent_of_T), 2)
+        rows.append([str(width), show(apply(log2_a, laws), 2, log2=True), b])
+
+    def gap(cells: list[Cell]) -> float:
+        wide = [cell for cell in cells if cell.shape == "width 128"]
+        narrow = [cell for cell in cells if cell.shape == "width 32"]
+        return exponent_of_T(wide) - exponent_of_T(narrow)
+
+    both = by_width[32] + by_width[128]
+    rows.append(["128 minus 32", "", show(jackknife(both, gap), 2)])
     return Table(
         "widths",
         "`a` relative to width 32, and b of every width (`wsd-laptop`).",
@@ -136,26 +155,24 @@ def widths_table() -> Table:
     )
 
 
-def b_of_width(width: int) -> tuple[np.ndarray, np.ndarray]:
-    """b of a width in all rows, and the weight of its minima."""
-    return slope_of(SWEEPS["warmup 2,000"], "b", lambda m: m.shape == f"width {width}")
-
-
-def slope_of(sweep: tuple, name: str, keep) -> tuple[np.ndarray, np.ndarray]:
-    """b or q of the minima that we keep, in all rows, and the weight of these minima."""
-    found = fits(*sweep)
-    weight = found.weight * np.array([keep(m) for m in found.points])
-    u = np.log2([m.T if name == "b" else m.beta for m in found.points])
-    groups = [(m.shape, m.batch_size if name == "b" else m.T) for m in found.points]
-    return fit.slope(found.x, weight, u, groups), weight
+def exponent_of_T(cells: list[Cell]) -> float:
+    """b, as one slope at every shape and batch size."""
+    found = fit.minima(cells)
+    best = [x for _, x in found]
+    T = [math.log2(cell.T) for cell, _ in found]
+    (b,), _ = fit.least_squares(best, [T], [fit.pair_of(cell) for cell, _ in found])
+    return b
 
 
 # -- How far to trust it -----------------------------------------------------------------
 
 
 def valleys_table() -> Table:
-    found = fits(*SWEEPS["warmup 2,000"]).points
-    best = {(m.T, m.batch_size): 2**m.x for m in found if m.shape == "width 64"}
+    found = cells_of(*SWEEPS["warmup 2,000"])
+    best = {}
+    for cell, x in fit.minima(found):
+        if cell.shape == "width 64":
+            best[cell.T, cell.batch_size] = 2**x
     rows = [
         ["16 times T", f"{best[1_280_000, 2] / best[80_000, 2]:.2f}"],
         ["8 times the batch size", f"{best[1_280_000, 8] / best[1_280_000, 1]:.1f}"],
@@ -176,9 +193,11 @@ def parabolas_table() -> Table:
     rows = []
     for name in ("warmup 2,000", "warmup 32,000"):
         for window in (5, 7):
-            points = fit.usable(fit.parabolas(records(*SWEEPS[name]), window))
-            law = fit.fit_law(points, *fit.leave_out(points))
-            rows.append([f"{name}, {window}", show(law.b, 2), show(law.q, 2)])
+            cells = fit.cells_of(records(*SWEEPS[name]), by_seed=True)
+            cells = [cell for cell, _ in fit.minima(cells, degree=2, window=window)]
+            laws = jackknife(cells, partial(fit.law, degree=2, window=window))
+            answers = [show(apply(attrgetter(answer), laws), 2) for answer in "bq"]
+            rows.append([f"{name}, {window}", *answers])
     return Table(
         "parabolas",
         "The law from parabolas through the 5 or 7 learning rates nearest the best, one for "
@@ -194,13 +213,13 @@ def interactions_table() -> Table:
     sweeps["warmup 32,000, from T = 320k"] = (*SWEEPS["warmup 32,000"], late)
     rows = []
     for name, sweep in sweeps.items():
-        found = fits(*sweep)
-        row = [name, show(bent.interaction(found.points, found.x, found.weight))]
+        cells = cells_of(*sweep)
+        row = [name, show(jackknife(cells, bent.interaction))]
         for batches in ((1, 2), (4, 8)):
             b = ""
             if name.startswith("warmup"):
-                rows_of_b = slope_of(sweep, "b", lambda m: m.batch_size in batches)
-                b = show(fit.where_left_out(*rows_of_b), 2)
+                some = [cell for cell in cells if cell.batch_size in batches]
+                b = show(jackknife(some, exponent_of_T), 2)
             row.append(b)
         rows.append(row)
     return Table(
@@ -214,15 +233,17 @@ def interactions_table() -> Table:
 
 def bend_table() -> Table:
     """The straight and the bent law, by the cells that were left out of their fit."""
-    found = fits(*SWEEPS["to 128"])
-    law = bent.fit_bent(found.points, found.x, found.weight)
+    cells = cells_of(*SWEEPS["to 128"])
+    laws = jackknife(cells, partial(bent.fit_bent, sweep=cells))
     rows = {
-        "exponent of T below the bend": show(law.b0 - law.kappa * law.q, 2),
-        "exponent of beta below the bend": show(law.q, 2),
-        "exponent of T above the bend": show(law.b0, 2),
-        "exponent of T in the batch size at the bend": show(law.kappa, 2),
-        "sharpness r": f"{law.r[0]:g}",
-        "squared error of cells left out, straight minus bent": show(bent.gain(found)),
+        "exponent of T below the bend": show(apply(bent.far_below, laws), 2),
+        "exponent of beta below the bend": show(apply(attrgetter("q"), laws), 2),
+        "exponent of T above the bend": show(apply(attrgetter("b0"), laws), 2),
+        "exponent of T in the batch size at the bend": show(
+            apply(attrgetter("kappa"), laws), 2
+        ),
+        "sharpness r": f"{laws.answer.r:g}",
+        "squared error of cells left out, straight minus bent": show(bent.gain(cells)),
     }
     return Table(
         "bend",
@@ -238,12 +259,12 @@ def bend_table() -> Table:
 
 @cache
 def minima_at(weight_decay: str) -> dict:
-    """(T, batch size, seed) -> the minimum of this seed, at a weight decay."""
+    """(T, batch size, seed) -> lowest loss, and x of the best learning rate, of this seed."""
     found = {}
-    for m in fit.minima(records(*SWEEPS[f"weight decay {weight_decay}"]), by_seed=True):
-        assert not m.why_not
-        (seed,) = m.seeds
-        found[m.T, m.batch_size, seed] = m
+    rows = records(*SWEEPS[f"weight decay {weight_decay}"])
+    for cell, x in fit.minima(fit.cells_of(rows, by_seed=True)):
+        (seed,) = cell.losses
+        found[cell.T, cell.batch_size, seed] = {"loss": fit.lowest_loss(cell), "x": x}
     return found
 
 
@@ -264,7 +285,7 @@ def change(low: str, high: str, name: str) -> np.ndarray:
             for k, seed in enumerate(seeds):
                 before = one[T, batch_size, seed]
                 after = two[T, batch_size, seed]
-                changed[i, j, k] = getattr(after, name) - getattr(before, name)
+                changed[i, j, k] = after[name] - before[name]
     return changed
 
 
@@ -295,17 +316,13 @@ def weight_decay_table() -> Table:
 
 
 def transfer_table() -> Table:
-    found = fit.minima(records("transfer-quick"))
-    x, weight = fit.leave_out(found)
-    best = {
-        m.shape: fit.rows_of_minimum(x[:, i], weight[:, i]) for i, m in enumerate(found)
-    }
+    cells = {cell.shape: cell for cell in fit.cells_of(records("transfer-quick"))}
     rows = []
     for words, suffix in (("with μP", ""), ("without μP", ", standard")):
-        widths = [best[f"width {width}{suffix}"] for width in (32, 64, 128)]
-        ratio = widths[2] - widths[0]
-        row = [show(rates, 4, log2=True) for rates in widths]
-        rows.append([words, *row, show(ratio, 2, log2=True)])
+        some = [cells[f"width {width}{suffix}"] for width in (32, 64, 128)]
+        best = [show(jackknife([cell], fit.mean_log2_lr), 4, log2=True) for cell in some]
+        ratio = jackknife([some[0], some[2]], report.widest_over_narrowest)
+        rows.append([words, *best, show(ratio, 2, log2=True)])
     return Table(
         "transfer",
         "Best learning rate by width, T = 80k, batch size 4, six seeds (`transfer-quick`).",
@@ -315,15 +332,16 @@ def transfer_table() -> Table:
 
 
 def power_table() -> Table:
-    found, center = fit.scans(records("power-laptop"))
+    scans, center = report.scans(records("power-laptop"))
     rows = []
     for name, step, words in (("a", 1, "a factor of 2"), ("b", 0.06, "0.06")):
-        best = np.array([fit.value_at(name, m.x) for m in fit.usable(found[name])])
-        costs = [cost_beside(found[name], step * side) for side in (-1, 1)]
-        row = [name, f"{best.mean():.2f}", f"{best.std(ddof=1):.2f}"]
+        found = fit.minima(scans[name], **report.PARABOLA)
+        best = [report.value_at(name, x) for _, x in found]
+        costs = [cost_beside(scans[name], step * side) for side in (-1, 1)]
+        row = [name, f"{statistics.mean(best):.2f}", f"{statistics.stdev(best):.2f}"]
         rows.append([*row, f"{np.mean(costs):.3f} for {words}"])
-    for T in (80_000, 1_280_000):
-        at_8 = [m.x for m in found["b"] if (m.T, m.batch_size, m.why_not) == (T, 8, "")]
+    for T in (80_000, 1_280_000):  # of b, the last
+        at_8 = [x for cell, x in found if (cell.T, cell.batch_size) == (T, 8)]
         rows.append([f"b, batch size 8, T = {size(T)}", f"{np.mean(at_8):.2f}", "", ""])
     return Table(
         "power",
@@ -334,14 +352,15 @@ def power_table() -> Table:
     )
 
 
-def cost_beside(found: list, step: float) -> float:
+def cost_beside(cells: list[Cell], step: float) -> float:
     """Mean loss above the lowest measured one, a step to the right of the best value."""
     costs = []
-    for m in found:
-        best = min(m.points, key=lambda point: point[1])[0]
-        for x, loss in m.points:
+    for cell in cells:
+        points = fit.valley(cell)
+        best, lowest = fit.lowest(points)
+        for x, loss in points:
             if abs(x - best - step) < 0.01 * abs(step) and math.isfinite(loss):
-                costs.append(loss - m.loss)
+                costs.append(loss - lowest)
     return np.mean(costs)
 
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from compare import AVERAGED, LINEAR, POWER, WSD, Line, losses_of_lines, searched
-from fit import mean_of, show
-from records import cell_of, read_records, row
+from fit import Estimate, mean_of, show
+from records import cell_of, read_records, read_rows, row
 from tables import Table
 from tools import flags
 from tools.figures import COLORS, draw_points, size
@@ -97,7 +97,7 @@ def any_time() -> dict:
     records = [row(r) for folder in folders for r in read_records(folder)]
     losses, tuned, _ = losses_of_lines(records, ANY_TIME)
     decayed: dict = {}
-    for r in fit.read_rows([RUNS / "wsd-0"]):
+    for r in read_rows([RUNS / "wsd-0"]):
         if r["lr"] == tuned[NO_DECAY].get(r["seed"]):
             decayed.setdefault(cell_of(r), {})[r["seed"]] = r["loss"]
     losses[NO_DECAY + ", decayed"] = decayed
@@ -114,7 +114,7 @@ def planned() -> dict:
     for schedule, fields in PLANNED.items():
         for decay in ("0", "0.1"):
             name = f"{schedule}-{decay}"
-            records = fit.read_rows([RUNS / name])
+            records = read_rows([RUNS / name])
             if len({r["seed"] for r in records}) > 1:
                 found[name] = by_T(searched(records, fields))
             else:
@@ -143,8 +143,8 @@ def gap(name: str, T: int) -> np.ndarray:
 # -- The decisions -----------------------------------------------------------------------
 
 
-def over_seeds(gaps: np.ndarray) -> np.ndarray:
-    """Rows of fit.py for the mean of gaps [seeds]."""
+def over_seeds(gaps: np.ndarray) -> Estimate:
+    """The mean of gaps [seeds]."""
     return mean_of(gaps[None])
 
 
@@ -167,24 +167,23 @@ def instead_of_power(name: str) -> list[np.ndarray]:
     return [any_time()[name][T] - any_time()["Power (fitted)"][T] for T in DECIDE]
 
 
-def trend(name: str) -> np.ndarray:
-    """Change of the gap per doubling of T from 1.28M on, with the rows of fit.py."""
+def trend(name: str) -> Estimate:
+    """Change of the gap per doubling of T from 1.28M on."""
     late = [T for T in planned()["linear-0"] if T >= 1_280_000]
     gaps = np.array([gap(name, T) for T in late])  # [T, seeds]
     slopes = np.polyfit(np.log2(late), gaps, 1)[0]
     return over_seeds(slopes)
 
 
-def exponent(name: str) -> np.ndarray:
-    """Exponent of T in the best learning rate of a planned line, with rows over seeds.
+def exponent(name: str) -> Estimate:
+    """Exponent of T in the best learning rate of a planned line, in the mean over seeds.
 
     From the minima of all T that are not at an edge. This is not in the rules.
     """
     series: dict = {}
-    for m in fit.minima(fit.read_rows([RUNS / name]), by_seed=True):
-        (seed,) = m.seeds
-        if not m.why_not:
-            series.setdefault(seed, []).append((np.log2(m.T), m.x))
+    for cell, x in fit.minima(fit.cells_of(read_rows([RUNS / name]), by_seed=True)):
+        (seed,) = cell.losses
+        series.setdefault(seed, []).append((np.log2(cell.T), x))
     slopes = [np.polyfit(*zip(*points), 1)[0] for points in series.values()]
     return over_seeds(np.array(slopes))
 

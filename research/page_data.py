@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from records import only, read_records, row
+from fit import Cell
+from records import only, read_records, read_rows, row
 from schedules import make_schedule
 from tools.flags import program_parser
 
@@ -121,11 +122,11 @@ def curves_and_ends(curves: dict, found: list, batch_size: int) -> dict:
     # 2. Where every branch ends. Its height is that of the training loss. The differences
     #    between the three are those of the validation loss, which decides who wins.
     validation, heights = [], []
-    for m in found:
-        at_rate = {round(2**x, 7): loss for x, loss in m.points}
+    for cell in found:
+        at_rate = {round(2**x, 7): loss for x, loss in fit.valley(cell)}
         final = np.array([at_rate[lr] for lr in RATES[batch_size]])
-        fall = np.mean([drop(curves, batch_size, seed, m.T) for seed in seeds])
-        level = trunk_at(m.T, middle, losses.mean(axis=0)) - fall
+        fall = np.mean([drop(curves, batch_size, seed, cell.T) for seed in seeds])
+        level = trunk_at(cell.T, middle, losses.mean(axis=0)) - fall
         validation.append(final)
         heights.append(level + final - final.mean())
     return {
@@ -137,23 +138,19 @@ def curves_and_ends(curves: dict, found: list, batch_size: int) -> dict:
     }
 
 
-def best_rates(found: list, by_seed: list) -> list[dict]:
+def best_rates(found: list[Cell], by_seed: list[Cell]) -> list[dict]:
     """The best learning rate at every T, with those of every seed, in log2."""
     best = []
-    for m in found:
-        seeds = [
-            s.x
-            for s in by_seed
-            if (s.T, s.batch_size) == (m.T, m.batch_size) and not s.why_not
-        ]
-        best.append({"T": m.T, "x": round(m.x, 3), "seeds": rounded(seeds, 3)})
+    for cell, x in fit.minima(found):
+        seeds = [x for single, x in fit.minima(by_seed) if single[:3] == cell[:3]]
+        best.append({"T": cell.T, "x": round(x, 3), "seeds": rounded(seeds, 3)})
     return best
 
 
-def valley(m: fit.Minimum) -> list[list[float]]:
+def valley(cell: Cell) -> list[list[float]]:
     """[log2 of the learning rate, loss minus the lowest] of a cell."""
-    points = [(x, loss) for x, loss in m.points if math.isfinite(loss)]
-    lowest = min(loss for _, loss in points)
+    lowest = fit.lowest_loss(cell)
+    points = [(x, loss) for x, loss in fit.valley(cell) if math.isfinite(loss)]
     return [[round(x, 3), round(loss - lowest, 5)] for x, loss in points]
 
 
@@ -161,15 +158,15 @@ def policy(weight_decay: float) -> dict:
     """The runs at a weight decay, with curves, minima and law."""
     folder = RESULTS / "memory-laptop"
     choices = [f"weight_decay={weight_decay}"]
-    records = fit.read_rows([folder], choices)
-    fits = fit.fits_of(records)
+    rows = read_rows([folder], choices)
+    cells = fit.fitted_cells(rows)
     curves = curves_of(folder, choices)
-    by_seed = fit.minima(records, by_seed=True)
-    law = fit.law(records)
+    by_seed = fit.cells_of(rows, by_seed=True)
+    law = fit.as_json(cells, rows[0])
     batches = []
     for batch_size in RATES:
-        found = [m for m in fits.points if m.batch_size == batch_size]
-        tokens = batch_size * records[0]["seq_len"]
+        found = [cell for cell in cells if cell.batch_size == batch_size]
+        tokens = batch_size * rows[0]["seq_len"]
         line = [math.log2(fit.predict(law, T, tokens)) for T in (LENGTHS[0], LENGTHS[-1])]
         batch = {"batch": batch_size, "best": best_rates(found, by_seed)}
         batch["valley"] = valley(found[-1])

@@ -29,8 +29,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from fit import interval, mean_of, show
-from records import read_records
+from fit import Cell, Estimate, interval, mean_of, show
+from records import read_records, read_rows
 from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure
@@ -64,11 +64,11 @@ class Series(NamedTuple):
 # -- The best runs -----------------------------------------------------------------------
 
 
-def minima_of(folder: str, by_seed: bool) -> list[fit.Minimum]:
-    """The minima of a policy, in order of T. The folder per-T has a sweep for every T."""
+def cells_of(folder: str, by_seed: bool) -> list[Cell]:
+    """The cells of a policy, in order of T. The folder per-T has a sweep for every T."""
     found = []
     for file in sorted((RUNS / folder).rglob("records.jsonl")):
-        found += fit.minima(fit.read_rows([file.parent]), by_seed=by_seed)
+        found += fit.cells_of(read_rows([file.parent]), by_seed=by_seed)
     return sorted(found, key=attrgetter("T"))
 
 
@@ -77,14 +77,14 @@ def best_runs(folder: str) -> dict:
     """{(batch size, seed): Series} of a policy."""
     found: dict = {}
     late = late_points(folder)
-    for m in minima_of(folder, by_seed=True):
-        (seed,) = m.seeds
-        series = found.setdefault((m.batch_size, seed), Series([], [], [], []))
-        if not m.why_not:
-            nearest = min((x for x, _ in m.points), key=lambda x: abs(x - m.x))
-            series.T.append(m.T)
-            series.x.append(m.x)
-            update, norm, _ = late[m.batch_size, seed, m.T, nearest]
+    for cell in cells_of(folder, by_seed=True):
+        (seed,) = cell.losses
+        series = found.setdefault((cell.batch_size, seed), Series([], [], [], []))
+        for _, best in fit.minima([cell]):
+            nearest = min(cell.losses[seed], key=lambda x: abs(x - best))
+            series.T.append(cell.T)
+            series.x.append(best)
+            update, norm, _ = late[cell.batch_size, seed, cell.T, nearest]
             series.update.append(update)
             series.norm.append(norm)
     return found
@@ -126,34 +126,34 @@ def exponents(folder: str, field: str) -> np.ndarray:
     return as_table(slopes)
 
 
-def inside(rows: np.ndarray, low: float, high: float) -> bool:
+def inside(estimate: Estimate, low: float, high: float) -> bool:
     """Does the whole interval lie between low and high?"""
-    below, above = interval(rows)
+    below, above = interval(estimate)
     return low < below and above < high
 
 
 # -- The decisions -----------------------------------------------------------------------
 
 
-def b_of(name: str) -> np.ndarray:
-    """b of a policy, with the rows of fit.py."""
+def b_of(name: str) -> Estimate:
+    """b of a policy."""
     return mean_of(exponents(POLICIES[name], "x"))
 
 
-def from_none(name: str) -> np.ndarray:
-    """b of a policy minus b at weight decay 0, in the seeds of both. Rows of fit.py."""
+def from_none(name: str) -> Estimate:
+    """b of a policy minus b at weight decay 0, in the seeds of both."""
     there, none = [exponents(POLICIES[n], "x") for n in (name, "weight decay 0")]
     seeds = min(there.shape[1], none.shape[1])
     return mean_of(there[:, :seeds] - none[:, :seeds])
 
 
-def update_exponent(name: str) -> np.ndarray:
-    """The exponent of T in the relative update of the best runs, with the rows of fit.py."""
+def update_exponent(name: str) -> Estimate:
+    """The exponent of T in the relative update of the best runs."""
     return mean_of(exponents(POLICIES[name], "update"))
 
 
-def norm_exponent(name: str) -> np.ndarray:
-    """The exponent of T in the norm of the best runs, with the rows of fit.py."""
+def norm_exponent(name: str) -> Estimate:
+    """The exponent of T in the norm of the best runs."""
     return mean_of(exponents(POLICIES[name], "norm"))
 
 
@@ -161,7 +161,7 @@ def memory() -> str:
     """'memory', 'forgetting by weight decay alone' or 'open'."""
     fixed = b_of(FIXED)
     flat = all(inside(b_of(name), -0.1, 0.1) for name in FREE_OF_T)
-    if fixed[0] <= -0.3 and inside(fixed, -math.inf, -0.1) and flat:
+    if fixed.answer <= -0.3 and inside(fixed, -math.inf, -0.1) and flat:
         return "memory"
     if inside(fixed, -0.1, 0.1):
         return "forgetting by weight decay alone"
@@ -184,12 +184,12 @@ def rises() -> dict:
     return found
 
 
-def ceiling() -> tuple[str, float, np.ndarray]:
+def ceiling() -> tuple[str, float, Estimate]:
     """Was the exponent of 0 a ceiling? Then the mean rise at T <= 1.28M, and b."""
     early = [statistics.mean(rise) for (_, T), rise in rises().items() if T <= 1_280_000]
     rise = statistics.mean(early)
     b = mean_of(exponents("ceiling", "x"))
-    if rise > 0.5 and b[0] <= -0.15:
+    if rise > 0.5 and b.answer <= -0.15:
         return "a ceiling", rise, b
     if rise < 0.25 and inside(b, -0.1, 0.1):
         return "no ceiling", rise, b
@@ -240,10 +240,10 @@ def one_slope() -> tuple[bool, float, list]:
 # -- What is not in the rules ------------------------------------------------------------
 
 
-def control(name: str) -> np.ndarray:
+def control(name: str) -> Estimate:
     """log2 of the factor by which twice the learning rate raises late relative updates.
 
-    At the longest T, within a factor of 3 of the best learning rate. Rows of fit.py.
+    At the longest T, within a factor of 3 of the best learning rate.
     """
     late = late_points(POLICIES[name])
     longest = max(T for _, _, T, _ in late)
@@ -260,11 +260,10 @@ def control(name: str) -> np.ndarray:
     return mean_of(as_table(slopes))
 
 
-def growth(name: str, octaves=0.0) -> np.ndarray:
+def growth(name: str, octaves=0.0) -> Estimate:
     """log2 of the growth of the norm over the last doubling of the tokens before the decay.
 
-    At the longest T, with the best learning rate, or one that is octaves above it. Rows
-    of fit.py.
+    At the longest T, with the best learning rate, or one that is octaves above it.
     """
     late = late_points(POLICIES[name])
     longest = max(T for _, _, T, _ in late)
@@ -278,47 +277,49 @@ def growth(name: str, octaves=0.0) -> np.ndarray:
     return mean_of(as_table(found))
 
 
-def cost_of_keeping(name: str) -> np.ndarray:
+def cost_of_keeping(name: str) -> Estimate:
     """Loss at the longest T with the best rate of the shortest, minus that with its own.
 
-    Both learning rates are those of the mean over seeds. Rows of fit.py, in nats, NaN if
-    a run at one of them is missing.
+    Both learning rates are those of the mean over seeds. In nats, NaN if a run at one of
+    them is missing.
     """
-    means = {(m.batch_size, m.T): m for m in minima_of(POLICIES[name], by_seed=False)}
-    shortest = min(T for _, T in means)
-    longest = max(T for _, T in means)
+    cells = cells_of(POLICIES[name], by_seed=False)
+    best = {(cell.batch_size, cell.T): x for cell, x in fit.minima(cells)}
+    shortest = cells[0].T
+    longest = cells[-1].T
     costs: dict = {}
-    for (batch, T), m in means.items():
-        short = means[batch, shortest]
-        if T == longest and not (m.why_not or short.why_not):
-            for seed, losses in m.seeds.items():
-                x, loss = zip(*sorted(losses.items()))
-                outside = dict(left=math.nan, right=math.nan)
-                kept, best = np.interp([short.x, m.x], x, loss, **outside)
-                costs[batch, seed] = kept - best
+    for cell in cells_of(POLICIES[name], by_seed=True):
+        batch = cell.batch_size
+        if cell.T == longest and {(batch, shortest), (batch, longest)} <= best.keys():
+            (seed,) = cell.losses
+            x, loss = zip(*fit.valley(cell))
+            at = [best[batch, shortest], best[batch, longest]]
+            kept, lowest = np.interp(at, x, loss, left=math.nan, right=math.nan)
+            costs[batch, seed] = kept - lowest
     if not np.isfinite(list(costs.values())).all():
-        return np.array([math.nan])
+        return Estimate(math.nan, [], [])
     return mean_of(as_table(costs))
 
 
 def cost_beside(name: str, octaves: float) -> dict[int, float]:
     """{batch size: cost of a learning rate beside the best, at the longest T} in nats."""
-    minima = minima_of(POLICIES[name], by_seed=False)
+    cells = cells_of(POLICIES[name], by_seed=False)
     costs = {}
-    for m in minima:
-        if m.T == minima[-1].T:
-            x, loss = zip(*m.points)
-            beside, best = np.interp([m.x + octaves, m.x], x, loss, right=math.nan)
-            costs[m.batch_size] = beside - best
+    for cell in cells:
+        if cell.T == cells[-1].T:
+            best, _ = fit.bottom(cell)
+            x, loss = zip(*fit.valley(cell))
+            beside, lowest = np.interp([best + octaves, best], x, loss, right=math.nan)
+            costs[cell.batch_size] = beside - lowest
     return costs
 
 
 def where_norms_grow() -> tuple[np.ndarray, np.ndarray]:
     """b in the mean over the policies whose norms grow with T, and over the others.
 
-    Rows of fit.py. A mean leaves out what a policy lacks.
+    [batch sizes, seeds]. A mean leaves out what a policy lacks.
     """
-    grows = {name: norm_exponent(name)[0] > 0.1 for name in POLICIES}
+    grows = {name: norm_exponent(name).answer > 0.1 for name in POLICIES}
     b = {name: exponents(folder, "x") for name, folder in POLICIES.items()}
     some = np.nanmean([b[name] for name in POLICIES if grows[name]], axis=0)
     others = np.nanmean([b[name] for name in POLICIES if not grows[name]], axis=0)
@@ -342,13 +343,13 @@ def draw(path: Path) -> None:
         right = 0.93
         for y, name in enumerate(POLICIES):
             b = b_of(name)
-            growth = norm_exponent(name)[0]
+            growth = norm_exponent(name).answer
             color = COLORS["average"] if growth > 0.1 else COLORS["wsd"]
             low, high = np.clip(interval(b), -0.8, None)
             ax.hlines(y, low, high, color=color)
             if low == -0.8:
                 ax.plot(low, y, "<", color=color, markersize=4)
-            ax.plot(b[0], y, "o", color=color)
+            ax.plot(b.answer, y, "o", color=color)
             words = "fixed" if "fixed" in name else f"T^{growth:.1f}"
             ax.text(right, y, words, color=color, ha="right", va="center")
         ax.text(right, -1, "norm of the\nweights grows as", ha="right", va="center")

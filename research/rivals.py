@@ -10,17 +10,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import fit
 from compare import AVERAGED, LINEAR, LINES, POWER, WSD, Line
 from compare import differences, holm, losses_of_lines, mean_loss, needs_T, verdict
-from fit import show
+from fit import Estimate, show
 from tables import Table
-from records import read_records, row
+from records import read_records, read_rows, row
 from tools import flags
 from tools.figures import size
 
@@ -81,7 +78,7 @@ DECISIONS = {
 def lines() -> dict:
     """{line: {dense cell: {seed: loss}}} of both comparisons."""
     folders = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
-    found, _, _ = losses_of_lines(fit.read_rows(folders))
+    found, _, _ = losses_of_lines(read_rows(folders))
     for name, new in NEW.items():
         # read_rows would refuse to mix weight decays
         records = [row(r) for r in read_records(RUNS / name)]
@@ -106,8 +103,8 @@ def cells(T: int | None = None) -> list:
     ]
 
 
-def difference(decision: str, T: int | None = None) -> np.ndarray:
-    """The rows of a difference of DECISIONS."""
+def difference(decision: str, T: int | None = None) -> Estimate:
+    """A difference of DECISIONS."""
     one, other = DECISIONS[decision]
     return differences(lines()[one], lines()[other], cells(T))
 
@@ -136,8 +133,8 @@ def seeds_of(name: str) -> int:
     return min(len(seeds) for seeds in lines()[name].values())
 
 
-def in_words(rows: np.ndarray) -> str:
-    return f"{show(rows)} {verdict(rows)}"
+def in_words(gap: Estimate) -> str:
+    return f"{show(gap)} {verdict(gap)}"
 
 
 def lines_table() -> Table:
@@ -148,7 +145,7 @@ def lines_table() -> Table:
         for name in every
     }
     rows = []
-    for name in sorted(every, key=lambda name: gaps[name][0]):
+    for name in sorted(every, key=lambda name: gaps[name].answer):
         at_longest = differences(lines()[name], lines()[AVERAGED_POWER], cells(longest()))
         row = [name, needs_T(every[name]), str(seeds_of(name))]
         rows.append([*row, in_words(gaps[name]), in_words(at_longest)])

@@ -539,11 +539,11 @@ def test_an_export_of_wandb_gives_the_law_of_its_finished_runs(encoding, capsys)
         runs = [{"lr": run["lr"]} | run for run in runs]
     write_table("runs.csv", runs, encoding)
     found = read_table()["rows"]
-    assert fit.law(found) == fit.law(rows_of(records))
+    assert fit.law_of(found) == fit.law_of(rows_of(records))
     assert f"{len(records)} runs; left out: ['crashed']" in capsys.readouterr().out
     careless = read_table((', state="State"', ""))["rows"]
     assert len(careless) == len(found) + 1
-    assert abs(fit.law(careless)["b"] - fit.law(found)["b"]) > 0.005
+    assert abs(fit.law_of(careless)["b"] - fit.law_of(found)["b"]) > 0.005
 
 
 def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
@@ -571,7 +571,7 @@ def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
         ('val_loss="val/loss"', 'val_loss="metrics.val_loss"'),
     )["rows"]  # fmt: skip
     assert len(found) == len(records) and math.isnan(found[highest]["val_loss"])
-    assert fit.law(found) == fit.law(rows_of(records))
+    assert fit.law_of(found) == fit.law_of(rows_of(records))
 
 
 @pytest.mark.parametrize("column", ["lr", "val/loss", "State"])
@@ -591,7 +591,7 @@ def test_rows_in_a_file_are_the_same_law(capsys):
     assert fit.main(["runs/others"]) == 0
     law = json.loads(Path("runs/others/law.json").read_text())
     for name in ("a", "b", "q"):
-        assert law[name] == pytest.approx(fit.law(names["rows"])[name])
+        assert law[name] == pytest.approx(fit.law_of(names["rows"])[name])
 
 
 def event_writer(folder: str):
@@ -622,7 +622,7 @@ def test_event_files_of_tensorboard_give_the_law():
              batch_tokens=r["batch_size"] * 100)
         for r in records
     ]  # fmt: skip
-    law, right = fit.law(found), fit.law(expected)
+    law, right = fit.law_of(found), fit.law_of(expected)
     for name in ("a", "b", "q"):
         assert law[name] == pytest.approx(right[name], rel=1e-4)  # events are float32
 

@@ -9,12 +9,13 @@ from test_figures import figures  # noqa: F401  (checks the layout of all figure
 from test_fit import refused, write
 
 import fit
+import report
 import sweep
 from config import FIELDS, TrainConfig
 from schedules import paper_batch_size
 import compare
 from tools import figures as drawing
-from records import STANDARD, cell_of
+from records import STANDARD, cell_of, read_rows
 
 SCALES = tuple(sweep.grids.GRIDS["wsd"])
 
@@ -62,7 +63,7 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
     folder = Path(experiment)
     folder.mkdir()
     (folder / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return fit.read_rows([folder])
+    return read_rows([folder])
 
 
 def config_of(row: dict) -> TrainConfig:
@@ -73,8 +74,8 @@ def config_of(row: dict) -> TrainConfig:
 def test_wsd_gives_the_law_back(scale, monkeypatch):
     loss = lambda cfg: 2 + 0.03 * off(cfg, scale) ** 2 + 1 / math.log(cfg.total_tokens)
     records = made_up("wsd", scale, loss)
-    assert not any(m.why_not for m in fit.minima(records))
-    law = fit.law(records)
+    assert fit.reasons(fit.cells_of(records)) == ""
+    law = fit.law_of(records)
     b, q = (-0.51, 1.0) if scale == "paper" else (-0.3, 0.6)
     assert law["b"] == pytest.approx(b, abs=1e-3) and law["q"] == pytest.approx(
         q, abs=1e-3
@@ -100,13 +101,11 @@ def test_power_gives_the_best_a_and_b_back(scale, drawn, capsys):
         f"mean {a:.3f}, standard" in said
         and f"mean {b:.3f}, standard deviation 0.000" in said
     )
-    found, _ = fit.scans(records)
+    cells, _ = report.scans(records)
     for name, best in (("a", math.log2(a)), ("b", b)):
-        assert len(found[name]) == len(batches) * len(grid["budgets"]) * seeds
-        assert [m.why_not for m in found[name]] == [""] * len(found[name]), name
-        assert [m.x for m in found[name]] == pytest.approx(
-            [best] * len(found[name]), abs=1e-3
-        )
+        found = [x for _, x in fit.minima(cells[name], **report.PARABOLA)]
+        number = len(batches) * len(grid["budgets"]) * seeds
+        assert found == pytest.approx([best] * number, abs=1e-3)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -121,17 +120,18 @@ def test_transfer_gives_the_effect_of_width_back(scale, drawn, capsys):
     after = lambda label: float(said.partition(f" {label} ")[2].split()[0])
     for shape in {r["shape"] for r in records}:
         some = [r for r in records if r["shape"] == shape]
-        (m,), cfg = fit.minima(some), config_of(some[0])
-        assert not m.why_not and 2**m.x == pytest.approx(
-            best_lr(cfg, scale) * factor(cfg), 1e-3
-        )
+        ((_, x),), cfg = fit.minima(fit.cells_of(some)), config_of(some[0])
+        assert 2**x == pytest.approx(best_lr(cfg, scale) * factor(cfg), 1e-3)
         name = "Without μP" if STANDARD in some[0]["shape"] else "With μP"
-        assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**m.x, abs=6e-5)
+        assert after(f"{name} width {cfg.n_embd}") == pytest.approx(2**x, abs=6e-5)
     low, *_, high = sorted({r["n_embd"] for r in records})
-    for name, x in (("With μP", 1.0), ("Without μP", low / high)):
-        assert after(f"{name} width {high} / width {low}:") == pytest.approx(x, abs=0.006)
+    for name, ratio in (("With μP", 1.0), ("Without μP", low / high)):
+        assert after(f"{name} width {high} / width {low}:") == pytest.approx(
+            ratio, abs=0.006
+        )
     with pytest.raises(ValueError, match="several T"):
-        fit.report_records([*records, records[0] | {"batch_size": 99}], Path("transfer"))
+        two = [*records, records[0] | {"batch_size": 99}]
+        report.report(two, Path("transfer"), {})
 
 
 # of a schedule or a decay shape
@@ -148,7 +148,7 @@ def compare_loss(cfg, scale: str) -> float:
     if cfg.schedule == "power":
         lr = (
             cfg.power_a
-            * paper_batch_size(cfg.batch_tokens)
+            * paper_batch_size(cfg.batch_tokens) ** cfg.power_q
             * cfg.total_tokens**cfg.power_b
         )
     extra = (

@@ -83,7 +83,7 @@ def test_its_law_is_that_of_fit():
             same = dict(total_tokens=T, batch_size=batch_size, seq_len=power.SEQ_LEN)
             rows += [dict(same, lr=lr, val_loss=loss) for lr, loss in losses.items()]
     assert power.fit_law(minima) == pytest.approx((a, b, q), rel=1e-9)
-    law = fit.law(rows)
+    law = fit.law_of(rows)
     assert (law["a"], law["b"], law["q"]) == pytest.approx((a, b, q), rel=1e-9)
 
 

@@ -1,7 +1,7 @@
 """Every figure, drawn from plain arrays. No other file imports matplotlib.
 
 A draw_* function with a path saves one PNG, 5 inches wide. Log axes hold log2 values, and
-`log_ticks` labels them. `found` is a list of minima as fit.minima returns them.
+`log_ticks` labels them.
 """
 
 import contextlib
@@ -212,13 +212,16 @@ def draw_curve(out: Path, record: dict) -> None:
         axes[-1].set_xlabel("tokens seen (millions)")
 
 
-# -- Minima and the law ------------------------------------------------------------------
+# -- Valleys and points ------------------------------------------------------------------
+#
+# A valley is a dict with points [(x, loss above the lowest)], the degree of the curve
+# through them, and the x of its bottom, or None.
 
 
 def draw_valleys(path: Path, panels: list[dict]) -> None:
-    """Figure 2 of the paper, loss against learning rate, with the minima below zero.
+    """Figure 2 of the paper: losses, and the curves through them, with the bottoms below zero.
 
-    A panel has title, xlabel, log (of the x axis), hue and groups {label: minima}. Ticks
+    A panel has title, xlabel, log (of the x axis), hue and groups {label: valleys}. Ticks
     of a log axis are at its `unit` times powers of 2, by default 0.001. All panels have
     the same loss axis.
     """
@@ -226,15 +229,14 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
     log_x = []
     top = 0.0
     for panel in panels:
-        for m in itertools.chain(*panel["groups"].values()):
-            used = used_points(m)
-            top = max([top, *[1.1 * above for _, above in used]])
+        for valley in itertools.chain(*panel["groups"].values()):
+            top = max([top, *[1.1 * above for _, above in valley["points"]]])
             if panel["log"]:
-                log_x += [x for x, _ in used]
+                log_x += [x for x, _ in valley["points"]]
     rows = max(len(panel["groups"]) for panel in panels)
     all_log = all(panel["log"] for panel in panels)
 
-    # 2. The valleys of every group, and below them its minima
+    # 2. The valleys of every group, and below them their bottoms
     with figure(path, 3.6 * len(panels), len(panels), sharex=all_log) as axes:
         for ax, panel in zip(axes, panels):
             groups = panel["groups"]
@@ -248,34 +250,29 @@ def draw_valleys(path: Path, panels: list[dict]) -> None:
                 log_ticks(ax.xaxis, log_x, unit=panel.get("unit", 0.001))
 
 
-def used_points(m) -> list[tuple]:
-    """The points (x, loss above the lowest) to which the curve of a minimum was fitted."""
-    return [(x, loss - m.loss) for x, loss in m.near if math.isfinite(loss)]
-
-
-def draw_valley(ax, found: list, color) -> None:
-    """The losses that the fit used, above the lowest one, and the curve through them."""
-    points = list(itertools.chain(*map(used_points, found)))
+def draw_valley(ax, valleys: list[dict], color) -> None:
+    """The points of the valleys of a group, and the curve through all of them."""
+    points = list(itertools.chain(*[valley["points"] for valley in valleys]))
     if not points:
         return
     x, y = np.array(points).T
     ax.scatter(x, y, s=14, color=[color])
-    degree = found[0].rule[0]
+    degree = valleys[0]["degree"]
     if len(set(x)) > degree:
         line = np.linspace(x.min(), x.max())
         ax.plot(line, np.polyval(np.polyfit(x, y, degree), line), color=color)
 
 
 def draw_feet(ax, groups: dict, colors: dict, top: float, rows: int) -> None:
-    """A row per group below zero, with triangles at the minima and a line at their mean.
+    """A row per group below zero, with triangles at the bottoms and a line at their mean.
 
     There is space for `rows` groups.
     """
-    # 1. The group with the rightmost minima is on top, so no line crosses a pointer.
+    # 1. The group with the rightmost bottoms is on top, so no line crosses a pointer.
     feet = {}
     mean = {}
-    for name, found in groups.items():
-        feet[name] = [m.x for m in found if not m.why_not]
+    for name, valleys in groups.items():
+        feet[name] = [v["bottom"] for v in valleys if v["bottom"] is not None]
         mean[name] = np.mean(feet[name]) if feet[name] else math.inf
     rightmost_first = sorted(groups, key=mean.get, reverse=True)
 

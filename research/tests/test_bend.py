@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,10 @@ MANY = pytest.param(200, [32, 64, 128], 0.93, marks=pytest.mark.slow)
 def test_b_and_q_are_unbiased_and_covered(worlds, widths, least):
     off, hit = [], []
     for seed in range(worlds):
-        points = fit.usable(fit.minima(rows_of(world(seed, widths))))
-        law = fit.fit_law(points, *fit.leave_out(points))
-        off.append([law.b[0] - B, law.q[0] - Q])
-        ends = fit.interval(law.b), fit.interval(law.q)
+        laws = fit.jackknife(fit.fitted_cells(rows_of(world(seed, widths))), fit.law)
+        b, q = [fit.apply(attrgetter(name), laws) for name in "bq"]
+        off.append([b.answer - B, q.answer - Q])
+        ends = fit.interval(b), fit.interval(q)
         hit.append([low <= truth <= high for truth, (low, high) in zip((B, Q), ends)])
     bias, covered = np.mean(off, axis=0), np.mean(hit, axis=0)
     print("bias", bias, "spread", np.std(off, axis=0), "covered", covered)
@@ -100,44 +101,47 @@ def bent_rows(noise: float, law: dict = TRUE) -> list[dict]:
     return rows
 
 
-def fits_of(rows: list[dict]) -> fit.Fits:
-    return fit.fits_of(rows_of(rows))
+def cells_of(rows: list[dict]) -> list[fit.Cell]:
+    return fit.fitted_cells(rows_of(rows))
 
 
 def test_a_clean_bent_law_is_recovered():
-    fits = fits_of(bent_rows(0))
-    law = bent.fit_bent(*fits[1:4])
-    assert law.r[0] == 4 and law.q[0] == pytest.approx(0.8, abs=0.02)
-    assert (law.b0[0], law.kappa[0]) == pytest.approx((0.2, 0.6), abs=0.02)
+    cells = cells_of(bent_rows(0))
+    law = bent.fit_bent(cells, cells)
+    assert law.r == 4 and law.q == pytest.approx(0.8, abs=0.02)
+    assert (law.b0, law.kappa) == pytest.approx((0.2, 0.6), abs=0.02)
     # the middle of every valley
     best = np.log2([row["lr"] for row in bent_rows(0)[4::9]])
-    assert sorted(law.fitted[0]) == pytest.approx(sorted(best), abs=0.03)
-    assert bent.gain(fits)[0] > 0.05
+    fitted = [bent.of_bent(law, cell) for cell in cells]
+    assert sorted(fitted) == pytest.approx(sorted(best), abs=0.03)
+    assert bent.gain(cells).answer > 0.05
 
 
 def test_noise_without_a_bend_is_no_gain():
-    gains = lambda rows: fit.interval(bent.gain(fits_of(rows)))
+    gains = lambda rows: fit.interval(bent.gain(cells_of(rows)))
     worlds = [world(seed, [32], batches=[1, 4, 8, 32, 128]) for seed in range(3)]
     assert all(gains(rows)[0] < 0 for rows in worlds)
     assert gains(bent_rows(0.003, law=TRUE | {"c": 1e-4}))[0] > 0
 
 
 def test_held_out_error_is_that_of_a_dumb_loop():
-    points = fit.usable(fit.minima(rows_of(bent_rows(0.004))))
-    x, weight = fit.leave_out(points)
-    errors = bent.held_out(points, x, weight, fit.fit_law)
-    for m, error in zip(points, errors):
+    cells = cells_of(bent_rows(0.004))
+    errors = bent.held_out(cells, fit.law, bent.of_straight)
+    best = dict(zip(cells_names(cells), [x for _, x in fit.minima(cells)]))
+    for (_, T, batch), error in zip(best, errors):
         squares = []
-        for kept in (
-            [p for p in points if p.T != m.T],
-            [p for p in points if p.beta != m.beta],
-        ):
-            X = np.array([(1, math.log2(p.T), math.log2(p.beta)) for p in kept])
-            log_a, b, q = np.linalg.lstsq(X, [p.x for p in kept])[0]
-            squares.append(
-                (m.x - log_a - b * math.log2(m.T) - q * math.log2(m.beta)) ** 2
-            )
+        for out in ({"T": T}, {"batch": batch}):
+            kept = [name for name in best if out.get("T") != name[1]]
+            kept = [name for name in kept if out.get("batch") != name[2]]
+            X = np.array([(1, math.log2(t), math.log2(B / 32)) for _, t, B in kept])
+            log_a, b, q = np.linalg.lstsq(X, [best[name] for name in kept])[0]
+            predicted = log_a + b * math.log2(T) + q * math.log2(batch / 32)
+            squares.append((best["one shape", T, batch] - predicted) ** 2)
         assert error == pytest.approx(np.mean(squares))
+
+
+def cells_names(cells: list[fit.Cell]) -> list[tuple]:
+    return [cell[:3] for cell in cells]
 
 
 # -- Two sets of runs --------------------------------------------------------------------

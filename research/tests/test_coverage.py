@@ -20,9 +20,6 @@ def test_intervals_of_a_small_sweep_hold_the_truth(seeds):
     for answer in ("b", "q", "change of b"):
         share, width = found[answer]["both"]
         assert share >= 0.9 and 0.05 < width < 1
-        # a bootstrap over series takes the batch sizes for certain
-        assert found[answer]["series"][1] < width
-    assert found["b"]["series"][0] < 0.9
 
 
 def test_without_noise_all_answers_are_the_laws():
@@ -48,36 +45,12 @@ def test_components_are_those_of_sums_of_independent_parts():
 def test_pairs_and_seeds_alone_are_students_intervals():
     values = np.array([[0.1, 0.7], [0.4, 0.9], [-0.6, 0.3]])
     for which, means, t in (
-        (0, values.mean(axis=1), 4.303),
-        (1, values.mean(axis=0), 12.706),
+        ("pairs", values.mean(axis=1), 4.303),
+        ("seeds", values.mean(axis=0), 12.706),
     ):
-        low, high = coverage["one_half"](fit.mean_of(values), which)
+        low, high = coverage["by_leaving_out"](fit.mean_of(values))[which]
         error = means.std(ddof=1) / math.sqrt(len(means))
         assert (high - low) / 2 == pytest.approx(t * error, rel=1e-3)
-
-
-def test_drawn_rows_count_series_as_a_dumb_loop_does():
-    rng = np.random.default_rng(0)
-    some = "3 batch sizes"
-    found = coverage["made_up"](some, coverage["misses"](some, 2, rng), 0.0, rng)
-    x, weight, loss = coverage["draw_series"](found, np.random.default_rng(1))
-    series = sorted({(m.shape, m.batch_size, seed) for m in found for seed in m.seeds})
-    times = coverage["draw"](len(series), np.random.default_rng(1))
-    assert (times[:, 0] == 1).all() and (times.sum(axis=0) == len(series)).all()
-    for k in (0, 1, 2, 50):
-        for i, m in enumerate(found):
-            drawn = []
-            for (_, batch_size, seed), n in zip(series, times[:, k]):
-                if batch_size == m.batch_size:
-                    drawn += [m.seeds[seed]] * n
-            assert weight[k, i] == len(drawn)
-            if drawn:
-                points = [
-                    (u, np.mean([losses[u] for losses in drawn]))
-                    for u in sorted(drawn[0])
-                ]
-                assert x[k, i] == pytest.approx(fit.vertex(points)[0])
-                assert loss[k, i] == pytest.approx(min(y for _, y in points))
 
 
 @pytest.mark.parametrize("sweeps", ("-1", "0", "x"))

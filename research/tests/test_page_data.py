@@ -7,7 +7,7 @@ import numpy as np
 import page_data
 import pytest
 
-import fit
+from records import read_rows
 
 COMMITTED = json.loads((page_data.ROOT / "docs/page_data.json").read_text("utf-8"))
 
@@ -37,7 +37,7 @@ def test_the_committed_numbers_are_those_of_the_records():
 
 def losses_of(folder: Path, choice: dict) -> list[float]:
     """Validation losses of the runs with these fields."""
-    rows = fit.read_rows([folder], [f"{k}={v}" for k, v in choice.items()])
+    rows = read_rows([folder], [f"{k}={v}" for k, v in choice.items()])
     return [row["val_loss"] for row in rows]
 
 
