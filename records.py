@@ -149,7 +149,7 @@ def check_numbers(config: dict) -> None:
         is_number = isinstance(value, (int, float, np.number)) and math.isfinite(value)
         if not is_number or (value <= 0 and name != "power_b"):
             raise UserError(
-                f"a record has {name} {value}; a fit needs a number (see fit.law_of)"
+                f"a record has {name} {value!r}; a fit needs a number (see fit.law_of)"
             )
 
 

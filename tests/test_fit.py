@@ -513,7 +513,7 @@ def test_rows_of_other_schedules_are_refused(capsys):
     ({"lr": 0.1, "total_tokens": 9, "batch_size": 1}, "runs: no record has a val_loss"),
     ({"lr": 0.1, "total_tokens": 9, "batch_size": 1, "val_loss": None}, "all 1 runs diverged"),
     ({"lr": 0.1, "total_tokens": 9, "batch_size": 1, "val_loss": "x"}, "val_loss 'x'"),
-    ({"lr": "high", "total_tokens": 9, "batch_size": 1, "val_loss": 2}, "lr high"),
+    ({"lr": "high", "total_tokens": 9, "batch_size": 1, "val_loss": 2}, "lr 'high'"),
 ])  # fmt: skip
 def test_an_odd_row_is_one_line(row, says, capsys):
     write([row], Path("runs"))
