@@ -40,9 +40,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from records import narrow_first, read_rows, rows_of
+from records import is_table, narrow_first, read_rows, rows_of
 from schedules import PAPER_SEQ_LEN, best_lr, paper_batch_size
-from tools import files, flags
+from tools import files, flags, tables
 from tools.flags import UserError
 
 # -- 1. A valley and its bottom ----------------------------------------------------------
@@ -536,7 +536,18 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = flags.program_parser("fit.py", __doc__)
     add = parser.add_argument
-    add("folders", type=Path, nargs="*", help="folders with the records of sweeps")
+    add(
+        "folders",
+        type=Path,
+        nargs="*",
+        help="folders with the records of sweeps, or a CSV file",
+    )
+    add(
+        "--columns",
+        default="",
+        metavar="OURS=THEIRS,...",
+        help="columns of a CSV file, as in lr=learning_rate,val_loss=val/loss",
+    )
     add(
         "--out",
         type=Path,
@@ -575,7 +586,10 @@ def main(argv: list[str] | None = None) -> int:
         else:
             first = args.folders[0]
             out = args.out or (first.parent if first.is_file() else first)
-            rows = read_rows(args.folders, args.only)
+            columns = tables.parse_columns(args.columns)
+            if columns and not any(is_table(path) for path in args.folders):
+                raise UserError("--columns: only for a CSV file")
+            rows = read_rows(args.folders, args.only, columns)
             report.report(rows, out, report.read_sweep(args.folders))
     except (UserError, OSError) as error:
         return flags.fail("fit.py", error)

@@ -26,7 +26,7 @@ import numpy as np
 
 from config import FIELDS, RUNTIME, TrainConfig, make_config
 from schedules import PAPER_SEQ_LEN, SCHEDULES, has_decay, is_planned, unread
-from tools import flags
+from tools import flags, tables
 from tools.flags import UserError
 
 # -- Equal runs --------------------------------------------------------------------------
@@ -67,16 +67,14 @@ def differing(one: dict, other: dict) -> list[str]:
 PARTS = ("config", "results", "origin")
 
 
-def read_records(path: Path) -> list[dict]:
+def read_records(path: Path, columns: dict | None = None) -> list[dict]:
     """All records at or below a path, in records.jsonl of sweeps and record.json of runs.
 
     We report and skip a torn line, which a process leaves if killed while writing. Raises
-    UserError for a line that is not a record.
+    UserError for a line that is not a record. Of a CSV file, see read_table for columns.
     """
-    if path.suffix == ".csv":
-        raise UserError(
-            f"{path}: a CSV file; make a records.jsonl of it, as in docs/elsewhere.md"
-        )
+    if is_table(path):
+        return read_table(path, columns or {})
     files = [path]
     if not path.is_file():
         files = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
@@ -136,6 +134,60 @@ def record_of_row(row: dict) -> dict:
         config["batch_size"] = config.pop("batch_tokens") / config["seq_len"]
     check_numbers(config)
     return {"config": config, "results": results, "origin": origin}
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+# columns of a table from elsewhere. Others need --columns
+NEEDED = ("lr", "total_tokens", "val_loss")
+NUMBERS = ("lr", "total_tokens", "val_loss", "batch_size", "batch_tokens", "seq_len")
+WORDS = ("seed", "shape", "state")
+NO_LOSS = ("", "nan", "none", "null", "inf", "-inf", "infinity", "-infinity")
+
+
+def read_table(path: Path, columns: dict[str, str]) -> list[dict]:
+    """The records of the runs in a CSV file. columns: our names -> theirs.
+
+    A run without a finite loss has diverged. Raises UserError, naming the row.
+    """
+    records = []
+    seen: dict = {}  # the settings of a run -> its row
+    for i, texts in tables.read_csv(path, columns, NUMBERS + WORDS, NEEDED):
+        state = texts.pop("state", "finished").lower()
+        if state != "finished":  # perhaps without its numbers
+            records.append({"config": {}, "results": {}, "origin": {"state": state}})
+            continue
+        if "batch_size" in texts:
+            texts.pop("batch_tokens", None)
+        try:
+            record = record_of_row({name: value_of(name, x) for name, x in texts.items()})
+        except UserError as error:
+            raise UserError(f"{path}: row {i}: {error}") from None
+        run = identity(record["config"])
+        if run in seen:
+            raise UserError(
+                f"{path}: rows {seen[run]} and {i} are the same run; keep one, or name "
+                "the column of their seed, as in --columns seed=run_seed"
+            )
+        seen[run] = i
+        records.append(record)
+    return records
+
+
+def value_of(name: str, text: str) -> float | str | None:
+    """The value of a cell, None for a loss that is not finite. Raises UserError."""
+    if name == "val_loss" and text.lower() in NO_LOSS:
+        return None
+    if name in WORDS:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        if name in NUMBERS:
+            raise UserError(f"{name} is {text!r}, not a plain number") from None
+        return text
 
 
 def check_numbers(config: dict) -> None:
@@ -205,15 +257,17 @@ def narrow_first(cell: tuple) -> tuple:
     return len(cell[0]), cell
 
 
-def read_rows(paths: list[Path], choices: list | tuple = ()) -> list[dict]:
+def read_rows(
+    paths: list[Path], choices: list | tuple = (), columns: dict | None = None
+) -> list[dict]:
     """Rows of all runs under these folders that agree with the choices, without duplicates.
 
-    choices: as in ["weight_decay=0,0.1"]. Raises UserError if a folder has no records, or
-    if their settings differ.
+    choices: as in ["weight_decay=0,0.1"]. columns: of a CSV file, see read_table. Raises
+    UserError if a folder has no records, or if their settings differ.
     """
     records = []
     for path in paths:
-        some = read_records(path)
+        some = read_records(path, columns)
         if not some:
             raise UserError(f"{path}: no records; give the folder of a sweep")
         records += some

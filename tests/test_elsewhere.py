@@ -3,8 +3,8 @@
 import copy
 import csv
 import json
-import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +25,7 @@ from config import make_shape
 from model import GPT
 from schedules import constant, decay, make_schedule, warmup
 from test_fit import wsd_records
+from test_mistakes import one_line
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
@@ -507,15 +508,15 @@ def write_table(path: str, runs: list[dict], encoding: str = "utf-8"):
         table.writerows(runs)
 
 
-def read_table(*changes: tuple[str, str]) -> dict:
-    """Run the block of the page, and return its names."""
-    code = recipe("A law from your own table")
-    for old, new in (("seq_len=2048", "seq_len=128"), *changes):
-        assert old in code
-        code = code.replace(old, new)
-    names = {}
-    exec(code, names)
-    return names
+def law_of_table(columns: str) -> dict:
+    """The law that fit.py writes for runs.csv."""
+    assert fit.main(["runs.csv", "--columns", f"{columns},seq_len=128", "--out=law"]) == 0
+    return json.loads(Path("law/law.json").read_text())
+
+
+def assert_same_law(one: dict, other: dict) -> None:
+    for name in ("a", "b", "q", "b_interval", "total_tokens", "batch_tokens"):
+        assert one[name] == pytest.approx(other[name])
 
 
 def wandb_run(r: dict, **changed) -> dict:
@@ -528,25 +529,44 @@ def wandb_run(r: dict, **changed) -> dict:
     } | changed  # fmt: skip
 
 
+OF_WANDB = (
+    "total_tokens=tokens,val_loss=val/loss"  # and lr, batch_size, State as they are
+)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_an_export_of_wandb_gives_the_law_of_its_finished_runs(encoding, capsys):
     records = sweep()
     runs = [wandb_run(r) for r in records]
-    # a run that crashed, between two learning rates of its cell
+    # a run that crashed, between two learning rates of its cell, and one without anything
     better = dict(lr=records[5]["lr"] * 1.2, val_loss=records[4]["val_loss"] - 0.02)
     runs.append(wandb_run(records[5] | better, State="crashed"))
+    runs.append(dict.fromkeys(runs[0], "") | {"State": "failed"})
     if encoding == "utf-8-sig":  # the mark hides the name of the first column
         runs = [{"lr": run["lr"]} | run for run in runs]
     write_table("runs.csv", runs, encoding)
-    found = read_table()["rows"]
-    assert fit.law_of(found) == fit.law_of(rows_of(records))
-    assert f"{len(records)} runs; left out: ['crashed']" in capsys.readouterr().out
-    careless = read_table((', state="State"', ""))["rows"]
-    assert len(careless) == len(found) + 1
-    assert abs(fit.law_of(careless)["b"] - fit.law_of(found)["b"]) > 0.005
+    found = law_of_table(OF_WANDB)
+    assert_same_law(found, fit.law_of(rows_of(records)))
+    said = capsys.readouterr().out
+    assert "left out 2 runs that did not finish: 1 crashed, 1 failed" in said
+    write_table("runs.csv", [run | {"State": "finished"} for run in runs[:-1]])
+    assert abs(law_of_table(OF_WANDB)["b"] - found["b"]) > 0.005
 
 
-def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
+def test_the_command_of_the_page_reads_a_table_of_wandb():
+    records = sweep()
+    write_table("runs.csv", [wandb_run(r) for r in records])
+    section = PAGE.partition("## A law from your own table")[2]
+    command = re.search(r"^python fit.py (runs.csv .*)$", section, re.M)[1]
+    assert fit.main(shlex.split(command.replace("seq_len=2048", "seq_len=128"))) == 0
+    law = json.loads(Path("law.json").read_text())
+    assert_same_law(law, fit.law_of(rows_of(records)))
+
+
+@pytest.mark.parametrize("no_loss", ["", "NaN", "inf"])
+def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run(
+    no_loss, capsys
+):
     """As mlflow.search_runs().to_csv writes it: NaN is an empty cell, and parameters are text."""
     records = sweep()
     highest = max(range(len(records)), key=lambda i: records[i]["lr"])
@@ -556,7 +576,7 @@ def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
         runs.append({
             "run_id": "0ed92ae8", "experiment_id": "1", "status": "FINISHED",
             "start_time": "2026-11-25 04:40:05.512+00:00",
-            "metrics.val_loss": "" if r["val_loss"] is None else r["val_loss"],
+            "metrics.val_loss": no_loss if r["val_loss"] is None else r["val_loss"],
             "metrics.tokens": float(r["total_tokens"]), "params.batch_size": r["batch_size"],
             "params.lr": r["lr"], "tags.mlflow.runName": "invincible-gnat-559",
         })  # fmt: skip
@@ -564,34 +584,65 @@ def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run():
         runs[0] | {"status": "FAILED", "metrics.val_loss": 9.0, "metrics.tokens": ""}
     )
     write_table("runs.csv", runs)
-    found = read_table(
-        ('state="State"', 'state="status"'), ('lr="lr"', 'lr="params.lr"'),
-        ('batch_size="batch_size"', 'batch_size="params.batch_size"'),
-        ('total_tokens="tokens"', 'total_tokens="metrics.tokens"'),
-        ('val_loss="val/loss"', 'val_loss="metrics.val_loss"'),
-    )["rows"]  # fmt: skip
-    assert len(found) == len(records) and math.isnan(found[highest]["val_loss"])
-    assert fit.law_of(found) == fit.law_of(rows_of(records))
+    found = law_of_table(
+        "state=status,lr=params.lr,batch_size=params.batch_size,"
+        "total_tokens=metrics.tokens,val_loss=metrics.val_loss"
+    )
+    assert_same_law(found, fit.law_of(rows_of(records)))
+    said = capsys.readouterr().out
+    assert "1 failed" in said and "1 runs diverged" in said
 
 
-@pytest.mark.parametrize("column", ["lr", "val/loss", "State"])
-def test_a_table_without_a_column_is_refused(column):
-    runs = [wandb_run(r) for r in sweep()]
-    for run in runs:
-        del run[column]
+def test_a_field_of_the_table_chooses_runs():
+    records = sweep()
+    runs = [wandb_run(r) | {"wd": "0.1"} for r in records]
+    runs += [wandb_run(r | {"lr": 2 * r["lr"]}) | {"wd": "0"} for r in records]
     write_table("runs.csv", runs)
-    with pytest.raises(SystemExit, match=f"^runs.csv: no column {column}$"):
-        read_table()
+    columns = f"{OF_WANDB},seq_len=128,weight_decay=wd"
+    argv = ["runs.csv", "--columns", columns, "--only", "weight_decay=0"]
+    assert fit.main(argv) == 0
+    law = json.loads(Path("law.json").read_text())
+    assert law["a"] == pytest.approx(2 * fit.law_of(rows_of(records))["a"])
 
 
-def test_rows_in_a_file_are_the_same_law(capsys):
-    write_table("runs.csv", [wandb_run(r) for r in sweep()])
-    names = read_table()
-    exec(recipe("A law from your own table", 1), names)
-    assert fit.main(["runs/others"]) == 0
-    law = json.loads(Path("runs/others/law.json").read_text())
-    for name in ("a", "b", "q"):
-        assert law[name] == pytest.approx(fit.law_of(names["rows"])[name])
+def changed(column: str, value: str):
+    """A table in which row 7 has another value in a column."""
+    return lambda runs: runs[5].update({column: value})
+
+
+def without(column: str):
+    return lambda runs: [run.pop(column) for run in runs]
+
+
+@pytest.mark.parametrize("change, says", [
+    (changed("tokens", "1,024"), "row 7: total_tokens is '1,024', not a plain number"),
+    (changed("lr", "0,01"), "row 7: lr is '0,01', not a plain number"),
+    (changed("lr", "auto"), "row 7: lr is 'auto'"), (changed("lr", ""), "row 7: lr is ''"),
+    (changed("lr", "-0.1"), "row 7: a record has lr -0.1"),
+    (changed("lr", "inf"), "row 7: a record has lr inf"),
+    (changed("val/loss", "high"), "row 7: val_loss is 'high'"),
+    (lambda runs: runs.append(runs[3]), "rows 5 and 182 are the same run"),
+    (without("lr"), "no column lr; name yours"), (without("val/loss"), "val_loss=val/loss: not in"),
+    (without("batch_size"), "row 2: a record has no batch_size"),
+])  # fmt: skip
+def test_an_odd_table_is_one_line_that_names_the_row(change, says, capsys):
+    runs = [wandb_run(r) for r in sweep()]
+    change(runs)
+    write_table("runs.csv", runs)
+    argv = ["runs.csv", "--columns", OF_WANDB]
+    assert says in one_line(fit.main, argv, capsys)
+    assert not Path("law.json").exists()
+
+
+@pytest.mark.parametrize("text, says", [
+    (b"lr,tokens\n0.1,1,024\n", "row 2 has 3 fields, and the header 2"),
+    (b"lr,tokens\n\xff\xfe\n", "not a CSV file in UTF-8"), (b"", "no column lr"),
+    (b"lr,total_tokens,val_loss\n", "no records"),
+])  # fmt: skip
+def test_a_file_that_is_no_table_is_one_line(text, says, capsys):
+    Path("runs.csv").write_bytes(text)
+    columns = "val_loss=2,total_tokens=tokens" if b"tokens" in text[:9] else "seq_len=2"
+    assert says in one_line(fit.main, ["runs.csv", "--columns", columns], capsys)
 
 
 def event_writer(folder: str):
@@ -614,7 +665,7 @@ def test_event_files_of_tensorboard_give_the_law():
                     writer.add_scalar("lr", share * r["lr"], step)
                     writer.add_scalar("val/loss", r["val_loss"] + 1 - step / steps, step)
         names = dict(batch_tokens=batch_size * 100)
-        code = recipe("A law from your own table", 2)
+        code = recipe("A law from your own table")
         exec(code.replace('"events"', f'"{batch_size}/events"'), names)
         found += names["rows"]
     expected = [
