@@ -15,8 +15,7 @@ The rules, in the order of this file:
 5. Two lines are level if the interval lies inside ±0.005 nats. One is better or worse if
    the interval excludes 0. Otherwise the result is undecided (`verdict`).
 
-Losses are in nats per token. `python fit.py results/compare-laptop results/search-laptop`
-prints the tables.
+Losses are in nats per token. `python fit.py FOLDER` prints the tables of a comparison.
 """
 
 import math

@@ -98,7 +98,7 @@ _moe = dict(_power, n_ffn=512, n_kv_head=8, n_expert_active=8)
 _large = dict(batch_size=1024, micro_batch_size=4, lr=0.01)
 
 # The two laptop models are ours, for bytes. They follow our law and not the paper's, with
-# learning rates tuned by results/laptop/tune.py.
+# learning rates tuned in the runs of research/results/laptop.
 _laptop = dict(
     n_layer=3, n_embd=128, n_head=4, init_std=0.1, m_emb=10, vocab_size=256, seq_len=128,
     base_width=64, batch_size=8, total_tokens=3_200_000, warmup_tokens=100_000, lr=0.004,

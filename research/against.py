@@ -1,7 +1,7 @@
 """What does a setting change in the best learning rates and in their law? See
 research/methods.md.
 
-    python research/against.py weight_decay=0,0.1,0.3 results/memory-laptop
+    python research/against.py weight_decay=0,0.1,0.3 research/results/memory-laptop
 
 Compares runs that differ in one field, in the cells where all its values have a minimum.
 """

@@ -1,6 +1,6 @@
 """If you stop here, how good are one Power run, and a longer cosine, cut short?
 
-    python research/anytime.py results/compare-laptop results/search-laptop
+    python research/anytime.py research/results/compare-laptop research/results/search-laptop
 
 Draws a figure of research/methods.md, from a comparison (`python sweep.py compare`). All
 losses are relative to cosines that were planned for the length at which you stop. Both

@@ -1,7 +1,7 @@
 """Is the law of a sweep straight, or does it flatten at large batch sizes? See
 research/methods.md.
 
-    python research/bent.py results/bend-laptop --only warmup_tokens=80000
+    python research/bent.py research/results/bend-laptop --only warmup_tokens=80000
 
 The bent law flattens above a critical batch size beta_c = c T^kappa:
 

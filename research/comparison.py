@@ -3,7 +3,7 @@
     python research/comparison.py
 
 Prints its tables of TABLES.md, from the committed records. `python fit.py
-results/compare-laptop results/search-laptop` prints the first two and draws them.
+research/results/compare-laptop research/results/search-laptop` prints the first two and draws them.
 """
 
 import contextlib
@@ -28,7 +28,10 @@ from tables import Table
 from tools import flags
 from tools.figures import size
 
-FOLDERS = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
+FOLDERS = [
+    ROOT / "research/results/compare-laptop",
+    ROOT / "research/results/search-laptop",
+]
 POWER, AVERAGED = "Power (fitted)", "Power (fitted), averaged"
 WSD, LINEAR, COSINE = "WSD (fitted)", "linear to 0 (fitted)", "cosine (fitted)"
 ABOUT = {

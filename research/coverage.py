@@ -173,7 +173,7 @@ def print_components(sweeps: int) -> None:
         "b of a series, standard deviation:   pairs  seeds   rest   (-: variance below 0)"
     )
     for name, only in OURS.items():
-        folder = ROOT / "results" / name.partition(",")[0]
+        folder = ROOT / "research/results" / name.partition(",")[0]
         print_roots(name, components(b_of_series(read_rows([folder], list(only)))))
     for name in SWEEPS:
         some = []
@@ -256,7 +256,7 @@ def held(ends: list[tuple]) -> tuple[float, float]:
 # -- The comparison ----------------------------------------------------------------------
 
 # standard deviations of a difference of two lines over pairs, over seeds, and of the rest:
-# typical values of results/compare-laptop (nats), and two extremes
+# typical values of research/results/compare-laptop (nats), and two extremes
 GAPS = {
     "as measured": (0.005, 0.008, 0.010),
     "mostly pairs": (0.020, 0.004, 0.004),

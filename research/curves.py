@@ -2,8 +2,8 @@
 
     python research/curves.py
 
-Draws the first two figures of README.md from results/curves-laptop, as means over its
-seeds, and prints their losses. results/curves-laptop/run.sh makes the runs.
+Draws the first two figures of README.md from research/results/curves-laptop, as means over its
+seeds, and prints their losses. results/curves-laptop/run.sh of commit 81f0289 made the runs.
 """
 
 import json
@@ -23,7 +23,7 @@ from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure, size
 
-FOLDER = ROOT / "results/curves-laptop"
+FOLDER = ROOT / "research/results/curves-laptop"
 LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # run lengths T
 SEEDS = (0, 1, 2)
 RED = "#a32020"  # a cosine that is stopped early

@@ -2,7 +2,7 @@
 
     python research/exponents.py
 
-Draws a figure of README.md, from results/bend-laptop and results/why-laptop.
+Draws a figure of README.md, from research/results/bend-laptop and research/results/why-laptop.
 """
 
 import sys
@@ -25,7 +25,7 @@ THEIRS = "#a32020"
 def by_question() -> dict:
     """{question: (the exponent, that of a paper, its name)}, at width 32."""
     only = ["warmup_tokens=80000", "n_embd=32"]
-    cells = fit.fitted_cells(read_rows([ROOT / "results/bend-laptop"], only))
+    cells = fit.fitted_cells(read_rows([ROOT / "research/results/bend-laptop"], only))
     fixed = fit.apply(attrgetter("b"), fit.jackknife(cells, fit.law))
     at_best = fit.reading(cells, fit.step_law_b, 1)
     divided = fit.reading(cells, fit.paper_b, 3)

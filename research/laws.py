@@ -27,7 +27,7 @@ from tables import Table
 from tools import flags
 from tools.figures import size
 
-RESULTS = ROOT / "results"
+RESULTS = ROOT / "research/results"
 SWEEPS = {  # name -> folder, runs in it
     "warmup 2,000": ("wsd-laptop",),
     "warmup 32,000": ("wsd-laptop-long",),

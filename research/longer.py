@@ -2,7 +2,7 @@
 
     python research/longer.py
 
-Prints the tables and the decisions of results/long-laptop/rules.md, from its records, and
+Prints the tables and the decisions of research/results/long-laptop/rules.md, from its records, and
 draws a figure of research/why.md.
 """
 
@@ -24,7 +24,7 @@ from tools import flags
 from tools.figures import COLORS, draw_points, size
 from tools.flags import UserError
 
-RUNS = ROOT / "results/long-laptop"
+RUNS = ROOT / "research/results/long-laptop"
 # Every line names its weight decay and memory, so that it finds its runs and no others.
 CONSTANT = WSD | AVERAGED
 USUAL = dict(weight_decay=0.1, memory=None)

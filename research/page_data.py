@@ -24,7 +24,7 @@ from records import only, read_records, read_rows, row
 from schedules import make_schedule
 from tools.flags import program_parser
 
-RESULTS = ROOT / "results"
+RESULTS = ROOT / "research/results"
 LENGTHS = (320_000, 640_000, 1_280_000, 2_560_000, 5_120_000)  # T of step 1, in tokens
 RATES = {  # batch size -> the three learning rates whose curves we draw
     2: (0.0016, 0.0032, 0.0064),
@@ -190,7 +190,7 @@ def learning_rates(run: dict, begin: float = 0) -> list[list]:
 
 
 def race() -> dict:
-    """Curves and losses of the runs of results/curves-laptop, as means over the seeds."""
+    """Curves and losses of the runs of research/results/curves-laptop, as means over the seeds."""
     folder = RESULTS / "curves-laptop"
     lines = (folder / "curves.jsonl").read_text(encoding="utf-8").splitlines()
     curves = {curve["run"]: curve for curve in map(json.loads, lines)}

@@ -1,4 +1,4 @@
-"""What makes the best learning rate fall? The decisions of results/why-laptop/rules.md.
+"""What makes the best learning rate fall? The decisions of research/results/why-laptop/rules.md.
 
     python research/policies.py
 
@@ -35,7 +35,7 @@ from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure
 
-RUNS = ROOT / "results/why-laptop"
+RUNS = ROOT / "research/results/why-laptop"
 POLICIES = {  # name -> folder
     "weight decay 0": "wd-0",
     "∝ 1/n, memory 5": "memory-5",

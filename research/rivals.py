@@ -2,7 +2,7 @@
 
     python research/rivals.py
 
-Prints the table and the decisions of results/rivals-laptop/rules.md, from its records and
+Prints the table and the decisions of research/results/rivals-laptop/rules.md, from its records and
 those of the comparison.
 """
 
@@ -21,7 +21,7 @@ from records import read_records, read_rows, row
 from tools import flags
 from tools.figures import size
 
-RUNS = ROOT / "results/rivals-laptop"
+RUNS = ROOT / "research/results/rivals-laptop"
 NO_DECAY = dict(weight_decay=0.0, memory=None)
 STRONG = dict(weight_decay=0.3, memory=None)
 USUAL = dict(weight_decay=0.1, memory=None)
@@ -77,7 +77,10 @@ DECISIONS = {
 @cache
 def lines() -> dict:
     """{line: {dense cell: {seed: loss}}} of both comparisons."""
-    folders = [ROOT / "results/compare-laptop", ROOT / "results/search-laptop"]
+    folders = [
+        ROOT / "research/results/compare-laptop",
+        ROOT / "research/results/search-laptop",
+    ]
     found, _, _ = losses_of_lines(read_rows(folders))
     for name, new in NEW.items():
         # read_rows would refuse to mix weight decays

@@ -20,7 +20,7 @@ from records import read_records, row
 from tables import Table
 from tools import flags
 
-RESULTS = ROOT / "results"
+RESULTS = ROOT / "research/results"
 
 
 def rows_in(folder: str) -> list[dict]:

@@ -28,15 +28,15 @@ HEAD = """# All tables
 per token, and brackets are 95% intervals ([methods.md](methods.md#1-how-a-law-is-fitted))."""
 PROGRAMS = ("laws", "policies", "comparison", "longer", "curves", "smaller")
 FIGURES = {  # figure of assets/ -> the command that draws it, with the name that it gives
-    "valleys.png": "fit.py results/wsd-laptop",
-    "law.png": "fit.py results/bend-laptop --only warmup_tokens=80000 --only n_embd=32",
-    "transfer.png": "fit.py results/transfer-quick",
-    "power.png": "fit.py results/power-laptop",
-    "compare.png": "fit.py results/compare-laptop results/search-laptop",
-    "anytime.png": "research/anytime.py results/compare-laptop",
-    "against.png": "research/against.py weight_decay=0,0.1,0.3 results/memory-laptop",
-    "warmup.png": "research/against.py warmup_tokens=5000,80000,320000 results/bend-laptop "
-    "--only batch_size=16,32,64,128",
+    "valleys.png": "fit.py research/results/wsd-laptop",
+    "law.png": "fit.py research/results/bend-laptop --only warmup_tokens=80000 --only n_embd=32",
+    "transfer.png": "fit.py research/results/transfer-quick",
+    "power.png": "fit.py research/results/power-laptop",
+    "compare.png": "fit.py research/results/compare-laptop research/results/search-laptop",
+    "anytime.png": "research/anytime.py research/results/compare-laptop",
+    "against.png": "research/against.py weight_decay=0,0.1,0.3 research/results/memory-laptop",
+    "warmup.png": "research/against.py warmup_tokens=5000,80000,320000 "
+    "research/results/bend-laptop --only batch_size=16,32,64,128",
 }
 
 

@@ -18,7 +18,7 @@ def fork(patch: str) -> Path:
     """Apply a patch to a copy of the project. -> its folder."""
     copy = Path(patch).absolute()
     skip = shutil.ignore_patterns(
-        ".*", "results", "research", "assets", "tests", "docs", "runs", "data"
+        ".*", "research", "assets", "tests", "docs", "runs", "data"
     )
     shutil.copytree(ROOT, copy, ignore=skip)
     subprocess.run(["git", "apply", ROOT / f"forks/{patch}.patch"], cwd=copy, check=True)

@@ -18,7 +18,7 @@ from test_mistakes import one_line
 from records import rows_of
 
 # Loss above the lowest (nats) at 1/4, 1/2.8, ... 4 times the best learning rate, at T = 80k, 160k,
-# ..., 1.28M: means over the cells of results/wsd-laptop, smoothed. Then the noise of one run.
+# ..., 1.28M: means over the cells of wsd-laptop, smoothed. Then the noise of one run.
 VALLEYS = {
     80_000: ([0.105, 0.070, 0.034, 0.008, 0, 0.010, 0.051, 0.137, 0.274], 0.035),
     160_000: ([0.212, 0.136, 0.061, 0.015, 0, 0.011, 0.050, 0.140, 0.234], 0.034),
