@@ -201,9 +201,10 @@ def tune(runs: Runs, name: str, seeds: list[int]) -> dict[int, float]:
     Raises UserError if a run of the tuning is missing.
     """
     trials = {seed: trials_of(runs, name, seed) for seed in seeds}
-    losses = [
-        loss for tried in trials.values() for some in tried.values() for loss in some
-    ]
+    losses = []
+    for tried in trials.values():
+        for some in tried.values():
+            losses += some
     if losses.count(None) == len(losses):
         return {}
     best = {seed: best_of(tried) for seed, tried in trials.items()}

@@ -149,7 +149,11 @@ def cells_of(
 def valley(cell: Cell) -> tuple:
     """The points (x, mean loss over the seeds), in order of x."""
     seeds = list(cell.losses.values())
-    return tuple((x, sum(seed[x] for seed in seeds) / len(seeds)) for x in seeds[0])
+    points = []
+    for x in seeds[0]:
+        total = sum(losses[x] for losses in seeds)
+        points.append((x, total / len(seeds)))
+    return tuple(points)
 
 
 def lowest_loss(cell: Cell) -> float:
@@ -196,8 +200,10 @@ def least_squares(y: list, columns: list[list], groups: list) -> tuple[list, dic
     groups have n values, and so has every column.
     """
     names = list(dict.fromkeys(groups))  # without doubles, in order
-    constants = [[float(group == name) for group in groups] for name in names]
-    design = np.array([*columns, *constants], float).T  # [n, columns + groups]
+    design = list(columns)
+    for name in names:
+        design.append([float(group == name) for group in groups])
+    design = np.array(design, float).T  # [n, columns + groups]
     solution, _, rank, _ = np.linalg.lstsq(design, np.array(y, float), rcond=1e-6)
     if rank < design.shape[1]:
         solution[:] = math.nan
@@ -263,8 +269,9 @@ def jackknife(
     used: the cells on which the answer depends, if not on all. Without the others, it
     would stay as it is, which looks as if it were certain.
     """
-    pairs = sorted({pair_of(cell) for cell in used or cells})
-    seeds = sorted({seed for cell in used or cells for seed in cell.losses})
+    used = used or cells
+    pairs = sorted({pair_of(cell) for cell in used})
+    seeds = sorted(set().union(*(cell.losses for cell in used)))
     return Estimate(
         answer(cells),
         [answer(without_pair(cells, pair)) for pair in pairs if len(pairs) > 1],
@@ -361,9 +368,10 @@ def best_batches(cells: list[Cell], n: int) -> list[Cell]:
     groups: dict = {}
     for cell, _ in minima(cells):
         groups.setdefault((cell.shape, cell.T), []).append(cell)
-    return [
-        cell for some in groups.values() for cell in sorted(some, key=lowest_loss)[:n]
-    ]
+    best = []
+    for some in groups.values():
+        best += sorted(some, key=lowest_loss)[:n]
+    return best
 
 
 def paper_law(cells: list[Cell]) -> tuple[float, float]:

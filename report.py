@@ -7,7 +7,6 @@ import math
 import shlex
 import statistics
 import sys
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -74,7 +73,7 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
     cells = fit.fitted_cells(rows)
     law = fit.as_json(cells, rows[0]) | {"flags": sweep.get("flags")}
     print_runs(rows, sweep)
-    print_law(cells, cells_of(rows, by_seed=True))
+    print_law(cells)
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "law.json", law)
     print(f"\n{out}: law.json, valleys.png, law.png")
@@ -93,11 +92,11 @@ def print_runs(rows: list[dict], sweep: dict) -> None:
         print(f"{diverged:,} runs diverged, and count as worse than all others")
     short = sum(lacks_neighbors(fit.valley(c)) for c in cells_of(rows, by_seed=True))
     if sweep.get("finished") is False:
-        print("THE SWEEP IS NOT FINISHED; the same command of sweep.py resumes it")
+        print("the sweep is not finished; its command resumes it")
     elif short:
         print(
-            f"{short} valleys have fewer than three learning rates on one side of their "
-            "lowest loss, and a finished search has three; is the sweep finished?"
+            f"{short} valleys have fewer than three learning rates on one side of the "
+            "lowest loss; is the sweep finished?"
         )
 
 
@@ -107,26 +106,22 @@ def lacks_neighbors(points: tuple) -> bool:
     return min(at, len(points) - 1 - at) < 3
 
 
-def print_law(cells: list[Cell], by_seed: list[Cell]) -> None:
-    """Print the law as several readings of the same runs give it. The first is ours."""
+def print_law(cells: list[Cell]) -> None:
+    """Print the law, the readings of the papers, and a of every shape."""
     laws = jackknife(cells, fit.law)
-    print("\nlr = a beta^q T^b, 95% intervals")
-    print_reading("cubic through 7 rates", laws)
-    for window in (5, 7):
-        parabolas = [cell for cell, _ in fit.minima(by_seed, 2, window)]
-        if parabolas:
-            law_of_parabolas = partial(fit.law, degree=2, window=window)
-            name = f"parabola through {window} rates"
-            print_reading(name, jackknife(parabolas, law_of_parabolas))
-
+    b = fit.apply(attrgetter("b"), laws)
+    q = fit.apply(attrgetter("q"), laws)
     s = round(fit.growth(cells), 2) + 0.0  # never -0.00
-    expected = laws.answer.b + (laws.answer.q - 1) * s
+    expected = b.answer + (q.answer - 1) * s
     b_paper = fit.reading(cells, fit.paper_b, 3)
+    b_step_law = fit.reading(cells, fit.step_law_b, 1)
+    print("\nlr = a beta^q T^b, 95% intervals")
+    print(f"{'all cells':<29} b {show(b)}  q {show(q)}")
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s:.2f} there, and b + (q - 1) {s:.2f} = {expected:.3f}")
-    print(f"{'Step Law, best batch':<29} b {show(fit.reading(cells, fit.step_law_b, 1))}")
+    print(f"{'Step Law, best batch':<29} b {show(b_step_law)}")
 
-    first, *_ = laws.answer.log2_a
+    first = cells[0].shape
     for shape, log2_a in laws.answer.log2_a.items():
 
         def ratio(law: Law) -> float:
@@ -135,12 +130,6 @@ def print_law(cells: list[Cell], by_seed: list[Cell]) -> None:
 
         times = show(fit.apply(ratio, laws), 2, log2=True)
         print(f"{shape}: a {2**log2_a:.3g}, {times} times the first")
-
-
-def print_reading(name: str, laws: fit.Estimate) -> None:
-    b = fit.apply(attrgetter("b"), laws)
-    q = fit.apply(attrgetter("q"), laws)
-    print(f"{name:<29} b {show(b)}  q {show(q)}")
 
 
 def draw_law(path: Path, cells: list[Cell], seq_len: float) -> None:
@@ -200,7 +189,8 @@ def panel_of_valleys(row: list[Cell], field: str, words: str, fixed: str) -> dic
 
     words: the name of `field` in the title.
     """
-    first, last = row[0], row[-1]
+    first = row[0]
+    last = row[-1]
     longer = getattr(last, field) / getattr(first, field)
     moved = 2 ** (fit.bottom(last)[0] - fit.bottom(first)[0])
     return dict(
@@ -230,9 +220,9 @@ def valley_of(cell: Cell, degree: int = 3, window: int = 7) -> dict:
 def print_next_runs(law: dict, cells: list[Cell], path: Path) -> None:
     """Print the commands of runs four times as long as the longest."""
     T = 4 * law["total_tokens"][1]
-    batch_size, words = advised_batch_size(cells, T)
+    batch_size, why = advised_batch_size(cells, T)
     lr = fit.predict(law, T, batch_size * law["seq_len"])
-    print(f"\n{words}")
+    print(f"\nBatch size {batch_size:g}: {why}.")
     where = f"T = {figures.size(T)} and batch size {batch_size:g}"
     print(f"For {where}, the law has learning rate {lr:.2g}.")
     for line in advice(law, T, batch_size, law["seq_len"]):
@@ -246,28 +236,28 @@ def print_next_runs(law: dict, cells: list[Cell], path: Path) -> None:
 def advised_batch_size(cells: list[Cell], T: float) -> tuple[float, str]:
     """The batch size for a run of T tokens, and why.
 
-    We round up to a power of two: the loss of a batch size that is a little too large
-    differs by less than its noise, and the run is faster.
+    We round up to a power of two, because a batch size that is a little too large costs
+    less than the noise, and its run is faster. It is one within the sweep, because the
+    law is not measured beyond.
     """
     batches = sorted({cell.batch_size for cell in cells})
-    low, high = batches[0], batches[-1]
     best = fit.best_batch(cells, T)
     if math.isfinite(best):
-        best = min(max(best, math.log2(low)), math.log2(4 * high))
         batch_size = 2.0 ** math.ceil(round(best, 2))
-        words = (
-            f"Batch size {batch_size:g}: a parabola through the losses of the three best "
-            f"batch sizes of every T has its bottom at {2**best:.3g} for T = "
-            f"{figures.size(T)}, and we round up."
+        batch_size = min(max(batch_size, batches[0]), batches[-1])
+        why = (
+            f"the losses of the three best batch sizes of every T have their bottom at "
+            f"{2**best:.3g} for T = {figures.size(T)}, and we round up"
         )
     else:
-        longest = [cell for cell in cells if cell.T == max(cell.T for cell in cells)]
+        last = max(cell.T for cell in cells)
+        longest = [cell for cell in cells if cell.T == last]
         batch_size = min(longest, key=fit.lowest_loss).batch_size
-        words = f"Batch size {batch_size:g}: the best at the longest T of the sweep."
-    if not low < batch_size < high:
-        side = "smaller" if batch_size <= low else "larger"
-        words += f" This is at the edge of the sweep ({low:g} to {high:g}); try {side} ones, too."
-    return batch_size, words
+        why = "it has the lowest loss at the longest T of the sweep"
+    edges = {batches[0]: "smallest", batches[-1]: "largest"}
+    if batch_size in edges:
+        why += f"; this is the {edges[batch_size]} of the sweep, so try others beyond it"
+    return batch_size, why
 
 
 def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:

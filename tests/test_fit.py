@@ -375,13 +375,14 @@ def test_the_best_batch_size_grows_as_it_was_made_to():
     for T in (BUDGETS[0], BUDGETS[-1], 16 * BUDGETS[-1]):
         assert fit.best_batch(cells, T) == pytest.approx(best_at(T), abs=1e-6)
     # 1.5 + 0.6 * 4 = 3.9 at the fourfold longest T, which is 2^3.9 = 14.9
-    batch_size, words = report.advised_batch_size(cells, 4 * BUDGETS[-1])
-    assert batch_size == 16 and "at the edge" in words and "larger" in words
-    batch_size, words = report.advised_batch_size(cells, BUDGETS[2])
-    assert batch_size == 4 and "edge" not in words
+    batch_size, why = report.advised_batch_size(cells, 4 * BUDGETS[-1])
+    assert batch_size == 16 and "the largest of the sweep" in why
+    assert report.advised_batch_size(cells, 64 * BUDGETS[-1])[0] == 16
+    batch_size, why = report.advised_batch_size(cells, BUDGETS[2])
+    assert batch_size == 4 and "of the sweep" not in why
     two = batch_cells(best_at, batches=(4, 8))  # no parabola through two
-    batch_size, words = report.advised_batch_size(two, 4 * BUDGETS[-1])
-    assert batch_size == 8 and "at the longest T" in words
+    batch_size, why = report.advised_batch_size(two, 4 * BUDGETS[-1])
+    assert batch_size == 8 and "lowest loss at the longest T" in why
 
 
 # -- The comparison ----------------------------------------------------------------------
