@@ -53,7 +53,7 @@ from tools.flags import UserError
 
 def lowest(points: tuple) -> tuple:
     """The point with the lowest loss, the left one of two."""
-    return min(points, key=lambda point: point[1])
+    return min(points, key=itemgetter(1))
 
 
 def nearest(points: tuple, n: int) -> list[tuple]:
@@ -99,7 +99,7 @@ def vertex(points: tuple, degree: int = 3, window: int = 7) -> tuple[float, str]
         if is_minimum and x[0] <= bottom <= x[-1]:
             dip = loss_lowest - np.polyval(curve, root.real)
             if dip > (loss.max() - loss_lowest) / 4:  # up to 0.15 in all our valleys
-                return x_lowest, "a curve below its points"
+                return x_lowest, "curve below its points"
             return bottom, ""
     return x_lowest, "no valley"
 
@@ -270,13 +270,18 @@ def jackknife(
     would stay as it is, which looks as if it were certain.
     """
     used = used or cells
-    pairs = sorted({pair_of(cell) for cell in used})
-    seeds = sorted(set().union(*(cell.losses for cell in used)))
+    pairs = several({pair_of(cell) for cell in used})
+    seeds = several(set().union(*(cell.losses for cell in used)))
     return Estimate(
         answer(cells),
-        [answer(without_pair(cells, pair)) for pair in pairs if len(pairs) > 1],
-        [answer(without_seed(cells, seed)) for seed in seeds if len(seeds) > 1],
+        [answer(without_pair(cells, pair)) for pair in pairs],
+        [answer(without_seed(cells, seed)) for seed in seeds],
     )
+
+
+def several(values) -> list:
+    """The values in order, or none of one: without it, nothing is left."""
+    return sorted(values) if len(values) > 1 else []
 
 
 def apply(function: Callable, *estimates: Estimate) -> Estimate:
@@ -291,13 +296,9 @@ def apply(function: Callable, *estimates: Estimate) -> Estimate:
 
 def mean_of(values: np.ndarray) -> Estimate:
     """The mean of values [pairs, seeds]. NaN is a missing value."""
-    pairs, seeds = values.shape
-    without_pairs = [
-        np.nanmean(np.delete(values, i, 0)) for i in range(pairs) if pairs > 1
-    ]
-    without_seeds = [
-        np.nanmean(np.delete(values, i, 1)) for i in range(seeds) if seeds > 1
-    ]
+    pairs, seeds = [several(range(n)) for n in values.shape]
+    without_pairs = [np.nanmean(np.delete(values, i, axis=0)) for i in pairs]
+    without_seeds = [np.nanmean(np.delete(values, i, axis=1)) for i in seeds]
     return Estimate(np.nanmean(values), without_pairs, without_seeds)
 
 

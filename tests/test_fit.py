@@ -98,7 +98,7 @@ def refused(argv: list, capsys) -> str:
 VALLEY = tuple(
     (x / 2, 1 + (x / 2 - 0.3) ** 2 + 0.1 * (x / 2 - 0.3) ** 3) for x in range(-5, 6)
 )
-EDGE, FEWER, GAP = "at an edge", "fewer than 5 losses", "a curve below its points"
+EDGE, FEWER, GAP = "at an edge", "fewer than 5 losses", "curve below its points"
 HILL = tuple((x, 1 - x * x / 9 if x else 0.7) for x, _ in VALLEY[2:9])
 # the runs around the bottom are missing, and the slopes to both sides are steep
 HOLE = tuple((x, abs(x) + 0.01 * x) for x in (-2.5, -2.0, -1.5, 1.5, 2.0, 2.5))
