@@ -40,9 +40,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from records import is_table, narrow_first, read_rows, rows_of
+from records import narrow_first, read_rows, rows_of
 from schedules import PAPER_SEQ_LEN, best_lr, paper_batch_size
-from tools import files, flags, tables
+from tools import files, flags
 from tools.flags import UserError
 
 # -- 1. A valley and its bottom ----------------------------------------------------------
@@ -595,10 +595,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             first = args.folders[0]
             out = args.out or (first.parent if first.is_file() else first)
-            columns = tables.parse_columns(args.columns)
-            if columns and not any(is_table(path) for path in args.folders):
-                raise UserError("--columns: only for a CSV file")
-            rows = read_rows(args.folders, args.only, columns)
+            rows = read_rows(args.folders, args.only, args.columns)
             report.report(rows, out, report.read_sweep(args.folders))
     except (UserError, OSError) as error:
         return flags.fail("fit.py", error)

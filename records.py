@@ -258,16 +258,19 @@ def narrow_first(cell: tuple) -> tuple:
 
 
 def read_rows(
-    paths: list[Path], choices: list | tuple = (), columns: dict | None = None
+    paths: list[Path], choices: list | tuple = (), columns: str = ""
 ) -> list[dict]:
     """Rows of all runs under these folders that agree with the choices, without duplicates.
 
-    choices: as in ["weight_decay=0,0.1"]. columns: of a CSV file, see read_table. Raises
+    choices: as in ["weight_decay=0,0.1"]. columns: of a CSV file, as in "lr=rate". Raises
     UserError if a folder has no records, or if their settings differ.
     """
+    theirs = tables.parse_columns(columns)
+    if theirs and not any(map(is_table, paths)):
+        raise UserError(f"--columns {columns}: only for a CSV file")
     records = []
     for path in paths:
-        some = read_records(path, columns)
+        some = read_records(path, theirs)
         if not some:
             raise UserError(f"{path}: no records; give the folder of a sweep")
         records += some
