@@ -7,7 +7,7 @@ The rules, in the order of this file:
 1. A *line* is a schedule with a rule for its learning rate (`LINES`).
 2. Every seed repeats the whole experiment. It tunes all lines in two small cells, with
    separate runs. A *cell* is (shape, T, batch size). The learning rate with the lowest
-   mean loss wins (`tuned_lr`).
+   mean loss wins (`tune`).
 3. It then tests every line in larger cells, where its exponents alone set the learning
    rate (`losses_of_lines`).
 4. The difference of two lines is the mean over cells and seeds. Its interval leaves
@@ -56,8 +56,7 @@ LINEAR = WSD | dict(decay_shape="linear", decay_share=1.0)  # from the warmup to
 AVERAGED = dict(average=True, decay_share=0.0)
 
 # "Fitted" is our law, b = -0.3 and q = 0.5. "Paper" is the law of the paper. "∝ √batch"
-# has the q of our law, and the same learning rate at every run length. Two lines must
-# differ in more than decay_share, because records have decay_tokens instead.
+# has the q of our law, and the same learning rate at every run length.
 LINES = {
     # name                           fields              b      q
     "Power (fitted), averaged": Line(POWER | AVERAGED, -0.30, 0.5),
@@ -369,7 +368,7 @@ def print_tuning(best: dict, rates: list[float]) -> None:
     for name, tuned in best.items():
         row = " ".join(f"{lr:g}" for lr in tuned.values())
         at_edge = {rates[0], rates[-1]} & set(tuned.values())
-        print(f"{name:<26} {row}{'  AT THE EDGE of its trials' if at_edge else ''}")
+        print(f"{name:<26} {row}{'  at the edge of its trials' if at_edge else ''}")
     missing = [name for name in LINES if name not in best]
     if missing:
         print(f"without runs: {', '.join(missing)}")

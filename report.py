@@ -28,7 +28,8 @@ def report(rows: list[dict], out: Path, sweep: dict) -> None:
     """
     schedules = {row["schedule"] for row in rows}
     standard = {STANDARD in row["shape"] for row in rows}
-    if schedules >= {"cosine", "power", "wsd"}:
+    is_comparison = sweep.get("experiment") == "compare"  # also of a few lines
+    if is_comparison or schedules >= {"cosine", "power", "wsd"}:
         comparison(rows, out)
     elif schedules == {"power"}:
         report_power(rows, out)

@@ -456,6 +456,13 @@ def test_a_line_of_power_has_its_own_q_and_the_tuned_learning_rate():
         assert not compare.has_fields(fields | run | {"power_q": 1.0}, fields)
 
 
+def test_a_tuned_learning_rate_at_the_edge_of_its_trials_is_named(capsys):
+    compare.print_tuning({"WSD": {0: 0.2, 1: 0.4}, "cosine": {0: 0.2}}, [0.1, 0.2, 0.4])
+    wsd, cosine, rest = capsys.readouterr().out.splitlines()[1:]
+    assert wsd.endswith("0.2 0.4  at the edge of its trials") and cosine.endswith("0.2")
+    assert "without runs: Power" in rest
+
+
 def test_the_search_for_a_seed_is_decided_by_the_others():
     losses = {
         0: [5, 4, 3, 2, 3, 4, 1],

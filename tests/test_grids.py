@@ -217,5 +217,11 @@ def test_an_unfinished_comparison_shows_its_whole_cells_or_says_so(capsys):
     # without the lines that have no cell
     assert fit.main([str(write(some, Path("b")))]) == 0
     assert "not in all of these cells: cosine, cosine ∝ √batch" in capsys.readouterr().out
+    # a few lines, as if nobody had run the others
+    few = write([r for r in records if r["schedule"] != "cosine"], Path("few"))
+    (few / "sweep.json").write_text('{"experiment": "compare"}')
+    assert fit.main([str(few)]) == 0
+    said = capsys.readouterr().out
+    assert "without runs: cosine, cosine ∝ √batch" in said and "| Power (paper) |" in said
     folder = write([r for r in records if r["seed"] < 100], Path("c"))
     assert "no runs tuned" in refused([folder], capsys)
