@@ -259,6 +259,17 @@ class TrainConfig(GPTConfig):
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 RUNTIME = {name for name, field in FIELDS.items() if field.metadata.get("runtime")}
+
+
+def runtime_fields(config: dict) -> set[str]:
+    """Names of the fields that do not change the loss of a run with this config.
+
+    An MoE balances its experts in every pass (`moe.measure_routing`). So there the loss
+    depends on the sequences per pass.
+    """
+    return RUNTIME - {"micro_batch_size"} if config.get("n_expert") else RUNTIME
+
+
 # no branch may change these
 SHAPE = {field.name for field in dataclasses.fields(GPTConfig)} | {"preset"}
 

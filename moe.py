@@ -223,8 +223,10 @@ def measure_routing(scores: Tensor, ends: Tensor) -> Routing:
     probability = (scores - log_z).exp()  # [N, E], the softmax over all experts
     P = probability.mean(0)  # [E]
 
-    # 2. f, its share of the pairs. In training we count over all processes, because then
-    # their mean loss is the loss of one process with the whole batch.
+    # 2. f, its share of the pairs of this pass. In training we count over all processes,
+    # because then their mean loss is the loss of one process with all their sequences. We
+    # cannot count over all passes of a step, because the first pass needs f for its gradient.
+    # So the loss of an MoE depends on micro_batch_size.
     count = ends.diff(prepend=ends.new_zeros(1)).to(P.dtype)  # [E]
     if torch.is_grad_enabled():  # in training
         count = devices.all_sum(count)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config import FIELDS, RUNTIME, TrainConfig, make_config
+from config import FIELDS, TrainConfig, make_config, runtime_fields
 from schedules import PAPER_SEQ_LEN, SCHEDULES, has_decay, is_planned, unread
 from tools import flags, tables
 from tools.flags import UserError
@@ -41,7 +41,7 @@ def settings(config: dict, without=()) -> dict:
     All but those that its schedule does not read, and those in `without`. A field of a
     fork counts, too.
     """
-    skip = RUNTIME | NAMES | set(without)
+    skip = runtime_fields(config) | NAMES | set(without)
     if config["schedule"] in SCHEDULES:
         skip |= unread(config["schedule"])
     return {name: value for name, value in config.items() if name not in skip}
@@ -332,7 +332,7 @@ OF_A_LINE = {"decay_shape", "min_lr_ratio", "power_q"}
 OF_A_SHAPE = set(  # settings that only differ between shapes
     """
     n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling
-    attention_multiplier
+    attention_multiplier micro_batch_size
 """.split()
 )
 
@@ -424,7 +424,7 @@ def flags_of(config: dict) -> str | None:
     """
     if "preset" not in config:
         return None
-    skip = VARIED - {"n_embd", "n_expert", "average"} | RUNTIME
+    skip = VARIED - {"n_embd", "n_expert", "average"} | runtime_fields(config)
     skip |= {"preset", "final_eval_tokens", "decay_share"} | unread(config["schedule"])
     if config.get("data") and "embedded" not in flags.parse_mixture(config["data"]):
         skip.add("tokenizer")  # the corpus has one

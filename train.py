@@ -383,7 +383,7 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
 def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
     """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
     typed = with_absolute_paths(typed)
-    fields, start, path = runs.choose(typed, actions, config.RUNTIME)
+    fields, start, path = runs.choose(typed, actions, config.runtime_fields)
     parent = runs.read_checkpoint(runs.branch_point(Path(path))) if path else None
     for saved in (start, parent):
         if saved and "optimizer" in saved:  # else the weights are released

@@ -10,6 +10,7 @@ from test_model import TINY
 from test_train import MOE, flags, metrics, one_step, same, weights
 
 import moe
+import records
 import train
 from config import make_shape
 
@@ -169,6 +170,38 @@ def test_the_auxiliary_loss_is_trained_on_and_not_reported(corpus):
     assert loss == same_loss and loss.item() == pytest.approx(math.log(256), rel=0.02)
     router = "blocks.0.mlp.router.weight"
     assert gradients[router].norm() > 2 * without[router].norm()
+
+
+def test_the_passes_of_a_step_are_a_setting_of_an_moe_but_not_of_a_dense_model(corpus):
+    """An MoE balances its experts in every pass, so with other passes it is another run."""
+
+    def change(**fields) -> float:
+        """Largest change of a gradient if a step takes four passes instead of one."""
+        one, _ = one_step(corpus, **fields, micro_batch_size=8)
+        four, _ = one_step(corpus, **fields, micro_batch_size=2)
+        sizes = [
+            (one[name] - four[name]).abs().max() / one[name].abs().max() for name in one
+        ]
+        return max(sizes).item()
+
+    assert change() < 1e-9 and change(**MOE, router_aux_weight=0) < 1e-9
+    assert change(**MOE, router_aux_weight=1) > 1e-3
+
+    def is_one_run(**fields) -> bool:
+        one, other = (train.make_config(**fields, micro_batch_size=n) for n in (8, 2))
+        return records.identity(vars(one)) == records.identity(vars(other))
+
+    assert is_one_run() and not is_one_run(**MOE)
+
+
+@pytest.mark.parametrize("shape, status", [({}, 3), (MOE, 2)])
+def test_a_resumed_moe_keeps_the_sequences_of_a_pass(shape, status, corpus_path, capsys):
+    run = flags(corpus_path, out="run", micro_batch_size=4, **shape)
+    assert train.main([*run, "--time_limit=0"]) == 3
+    capsys.readouterr()
+    again = ["--out=run", "--resume", "--micro_batch_size=2", "--time_limit=0"]
+    assert train.main(again) == status
+    assert ("--micro_batch_size 2" in capsys.readouterr().err) == (status == 2)
 
 
 def test_a_run_logs_its_routing_and_repeats_bit_for_bit(corpus_path):

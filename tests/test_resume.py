@@ -225,7 +225,7 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch
     )
     monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
     actions = SimpleNamespace(resume=True, branch=None)
-    fields, _, _ = runs.choose({"out": "run"}, actions, {"device"})
+    fields, _, _ = runs.choose({"out": "run"}, actions, lambda _: {"device"})
     assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
 
 

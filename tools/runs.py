@@ -400,12 +400,12 @@ def branch_point(path: Path) -> Path:
 
 
 def choose(
-    typed: dict, actions, runtime: set
+    typed: dict, actions, runtime_fields
 ) -> tuple[dict, dict | None, Path | str | None]:
     """The config fields, the checkpoint to resume, and the path of the parent to branch from.
 
-    A resumed run keeps its config. runtime: fields that it may change. Raises UserError for
-    a flag that would make it a different run.
+    A resumed run keeps its config. runtime_fields: config -> fields that it may change.
+    Raises UserError for a flag that would make it a different run.
     """
     saved = read_config(Path(typed["out"])) if actions.resume else None
     if not saved:
@@ -418,6 +418,7 @@ def choose(
                 f"--branch {actions.branch}: the run in {typed['out']} "
                 f"started from {parent or 'nothing'}; leave the flag out"
             )
+    runtime = runtime_fields(saved)
     for name, value in typed.items():
         if name not in runtime and value not in (saved.get(name), "auto"):
             raise UserError(
