@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_fit import write
 from test_grids import compare_loss, made_up, off
@@ -11,7 +13,10 @@ import against
 import anytime
 import curves
 import exponents
+import fit
 import policies
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def test_the_figures_of_the_readme(figures, tmp_path):  # noqa: F811
@@ -35,3 +40,12 @@ def test_one_power_run_is_drawn_beside_a_cosine_that_is_cut_short(figures, capsy
     some = [r for r, is_last in zip(records, last) if not is_last]
     folder = write(some, Path("unfinished"))
     assert "longest cosines" in one_line(anytime.main, [str(folder)], capsys)
+
+
+@pytest.mark.parametrize(
+    "law", RESULTS.rglob("law.json"), ids=lambda law: law.parent.name
+)
+def test_a_committed_law_predicts(law, capsys):
+    argv = ["--predict", "--total_tokens=5e6", "--batch_size=4", "--seq_len=128"]
+    assert fit.main([*argv, f"--law={law}"]) == 0
+    assert 0.001 < float(capsys.readouterr().out) < 0.01
