@@ -102,9 +102,10 @@ def test_curve(figures, tmp_path, schedule):
         )
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"tokens": 1'
     (tmp_path / "metrics.jsonl").write_text(text)
-    record = dict(schedule=schedule, preset="laptop", diverged=False, val_loss=1.234567)
-    record |= dict(n_expert=8 * (schedule == "power"), average=schedule == "wsd")
-    drawing.draw_curve(tmp_path, record)
+    config = dict(schedule=schedule, preset="laptop", average=schedule == "wsd")
+    config |= dict(n_expert=8 * (schedule == "power"))
+    results = dict(diverged=False, loss=1.234567, val_loss=1.234567)
+    drawing.draw_curve(tmp_path, dict(config=config, results=results, origin={}))
     assert len(figures[0].axes[0].lines[0].get_xdata()) == 80
 
 
