@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from config import FIELDS, TrainConfig, make_config, runtime_fields
-from schedules import PAPER_SEQ_LEN, SCHEDULES, has_decay, is_planned, unread
+from config import TrainConfig, make_config, runtime_fields
+from schedules import PAPER_SEQ_LEN, SCHEDULES, READ_BY_SOME, unread
 from tools import flags, tables
 from tools.flags import UserError
 
@@ -80,9 +80,7 @@ def read_records(path: Path, columns: dict | None = None) -> list[dict]:
         files = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
     records = []
     for file in files:
-        shared = {}
-        if file.with_name("settings.json").exists():
-            shared = json.loads(file.with_name("settings.json").read_text("utf-8"))
+        shared = read_shared(file.with_name("settings.json"))
         text = file.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines() if file.suffix == ".jsonl" else [text]
         for i, line in enumerate(lines, 1):
@@ -93,9 +91,19 @@ def read_records(path: Path, columns: dict | None = None) -> list[dict]:
                     f"{file}: line {i} is not a whole record, so we ignore it",
                     file=sys.stderr,
                 )
-            except (ValueError, RecursionError) as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 raise UserError(f"{file}: line {i}: {error}") from None
     return records
+
+
+def read_shared(file: Path) -> dict:
+    """What all lines beside a settings.json share, {} without one."""
+    if not file.exists():
+        return {}
+    try:
+        return as_parts(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: damaged ({error})") from None
 
 
 def as_record(line: dict, shared: dict) -> dict:
@@ -103,15 +111,37 @@ def as_record(line: dict, shared: dict) -> dict:
 
     A flat line is a row of a table from elsewhere. Raises UserError if it is neither.
     """
-    if not isinstance(line, dict):
-        raise UserError("not a record, because it is not an object")
-    if "git_commit" in line or "curve" in line and "config" not in line:
-        line = nested(line)
-    if "config" not in line:
+    if isinstance(line, dict) and "git_commit" in line:
+        raise UserError("a record that an older version made")
+    if isinstance(line, dict) and not any(part in line for part in PARTS):
         return record_of_row(line)
-    record = line | {part: shared.get(part, {}) | line.get(part, {}) for part in PARTS}
+    own = as_parts(line)
+    record = line | {part: shared.get(part, {}) | own[part] for part in PARTS}
     check_numbers(record["config"])
+    if "curve" not in line:  # the line is of records.jsonl
+        check_results(record["results"])
     return record
+
+
+def as_parts(content: dict) -> dict[str, dict]:
+    """The three parts of a record, perhaps empty. Raises UserError if they are not dicts."""
+    if isinstance(content, dict):
+        parts = {part: content.get(part, {}) for part in PARTS}
+        if all(isinstance(values, dict) for values in parts.values()):
+            return parts
+    raise UserError("not a record, which has config, results and origin")
+
+
+def check_results(results: dict) -> None:
+    """Raise UserError if the results of a record lack its loss."""
+    for name in ("loss", "diverged"):
+        if name not in results:
+            raise UserError(f"a record has no {name}")
+    loss = results["loss"]
+    if not isinstance(loss, (int, float, type(None))) or (
+        loss is None and not results["diverged"]
+    ):
+        raise UserError(f"a record has loss {loss!r}, but did not diverge")
 
 
 def record_of_row(row: dict) -> dict:
@@ -194,6 +224,12 @@ def check_numbers(config: dict) -> None:
     """Raise UserError if a config lacks a number that a fit needs."""
     numbers = ["total_tokens", "batch_size", "seq_len"]
     numbers += tuned_fields(config.get("schedule"))
+    for name, value in config.items():
+        if isinstance(value, (dict, list)):
+            raise UserError(f"a record has {name} {value!r}, not a number or a word")
+    for name in ("seed", "decay_tokens"):
+        if config.get(name, 0) is None:
+            raise UserError(f"a record has {name} null")
     for name in numbers:
         if name not in config:
             raise UserError(f"a record has no {name}; a fit needs one (see fit.law_of)")
@@ -452,53 +488,27 @@ def flags_of(config: dict) -> str | None:
     return shlex.join(words)
 
 
-# -- Flat records of older versions, until results/ is written anew ---------------------
-
-GONE = {"router_rule", "router_mup", "depth_init", "past_data"}
-FORKS = {"memory", "fixed_norm", "batch_ramp", "average_power"}
-MEASURED = {"tokens", "diverged", "n_params", "n_active_params", "seconds"}
-MEASURED |= {"tokens_per_second"}
-PREFIXES = ("val_", "average_val_", "epochs_")
-OLD = {"power_q": 1.0, "average": False, "decay_data": None, "recompute": False}
-
-
-def nested(flat: dict) -> dict:
-    flat = OLD | {"final_eval_tokens": flat.get("eval_tokens")} | flat
-    config = {name: x for name, x in flat.items() if name in FIELDS.keys() | FORKS}
-    for name, neutral in (("batch_ramp", None), ("fixed_norm", "none")):
-        if config.get(name) == neutral:
-            config.pop(name, None)
-    config.setdefault("decay_share", share_of(config))
-    config = {name: config[name] for name in [*FIELDS, *FORKS] if name in config}
-    results = {
-        name: x
-        for name, x in flat.items()
-        if name in MEASURED or name.startswith(PREFIXES)
-    }
-    averaged = config["average"] and not config["decay_tokens"]
-    averaged = averaged and not is_planned(config["schedule"])
-    loss = results.get("average_val_loss" if averaged else "val_loss")
-    results = {"loss": loss} | results
-    rest = flat.keys() - config.keys() - results.keys() - GONE
-    origin = {name: x for name, x in flat.items() if name in rest}
-    found = {"config": config, "results": results, "origin": origin}
-    if "curve" in origin:
-        found["curve"] = origin.pop("curve")
-    return found
-
-
-def share_of(config: dict) -> float | None:
-    """The share of the run that decays, None if it is no round number."""
-    if not has_decay(config["schedule"]):
-        return 0.1
-    total, decay = config["total_tokens"], config["decay_tokens"]
-    if decay and decay == total - config["warmup_tokens"]:
-        return 1.0
-    share = round(decay / total, 3)
-    return share if int(share * total) == decay else None
-
-
 # -- A table of runs ---------------------------------------------------------------------
+
+
+def varying(records: list[dict]) -> list[str]:
+    """Names of the settings in which runs differ, besides size and what every table has."""
+    skip = OF_A_SHAPE | {"schedule", "total_tokens", "batch_size", "lr", "power_a"}
+    skip |= {"n_embd", "n_expert", "seed", "data_seed", "shape"}
+    columns: dict = {}
+    for r in records:
+        shown = settings(r["config"], skip)
+        if r["config"].get("decay_share") is not None and "decay_tokens" in shown:
+            shown["decay_share"] = r["config"]["decay_share"]
+            del shown["decay_tokens"]  # they follow
+        for name, value in shown.items():
+            columns.setdefault(name, []).append(str(value))
+    found = []
+    for name, values in columns.items():
+        some_lack_it = len(values) < len(records) and name not in READ_BY_SOME
+        if len(set(values)) > 1 or some_lack_it:
+            found.append(name)
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -506,20 +516,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", help="folders of runs or sweeps")
     args = parser.parse_args(argv)
     try:
-        found = []
+        records = []
         for folder in args.folders:
-            found += [row(record) for record in read_records(folder)]
-        if not found:
+            records += finished(read_records(folder))
+        if not records:
             raise UserError(f"{args.folders[0]}: no records")
     except (UserError, OSError) as error:
         return flags.fail("records.py", error)
-    print("schedule             T  batch   lr or a  seed      loss  shape")
+    found = [row(r) for r in records]
+    names = varying(records)
+    table = [["schedule", "T", "batch", "lr or a", "seed", "loss", *names, "shape"]]
     for r in found:
         lr = r[tuned_fields(r["schedule"])[0]]
-        cells = (
-            f"{r['schedule']:<10}{r['total_tokens']:>12,}{r['batch_size']:>7g}{lr:>10.4g}"
-        )
-        print(f"{cells}{r['seed']:>6}{r['loss']:>10.4f}  {r['shape']}")
+        cells = [r["schedule"], f"{r['total_tokens']:,.0f}", f"{r['batch_size']:g}"]
+        cells += [f"{lr:.4g}", str(r["seed"]), f"{r['loss']:.4f}"]
+        cells += [str(r.get(name, "")) for name in names]
+        table.append([*cells, r["shape"]])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for line in table:
+        cells = [f"{cell:>{width}}" for cell, width in zip(line, widths)]
+        print("  ".join(cells[:-1]) + f"  {line[-1]}")
     return 0
 
 
