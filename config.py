@@ -279,7 +279,10 @@ def make_config(**typed) -> TrainConfig:
     unknown = sorted(typed.keys() - FIELDS.keys())
     if unknown:
         raise UserError(f"this version has no setting {unknown[0]}; is it of a fork?")
-    fields = PRESETS[typed.get("preset", TrainConfig.preset)] | typed
+    preset = typed.get("preset", TrainConfig.preset)
+    if preset not in PRESETS:
+        raise UserError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
+    fields = PRESETS[preset] | typed
     if "decay_share" in typed and "decay_tokens" not in typed:
         fields["decay_tokens"] = None  # not those of the preset
     fields = with_defaults(TrainConfig, fields)

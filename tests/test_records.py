@@ -7,6 +7,7 @@ import pytest
 
 import records
 from records import read_records, read_rows
+from config import saved_config
 from test_mistakes import one_line
 from train import make_config
 
@@ -106,3 +107,26 @@ def test_the_table_shows_the_settings_in_which_runs_differ(capsys):
         assert name in head
     assert "beta2" not in head and "decay_tokens" not in head
     assert len(set(lines)) == 3 and "0.3" in lines[1] and "hidden" in lines[2]
+
+
+# -- A saved config ----------------------------------------------------------------------
+
+
+def test_a_saved_config_comes_back_as_it_was():
+    for fields in ({}, {"decay_tokens": 7}, {"decay_share": 1.0}, {"schedule": "cosine"}):
+        cfg = make_config(**fields)
+        assert saved_config(json.loads(json.dumps(vars(cfg))), "here") == cfg
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"fixed_norm": "hidden"}, "here: this version has no setting fixed_norm"),
+    ({"beta2": ...}, "here: made by an older version, without beta2"),
+    ({"preset": "mine"}, "--preset mine"), ({"seed": None}, "--seed None: must be of type int"),
+    ({"weight_decay": "0.1"}, "--weight_decay '0.1': must be of type float"),
+    ({"decay_share": 0.2}, "give only one"),
+])  # fmt: skip
+def test_a_config_of_another_version_is_refused(change, says):
+    fields = vars(make_config()) | change
+    kept = {name: value for name, value in fields.items() if value is not ...}
+    with pytest.raises(ValueError, match=says):
+        saved_config(kept, "here")

@@ -33,6 +33,9 @@ def check_limits(config: type, values: dict) -> None:
     """Raise UserError, naming flag, value and limit, for the first field outside its limits."""
     for f in dataclasses.fields(config):
         value = values[f.name]
+        kinds = typing.get_args(f.type) or (f.type,)  # (int, NoneType) of int | None
+        if not isinstance(value, (*kinds, int, float)):
+            raise UserError(f"--{f.name} {value!r}: must be of type {kinds[0].__name__}")
         demand = violated(value, f.metadata)
         if demand:
             raise UserError(f"--{f.name} {value}: must be {demand}")
