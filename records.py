@@ -281,7 +281,8 @@ def row(record: dict) -> dict:
 
 def rows_of(table: list[dict]) -> list[dict]:
     """The rows of finished runs in a table from elsewhere, with the columns that ours have."""
-    return [row(record) for record in finished([record_of_row(r) for r in table])]
+    records = [record_of_row(r) for r in table]
+    return [row(record) for record in finished(records)]
 
 
 def cell_of(row: dict) -> tuple[str, int, int]:
@@ -437,7 +438,8 @@ def without_repeats(records: list[dict]) -> list[dict]:
     for r in records:
         run = identity(r["config"])
         if run in last:
-            one, other = row(last[run])["loss"], row(r)["loss"]
+            one = row(last[run])["loss"]
+            other = row(r)["loss"]
             gaps.append(0.0 if one == other else abs(one - other))  # also if both are inf
         last[run] = r
     if gaps:
