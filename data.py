@@ -4,34 +4,34 @@ A corpus is a folder with train.bin and val.bin (token ids, which stay on disk u
 need them) and meta.json (tokenizer, counts, fingerprint). The default is torch's Python
 source.
 
-Read `shuffled`, then `draw`. Every comparison in this project rests on the order.
+Read `shuffled`, then `Corpus.draw`. Every comparison in this project rests on the order.
 Sequence g of a run depends only on the seed and g, not on batch size or processes, so a
-loader needs no state. Mixtures of several corpora have a section near the end.
+loader needs no state. A run that reads several corpora has them in a mixture
+(mixture.py).
 
-    python data.py                                             prepare the embedded corpus
-    python data.py --source ~/notes --out data/notes           prepare one from text files
-    python data.py --source 'web/*.jsonl.gz' --out data/web    a document per line
+    python data.py                                          prepare the embedded corpus
+    python data.py --source ~/notes --out data/notes        prepare one from text files
+    python data.py --source web/*.jsonl.gz --out data/web   a text per line
 """
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import shlex
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from os.path import basename
 from pathlib import Path
 
 import numpy as np
 
 from tools import flags
+from tools.files import all_files
 from tools.flags import UserError, parse_mixture
-from tools.prepare import prepare, read_files, spot_check
+from tools.prepare import prepare, read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 # -- A corpus ----------------------------------------------------------------------------
@@ -39,18 +39,37 @@ from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 @dataclass(eq=False)
 class Corpus:
-    """Tokens to train on, from one folder or from several."""
+    """The tokens of one folder."""
 
     path: Path | str
-    meta: dict  # tokenizer, vocab_size, fingerprint and, of a folder, counts
-    tokenizer: object  # a tiktoken.Encoding
-    # token ids on disk, [train_tokens] and [val_tokens]; None in a mixture
-    train: np.memmap | None = None
-    val: np.memmap | None = None
-    # {name: folder}, by the last part of its path; of one folder, the corpus itself
-    sources: dict[str, "Corpus"] = dataclasses.field(default_factory=dict)
-    shares: tuple[float, ...] = (1.0,)  # of the sources in the validation loss
-    stages: list | None = None  # of a mixture, [(first sequence, {name: share}), ...]
+    meta: dict  # tokenizer, vocab_size, fingerprint, counts
+    tokenizer: object  # see tools/tokenizers.py
+    train: np.memmap  # token ids on disk, [train_tokens]
+    val: np.memmap  # [val_tokens]
+
+    def draw(self, g: np.ndarray, seq_len: int, seed: int) -> tuple:
+        """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64."""
+        n = n_sequences(self.train, seq_len)
+        index = shuffled(g, n, seed)  # [B], numbers of sequences in the corpus
+        return read_sequences(self.train, index, seq_len)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Bytes of text that every token covers in the validation split, [n_vocab].
+
+        A tokenizer that changes text, to lower case for example, writes tokens of other
+        lengths than the text has. Scaled, they add up to the bytes of the texts.
+        """
+        val_bytes = self.meta["val_bytes"]
+        written = self.meta.get("val_token_bytes", val_bytes)
+        return bytes_per_token(self.tokenizer) * (val_bytes / max(1, written))
+
+    # a mixture has several sources, and their shares in the validation loss
+    @property
+    def sources(self) -> dict[str, "Corpus"]:
+        return {basename(self.path): self}
+
+    shares = (1.0,)
 
 
 def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
@@ -83,9 +102,8 @@ def read_sequences(tokens: np.memmap, index: np.ndarray, seq_len: int) -> tuple:
 #     epoch, place = divmod(g, n)
 #     sequence = np.random.default_rng([seed, epoch]).permutation(n)[place]
 #
-# Instead, we compute an entry when we need it. 500B tokens in sequences of 4096 make a
-# table of a gigabyte, in every process. And NumPy may change its permutations, but a run
-# must find its order again after any upgrade.
+# Instead, we compute an entry when we need it, because 500B tokens in sequences of 4096
+# make a table of a gigabyte, in every process.
 
 
 def shuffled(g: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -140,63 +158,27 @@ def scramble(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> 31)
 
 
-# -- A batch -----------------------------------------------------------------------------
-
-
-def draw(
-    corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Training sequences g [B] of a run -> (inputs, targets), both [B, seq_len] int64."""
-    if corpus.stages is not None:  # several corpora
-        return draw_from_mixture(corpus, g, seq_len, seed)
-    n = n_sequences(corpus.train, seq_len)
-    index = shuffled_batch(g, n, seed)  # [B], numbers of sequences in the corpus
-    return read_sequences(corpus.train, index, seq_len)
-
-
-def shuffled_batch(g: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """`shuffled`, but faster for the few positions of a batch, which are close together.
-
-    NumPy takes only 8 times as long for 1,024 positions as for one, so we compute blocks
-    of 1,024 and keep the latest.
-    """
-    index = []
-    for position in g.tolist():
-        block = shuffled_block(position // 1024, n, seed)
-        index.append(block[position % 1024])
-    return np.array(index, dtype=np.int64)
-
-
-@lru_cache(maxsize=64)
-def shuffled_block(block: int, n: int, seed: int) -> list[int]:
-    positions = 1024 * block + np.arange(1024)
-    return shuffled(positions, n, seed).tolist()
-
-
 # -- Opening a corpus --------------------------------------------------------------------
 
 
-def load_corpus(
-    data: str | None, tokenizer: str = "bytes", stages: list | None = None
-) -> Corpus:
-    """Open the folder or mixture that --data names. None is the embedded corpus in `tokenizer`.
+def load_corpus(data: str | None, tokenizer="bytes", stages: list | None = None):
+    """Open the folder that --data names. None is the embedded corpus in `tokenizer`.
 
-    stages: [(first sequence, mixture), ...] if the data change during a run, from its
-    parents to its decay. Folders that only its parents read may be missing.
+    Several folders become a Mixture. stages: [(first sequence, text of --data), ...] if
+    the data change during a run, from its parents to its decay. Raises UserError.
     """
     data = data or "embedded"
     parsed = []
     folders = set()
     for start, text in stages or [(0, data)]:
-        mixture = parse_mixture(text)  # {folder: share}
-        parsed.append((start, mixture))
-        folders.update(mixture)
+        shares = parse_mixture(text)  # {folder: share}
+        parsed.append((start, shares))
+        folders.update(shares)
     if len(folders) > 1:
-        return load_mixture(data, tokenizer, parsed)
+        import mixture  # here, because it imports this file
 
-    folder = folders.pop()
-    corpus = open_folder(folder, tokenizer)
-    return dataclasses.replace(corpus, path=data, sources={basename(folder): corpus})
+        return mixture.load_mixture(data, tokenizer, parsed)
+    return open_folder(folders.pop(), tokenizer)
 
 
 def open_folder(folder: str, tokenizer: str) -> Corpus:
@@ -205,26 +187,28 @@ def open_folder(folder: str, tokenizer: str) -> Corpus:
     return open_corpus(Path(folder))
 
 
+NEEDED = set(
+    "tokenizer vocab_size dtype train_tokens val_tokens val_bytes fingerprint".split()
+)
+
+
 def open_corpus(path: Path) -> Corpus:
     """Map a prepared folder into memory. Raises UserError if it is missing or damaged."""
     try:
         meta = json.loads((path / "meta.json").read_text())
-        name = meta["tokenizer"]
+        missing = NEEDED - meta.keys()
+        if missing:
+            raise UserError(f"meta.json lacks {', '.join(sorted(missing))}")
         train = np.memmap(path / "train.bin", meta["dtype"], mode="r")
         val = np.memmap(path / "val.bin", meta["dtype"], mode="r")
-        counts = (meta["train_tokens"], meta["val_tokens"])
-        if (len(train), len(val)) != counts:
+        if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
             raise UserError("meta.json has different counts")
-        # older corpora have no spot check
-        if "spot_check" in meta and meta["spot_check"] != spot_check(path):
-            raise UserError("train.bin or val.bin has changed since data.py wrote it")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
+    name = meta["tokenizer"]
     if tokenizer_file(name):  # the corpus has a copy of it
         name = str(path / name)
-    corpus = Corpus(path, meta, load_tokenizer(name), train, val)
-    corpus.sources[path.name] = corpus
-    return corpus
+    return Corpus(path, meta, load_tokenizer(name), train, val)
 
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
@@ -257,9 +241,10 @@ def embedded_texts(folder: Path) -> Iterator[str]:
     Only version.py names the build. read_text turns the CR LF of wheels for Windows into
     LF.
     """
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
-    for name in sorted(names - {"version.py"}):
-        yield (folder / name).read_text(encoding="utf-8")
+    paths = {path.relative_to(folder).as_posix() for path in all_files(folder)}
+    for name in sorted(paths - {"version.py"}):
+        if name.endswith(".py"):
+            yield (folder / name).read_text(encoding="utf-8")
 
 
 def vocab_size_of(data_flag: str | None, tokenizer: str) -> int:
@@ -335,153 +320,13 @@ def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
         raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
 
 
-# -- Mixtures of several corpora, which a run with one corpus does not use ---------------
-#
-# We must answer two questions about sequence g of a run, without the g sequences before
-# it. Which source does it come from, and how many sequences of this source came before
-# it? The second answer is a position in the order of the source.
-
-
-def draw_from_mixture(
-    corpus: Corpus, g: np.ndarray, seq_len: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """`draw` for a mixture. A run takes the sequences of every source in their separate order."""
-    inputs = np.empty((len(g), seq_len), dtype=np.int64)
-    targets = np.empty((len(g), seq_len), dtype=np.int64)
-    names, counts = sources_of(g, corpus.stages, seed)
-    for name in set(names):
-        here = names == name  # [B], the rows of this source
-        tokens = corpus.sources[name].train
-        n = n_sequences(tokens, seq_len)
-        index = shuffled_batch(counts[name][here], n, seed)
-        inputs[here], targets[here] = read_sequences(tokens, index, seq_len)
-    return inputs, targets
-
-
-def mixed(g: np.ndarray, shares: dict[str, float], seed: int) -> tuple[np.ndarray, dict]:
-    """Sequence g [B] of a mixture -> (its source [B], {name: its sequences before g [B]}).
-
-    The rarest source takes one sequence of every 1 / share, at a random place among them,
-    so it has no fixed place in a batch. The next does the same with the sequences left
-    over, and so on. In any stretch of a run, two sources have their shares to within two
-    sequences, eight within five.
-    """
-    # 1. The sources from the rarest up, with shares in whole numbers, which are exact
-    parts = {name: round(share * 10**8) for name, share in shares.items()}
-    rarer = sorted((part, name) for name, part in parts.items() if part)
-    _, most_common = rarer.pop()
-
-    # 2. Let every source but the last take its sequences. `left` of the sequences before
-    #    g are left over, in which the remaining sources have `total` parts
-    left = np.array(g, dtype=np.int64)  # [B]
-    total = sum(parts.values())
-    names = np.full(len(g), most_common)
-    counts = {}
-    for i, (part, name) in enumerate(rarer):
-        # the stretch that g is in, of about total / part sequences, of which one is ours
-        turn = left * part // total  # its number, which is also our sequences before it
-        first = -(-turn * total // part)  # rounded up
-        end = -(-(turn + 1) * total // part)
-        # the random place of our sequence in it
-        key = scramble(np.full_like(turn, seed, np.uint64)) + i
-        random = scramble(scramble(key) + turn.astype(np.uint64))
-        place = first + (random % (end - first).astype(np.uint64)).astype(np.int64)
-
-        counts[name] = turn + (place < left)
-        is_ours = (names == most_common) & (place == left)
-        names = np.where(is_ours, name, names)
-        left = left - counts[name]
-        total = total - part
-
-    # 3. The last source has everything left over
-    counts[most_common] = left
-    return names, counts
-
-
-def sources_of(g: np.ndarray, stages: list, seed: int) -> tuple[np.ndarray, dict]:
-    """`mixed` for shares that change during a run. Counts continue from stage to stage."""
-    names = np.full(len(g), "")
-    counts = {}
-    for _, shares in stages:
-        for name in shares:
-            counts[name] = np.zeros_like(g)
-    ends = [start for start, _ in stages[1:]] + [None]  # the last stage has no end
-    for (start, shares), end in zip(stages, ends):
-        in_stage = np.clip(g, start, end) - start  # sequences of this stage before g
-        drawn, drawn_before = mixed(in_stage, shares, seed)
-        names = np.where(g >= start, drawn, names)
-        for name, count in drawn_before.items():
-            counts[name] += count
-    return names, counts
-
-
-def epochs(corpus: Corpus, n: int, seq_len: int, seed: int) -> dict[str, float]:
-    """How often the first n sequences of a run have gone through the sources."""
-    if corpus.stages is None:
-        return {name: n / n_sequences(corpus.train, seq_len) for name in corpus.sources}
-    _, counts = sources_of(np.array([n]), corpus.stages, seed)
-    passes = {}
-    for name, source in corpus.sources.items():
-        passes[name] = counts[name].item() / n_sequences(source.train, seq_len)
-    return passes
-
-
-def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> Corpus:
-    """`load_corpus` for stages [(first sequence, {folder: share}), ...] with several folders."""
-    # 1. We are in the last stage that reads --data. Open its folders, and the folders
-    #    of later stages
-    now = 0
-    for i, (_, mixture) in enumerate(stages):
-        if mixture == parse_mixture(data):
-            now = i
-    folders = []
-    for _, mixture in stages[now:]:
-        folders += [folder for folder in mixture if folder not in folders]
-    sources = {}
-    for folder in folders:
-        name = basename(folder)
-        if name in sources:
-            raise UserError(
-                f"--decay_data {folder}: --data has one of this name; rename it"
-            )
-        sources[name] = open_folder(folder, tokenizer)
-    first = sources[basename(folders[0])]
-    for source in sources.values():
-        compare_tokenizers(first.tokenizer, first.path, source)
-
-    # 2. Call the folders by their names, which stay if you move them
-    named_stages = []
-    for start, mixture in stages:
-        shares = {basename(folder): share for folder, share in mixture.items()}
-        named_stages.append((start, shares))
-
-    # 3. The fingerprint of all sources, with their shares from now on
-    meta = dict(first.meta)
-    if len(sources) > 1:
-        key = []
-        for name, source in sources.items():
-            shares = [shares.get(name, 0.0) for _, shares in named_stages[now:]]
-            key.append((source.meta["fingerprint"], *shares))
-        meta["fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-
-    _, current = named_stages[now]
-    return Corpus(
-        data,
-        meta,
-        first.tokenizer,
-        sources=sources,
-        shares=tuple(current.get(name, 0.0) for name in sources),
-        stages=named_stages,
-    )
-
-
 # -- Command line ------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = flags.program_parser("data.py", __doc__)
     add = parser.add_argument
-    add("--source", nargs="+", help="files, folders, quoted patterns (default: embedded)")
+    add("--source", nargs="+", help="files and folders of text (default: embedded)")
     add("--out", type=Path, help="folder of the new corpus")
     add(
         "--tokenizer",
@@ -511,19 +356,12 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(argv)
         if args.source:
             notes = Counter()  # counts of all that we skip or change
-            documents = read_files(args.source, args.text_field, notes)
-            prepare(
-                documents,
-                args.tokenizer,
-                args.out,
-                args.val_fraction,
-                args.text_field,
-                notes,
-            )
+            texts = read_files(args.source, args.text_field, notes)
+            prepare(texts, args.tokenizer, args.out, args.val_fraction, notes)
             corpus = open_corpus(args.out)
         else:
             corpus = embedded_corpus(args.tokenizer)
-    except (UserError, OSError, BrokenExecutor) as error:
+    except (UserError, OSError) as error:
         return flags.fail("data.py", error)
     except KeyboardInterrupt:
         return flags.fail("data.py", "interrupted; run the same command again")
@@ -536,7 +374,5 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # end as after Ctrl-C, and leave nothing behind
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise SystemExit(main())

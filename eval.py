@@ -63,15 +63,14 @@ def validation_loss(
     batches = np.array_split(index, math.ceil(used / batch_size))
 
     # 3. Add up the loss and the bytes of all targets
-    lengths = data.bytes_per_token(source.tokenizer)  # [n_vocab]
     rank, world = devices.rank_and_world()
     nats = 0.0
-    n_bytes = 0
+    n_bytes = 0.0
     was_training = model.training
     model.eval()
     for batch in batches[rank::world]:
         inputs, targets = data.read_sequences(source.val, batch, seq_len)  # both [B, T]
-        n_bytes += int(lengths[targets].sum())
+        n_bytes += source.lengths[targets].sum()
         inputs = torch.from_numpy(inputs).to(device)
         targets = torch.from_numpy(targets).to(device)
         loss, _ = model(inputs, targets)  # the mean over all targets

@@ -60,7 +60,7 @@ def optimizer_step(
     parts = micro_batches(cfg, tokens)
     batch_loss = 0.0
     for i, part in enumerate(parts):
-        inputs, targets = data.draw(corpus, part, cfg.seq_len, cfg.data_seed)
+        inputs, targets = corpus.draw(part, cfg.seq_len, cfg.data_seed)
         inputs = devices.to_device(inputs, cfg.device)  # [sequences, seq_len]
         targets = devices.to_device(targets, cfg.device)
         # DDP averages the gradients of all processes once, in the last backward pass
@@ -310,9 +310,7 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     diverged = not losses["val_loss"] <= math.log(cfg.vocab_size)  # also if it is NaN
     results = dict.fromkeys(losses) if diverged else losses  # all None if diverged
     if len(corpus.sources) > 1:
-        epochs = data.epochs(
-            corpus, state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed
-        )
+        epochs = corpus.epochs(state.tokens // cfg.seq_len, cfg.seq_len, cfg.data_seed)
         results = results | {f"epochs_{name}": n for name, n in epochs.items()}
     n = sum(
         data.n_sequences(source.val, cfg.seq_len, cfg.final_eval_tokens)

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
-    "mup": set(), "moe": set(), "data": set(), "model": {"mup", "moe", "config"},
+    "mup": set(), "moe": set(), "data": set(), "mixture": {"data"},
+    "model": {"mup", "moe", "config"},
     "eval": {"model", "data"},
     "train": {"schedules", "config", "records", "mup", "moe", "model", "data", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},

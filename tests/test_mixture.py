@@ -10,7 +10,8 @@ import data
 import eval as evaluation
 import model as model_file
 import train
-from tools.flags import format_mixture
+from mixture import Mixture, mixed
+from tools.flags import format_mixture, parse_mixture
 from test_resume import assert_same, everything, stop
 from test_train import flags as small, metrics, read, same, weights
 
@@ -46,7 +47,7 @@ def named(shares) -> dict[str, float]:
 def test_every_stretch_has_its_shares(shares, first):
     """To within two sequences if there are two sources, five if there are more."""
     for seed in (0, 2**63 - 1):
-        names, _ = data.mixed(first + np.arange(60_000), named(shares), seed)
+        names, _ = mixed(first + np.arange(60_000), named(shares), seed)
         for name, share in named(shares).items():
             off = np.cumsum(np.r_[0, names == name]) - share * np.arange(60_001)
             assert off.max() - off.min() < (2 if len(shares) <= 2 else 5)
@@ -54,18 +55,18 @@ def test_every_stretch_has_its_shares(shares, first):
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 def test_the_counts_are_those_of_a_loop(shares):
-    names, counts = data.mixed(np.arange(5000), named(shares), 7)
+    names, counts = mixed(np.arange(5000), named(shares), 7)
     seen = dict.fromkeys(counts, 0)
     for g, name in enumerate(names):
         assert seen == {source: count[g] for source, count in counts.items()}
         seen[name] += 1
     some = np.array([4321, 17, 999])  # in any order, without the others
-    assert (data.mixed(some, named(shares), 7)[0] == names[some]).all()
+    assert (mixed(some, named(shares), 7)[0] == names[some]).all()
 
 
 def test_no_source_has_a_fixed_place_in_the_batch():
     """With shares 3:1 and batches of 4, a fixed order would put one source on one rank for ever."""
-    names, _ = data.mixed(np.arange(40_000), {"a": 0.75, "b": 0.25}, 0)
+    names, _ = mixed(np.arange(40_000), {"a": 0.75, "b": 0.25}, 0)
     for batch in (2, 4, 8):
         at = (names.reshape(-1, batch) == "b").mean(axis=0)
         assert np.abs(at - 0.25).max() < 4 * (0.25 * 0.75 * batch / 40_000) ** 0.5
@@ -73,7 +74,7 @@ def test_no_source_has_a_fixed_place_in_the_batch():
 
 def test_counts_continue_when_the_shares_change(sources):
     """Drawn sequences against a loop that counts, over two changes of the mixture."""
-    assert format_mixture(data.parse_mixture("/a:0.6,/b:0.4")) == "/a:0.6,/b:0.4"
+    assert format_mixture(parse_mixture("/a:0.6,/b:0.4")) == "/a:0.6,/b:0.4"
     now = mixture(sources, web=0.6, code=0.4)
     stages = [(0, sources["web"]), (37, now), (101, mixture(sources, code=0.5, math=0.5))]
     corpus = data.load_corpus(now, stages=stages)
@@ -84,22 +85,21 @@ def test_counts_continue_when_the_shares_change(sources):
     )
     read, (inputs, targets) = (
         dict.fromkeys(sources, 0),
-        data.draw(corpus, np.arange(2600), 32, 5),
+        corpus.draw(np.arange(2600), 32, 5),
     )
     for g in range(2600):
         start, shares = next(stage for stage in reversed(corpus.stages) if stage[0] <= g)
-        name = data.mixed(np.array([g - start]), shares, 5)[0][0]
+        name = mixed(np.array([g - start]), shares, 5)[0][0]
         tokens = corpus.sources[name].train
         i = data.shuffled(np.array([read[name]]), data.n_sequences(tokens, 32), 5)[0]
         read[name] += 1
         assert (inputs[g] == tokens[i * 32 : i * 32 + 32]).all()
         assert (targets[g] == tokens[i * 32 + 1 : i * 32 + 33]).all()
-    assert min(read["code"], read["math"]) > 1024  # the order is computed in blocks
     sizes = {
         name: data.n_sequences(source.train, 32)
         for name, source in corpus.sources.items()
     }
-    assert data.epochs(corpus, 2600, 32, 5) == {
+    assert corpus.epochs(2600, 32, 5) == {
         name: read[name] / sizes[name] for name in read
     }
 
@@ -119,14 +119,19 @@ def record(run: str) -> dict:
 def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch):
     stage_1 = mixture(sources, web=0.75, code=0.25, math=0)
     stage_2 = mixture(sources, web=0.25, code=0.25, math=0.5)
-    seen, streams, real = [], {}, data.draw
+    seen, streams = [], {}
 
-    def drawing(*args):
-        inputs, targets = real(*args)
-        seen.extend(row.astype(np.uint8).tobytes() for row in inputs)
-        return inputs, targets
+    def watch(kind):
+        real = kind.draw
 
-    monkeypatch.setattr(data, "draw", drawing)
+        def drawing(*args):
+            inputs, targets = real(*args)
+            seen.extend(row.astype(np.uint8).tobytes() for row in inputs)
+            return inputs, targets
+
+        monkeypatch.setattr(kind, "draw", drawing)
+
+    watch(Mixture)
     for name, changed in (("plain", {}), ("two", {"decay_data": stage_2})):
         seen.clear()
         assert (

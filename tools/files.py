@@ -39,6 +39,24 @@ def write_json(path: Path, content: dict) -> None:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def all_files(folder: Path) -> list[Path]:
+    """All files and links below a folder, in the order of their names, without hidden ones.
+
+    It does not follow links to folders. Raises OSError if a folder may not be read, which
+    glob would leave out.
+    """
+
+    def refuse(error: OSError):
+        raise error
+
+    found = []
+    for top, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(top, name))]
+        found += [Path(top, name) for name in [*names, *links] if name[0] != "."]
+    return sorted(found)
+
+
 def append_to(path: Path):
     """Open a file to append whole lines, after ending a half-written last line."""
     torn = False

@@ -1,8 +1,8 @@
-"""Load tokenizers as a tiktoken.Encoding: bytes, tiktoken names and files, tokenizer.json
-files.
+"""Load tokenizers: bytes, the names and files of tiktoken, and tokenizer.json.
 
-`tokenizer_files` writes the tokenizer.json of Hugging Face for an export. A model needs
-no tokenizer, so we import tiktoken only where we make one.
+All have `name`, `n_vocab`, `eot_token`, `encode_ordinary` and `decode` with tiktoken's
+meaning. `tokenizer_files` writes the tokenizer.json of an export. A model needs no
+tokenizer, so we import the libraries only where we make one.
 """
 
 import base64
@@ -18,15 +18,8 @@ from tools.flags import UserError
 GPT2_PATTERN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
-# StarCoder and the paper take out single digits first.
-STARCODER_PATTERN = (
-    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+"
-    r"|\s+(?=\p{N})|\s+(?!\S)|\s+"
-)
 # End-of-text has one of these names in a tokenizer.json. tiktoken uses the first.
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
-# Every tokenizer must be able to encode this text.
-PROBE = "".join(map(chr, range(128))) + "é 東 \N{GRINNING FACE}"
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 def load_tokenizer(name: str):
@@ -36,16 +29,16 @@ def load_tokenizer(name: str):
 
     if name == "bytes":  # 255 never occurs in UTF-8, so it can be end-of-text
         ranks = {bytes([i]): i for i in range(255)}
-        return encoding("bytes", r"[\s\S]", ranks, {END_OF_TEXT[0]: 255})
+        return encoding("bytes", r"[\s\S]", ranks, eot=255)
     file = tokenizer_file(name)
     try:
         if file and file.suffix == ".json":
-            return read_tokenizer_json(file)
+            return JsonTokenizer(file)
         if file:
             return read_tiktoken(file)
         if name in tiktoken.list_encoding_names():
             return tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--tokenizer {name}: cannot be loaded ({error})") from None
     known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
     raise UserError(
@@ -53,45 +46,55 @@ def load_tokenizer(name: str):
     )
 
 
-def encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[str, int]):
-    """Make a tokenizer. Raises UserError for ids that tiktoken cannot use, or if text gets lost."""
-    import tiktoken
-
-    # 1. Every id is a small whole number, and of one token
-    for i in [*ranks.values(), *special.values()]:
-        if type(i) is not int or not 0 <= i < 2**24:
-            raise UserError("its ids must be whole numbers from 0 to 2**24 - 1")
-    special_ids = set(special.values())  # a special token may have two names
-    all_ids = special_ids | set(ranks.values())
-    if len(all_ids) < len(ranks) + len(special_ids):
-        raise UserError("two of its tokens have the same id")
-
-    # 2. Every byte of a text has a token. No text contains byte 255
-    missing = {bytes([i]) for i in range(255)} - ranks.keys()
-    if missing:
-        raise UserError(f"has no token for the byte {min(missing)[0]}")
-
-    # 3. The pattern matches every text, because tiktoken drops what it does not match
-    made = tiktoken.Encoding(
-        name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
-    )
-    if made.decode(made.encode_ordinary(PROBE)) != PROBE:
-        raise UserError("its regular expression does not match every text")
-    return made
-
-
 def tokenizer_file(name: str) -> Path | None:
     """The path, if this tokenizer name is one."""
     return Path(name) if name.endswith((".tiktoken", ".json")) else None
 
 
-@lru_cache(maxsize=8)  # `encode` calls it for every batch
+def encode(tokenizer, text: str) -> np.ndarray:
+    """The token ids of a text, without special tokens. In threads, this runs in parallel."""
+    if tokenizer.name == "bytes":
+        return np.frombuffer(text.encode(), np.uint8)
+    if isinstance(tokenizer, JsonTokenizer):
+        return np.array(tokenizer.encode_ordinary(text), dtype=np.int64)
+    return tokenizer.encode_to_numpy(text, disallowed_special=())
+
+
+@lru_cache(maxsize=8)  # `encode` needs it for every text
 def bytes_per_token(tokenizer) -> np.ndarray:
     """Length in bytes of every token id, [n_vocab] int64; 0 for special tokens and unused ids."""
+    if isinstance(tokenizer, JsonTokenizer):
+        return tokenizer.lengths
     lengths = np.zeros(tokenizer.n_vocab, dtype=np.int64)
     for token, i in tokenizer._mergeable_ranks.items():
         lengths[i] = len(token)
     return lengths
+
+
+def losses(tokenizer, n_bytes: int, ids: np.ndarray) -> dict[str, int]:
+    """What a text of n_bytes has lost in its tokens, for the notes of a corpus."""
+    found = {}
+    if isinstance(tokenizer, JsonTokenizer):
+        if tokenizer.is_exact:
+            found["bytes that have no token dropped"] = (
+                n_bytes - tokenizer.lengths[ids].sum()
+            )
+        if tokenizer.unknown is not None:
+            found["unknown tokens"] = np.count_nonzero(ids == tokenizer.unknown)
+    return {name: int(times) for name, times in found.items() if times > 0}
+
+
+# -- tiktoken ----------------------------------------------------------------------------
+
+
+def encoding(name: str, pattern: str, ranks: dict[bytes, int], eot: int):
+    """Make a tokenizer whose ranks are its ids."""
+    import tiktoken
+
+    special = {END_OF_TEXT[0]: eot}
+    return tiktoken.Encoding(
+        name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+    )
 
 
 def read_tiktoken(path: Path):
@@ -107,81 +110,135 @@ def read_tiktoken(path: Path):
         ranks[base64.b64decode(token, validate=True)] = int(rank)
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError("the ranks must be 0, 1, 2, ... without gaps")
-    return encoding(path.name, GPT2_PATTERN, ranks, {END_OF_TEXT[0]: len(ranks)})
+    missing = {bytes([i]) for i in range(255)} - ranks.keys()  # no text contains byte 255
+    if missing:
+        raise UserError(f"has no token for the byte {min(missing)[0]}")
+    return encoding(path.name, GPT2_PATTERN, ranks, eot=len(ranks))
 
 
-def byte_letters() -> dict[int, str]:
-    """The letter of every byte in a tokenizer.json. Invisible bytes get letters from 256 up."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in visible}
-    for byte in range(256):
-        if byte not in visible:
-            n_hidden = len(letters) - len(visible)  # so far
-            letters[byte] = chr(256 + n_hidden)
-    return letters
+# -- tokenizer.json ----------------------------------------------------------------------
 
 
-def read_tokenizer_json(path: Path):
-    """Read Hugging Face's byte-level BPE, with the same ids. Raises UserError for other kinds."""
-    spec = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        special = {token["content"]: token["id"] for token in spec["added_tokens"]}
-        pattern = word_pattern(spec["pre_tokenizer"])
-        ranks = ranks_of(**spec["model"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"not a byte-level BPE: {error!r}") from None
-    if spec.get("normalizer") or not isinstance(pattern, str):
-        raise UserError("its normalizer or pre-tokenizer is one that we cannot imitate")
-    ends = [special[name] for name in END_OF_TEXT if name in special]
-    if not ends:
-        raise UserError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
-    special[END_OF_TEXT[0]] = ends[0]
-    return encoding(path.name, pattern, ranks, special)
+class JsonTokenizer:
+    """A tokenizer.json of any kind, by the package `tokenizers`.
+
+    A special token in a text is ordinary text. Raises UserError for a file that has no
+    end-of-text, or is none.
+    """
+
+    def __init__(self, path: Path):
+        try:
+            import tokenizers
+        except ImportError:
+            raise UserError("needs a package: pip install tokenizers") from None
+
+        self.name = path.name
+        self.text = path.read_text(encoding="utf-8")
+        spec = json.loads(self.text)
+        try:
+            self.eot_name = end_of_text(spec)
+            hide_special_words(spec)
+            # a text is encoded whole, and always in the same way
+            spec |= {"truncation": None, "padding": None}
+            spec["model"].pop("dropout", None)
+            self.library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        except UserError:
+            raise
+        except Exception as error:  # the package raises no other class
+            raise UserError(f"not a tokenizer.json: {error!r}") from None
+        self.library.encode_special_tokens = True  # as ordinary text
+        ids = self.library.get_vocab()
+        self.n_vocab = max(ids.values()) + 1
+        self.eot_token = ids.get(self.eot_name, ids.get(hidden(self.eot_name)))
+        self.unknown = unknown_of(spec["model"], ids)
+        steps = json.dumps([spec.get("normalizer"), spec.get("pre_tokenizer")])
+        is_byte_level = '"ByteLevel"' in steps  # then one letter is one byte
+        self.is_exact = is_byte_level and not spec.get("normalizer")
+        self.lengths = lengths_of(spec["added_tokens"], ids, is_byte_level)
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        text = text.encode(errors="replace").decode()  # half a pair of UTF-16 becomes ?
+        return self.library.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.library.decode(ids)
 
 
-def ranks_of(vocab: dict, merges: list, **_) -> dict[bytes, int]:
-    """The tokens of a tokenizer.json and their ids. tiktoken merges in the order of the ids."""
-    # 1. The tokens of one byte
-    byte_of = {}  # letter -> byte
-    for byte, letter in byte_letters().items():
-        if byte < 255 or letter in vocab:  # no text contains byte 255
-            byte_of[letter] = byte
-    ranks = {bytes([byte]): vocab[letter] for letter, byte in byte_of.items()}
-
-    # 2. The tokens that merge two others
-    for merge in merges:
-        if isinstance(merge, str):  # as in older files
-            merge = merge.split(" ")
-        first, second = merge
-        token = first + second
-        token_bytes = bytes(byte_of[letter] for letter in token)
-        ranks[token_bytes] = vocab[token]
-    merged = list(ranks.values())[len(byte_of) :]
-    if merged != sorted(merged):
-        raise UserError("its ids do not follow the order of its merges")
-    return ranks
+def end_of_text(spec: dict) -> str:
+    """The name of the end-of-text token, which we mark as special."""
+    added = {token["content"]: token for token in spec["added_tokens"]}
+    for name in END_OF_TEXT:
+        if name in added:
+            added[name]["special"] = True
+            return name
+    raise UserError(f"has no end-of-text token, none of {', '.join(END_OF_TEXT)}")
 
 
-def word_pattern(spec: dict) -> str | None:
-    """The regular expression of a tokenizer.json's pre-tokenizer; None if we do not know it."""
-    steps = spec["pretokenizers"] if spec["type"] == "Sequence" else [spec]
-    *before, last = steps
-    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        return None
-    match before, last.get("use_regex", True):
-        case [], True:
-            return GPT2_PATTERN
-        case [{"type": "Digits", "individual_digits": True}], True:
-            return STARCODER_PATTERN
-        case [
-            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
-        ], False:
-            return regex
-    return None
+def hidden(name: str) -> str:
+    """A name of a special token that no text contains."""
+    return f"{name}\0special"
+
+
+def hide_special_words(spec: dict) -> None:
+    """Rename the special tokens of a unigram model, which would find </s> in HTML."""
+    if spec["model"].get("type") != "Unigram":
+        return
+    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
+    for i, piece in enumerate(spec["model"]["vocab"]):
+        if piece[0] in special and i != spec["model"]["unk_id"]:
+            piece[0] = hidden(piece[0])
+    for token in spec["added_tokens"]:
+        if any(piece[0] == hidden(token["content"]) for piece in spec["model"]["vocab"]):
+            token["content"] = hidden(token["content"])
+
+
+def unknown_of(model: dict, ids: dict[str, int]) -> int | None:
+    """The id of what has no token, if the model has one."""
+    if "unk_id" in model:  # of unigram
+        return model["unk_id"]
+    return ids.get(model.get("unk_token"))
+
+
+def lengths_of(
+    added_tokens: list, ids: dict[str, int], is_byte_level: bool
+) -> np.ndarray:
+    """Length in bytes of every token id, as the file writes it, [n_vocab] int64."""
+    special = {token["content"]: token["special"] for token in added_tokens}
+    lengths = np.zeros(max(ids.values()) + 1, dtype=np.int64)
+    for token, i in ids.items():
+        if token not in special and is_byte_level:
+            lengths[i] = len(token)
+        elif not special.get(token):
+            lengths[i] = len(token.encode())
+    return lengths
+
+
+# -- An export ---------------------------------------------------------------------------
 
 
 def tokenizer_files(tokenizer) -> dict[str, str]:
     """The same tokenizer in Hugging Face's format, as file name -> content."""
+    eot_name = END_OF_TEXT[0]
+    if isinstance(tokenizer, JsonTokenizer):
+        eot_name = tokenizer.eot_name
+        text = tokenizer.text
+    else:
+        text = json.dumps(spec_of(tokenizer), ensure_ascii=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "bos_token": eot_name,
+        "eos_token": eot_name,
+        "pad_token": eot_name,
+    }
+    return {
+        "tokenizer.json": text,
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False),
+    }
+
+
+def spec_of(tokenizer) -> dict:
+    """The content of a tokenizer.json with the same tokens as a tiktoken.Encoding."""
     ranks = tokenizer._mergeable_ranks
     special = tokenizer._special_tokens
     letters = byte_letters()
@@ -207,7 +264,7 @@ def tokenizer_files(tokenizer) -> dict[str, str]:
         )
 
     # 2. The merges. tiktoken has no list of them: it merges two tokens whenever the
-    #    result is a token, lowest rank first
+    #    result is a token, lowest rank first. A word that is a token needs no merges.
     merges = []
     for token in sorted(ranks, key=ranks.get):
         for i in range(1, len(token)):
@@ -215,8 +272,9 @@ def tokenizer_files(tokenizer) -> dict[str, str]:
             right = token[i:]
             if left in ranks and right in ranks:
                 merges.append([spell(left), spell(right)])
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": True}
 
-    # 3. The files
+    # 3. The steps before and after
     split = {
         "type": "Split",
         "pattern": {"Regex": tokenizer._pat_str},
@@ -229,20 +287,20 @@ def tokenizer_files(tokenizer) -> dict[str, str]:
         "trim_offsets": True,
         "use_regex": False,
     }
-    spec = {
+    return {
         "added_tokens": added_tokens,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+        "model": model,
     }
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "bos_token": END_OF_TEXT[0],
-        "eos_token": END_OF_TEXT[0],
-        "pad_token": END_OF_TEXT[0],
-    }
-    return {
-        "tokenizer.json": json.dumps(spec, ensure_ascii=False),
-        "tokenizer_config.json": json.dumps(config, ensure_ascii=False),
-    }
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter of every byte in a tokenizer.json. Invisible bytes get letters from 256 up."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in visible}
+    for byte in range(256):
+        if byte not in visible:
+            n_hidden = len(letters) - len(visible)  # so far
+            letters[byte] = chr(256 + n_hidden)
+    return letters
