@@ -12,6 +12,11 @@ in which the model writes an answer, such as GSM8K, export it and run the harnes
     torchrun --nproc_per_node 8 eval.py --model DIR --tasks mmlu --data FOLDER    on eight GPUs
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl-C ends us without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import math
 import sys
@@ -24,8 +29,9 @@ import torch
 import torch.nn.functional as F
 
 import data
+import tasks
 from model import GPT, load_model
-from tools import devices, files, flags, tasks
+from tools import devices, files, flags
 from tools.flags import UserError
 
 NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it diverged"
@@ -91,15 +97,15 @@ def validation_loss(
 
 @torch.no_grad()
 def score(model: GPT, requests: list[tasks.Request], title="") -> list[float]:
-    """Log-probability of every request (ids, n): the sum over its last n tokens, in nats.
+    """Log-probability of every request, the sum over its last n tokens, in nats.
 
     Several processes share the work.
     """
     # 1. The model reads all tokens but the last. It reads equal inputs once, as of the
     # four letters of a question of MMLU
     of_input = {}  # input -> numbers of its requests
-    for i, (ids, _) in enumerate(requests):
-        of_input.setdefault(tuple(ids[:-1]), []).append(i)
+    for i, request in enumerate(requests):
+        of_input.setdefault(tuple(request.ids[:-1]), []).append(i)
 
     # 2. Divide the inputs into batches of similar length, to have little padding
     batches = []
@@ -117,7 +123,8 @@ def score(model: GPT, requests: list[tasks.Request], title="") -> list[float]:
         scored = []
         for x, row in zip(outputs, rows):  # x [T, C]
             for i in of_input[row]:
-                ids, n = requests[i]
+                ids = requests[i].ids
+                n = requests[i].n
                 # the model predicts a token at the position before it
                 logits = model.logits(x[len(row) - n : len(row)]).float()
                 targets = torch.tensor(ids[-n:], device=x.device)
@@ -128,8 +135,11 @@ def score(model: GPT, requests: list[tasks.Request], title="") -> list[float]:
     scored = devices.share(score_batch, batches, title)
 
     # 4. Put the results into the order of the requests
-    results = dict(pair for pairs in scored for pair in pairs)
-    return [results[i] for i in range(len(requests))]
+    results = [0.0] * len(requests)
+    for pairs in scored:
+        for i, log_p in pairs:
+            results[i] = log_p
+    return results
 
 
 # -- Text from a model -------------------------------------------------------------------
@@ -140,7 +150,8 @@ def sample(
 ) -> str:
     """Return the prompt and a continuation, up to the end of the document."""
     # a document starts after an end-of-text, as in training
-    ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(prompt)]
+    read = tokenizer.encode_ordinary(prompt)
+    ids = [tokenizer.eot_token, *read]
     idx = torch.tensor([ids], device=next(model.parameters()).device)  # [1, T]
     idx = model.generate(idx, max_new_tokens, temperature, top_k)
     new = idx[0, len(ids) :].tolist()
@@ -148,7 +159,10 @@ def sample(
         new = new[: new.index(tokenizer.eot_token)]
     # a model may also write special tokens, and ids that its tokenizer does not use
     has_text = set(np.flatnonzero(data.bytes_per_token(tokenizer)).tolist())
-    return prompt + tokenizer.decode([i for i in new if i in has_text])
+    new = [i for i in new if i in has_text]
+    # a tokenizer may write no space before the first token of a text
+    text = tokenizer.decode(read + new)
+    return prompt + text[len(tokenizer.decode(read)) :]
 
 
 # -- The benchmarks ----------------------------------------------------------------------
@@ -156,29 +170,29 @@ def sample(
 
 def answer(
     name: str, questions: list[tasks.Question], model: GPT, tokenizer, max_len: int
-) -> list:
-    """Log-likelihoods of the choices of every question, or of its page of wikitext, in nats."""
+) -> tuple[list, dict]:
+    """Log-likelihoods of the choices of every question, or of its page of wikitext, in nats.
+
+    Also returns tasks.count_notes of the questions.
+    """
+    items = []  # the requests of every question
+    for question in questions:
+        if name == "wikitext":
+            page = question.choices[0]
+            items.append(list(tasks.rolling_windows(tokenizer, page, max_len)))
+        else:
+            items.append(list(tasks.requests(tokenizer, question, max_len)))
+    flat = []
+    for item in items:
+        flat += item
+    sums = score(model, flat, name)
+    answers = []
+    for item in items:
+        answers.append(sums[: len(item)])
+        sums = sums[len(item) :]
     if name == "wikitext":
-        return page_likelihoods(questions, model, tokenizer, max_len)
-    items = [list(tasks.requests(tokenizer, q, max_len)) for q in questions]
-    sums = iter(score(model, sum(items, []), name))
-    return [[next(sums) for _ in item] for item in items]
-
-
-def page_likelihoods(
-    questions: list[tasks.Question], model: GPT, tokenizer, max_len: int
-) -> list[float]:
-    """Log-likelihoods of whole pages, the sums over their windows."""
-    items = []  # a window is an item with one request
-    page_of = []  # number of the page of every window
-    for page, question in enumerate(questions):
-        for window in tasks.rolling_windows(tokenizer, question.choices[0], max_len):
-            items.append(window)
-            page_of.append(page)
-    windows = [[] for _ in questions]
-    for page, sums in zip(page_of, score(model, items, title="wikitext")):
-        windows[page].append(sums)
-    return [math.fsum(sums) for sums in windows]
+        answers = [math.fsum(windows) for windows in answers]
+    return answers, tasks.count_notes(questions, items)
 
 
 def evaluate(model: GPT, args: argparse.Namespace) -> None:
@@ -189,7 +203,7 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
     results = {}
     for name, (questions, shots) in tasks.prepare(args, model.cfg.seq_len).items():
         # 1. All processes score the questions
-        answers = answer(name, questions, model, tokenizer, args.max_len)
+        answers, notes = answer(name, questions, model, tokenizer, args.max_len)
         if not np.isfinite(np.hstack(answers)).all():
             raise UserError(f"--model {args.model}: {NOT_FINITE}")
         facts = {
@@ -198,7 +212,7 @@ def evaluate(model: GPT, args: argparse.Namespace) -> None:
             "max_len": args.max_len,
             "dtype": str(model.embed.weight.dtype).removeprefix("torch."),
         }
-        results[name] = tasks.measure(name, questions, answers) | facts
+        results[name] = tasks.measure(name, questions, answers) | facts | notes
 
         # 2. Process 0 reports, and saves after every task, because a later one may fail
         if rank == 0:
@@ -240,30 +254,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add("--out", type=Path, help="JSON file for the results of --tasks")
     add("--prompt", help="continue this text instead of evaluating")
-    add(
-        "--max_new_tokens",
-        type=zero_or_more,
-        default=400,
-        help="length of the sample (default: 400)",
-    )
-    add(
-        "--top_k",
-        type=one_or_more,
-        default=50,
-        help="sample from the N likeliest tokens (default: 50)",
-    )
+    add("--max_new_tokens", type=zero_or_more, help="length of the sample (default: 400)")
+    add("--top_k", type=one_or_more, help="sample from the N likeliest (default: 50)")
     add(
         "--temperature",
         type=flags.at_least(0, float),
-        default=0.8,
         help="0: likeliest (default: 0.8)",
     )
-    add(
-        "--seed",
-        type=zero_or_more,
-        default=0,
-        help="random seed of the sample (default: 0)",
-    )
+    add("--seed", type=zero_or_more, help="random seed of the sample (default: 0)")
     add("--device", default="auto", help="auto: cuda, else mps, else cpu")
     add(
         "--dtype",
@@ -276,6 +274,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and not args.tasks:
             raise UserError(f"--{name} {value}: has no effect without --tasks")
+    for name in ("max_new_tokens", "top_k", "temperature", "seed"):
+        value = getattr(args, name)
+        if value is not None and args.prompt is None:
+            raise UserError(f"--{name} {value}: has no effect without --prompt")
+    if args.prompt is not None and args.tasks:
+        raise UserError("--prompt: has no effect with --tasks")
+    if args.temperature and args.temperature < 1e-3:
+        raise UserError(f"--temperature {args.temperature}: must be 0 or at least 0.001")
+    if args.seed and args.seed >= 2**63:
+        raise UserError(f"--seed {args.seed}: must be below 2^63")
     if args.out:
         is_possible = args.out.parent.is_dir() and not args.out.is_dir()
         if not args.tasks or not is_possible:
@@ -298,6 +306,8 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
         data.check_corpus(model.cfg, source)
         with devices.mixed_precision(args):
             losses = validation_loss(model, source)
+        if not math.isfinite(losses["val_loss"]):
+            raise UserError(f"--model {args.model}: {NOT_FINITE}")
         rank, _ = devices.rank_and_world()
         if rank == 0:
             loss = f"{losses['val_loss']:.4f} nats per token"
@@ -312,15 +322,12 @@ def print_sample(model: GPT, args: argparse.Namespace) -> None:
     start = torch.tensor([[tokenizer.eot_token]], device=args.device)
     if not model(start).isfinite().all():
         raise UserError(f"--model {args.model}: {NOT_FINITE}")
-    torch.manual_seed(args.seed)
-    text = sample(
-        model,
-        tokenizer,
-        args.prompt,
-        args.max_new_tokens,
-        args.temperature,
-        args.top_k,
-    )
+    torch.manual_seed(args.seed or 0)
+    given = {}
+    for name in ("max_new_tokens", "temperature", "top_k"):
+        if getattr(args, name) is not None:
+            given[name] = getattr(args, name)
+    text = sample(model, tokenizer, args.prompt, **given)
     print(text or "(the model ended the text at once)")
 
 
@@ -340,7 +347,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.tasks:
             evaluate(model, args)
         elif args.prompt is not None:
-            print_sample(model, args)
+            if rank == 0:
+                print_sample(model, args)
         else:
             print_loss(model, args)
     except (UserError, OSError) as error:

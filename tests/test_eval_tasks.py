@@ -23,10 +23,10 @@ import eval as evaluation
 import model as model_file
 import train
 from config import make_shape
+import tasks
 from model import GPT, load_model
 from test_mistakes import one_line
-from tools import tasks
-from tools.tasks import TASKS
+from tasks import TASKS, Question, Request
 
 ROOT = Path(__file__).parent.parent
 groups = lambda name: (
@@ -88,7 +88,8 @@ def ask(exported, model):
             tasks.questions_of(name, folder, shots),
             data.tokenizer_of(model.run),
         )
-        return questions, evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
+        answers, _ = evaluation.answer(name, questions, model, tokenizer, MAX_LEN)
+        return questions, answers
 
     return ask
 
@@ -144,13 +145,13 @@ def test_a_score_depends_only_on_its_request(monkeypatch):
     shape = dict(n_layer=2, n_embd=32, n_head=4, seq_len=64, vocab_size=50, init_std=0.2)
     model, rng = GPT(make_shape(**shape)).eval(), random.Random(0)
     some = lambda n: [rng.randrange(50) for _ in range(n)]
-    requests = [([3, 4], 1), ([3, 5], 1), (some(65), 64)]
+    requests = [Request([3, 4], 1), Request([3, 5], 1), Request(some(65), 64)]
     for k in range(40):
         context = some(rng.randrange(1, 40))
         endings = [some(rng.randrange(1, 20)), [7], [8]]
-        requests += [(context + ending, len(ending)) for ending in endings]
+        requests += [Request(context + ending, len(ending)) for ending in endings]
     requests += requests[-4:]
-    expected = [plain(model, *request) for request in requests]
+    expected = [plain(model, *request[:2]) for request in requests]
     for batch_tokens in (1, 60, 300, 10**6):
         monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: batch_tokens)
         found = evaluation.score(model, requests)
@@ -161,8 +162,50 @@ def test_equal_inputs_are_read_once():
     shape = dict(n_layer=1, n_embd=32, n_head=4, seq_len=64, vocab_size=50)
     model, read = GPT(make_shape(**shape)).eval(), []
     model.embed.register_forward_hook(lambda _, inputs, output: read.append(output.shape))
-    evaluation.score(model, [([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
+    evaluation.score(model, [Request([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
     assert read == [(1, 3, 32)]
+
+
+class Words:
+    """A tokenizer in which a token may span a context and its choice."""
+
+    eot_token = 0
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        return [hash_of(word) for word in re.findall(r"one more|\S+", text)]
+
+
+hash_of = lambda word: 1 + sum(map(ord, word))
+
+
+def test_a_token_may_span_context_and_choice():
+    context, choice = "give me one", "more"
+    (request,) = tasks.requests(Words(), Question([context], [choice]), 64)
+    assert request.ids == Words().encode_ordinary("give me one more") and request.n == 1
+    (request,) = tasks.requests(Words(), Question([""], [""]), 64)
+    assert request.ids == [0, 0] and request.n == 1  # no token at all
+
+
+def test_what_the_window_cuts_and_empty_choices_are_reported(argv, tmp_path, capsys):
+    long = " word" * 99
+    items = [
+        {"goal": "a", "sol1": "b", "sol2": "c", "label": 0},
+        {"goal": long, "sol1": "b", "sol2": "c", "label": 0},
+        {"goal": "a", "sol1": f"b{long}", "sol2": f"c{long}", "label": 0},
+        {"goal": "a", "sol1": "", "sol2": "c", "label": 0},
+    ]
+    harness.write(Path("long"), {"piqa": items})
+    argv += "--tasks piqa --data long --max_len 20 --out scores.json".split()
+    assert evaluation.main(argv) == 0
+    result = json.loads(Path("scores.json").read_text())["piqa"]
+    assert (result["n_cut"], result["n_choices_cut"], result["n_empty"]) == (2, 1, 1)
+    out = capsys.readouterr().out
+    assert "2 of 4 items are longer" in out and "1 of 4 items have an empty" in out
+    assert tasks.main(["piqa", "--data=long"]) == 0
+    assert (
+        capsys.readouterr().out
+        == "Question: a\nAnswer: [b]\n\nQuestion: a\nAnswer: [c]\n\n"
+    )
 
 
 def test_pages_are_detokenized_as_the_harness_does():
@@ -277,7 +320,14 @@ def test_a_model_of_nan_is_not_scored(argv, exported, folder, tmp_path, capsys):
     weights["model.norm.weight"][0] = math.nan
     save_file(weights, "nan/model.safetensors", {"format": "pt"})
     argv[1] = "nan"
-    for what in ("--tasks=piqa", "--tasks=wikitext", "--tasks=mmlu", "--prompt=x"):
+    corpus = f"--data={exported.parent / 'corpus'}"
+    for what in (
+        "--tasks=piqa",
+        "--tasks=wikitext",
+        "--tasks=mmlu",
+        "--prompt=x",
+        corpus,
+    ):
         error = one_line(evaluation.main, [*argv, what], capsys)
         assert "--model nan: its outputs are not numbers" in error
 

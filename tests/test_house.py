@@ -15,7 +15,7 @@ MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
     "mup": set(), "moe": set(), "data": set(), "mixture": {"data"},
     "model": {"mup", "moe", "config"},
-    "eval": {"model", "data"},
+    "tasks": set(), "eval": {"model", "data", "tasks"},
     "train": {"schedules", "config", "records", "mup", "moe", "model", "data", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
     "report": {"schedules", "records", "fit", "compare"},

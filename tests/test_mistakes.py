@@ -130,6 +130,11 @@ def folder(corpus_path, tmp_path_factory):
     (evaluation, "--model run --data words", "words: its tokenizer is not that of run"),
     (evaluation, "--model run --num_fewshot -1", "--num_fewshot: -1: must be at least 0"),
     (evaluation, "--model run --prompt x --temperature nan", "nan: must be"),
+    (evaluation, "--model run --prompt x --temperature 1e-38", "at least 0.001"),
+    (evaluation, f"--model run --prompt x --seed {2**64 - 1}", "below 2^63"),
+    (evaluation, "--model run --seed 1", "--seed 1: has no effect without --prompt"),
+    (evaluation, "--model run --temperature 1", "has no effect without --prompt"),
+    (evaluation, "--model run --prompt x --tasks piqa", "--prompt: has no effect"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)

@@ -99,9 +99,7 @@ def test_counts_continue_when_the_shares_change(sources):
         name: data.n_sequences(source.train, 32)
         for name, source in corpus.sources.items()
     }
-    assert corpus.epochs(2600, 32, 5) == {
-        name: read[name] / sizes[name] for name in read
-    }
+    assert corpus.epochs(2600, 32, 5) == {name: read[name] / sizes[name] for name in read}
 
 
 def flags(text: str, **changed) -> list[str]:

@@ -4,18 +4,22 @@ lm-evaluation-harness does.
 The paper used that program, and we follow its rules, oddities included. This file
 contains no model: `questions_of` turns items (JSON objects with the fields of the public
 dataset) into texts, and `measure` turns the log-likelihoods of these texts into metrics.
+
+    python tasks.py piqa --data FOLDER    show the first question of FOLDER/piqa.jsonl
 """
 
 import json
 import math
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from tools import flags
 from tools.flags import UserError
 
 # -- Items to questions ------------------------------------------------------------------
@@ -237,7 +241,12 @@ def prepare(args, seq_len: int) -> dict[str, tuple[list[Question], int]]:
 
 # -- Questions to tokens -----------------------------------------------------------------
 
-Request = tuple[list[int], int]  # token ids, and how many at the end to score
+
+class Request(NamedTuple):
+    ids: list[int]  # token ids, of which the model reads all but the last
+    n: int  # how many of them, at the end, to score
+    is_cut: bool = False  # the window is too short for the context
+    choice_is_cut: bool = False  # and even for the choice
 
 
 def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
@@ -245,15 +254,21 @@ def requests(tokenizer, question: Question, max_len: int) -> Iterator[Request]:
 
     The model reads all tokens but the last, so these fill a window of max_len. A space
     belongs to the word after it, so we score whitespace at the end of the context with
-    the choice.
+    the choice. A token that spans both belongs to the choice, if it has no other.
     """
     for context, choice in zip(question.contexts, question.choices):
         before = tokenizer.encode_ordinary(context.rstrip())
-        after = tokenizer.encode_ordinary(f"{context} {choice}")[len(before) :]
+        whole = tokenizer.encode_ordinary(f"{context} {choice}")
+        after = whole[len(before) :]
+        if not after:
+            before = whole[:-1]
+            after = whole[-1:] or [tokenizer.eot_token]
         if not before:  # the model needs a token to predict the first one from
             before = [tokenizer.eot_token]
         ids = (before + after)[-(max_len + 1) :]
-        yield ids, min(len(after), len(ids) - 1)
+        n = min(len(after), len(ids) - 1)
+        cut = len(before) + len(after) - len(ids)
+        yield Request(ids, n, is_cut=cut > 0, choice_is_cut=n < len(after))
 
 
 def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
@@ -265,7 +280,7 @@ def rolling_windows(tokenizer, text: str, max_len: int) -> Iterator[Request]:
     ids = [tokenizer.eot_token, *tokenizer.encode_ordinary(text)]
     for start in range(1, len(ids), max_len):
         end = min(start + max_len, len(ids))
-        yield ids[max(0, end - max_len - 1) : end], end - start
+        yield Request(ids[max(0, end - max_len - 1) : end], end - start)
 
 
 # -- Likelihoods to scores ---------------------------------------------------------------
@@ -350,3 +365,44 @@ def report(name: str, result: dict) -> None:
         stderr = result[f"{metric}_stderr"]
         spread = "" if stderr is None else f"+-{stderr:.4f}"
         print(f"{name:<14}{metric:<21}{result[metric]:>9.4f} {spread:<9} {facts}")
+    for what, text in NOTES.items():
+        if result[what]:
+            print(f"{name:<14}{result[what]:,} of {result['n']:,} items {text}")
+
+
+NOTES = {
+    "n_cut": "are longer than the window, and lose the start of their context",
+    "n_choices_cut": "have a choice that is longer than the window, so its score is wrong",
+    "n_empty": "have an empty choice, scored as a space",
+}
+
+
+def count_notes(questions: list[Question], items: list[list[Request]]) -> dict[str, int]:
+    """How many items have something that a reader of the scores should know."""
+    return {
+        "n_cut": sum(any(request.is_cut for request in item) for item in items),
+        "n_choices_cut": sum(
+            any(request.choice_is_cut for request in item) for item in items
+        ),
+        "n_empty": sum("" in question.choices for question in questions),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("tasks.py", __doc__)
+    add = parser.add_argument
+    add("task", choices=TASKS)
+    add("--data", required=True, help="folder of TASK.jsonl")
+    add("--num_fewshot", type=flags.at_least(0), default=0, help="examples before it")
+    args = parser.parse_args(argv)
+    try:
+        questions = questions_of(args.task, args.data, args.num_fewshot, limit=1)
+    except (UserError, OSError) as error:
+        return flags.fail("tasks.py", error)
+    for context, choice in zip(questions[0].contexts, questions[0].choices):
+        print(f"{context} [{choice}]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
