@@ -349,11 +349,12 @@ def export(run: Path, to: Path) -> str:
         texts=tokenizers.tokenizer_files(tokenizer),
         example=(idx, logits),
     )
-    which = ", averaged weights" if model.averaged else ""
-    agrees = (
-        "same logits in transformers" if compared else "not compared (no transformers)"
-    )
-    return f"{to}: {model.n_params():,} parameters{which}, tokenizer {tokenizer.name}, {agrees}"
+    text = f"{to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}"
+    if model.averaged:
+        text += ", averaged weights"
+    if compared:
+        return f"{text}, same logits in transformers"
+    return f"{text}, not compared (transformers is not installed)"
 
 
 def import_granite(folder: Path, to: Path) -> str:

@@ -373,7 +373,7 @@ def report(name: str, result: dict) -> None:
 NOTES = {
     "n_cut": "are longer than the window, and lose the start of their context",
     "n_choices_cut": "have a choice that is longer than the window, so its score is wrong",
-    "n_empty": "have an empty choice, scored as a space",
+    "n_empty": "have an empty choice, which is scored as a space",
 }
 
 

@@ -142,19 +142,18 @@ class JsonTokenizer:
             spec |= {"truncation": None, "padding": None}
             spec["model"].pop("dropout", None)
             self.library = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            self.library.encode_special_tokens = True  # as ordinary text
+            ids = self.library.get_vocab()
+            self.lengths = lengths_of(spec, ids)
         except UserError:
             raise
         except Exception as error:  # the package raises no other class
             raise UserError(f"not a tokenizer.json: {error!r}") from None
-        self.library.encode_special_tokens = True  # as ordinary text
-        ids = self.library.get_vocab()
-        self.n_vocab = max(ids.values()) + 1
+        self.n_vocab = len(self.lengths)
         self.eot_token = ids.get(self.eot_name, ids.get(hidden(self.eot_name)))
-        self.unknown = unknown_of(spec["model"], ids)
-        steps = json.dumps([spec.get("normalizer"), spec.get("pre_tokenizer")])
-        is_byte_level = '"ByteLevel"' in steps  # then one letter is one byte
-        self.is_exact = is_byte_level and not spec.get("normalizer")
-        self.lengths = lengths_of(spec["added_tokens"], ids, is_byte_level)
+        self.is_exact = is_byte_level(spec) and not spec.get("normalizer")
+        model = spec["model"]  # a unigram model has the id of its unknown token
+        self.unknown = model.get("unk_id", ids.get(model.get("unk_token")))
 
     def encode_ordinary(self, text: str) -> list[int]:
         text = text.encode(errors="replace").decode()  # half a pair of UTF-16 becomes ?
@@ -192,23 +191,22 @@ def hide_special_words(spec: dict) -> None:
             token["content"] = hidden(token["content"])
 
 
-def unknown_of(model: dict, ids: dict[str, int]) -> int | None:
-    """The id of what has no token, if the model has one."""
-    if "unk_id" in model:  # of unigram
-        return model["unk_id"]
-    return ids.get(model.get("unk_token"))
+def is_byte_level(spec: dict) -> bool:
+    """Is one letter of a token one byte?"""
+    return '"ByteLevel"' in json.dumps(
+        [spec.get("normalizer"), spec.get("pre_tokenizer")]
+    )
 
 
-def lengths_of(
-    added_tokens: list, ids: dict[str, int], is_byte_level: bool
-) -> np.ndarray:
+def lengths_of(spec: dict, ids: dict[str, int]) -> np.ndarray:
     """Length in bytes of every token id, as the file writes it, [n_vocab] int64."""
-    special = {token["content"]: token["special"] for token in added_tokens}
+    added = {token["content"]: token["special"] for token in spec["added_tokens"]}
+    letters_are_bytes = is_byte_level(spec)
     lengths = np.zeros(max(ids.values()) + 1, dtype=np.int64)
     for token, i in ids.items():
-        if token not in special and is_byte_level:
+        if token not in added and letters_are_bytes:
             lengths[i] = len(token)
-        elif not special.get(token):
+        elif not added.get(token):
             lengths[i] = len(token.encode())
     return lengths
 
