@@ -11,12 +11,12 @@ import math
 import statistics
 import time
 
-import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
+import train  # before torch, for which it sets a variable
 
 import torch
 from tqdm import tqdm
 
-import train
+import runs
 from config import FIELDS, PRESETS, TrainConfig
 from model import empty_model
 from tools import devices, flags
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         devices.join(typed.get("device", "auto"))
         if "data" in typed or "tokenizer" in typed:  # else as in the preset
-            typed = train.with_vocabulary(typed)
+            typed = runs.with_vocabulary(typed)
         cfg = train.make_config(**typed)
         rank, world = devices.rank_and_world()
         if args.dry_run:

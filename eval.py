@@ -19,10 +19,11 @@ if __name__ == "__main__":  # Ctrl-C ends us without a traceback
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
-import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch, see train.py
 
 import numpy as np
 import torch

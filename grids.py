@@ -185,7 +185,7 @@ def resized(shape: dict, width: int) -> dict:
 
 
 # flags of train.py that a sweep chooses or ignores
-UNUSED = "preset decay_data eval_every eval_tokens save_every keep_checkpoints".split()
+UNUSED = "preset decay_data eval_every eval_tokens".split()
 
 
 def check_fields(asked: dict[str, list], configs: list) -> None:

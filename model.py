@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mup
+import runs
 from config import PRESETS, GPTConfig, make_config, make_shape, saved_config
 from moe import MoE, Routing
-from tools import devices, flags, granite, runs, tokenizers
+from tools import devices, flags, granite, tokenizers
 from tools.flags import UserError
 
 # Shapes in the comments:

@@ -10,13 +10,18 @@
 Ctrl-C stops a sweep and the same command resumes it. Fit its records with python fit.py
 FOLDER.
 
-A WSD or Power run does not depend on its length T until its decay begins. So we train one
-*trunk* for every shape, batch size, learning rate and seed, and at every T a *branch*
-leaves it and decays. A branch is, bit for bit, the run that train.py would make, for
-about half the tokens in all. A cosine needs a separate run for every T. Read `Trunk` and
-`make_run`, then `search`, the rule that chooses the learning rates. The grids are in
-grids.py.
+A WSD or Power run does not depend on its length T until its decay begins. So the runs of
+one shape, batch size, learning rate and seed share a *trunk*. We train the shortest, and
+every other one is a *branch* of a shorter one, from the checkpoint before its decay, as
+with `train.py --branch`. It is, bit for bit, the separate run, for about half the tokens
+in all. A cosine needs a separate run for every T. Read `make_run` and `start_of`, then
+`search`, the rule that chooses the learning rates. The grids are in grids.py.
 """
+
+import signal
+
+if __name__ == "__main__":  # until main() starts, Ctrl-C ends us without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import contextlib
@@ -25,6 +30,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -34,7 +40,7 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
+import train  # before torch, for which it sets a variable
 
 import torch
 from tqdm import tqdm
@@ -44,110 +50,90 @@ import config
 import data
 import grids
 import records
-import train
+import runs
 from config import TrainConfig, make_config
 from schedules import is_planned, unread
-from tools import devices, engines, files, flags, runs, sweep_flags
+from tools import devices, engines, files, flags, sweep_flags
 from tools.flags import UserError
+from tools.signals import stop_request
 
-# -- A trunk and its branches ------------------------------------------------------------
-
-POINTS = 200  # of a curve, at most
-
-
-class Trunk:
-    """A trunk and the run that leaves it next, as the `run` of train.train.
-
-    A run starts from the checkpoint, which ends where the decay of an earlier run began,
-    and saves it again where its decay begins. After that it is the branch, which leaves
-    the checkpoint as it is. look_at: run lengths at which to note the loss without a
-    decay.
-    """
-
-    def __init__(self, cfg: TrainConfig, corpus, folder: Path, look_at: list[int]):
-        self.cfg = cfg
-        self.path = folder / f"{trunk_of(cfg)}.pt"
-        self.origin = runs.origin(cfg.device, corpus.meta["fingerprint"]) | {
-            "parent": None
-        }
-        self.start = None  # a checkpoint
-        self.looks: dict = {}  # val_loss_at_T, for every T in look_at
-        self.curve: list = []  # of (tokens, mean training loss since the last point, lr)
-        self.losses: list = []  # of the steps since the last point of the curve
-        self.commits: list = []  # of all code that trained it
-        with contextlib.suppress(UserError):  # a missing or damaged checkpoint
-            saved = runs.read_checkpoint(self.path)
-            same_data = saved["fingerprint"] == self.origin["fingerprint"]
-            if same_data and saved["tokens"] <= cfg.decay_start:
-                self.start = saved
-                self.looks = saved["looks"]
-                self.curve = saved["curve"]
-                self.losses = [
-                    torch.tensor(loss, device=cfg.device)
-                    for loss in saved.get("losses", [])
-                ]
-                self.commits = saved.get("commits", [])
-        if self.origin["git_commit"] not in self.commits:
-            self.commits = [*self.commits, self.origin["git_commit"]]
-        self.look_at = [T for T in look_at if f"val_loss_at_{T}" not in self.looks]
-        self.diverged = False
-
-    def after_step(self, state, step: train.Step, last: bool) -> None:
-        self.losses.append(step.loss)
-        every = math.ceil(self.cfg.total_tokens / POINTS)
-        if train.crossed(every, state):
-            mean = torch.stack(self.losses).mean().item()
-            loss = mean if math.isfinite(mean) else None
-            self.curve.append((state.tokens, loss, step.lr))
-            self.losses.clear()
-        if train.crossed(self.cfg.log_every, state):
-            self.diverged = not math.isfinite(step.loss)
-
-    def log_validation(self, tokens: int, losses: dict) -> None:
-        T = next(T for T in self.look_at if tokens <= T)
-        loss = losses["val_loss"]
-        lost = not loss <= math.log(self.cfg.vocab_size)  # also if it is NaN
-        self.looks[f"val_loss_at_{T}"] = None if lost else loss
-
-    def save(self, checkpoint: dict) -> None:
-        if checkpoint["tokens"] <= self.cfg.decay_start:
-            more = {
-                "looks": self.looks,
-                "curve": self.curve,
-                "losses": [loss.item() for loss in self.losses],
-                "commits": self.commits,
-            }
-            runs.write_checkpoint(self.path, checkpoint | more)
+# -- A run of a sweep --------------------------------------------------------------------
 
 
 def make_run(
-    cfg: TrainConfig, corpus, folder: Path, must_stop=runs.never, look_at=()
-) -> tuple[dict, list] | None:
-    """Continue the trunk of a run to its decay, and decay. Return record and curve.
+    cfg: TrainConfig, folder: Path, look_at: list, device: str, must_stop
+) -> bool:
+    """Train a run in its folder, as train.py does. -> is it finished? False if stopped.
 
-    The next run of this trunk starts there. If must_stop(), we save the trunk as far as
-    it is and return None.
+    look_at: run lengths T at which to note the loss of a longer run.
     """
-    never = 10**18
-    quiet = dataclasses.replace(
-        cfg, eval_every=never, save_every=never, eval_tokens=cfg.final_eval_tokens
-    )
-    trunk = Trunk(cfg, corpus, folder, look_at)
-    began = time.perf_counter()
-    start = trunk.start["tokens"] if trunk.start else 0
-    state = train.train(quiet, corpus, trunk, trunk.start, must_stop)
-    if state is None:
-        return None
-    _, results = train.evaluate(cfg, state, corpus)
-    seconds = time.perf_counter() - began  # without earlier runs of the trunk
-    results |= trunk.looks
-    results["seconds"] = round(seconds, 1)
-    results["tokens_per_second"] = round((state.tokens - start) / seconds)
-    commits = ", ".join(commit for commit in trunk.commits if commit) or None
-    origin = trunk.origin | {"git_commit": commits}
-    record = {"config": dataclasses.asdict(cfg), "results": results, "origin": origin}
-    every = math.ceil(len(trunk.curve) / POINTS)
-    return record, trunk.curve[:: max(1, every)]
+    corpus = open_corpus(cfg.data, cfg.tokenizer)
+    tokenizer = data.tokenizer_name(cfg, corpus)
+    cfg = dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
+    cfg = devices.resolve_device(cfg)
+    start = start_of(cfg, folder)
+    train.check_text(cfg, corpus, start)
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = torch.get_num_threads()
+    try:
+        if cfg.device == "cpu":
+            torch.set_num_threads(1)  # a worker per core
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            return train.train_run(cfg, corpus, folder, start, must_stop, look_at)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@functools.cache
+def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
+    return data.load_corpus(data_flag, tokenizer)
+
+
+def start_of(cfg: TrainConfig, folder: Path) -> dict:
+    """Where to start a run: at its newest checkpoint, or on the trunk, or at 0 tokens."""
+    own = runs.checkpoints(folder)
+    if own:
+        return runs.read_checkpoint(own[-1])
+    points = [path for path in trunk_points(folder) if int(path.stem) <= cfg.decay_start]
+    if not points:
+        return runs.new_start(cfg)
+    start = runs.read_checkpoint(points[-1])
+    # a trunk that diverged has the same end for all its runs
+    return start if start["diverged"] else runs.start_from(start, cfg)
+
+
+def trunk_points(folder: Path) -> list[Path]:
+    """Checkpoints on the trunk of a run in this folder, that no decay has touched, oldest first."""
+    found = []
+    for sibling in folder.parent.glob("*"):
+        saved = runs.read_run(sibling)
+        if saved:
+            found += runs.before_decay(runs.checkpoints(sibling), saved["config"])
+    return sorted(found, key=lambda path: int(path.stem))
+
+
+def folder_of(cfg: TrainConfig, sweep: Path) -> Path:
+    """The folder of a run of this sweep, beside the other runs of its trunk."""
+    length = f"{cfg.total_tokens}-{cfg.decay_tokens}"
+    return sweep / "runs" / trunk_of(cfg) / length
+
+
+def take_record(sweep: Path, folder: Path) -> dict:
+    """Move the record of a finished run to records.jsonl, and delete checkpoints.
+
+    We keep the last point of its trunk, from which the next branch starts.
+    """
+    file = folder / "record.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    done = sweep / "records.jsonl"
+    line = json.dumps(record)
+    # a sweep that was killed here has added the line already
+    if not done.exists() or line not in done.read_text(encoding="utf-8"):
+        files.append_line(done, line)
+    file.unlink()
+    for path in {*folder.parent.glob("*/ckpt/*.pt")} - {*trunk_points(folder)[-1:]}:
+        path.unlink()
+    return record
 
 
 # -- Equal runs and shared trunks --------------------------------------------------------
@@ -233,6 +219,11 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 def config_of_run(**fields) -> TrainConfig:
     """The config of a run, without the fields that its schedule does not read."""
     skip = unread(fields["schedule"])
+    # only make_run asks for validations on the way
+    fields = {
+        "eval_every": 10**18,
+        "eval_tokens": fields.get("final_eval_tokens"),
+    } | fields
     return make_config(
         **{name: value for name, value in fields.items() if name not in skip}
     )
@@ -320,12 +311,7 @@ def series_of(experiment: str, grid: dict) -> list[Callable]:
     return [functools.partial(rule, grid, base) for base in grids.bases_of(grid)]
 
 
-# -- Training the missing runs -----------------------------------------------------------
-
-
-def unknown(cfg: TrainConfig) -> None:
-    """The loss of an unfinished run."""
-    return None
+# -- The missing runs --------------------------------------------------------------------
 
 
 class Plan(NamedTuple):
@@ -336,24 +322,26 @@ class Plan(NamedTuple):
     # identity of a run -> its loss, infinite if it diverged
     known: dict[frozenset, float]
 
-    def missing(self, made_up: Callable = unknown) -> list[TrainConfig]:
-        """The runs that we can train now. made_up(config) is the loss of an unknown run."""
+    def missing(self, guessed: bool = False) -> list[TrainConfig]:
+        """The runs that we can train now, or, with guessed losses, all that are left."""
 
         def loss(cfg: TrainConfig) -> float | None:
-            return self.known.get(identity_of(cfg), made_up(cfg))
+            if identity_of(cfg) in self.known:
+                return self.known[identity_of(cfg)]
+            return self.guessed_loss(cfg) if guessed else None
 
         wanted: dict = {}  # in the order of the series, without doubles
         for rule in self.series:
             wanted |= dict.fromkeys(rule(loss))
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
 
+    def guessed_loss(self, cfg: TrainConfig) -> float:
+        """Higher than all known losses, and lowest where the search starts, so it ends there."""
+        return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
+
     def left(self) -> list[TrainConfig]:
-        """All runs to come, if all unknown losses are high, and lowest at our guess."""
-
-        def made_up(cfg: TrainConfig) -> float:
-            return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
-
-        return self.missing(made_up)
+        """The runs that are left, if the best learning rates are those that we guess."""
+        return self.missing(guessed=True)
 
     def jobs(self) -> dict[str, tuple]:
         """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
@@ -375,83 +363,47 @@ class Plan(NamedTuple):
         self.known[identity_of(cfg)] = records.row(record)["loss"]
 
 
-def do_job(
-    cfg: TrainConfig, folder: Path, look_at: list[int], device: str, must_stop: Callable
-):
-    """Make a run on any machine. Returns (record, curve), or None if stopped."""
-    corpus = open_corpus(cfg.data, cfg.tokenizer)
-    tokenizer = data.tokenizer_name(cfg, corpus)
-    cfg = devices.resolve_device(
-        dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
-    )
-    threads = torch.get_num_threads()
-    try:
-        if cfg.device == "cpu":
-            torch.set_num_threads(1)  # a worker per core
-        return make_run(cfg, corpus, folder, must_stop, look_at)
-    finally:
-        torch.set_num_threads(threads)
-
-
-@functools.cache
-def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
-    return data.load_corpus(data_flag, tokenizer)
-
-
-def train_missing(
-    plan: Plan, folder: Path, submit: Callable, slots: int, must_stop, stop
+def make_missing(
+    plan: Plan, sweep: Path, submit: Callable, stop: Callable, slots: int, must_stop
 ) -> None:
-    """Make the runs that the plan lacks, at most `slots` at a time. Only we write their records.
+    """Make the runs that the plan lacks, at most `slots` at a time, until must_stop().
 
-    submit: an engine (tools/engines.py). stop: called once must_stop(), to stop its jobs.
+    submit, stop: see tools/engines.py. After a failure we stop the other runs, and raise
+    the error when they have saved their progress.
     """
-    trunks = folder.resolve() / "trunks"
-    running: dict = {}  # trunk -> the future of its next run
+    running: dict = {}  # trunk -> (folder of its run, future)
     todo = plan.jobs()
     before = len(plan.known)
     stopping = False
     failure = None
-    with (
-        tqdm(total=len(plan.left()), unit=" runs") as bar,
-        files.append_to(folder / "curves.jsonl") as curves,
-        files.append_to(folder / "records.jsonl") as lines,
-    ):
+    with tqdm(total=len(plan.left()), unit=" runs") as bar:
         while todo or running:
-            # 1. Start jobs, or stop the running jobs
-            if must_stop() and not stopping:
+            # 1. Start the next runs of trunks
+            if (must_stop() or failure) and not stopping:
                 stopping = True
-                message = f"stopping, {len(running)} jobs save their progress"
-                bar.write(message, file=sys.stderr)
                 stop()
-            todo = {} if stopping else todo
+            if stopping:
+                todo = {}
             for trunk, (cfg, look_at) in todo.items():
                 if trunk not in running and len(running) < slots:
-                    running[trunk] = submit(do_job, cfg, trunks, look_at)
+                    folder = folder_of(cfg, sweep)
+                    running[trunk] = folder, submit(make_run, cfg, folder, look_at)
 
-            # 2. Write the results of the jobs that ended
-            done = [trunk for trunk, future in running.items() if future.done()]
-            for trunk in done:
+            # 2. Take the results of those that ended. A run that is not finished, because
+            # a cluster stopped it at a time limit, starts again
+            ended = [trunk for trunk, (_, future) in running.items() if future.done()]
+            for trunk in ended:
+                folder, future = running.pop(trunk)
                 try:
-                    result = running.pop(trunk).result()
+                    if future.result():
+                        plan.learn(take_record(sweep, folder))
                 except Exception as error:
                     # after a request to stop, an engine may cancel jobs
                     if not stopping or devices.reason_of(error):
                         failure = failure or error
-                    continue
-                if result:
-                    record, curve = result
-                    curve = dict(zip(("tokens", "loss", "lr"), zip(*curve)))
-                    config = records.settings(record["config"])
-                    line = {"config": config, "curve": curve}
-                    curves.write(json.dumps(line) + "\n")
-                    lines.write(json.dumps(record) + "\n")
-                    plan.learn(record)
-            if failure and not stopping:  # the others save their progress
-                stopping = True
-                stop()
 
             # 3. Plan again with the new losses
-            if not done:
+            if not ended:
                 time.sleep(0.02)
                 continue
             todo = plan.jobs()
@@ -479,18 +431,23 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     sweep_flags.add_sweep_flags(parser, tuple(grids.GRIDS), scales, parse_field)
     flags.add_flags(parser, TrainConfig, {})
     args = parser.parse_args(argv)
+    swept = [name for name, _ in args.sweep]
+    for name in swept:
+        if swept.count(name) > 1:
+            parser.error(f"--sweep {name}: twice; name all its values at once")
     typed = {name: value for name, value in vars(args).items() if name in config.FIELDS}
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
     return args, typed
 
 
-def prepare(args: argparse.Namespace, typed: dict) -> Plan:
-    """Check the command line and the records in --out. Raises UserError or OSError."""
+def check(args: argparse.Namespace, typed: dict) -> tuple[Plan, list[TrainConfig], str]:
+    """A plan for the command line, the configs of its runs as far as we can guess them,
+    and the fingerprint of its text. Raises UserError or OSError."""
     if args.slurm and args.engine != "slurm":
         raise UserError(
             f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
         )
-    typed = train.with_vocabulary(train.with_absolute_paths(typed))
+    typed = runs.with_vocabulary(runs.with_absolute_paths(typed))
     if args.engine == "local":
         typed["device"] = devices.pick_device(typed.get("device", "auto"))
     grid = grids.changed(grids.GRIDS[args.experiment][args.scale], args, typed)
@@ -499,54 +456,97 @@ def prepare(args: argparse.Namespace, typed: dict) -> Plan:
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, configs)
     largest = max(configs, key=lambda cfg: (cfg.seq_len, cfg.n_embd))
-    _, corpus = train.load_data(largest, typed, None)
+    _, corpus = train.load_data(largest, typed)
+    return plan, configs, corpus.meta["fingerprint"]
 
+
+def read_done(
+    args: argparse.Namespace, plan: Plan, configs: list[TrainConfig], fingerprint: str
+) -> None:
+    """Tell the plan which runs are done. Raises UserError for records of another sweep."""
     found = records.read_records(args.out)
     free = ("seed", "data_seed")  # a folder may have more seeds than a sweep
     if args.experiment != "power":
         free += ("lr", "power_a")  # found by a search, or tuned
     ours = [vars(cfg) for cfg in configs]
-    grids.check_belongs(found, ours, corpus.meta["fingerprint"], free, args.out)
+    grids.check_belongs(found, ours, fingerprint, free, args.out)
     for record in found:
         plan.learn(record)
-    return plan
 
 
-def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
-    """submit: an engine in place of --engine, as in docs/train.md, for --workers jobs at a time.
+def common_flags(configs: list[TrainConfig]) -> dict:
+    """The fields that all these runs have, without values of their preset.
 
-    It must not do the jobs in our main thread, which would not notice a Ctrl-C.
+    fit.py adds the rest to them, so we leave out what every run has for itself.
     """
-    args, typed = parse(argv)
+    skip = config.runtime_fields(vars(configs[0])) | {
+        "preset",
+        "total_tokens",
+        "batch_size",
+        "seed",
+        "data_seed",
+    }
+    skip |= {"lr", "final_eval_tokens"}
+    if configs[0].decay_share is not None:
+        skip.add("decay_tokens")
+    preset = configs[0].preset
+    found = {} if preset == TrainConfig.preset else {"preset": preset}
+    # a field may follow from those before it, as n_ffn from n_embd
+    for name in config.FIELDS:
+        values = {getattr(cfg, name) for cfg in configs}
+        usual = getattr(make_config(**found | {"total_tokens": 10**15}), name)
+        if name not in skip and len(values) == 1 and values != {usual}:
+            found[name] = values.pop()
+    return found
+
+
+def describe(
+    args: argparse.Namespace, configs: list[TrainConfig], finished: bool
+) -> None:
+    """Write sweep.json, from which fit.py makes the commands of the next runs."""
+    content = {
+        "command": shlex.join(["python", *sys.argv]),
+        "experiment": args.experiment,
+        "flags": common_flags(configs),
+        "finished": finished,
+    }
+    files.write_json(args.out / "sweep.json", content)
+
+
+def main(argv: list[str] | None = None) -> int:
+    held = contextlib.nullcontext()
     try:
-        plan = prepare(args, typed)
+        args, typed = parse(argv)
+        plan, configs, fingerprint = check(args, typed)
         if not args.dry_run:
             args.out.mkdir(parents=True, exist_ok=True)
-            held = files.lock(args.out / ".lock")
+            held = files.lock(args.out / ".lock")  # before we read what is done
             if not held:
                 raise UserError(f"--out {args.out}: another sweep is running there")
+            for file in args.out.glob("runs/*/*/record.json"):  # of a killed sweep
+                take_record(args.out, file.parent)
+        read_done(args, plan, configs, fingerprint)
     except (UserError, OSError) as error:
         return flags.fail("sweep.py", error)
+    except KeyboardInterrupt:
+        return flags.fail("sweep.py", "interrupted before the first run", status=130)
+
     left = plan.left()
     todo = f"at least {len(left):,} with {tokens_of(left):.3g} tokens are left"
-    todo = f"{args.out}: {len(plan.known):,} runs are done, {todo}"
-    if left:
-        first = records.flags_of(vars(left[0]))
-        todo += f"\nthe first of them, besides its schedule: {first}"
+    flags.say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
     if args.dry_run:
-        flags.say(todo)
         return 0
     try:
-        with held, runs.stop_request(None) as must_stop:
-            flags.say(todo)
+        with held, stop_request() as must_stop:
+            describe(args, configs, finished=not left)
             if left:
-                with engine(args, left[0].device, submit, must_stop) as (
-                    submit,
-                    slots,
-                    stop,
-                ):
-                    train_missing(plan, args.out, submit, slots, must_stop, stop)
-            return conclude(args.out, plan, must_stop())
+                place, slots = engine(args, left[0].device, must_stop)
+                with place as (submit, stop):
+                    make_missing(plan, args.out, submit, stop, slots, must_stop)
+            if must_stop():
+                flags.say("stopped and saved; the same command resumes")
+                return 3
+            describe(args, configs, finished=True)
     except BrokenExecutor:
         return flags.fail(
             "sweep.py", "a worker died; out of memory? The same command resumes"
@@ -558,47 +558,35 @@ def main(argv: list[str] | None = None, submit: Callable | None = None) -> int:
         if reason is None:
             raise
         return flags.fail("sweep.py", f"{reason}. The same command resumes")
-
-
-def conclude(out: Path, plan: Plan, stopped: bool) -> int:
-    """Say how the sweep ended, and return the exit status."""
-    if stopped:
-        flags.say("stopped and saved; the same command resumes")
-        return 3
-    shutil.rmtree(out / "trunks", ignore_errors=True)
-    folder = shlex.quote(str(out))
-    flags.say(f"finished: {len(plan.known):,} runs; next: python fit.py {folder}")
+    conclude(args.out, plan)
     return 0
 
 
-@contextlib.contextmanager
-def engine(args, device: str, submit: Callable | None, must_stop: Callable):
-    """Yield submit, the number of jobs at a time, and a function that stops all jobs."""
-
-    def no_stop() -> None:
-        pass
-
-    asked = getattr(args, "device", "auto")  # for another machine
-    if submit:
-        yield (
-            functools.partial(submit, engines.do_anywhere, asked),
-            args.workers or 1,
-            no_stop,
-        )
-    elif args.engine == "slurm":
-        options = dict(args.slurm)
-        with engines.on_slurm(args.out / "slurm", options, asked) as (submit, stop):
-            yield submit, args.workers or 1, stop
+def conclude(out: Path, plan: Plan) -> None:
+    """Delete the last checkpoints, and say how the sweep ended."""
+    for checkpoints in out.glob("runs/*/*/ckpt"):
+        shutil.rmtree(checkpoints)
+    n = len(plan.known)
+    if min(plan.known.values()) == math.inf:
+        flags.say(f"finished, but all {n:,} runs diverged; is the text or a flag wrong?")
     else:
-        each = devices.all_devices(device, args.workers)
-        if len(each) == 1:
-            yield engines.in_this_process(each[0], must_stop), 1, no_stop
-        else:
-            with engines.in_processes(each) as (submit, stop):
-                yield submit, len(each), stop
+        flags.say(f"finished: {n:,} runs; next: python fit.py {flags.word(out)}")
+
+
+def engine(args: argparse.Namespace, device: str, must_stop: Callable):
+    """The engine of --engine and --workers, and its number of jobs at a time."""
+    if args.engine == "slurm":
+        asked = getattr(args, "device", "auto")  # for another machine
+        slots = args.workers or 1
+        return engines.on_slurm(args.out / "slurm", dict(args.slurm), asked), slots
+    each = devices.all_devices(device, args.workers)
+    if len(each) == 1:
+        return engines.in_this_process(device, must_stop), 1
+    return engines.in_processes(each), len(each)
 
 
 if __name__ == "__main__":
     import sweep  # so that other processes find the functions of jobs in a module
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(sweep.main())

@@ -12,17 +12,25 @@ loop around it, then `train`, which logs, evaluates and saves. All flags are in 
 A run leaves a folder in runs/.
 """
 
+import signal
+
+if __name__ == "__main__":  # until main() starts, Ctrl-C ends us without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import copy
 import dataclasses
+import json
 import math
-import shlex
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import tools.threads  # noqa: F401  before torch, which reads a variable that it sets
+# Torch reads this when we import it. By default, threads that wait for others spin, and
+# beside a second busy process a step then takes much longer (research/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 import numpy as np
 import torch
@@ -31,13 +39,15 @@ from torch.nn.parallel import DistributedDataParallel
 import config
 import data
 import mup
-from config import TrainConfig, make_config
+import runs
+from config import TrainConfig, make_config  # noqa: F401  for programs that import us
 from eval import sample, validation_loss
-from model import GPT, empty_model
+from model import GPT, empty_model, load_model
 from moe import Routing
-from schedules import SCHEDULES, is_planned, make_schedule, unread
-from tools import devices, figures, flags, runs
+from schedules import make_schedule
+from tools import devices, figures, flags
 from tools.flags import UserError
+from tools.signals import never, stop_request
 
 # -- One step ----------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class State:
     optimizer: torch.optim.Optimizer
     average: GPT | None  # the averaged weights, with --average
     tokens: int = 0  # seen so far
-    before: int = 0  # tokens seen before the last step
+    diverged: bool = False  # a loss was not a number
 
 
 def build(cfg: TrainConfig) -> State:
@@ -170,65 +180,15 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
     if devices.rank_and_world()[1] > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         model.broadcast_buffers = False  # the rotary tables never change
-    while state.tokens + cfg.batch_tokens <= cfg.total_tokens:  # whole batches only
-        lr = schedule(state.tokens + cfg.batch_tokens / 2)  # at the middle of the step
-        results = optimizer_step(cfg, model, state.optimizer, corpus, state.tokens, lr)
-        state.before = state.tokens
+    # whole batches only, and no step after a lost run
+    while state.tokens + cfg.batch_tokens <= cfg.total_tokens and not state.diverged:
+        before = state.tokens
+        lr = schedule(before + cfg.batch_tokens / 2)  # at the middle of the step
+        results = optimizer_step(cfg, model, state.optimizer, corpus, before, lr)
         state.tokens += cfg.batch_tokens
         if state.average:
-            update_average(state.average, state.model, state.before, state.tokens)
+            update_average(state.average, state.model, before, state.tokens)
         yield Step(lr, *results)
-
-
-def train(cfg: TrainConfig, corpus, run, start: dict | None, must_stop) -> State | None:
-    """Train and return the final State. Once must_stop(), save and return None.
-
-    start: a checkpoint of this run or, for a branch, of its parent.
-    run: takes the results, a runs.Run with its folder or a sweep.Trunk. It has
-
-    - after_step(state, step, last), called after every step
-    - diverged, which it sets once a loss is not a number
-    - look_at, run lengths at which to validate, and log_validation(tokens, losses)
-    - save(checkpoint)
-    """
-    state = build(cfg)
-    if start:
-        restore(start, state)
-    if run.diverged:  # no step after a lost run
-        return state
-    for step in training_steps(cfg, state, corpus):
-        tokens = state.tokens
-        next_tokens = tokens + cfg.batch_tokens
-        last = next_tokens > cfg.total_tokens
-
-        # 1. Log. A loss that is not a number ends the run
-        run.after_step(state, step, last)
-
-        # 2. Validate
-        look = any(tokens <= T < next_tokens for T in run.look_at)
-        if (look or crossed(cfg.eval_every, state)) and not last:
-            losses = validation_losses(cfg, state, corpus, cfg.eval_tokens)
-            run.log_validation(tokens, losses)
-
-        # 3. Save, also where the decay begins, because branches leave there
-        decay_begins = tokens <= cfg.decay_start < next_tokens
-        due = crossed(cfg.save_every, state) or decay_begins
-        stop = devices.any_process(must_stop()) and not last  # all after the same step
-        if due or stop or last or run.diverged:
-            run.save(checkpoint(cfg, corpus, state))
-        if stop:
-            return None
-        if run.diverged:
-            break
-    return state
-
-
-def crossed(every: int, state: State) -> bool:
-    """Did the last step reach or pass a multiple of `every` tokens?"""
-    return runs.crossed(every, state.before, state.tokens)
-
-
-# -- The results of a run ----------------------------------------------------------------
 
 
 def train_run(
@@ -236,45 +196,85 @@ def train_run(
     corpus,
     out: Path | None,
     start: dict | None = None,
-    must_stop=runs.never,
-) -> dict | None:
-    """Train, and write the folder `out`, which only rank 0 has. -> the record, None if stopped."""
-    run = runs.Run(out, dataclasses.asdict(cfg), corpus.meta["fingerprint"], start)
-    state = train(cfg, corpus, run, start, must_stop)
-    return finish(cfg, corpus, state, run) if state else None
+    must_stop=never,
+    look_at: tuple = (),
+) -> bool:
+    """Train a run and write its folder `out`, which only rank 0 has. -> is it finished?
 
-
-def finish(cfg: TrainConfig, corpus, state: State, run: runs.Run) -> dict:
-    """Evaluate, complete the record, write a sample and draw the curve. -> {} without a folder.
-
-    A loss that is not finite, or ends above ln(vocab_size) (a uniform guess), gives a
-    record with diverged = true and no val_loss.
+    Once must_stop(), we save and return False. start: see runs.plan, by default a new
+    run. look_at: run lengths T, to validate where a run of T tokens would end.
     """
+    start = start or runs.new_start(cfg)
+    state = build(cfg)
+    restore(start, state)
+    run = runs.Run(out, cfg, corpus.meta["fingerprint"], start)
+    for step in training_steps(cfg, state, corpus):
+        tokens = state.tokens
+        batch = (
+            cfg.batch_tokens
+        )  # a step passes every multiple of N if tokens % N < batch
+        last = tokens + batch > cfg.total_tokens
+
+        # 1. Log the mean loss over all processes. Here we wait for the device
+        if last or tokens % cfg.log_every < batch:
+            loss = devices.all_sum(step.loss).item() / devices.rank_and_world()[1]
+            more = step.routing.metrics() if step.routing else {}
+            run.log_step(tokens, step.lr, loss, grad_norm=step.grad_norm.item(), **more)
+            state.diverged = not math.isfinite(loss)
+
+        # 2. Validate
+        look = any(tokens <= T < tokens + batch for T in look_at)
+        if (look or tokens % cfg.eval_every < batch) and not last:
+            losses = validation_losses(cfg, state, corpus, cfg.eval_tokens)
+            run.log_validation(tokens, losses)
+
+        # 3. Save, also where the decay begins, because branches start there
+        decay_begins = tokens <= cfg.decay_start < tokens + batch
+        due = decay_begins or tokens % cfg.save_every < batch
+        stop = devices.any_process(must_stop()) and not last  # all after the same step
+        if due or stop or last or state.diverged:
+            run.save(checkpoint(cfg, corpus, state))
+        if stop:
+            return False
+
+    # 4. Evaluate, and write the record
     losses, results = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {results['val_tokens']:,} tokens")
-    if run.out is None:
-        return {}
-    record = run.finish(results)  # before anything else can fail
-    results = record["results"]
-    text = "(no sample, because the run diverged)"
-    if not results["diverged"]:
-        model = state.average if cfg.uses_average else state.model
-        torch.manual_seed(cfg.seed)
-        # growing shapes would compile again
-        with torch.compiler.set_stance("force_eager"):
-            text = sample(model.eval(), corpus.tokenizer)
-        text = text or "(empty, because the model ended the text at once)"
-    (run.out / "sample.txt").write_text(text, encoding="utf-8")
-    try:
-        figures.draw_curve(run.out, record)
-    except Exception as error:  # the run is complete without its picture
-        flags.say(f"{run.out}: no curve.png ({error})")
-    if results["diverged"]:
-        flags.say("diverged")
-    else:
-        flags.say(f"\na sample:\n\n{text}\n")
-    flags.say(f"{results['seconds']:,.0f} seconds; record and curve.png in {run.out}")
-    return record
+    run.finish(results, look_at)
+    return True
+
+
+def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
+    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
+    return {
+        "config": dataclasses.asdict(cfg),
+        "fingerprint": corpus.meta["fingerprint"],
+        "token_hash": data.token_hash(corpus.tokenizer),
+        "tokens": state.tokens,
+        "diverged": state.diverged,
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "average": state.average.state_dict() if state.average else None,
+    }
+
+
+def restore(saved: dict, state: State) -> None:
+    """Put a checkpoint back into a State that build() made."""
+    state.tokens = saved["tokens"]
+    state.diverged = saved.get("diverged", False)
+    if "model" in saved:  # a new run keeps its initial weights
+        state.model.load_state_dict(saved["model"])
+        if state.average:  # if the parent kept no average, start from its weights
+            state.average.load_state_dict(saved.get("average") or saved["model"])
+    if "optimizer" in saved:  # imported weights have none
+        groups = saved["optimizer"]["param_groups"]
+        for group, ours in zip(groups, state.optimizer.param_groups):
+            # our settings, such as weight decay
+            group |= dict(ours, params=group["params"])
+        state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
+
+
+# -- The results of a run ----------------------------------------------------------------
 
 
 def validation_losses(
@@ -298,7 +298,17 @@ def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> d
     """
     with devices.mixed_precision(cfg), torch.compiler.set_stance("force_eager"):
         losses = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
-    return runs.mean_losses(list(corpus.sources), corpus.shares, losses)
+    if len(losses) == 1:
+        return losses[0]
+    nats = 0.0  # per token of the mixture
+    size = 0.0  # its bytes per token, times ln 2
+    for share, loss in zip(corpus.shares, losses):
+        nats += share * loss["val_loss"]
+        size += share * loss["val_loss"] / loss["val_bpb"]
+    of_sources = {
+        f"val_loss_{name}": loss["val_loss"] for name, loss in zip(corpus.sources, losses)
+    }
+    return {"val_loss": nats, "val_bpb": nats / size, **of_sources}
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
@@ -326,35 +336,28 @@ def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
     }
 
 
-def checkpoint(cfg: TrainConfig, corpus, state: State) -> dict:
-    """All state of a run. Learning rate and data order have none, as they follow from tokens."""
-    return {
-        "config": dataclasses.asdict(cfg),
-        "fingerprint": corpus.meta["fingerprint"],
-        "token_hash": data.token_hash(corpus.tokenizer),
-        "tokens": state.tokens,
-        "model": state.model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
-        "average": state.average.state_dict() if state.average else None,
-    }
+def show(cfg: TrainConfig, out: Path, tokenizer) -> None:
+    """Write a sample and draw the curve of a finished run, and say where they are."""
+    record = json.loads((out / "record.json").read_text(encoding="utf-8"))
+    results = record["results"]
+    text = "(no sample, because the run diverged)"
+    if not results["diverged"]:
+        torch.manual_seed(cfg.seed)
+        text = sample(load_model(out, cfg.device), tokenizer)
+        text = text or "(empty, because the model ended the text at once)"
+    (out / "sample.txt").write_text(text, encoding="utf-8")
+    try:
+        figures.draw_curve(out, record)
+    except Exception as error:  # the run is complete without its picture
+        flags.say(f"{out}: no curve.png ({error})")
+    if results["diverged"]:
+        flags.say("diverged")
+    else:
+        flags.say(f"\na sample:\n\n{text}\n")
+    flags.say(f"{results['seconds']:,.0f} seconds; record and curve.png in {out}")
 
 
-def restore(saved: dict, state: State) -> None:
-    """Put a checkpoint back into a State that build() made."""
-    state.tokens = saved["tokens"]
-    state.model.load_state_dict(saved["model"])
-    if state.average:  # if the parent kept no average, start from its weights
-        state.average.load_state_dict(saved.get("average") or saved["model"])
-    if "optimizer" in saved:  # imported weights have none
-        for group, ours in zip(
-            saved["optimizer"]["param_groups"], state.optimizer.param_groups
-        ):
-            # our settings, such as weight decay
-            group |= dict(ours, params=group["params"])
-        state.optimizer.load_state_dict(saved["optimizer"])  # raises if its groups differ
-
-
-# -- From the command line to a run ------------------------------------------------------
+# -- The command line --------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
@@ -378,86 +381,46 @@ def parse(argv: list[str] | None) -> tuple[dict, Namespace]:
     }, args
 
 
-def plan(typed: dict, actions: Namespace) -> tuple[TrainConfig, dict | None]:
-    """Config, and checkpoint of this run or its parent, or None. Raises UserError, OSError."""
-    typed = with_absolute_paths(typed)
-    fields, start, path = runs.choose(typed, actions, config.runtime_fields)
-    parent = runs.read_checkpoint(runs.branch_point(Path(path))) if path else None
-    for saved in (start, parent):
-        if saved and "optimizer" in saved:  # else the weights are released
-            config.saved_config(saved["config"], saved["path"])
-    if parent:
-        fields = runs.branched_fields(parent, fields, config.SHAPE)
-    fields = with_vocabulary(fields)
-    cfg = make_config(**{name: fields[name] for name in fields if name in config.FIELDS})
-    for name in typed.keys() & unread(cfg.schedule):
-        readers = ", ".join(
-            other for other in SCHEDULES if name in SCHEDULES[other].reads
-        )
-        raise UserError(
-            f"--{name} {typed[name]}: has no effect with --schedule {cfg.schedule}, "
-            f"only with {readers}"
-        )
-    if parent:
-        start = runs.branch(parent, cfg, is_planned(cfg.schedule))
-    return cfg, start
-
-
-def with_absolute_paths(typed: dict) -> dict:
-    """The same fields, with absolute paths, valid from any folder."""
-    typed = dict(typed)
-    for name in ("data", "decay_data"):
-        if name in typed:
-            typed[name] = flags.format_mixture(
-                flags.parse_mixture(typed[name], f"--{name}")
-            )
-    if data.tokenizer_file(typed.get("tokenizer", "")):
-        typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
-    return typed
-
-
-def with_vocabulary(fields: dict) -> dict:
-    """The same fields, with the vocabulary of their corpus unless they have one."""
-    if "vocab_size" in fields:  # typed, or from the parent or the run to resume
-        return fields
-    size = data.vocab_size_of(fields.get("data"), fields.get("tokenizer", "bytes"))
-    return fields | {"vocab_size": size}
-
-
 def load_data(
-    cfg: TrainConfig, typed: dict, start: dict | None
+    cfg: TrainConfig, typed: dict, start: dict | None = None
 ) -> tuple[TrainConfig, data.Corpus]:
     """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
+    start = start or runs.new_start(cfg)
     devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
-    # the data of the parents and of this run, with their first tokens
-    stages = start["stages"] if start else runs.stages_of(vars(cfg))
+    # the data of the parents and of this run, with their first sequences
     sequences = [
-        (math.ceil(position / cfg.seq_len), mixture) for position, mixture in stages
+        (math.ceil(position / cfg.seq_len), mixture)
+        for position, mixture in start["stages"]
     ]
     corpus = data.load_corpus(cfg.data, cfg.tokenizer, sequences)
     for source in corpus.sources.values():
         data.check_corpus(cfg, source)
-    found = corpus.meta["fingerprint"]
-    if start:
-        data.check_tokenizer(
-            start["path"], start["config"], corpus, start.get("token_hash")
-        )
-        if start["fingerprint"] not in (None, found):
-            raise UserError(
-                f"--data {corpus.path}: fingerprint {found}, "
-                f"but the run trained on {start['fingerprint']}"
-            )
+    check_text(cfg, corpus, start)
     return dataclasses.replace(cfg, tokenizer=data.tokenizer_name(cfg, corpus)), corpus
 
 
+def check_text(cfg: TrainConfig, corpus, start: dict) -> None:
+    """Raise UserError if a run reads other tokens or another text than its start did."""
+    if "model" not in start:  # a new run
+        return
+    known = start.get("token_hash")
+    data.check_tokenizer(start["path"], start["config"], corpus, known)
+    found = corpus.meta["fingerprint"]
+    if start["fingerprint"] not in (None, found):
+        raise UserError(
+            f"--data {corpus.path}: fingerprint {found}, "
+            f"but the run trained on {start['fingerprint']}"
+        )
+
+
 def main(argv: list[str] | None = None) -> int:
-    typed, actions = parse(argv)
     try:
+        typed, actions = parse(argv)
         devices.join(typed.get("device", "auto"))
         with devices.rank_0_first():
-            cfg, start = plan(typed, actions)
+            cfg, start = runs.plan(typed, actions.resume, actions.branch)
             cfg, corpus = load_data(devices.resolve_device(cfg), typed, start)
             out = None
             if devices.rank_and_world()[0] == 0:  # only rank 0 writes
@@ -466,37 +429,39 @@ def main(argv: list[str] | None = None) -> int:
                 cfg = dataclasses.replace(cfg, out=str(out))
     except (UserError, OSError) as error:
         return flags.fail("train.py", error)
+    except KeyboardInterrupt:
+        return flags.fail("train.py", "interrupted before the first step", status=130)
 
     def tell(text: str) -> None:  # on rank 0 only
         if out:
             flags.say(text)
 
-    if actions.resume and all(
-        Path(cfg.out, x).exists() for x in ("record.json", "curve.png")
-    ):
+    finished = actions.resume and Path(cfg.out, "record.json").exists()
+    if finished and Path(cfg.out, "curve.png").exists():
         tell(f"{cfg.out} is finished already")
         return 0
     tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
-        with runs.stop_request(actions.time_limit) as must_stop:
-            record = train_run(cfg, corpus, out, start, must_stop)
+        with stop_request(actions.time_limit) as must_stop:
+            if not finished:
+                finished = train_run(cfg, corpus, out, start, must_stop)
+            if finished and out:
+                show(cfg, out, corpus.tokenizer)
     except Exception as error:
         reason = devices.reason_of(error)
         if reason is None:
             raise
-        hint = (
-            "; --resume starts from the newest checkpoint"
-            if isinstance(error, OSError)
-            else ""
+        hint = "; --resume starts from the newest checkpoint"
+        return flags.fail(
+            "train.py", reason + (hint if isinstance(error, OSError) else "")
         )
-        return flags.fail("train.py", reason + hint)
-    if record is None:
-        tell(
-            f"stopped and saved; continue: python train.py --out {shlex.quote(cfg.out)} --resume"
-        )
+    if not finished:
+        again = f"python train.py --out {flags.word(cfg.out)} --resume"
+        tell(f"stopped and saved; continue: {again}")
         return 3
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     devices.leave(main())

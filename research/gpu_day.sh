@@ -70,13 +70,14 @@ import gc, json, os, statistics, sys, time  # noqa: E401
 from pathlib import Path
 
 sys.path.insert(0, os.getcwd())
-import tools.threads  # noqa: F401  before torch
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch, see train.py
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bench, model, moe, train  # noqa: E401
-from tools import devices, runs
+import runs
+from tools import devices
 
 OUT, WORK, TINY = Path(os.environ["OUT"]), Path(os.environ["WORK"]), bool(os.environ["TINY"])
 DEVICE, STEP = devices.pick_device(), sys.argv[1]

@@ -2,8 +2,6 @@ import os
 import random
 import signal
 
-import tools.threads  # noqa: F401  before torch
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 # the same tests on a machine with a GPU
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

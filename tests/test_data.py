@@ -328,7 +328,8 @@ def test_a_run_takes_the_vocabulary_of_its_corpus(documents, word_tokenizer, tmp
     assert json.loads(Path("run2/record.json").read_text())["config"]["vocab_size"] == 300
     argv = ["--n_layer=1", "--data=a", "--budgets=1024,2048", "--warmup_tokens=0"]
     args, typed = sweep.parse(["wsd", *argv])
-    assert {cfg.vocab_size for cfg in sweep.prepare(args, typed).left()} == {size}
+    _, configs, _ = sweep.check(args, typed)
+    assert {cfg.vocab_size for cfg in configs} == {size}
 
 
 def test_the_embedded_vocabulary_is_that_of_its_tokenizer(word_tokenizer):

@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 import data
 import train
 from test_train import MOE, metrics, one_step, read, same, weights
-from tools import runs
+import runs
 
 ROOT = Path(train.__file__).parent
 STEPS = 100
@@ -130,7 +130,7 @@ def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path, tmp_
 
 
 def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
-    """All start from the checkpoint that rank 0 chose, and none sends constant tables."""
+    """Rank 0 alone looks for damage, and tells it; and none sends constant tables."""
     out = tmp_path / "run"
     fields = TINY | {"data": corpus_path, "out": out, "log_every": 25 * 256}
     outputs = finish(launch(2, fields | {"time_limit": 0.001}), status=3)
@@ -140,8 +140,12 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
     newest = out / "ckpt" / f"{10**6:016d}.pt"
     newest.write_bytes(runs.checkpoints(out)[0].read_bytes()[:-100])  # damaged
+    outputs = finish(launch(4, {"out": out, "resume": True}), status=2)
+    assert newest.name in outputs[0][1] and outputs[1:] == [("", "")] * 3
+    newest.unlink()
     outputs = finish(launch(4, {"out": out, "resume": True}, program(WATCHED)))
-    assert outputs[0][1].count("testzip") == 1 and outputs[1:] == [("", "")] * 3
+    # at its start, and for the sample at its end
+    assert outputs[0][1].count("testzip") == 2 and outputs[1:] == [("", "")] * 3
     assert "_sync_buffers" not in outputs[0][1]
     expected = [losses(alone)[i] for i in (24, 49, 74, 99, 100)]
     assert losses(out) == pytest.approx(expected, rel=1e-5)
@@ -192,6 +196,24 @@ def test_a_batch_that_cannot_be_shared_is_refused_once(corpus_path, tmp_path):
     outputs = finish(launch(3, fields), status=2)
     assert outputs[0][1].startswith("train.py: --batch_size 8: must be a multiple of 3")
     assert outputs[1:] == [("", "")] * 2 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("changed, says", [
+    ({"MASTER_ADDR": None}, "MASTER_ADDR"), ({"RANK": None}, "RANK"),
+    ({"WORLD_SIZE": "two"}, "two"),
+])  # fmt: skip
+def test_half_an_environment_of_torchrun_is_one_line(
+    changed, says, corpus_path, tmp_path
+):
+    where = (
+        dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="0") | changed
+    )
+    environment = {name: value for name, value in (os.environ | where).items() if value}
+    fields = argv_of(TINY | {"data": corpus_path, "out": tmp_path / "run"})
+    command = [sys.executable, ROOT / "train.py", *fields]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert says in done.stderr and not (tmp_path / "run").exists()
 
 
 FAILING = """

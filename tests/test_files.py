@@ -29,9 +29,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else():
 def test_appended_lines_start_on_a_line_of_their_own(before):
     if before is not None:
         Path("lines").write_text(before)
-    with files.append_to(Path("lines")) as file:
-        file.write("new\n")
+    files.append_line(Path("lines"), "new")
     assert Path("lines").read_text().splitlines() == [*(before or "").splitlines(), "new"]
+
+
+def test_a_full_disk_is_named():
+    """/dev/full is a disk that is always full."""
+    Path("full").symlink_to("/dev/full")
+    with pytest.raises(
+        OSError, match="^full: cannot be written .No space left on device.$"
+    ):
+        files.append_line(Path("full"), "new")
 
 
 def test_a_lock_is_held_until_it_is_closed(monkeypatch):

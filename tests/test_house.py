@@ -14,14 +14,14 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {  # story file -> the story files at its top
     "schedules": set(), "config": {"schedules"}, "records": {"schedules", "config"},
     "mup": set(), "moe": set(), "data": set(), "mixture": {"data"},
-    "model": {"mup", "moe", "config"},
+    "runs": {"schedules", "config", "data"}, "model": {"mup", "moe", "config", "runs"},
     "tasks": set(), "eval": {"model", "data", "tasks"},
-    "train": {"schedules", "config", "records", "mup", "moe", "model", "data", "eval"},
+    "train": {"schedules", "config", "mup", "moe", "model", "data", "runs", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
     "report": {"schedules", "records", "fit", "compare"},
     "grids": {"schedules", "config", "records"},
-    "sweep": {"schedules", "config", "records", "data", "train", "compare", "grids"},
-    "bench": {"config", "model", "train"},
+    "sweep": {"schedules", "config", "records", "data", "runs", "train", "compare", "grids"},
+    "bench": {"config", "model", "runs", "train"},
 }  # fmt: skip
 ALONE = "power.py"  # imports nothing of the project, so it has no place in this order
 read = lambda pattern: {

@@ -123,7 +123,7 @@ def folder(corpus_path, tmp_path_factory):
     (fit, "--predict --total_tokens 1e9 --batch_size 8 --law file", "--law file"),
     (data, "--out file/corpus --source file", "file"),
     (data, "--val_fraction 0.1", "--val_fraction 0.1: has no effect"),
-    (evaluation, "--model nowhere", "nowhere"), (evaluation, "--model .", "no whole checkpoint"),
+    (evaluation, "--model nowhere", "nowhere"), (evaluation, "--model .", "no checkpoint in"),
     (evaluation, "--model foreign.pt", "foreign.pt"),
     (evaluation, "--model run --limit 3", "--limit 3"),
     (evaluation, "--model run --data tiny", "--seq_len 32"),

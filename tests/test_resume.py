@@ -1,6 +1,5 @@
 """A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
 
-import errno
 import json
 import os
 import pickle
@@ -12,18 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import data
+import eval as evaluation
 import schedules
 import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
-from tools import runs
+import runs
 from tools.flags import UserError
+from tools.signals import stop_request
 
 ROOT = Path(__file__).parent.parent
 SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
@@ -94,15 +94,38 @@ def files(folder: Path) -> dict:
     return {p: p.stat().st_mtime_ns for p in found}
 
 
-def test_a_checkpoint_of_an_older_version_is_refused(corpus_path, capsys):
-    """It lacks a setting of today."""
+def edit(file: Path, **changed) -> None:
+    """Change settings in a config.json, or in a checkpoint. None takes one away."""
+    is_json = file.suffix == ".json"
+    content = read(file) if is_json else torch.load(file, weights_only=True)
+    content["config"] |= changed
+    for name, value in changed.items():
+        if value is None:
+            del content["config"][name]
+    if is_json:
+        file.write_text(json.dumps(content))
+    else:
+        torch.save(content, file)
+
+
+@pytest.mark.parametrize("changed, says", [
+    ({"fixed_norm": "hidden"}, "this version has no setting fixed_norm"),
+    ({"power_q": None}, "power_q"),
+    ({"weight_decay": 0.5}, "weight_decay is 0.5, but it is 0.1 in"),
+], ids=["of a fork", "older", "edited"])  # fmt: skip
+def test_settings_that_we_would_drop_are_refused(changed, says, corpus_path, capsys):
+    """They may be those of a fork. A config.json that somebody edited is refused, too."""
     run = stopped_run(corpus_path)
-    for path in runs.checkpoints(run):
-        saved = torch.load(path, weights_only=True)
-        del saved["config"]["decay_share"]
-        torch.save(saved, path)
-    said = one_line(train.main, ["--branch=run", "--out=b"], capsys)
-    assert "older version, without decay_share" in said
+    for file in (runs.checkpoints(run)[-1], run / "config.json"):
+        whole = file.read_bytes()
+        edit(file, **changed)
+        if "weight_decay" not in changed or file.suffix == ".json":
+            assert says in one_line(train.main, RESUME, capsys)
+        if file.suffix == ".pt" and "weight_decay" not in changed:
+            assert says in one_line(train.main, [*BRANCH, "--decay_tokens=512"], capsys)
+            assert says in one_line(evaluation.main, ["--model=run"], capsys)
+        file.write_bytes(whole)
+    assert train.main(RESUME) == 0
 
 
 @pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
@@ -121,13 +144,13 @@ def test_the_origin_is_that_of_the_start(corpus_path, monkeypatch):
     started = read(run / "config.json")
     monkeypatch.setattr(sys, "argv", ["train.py", "--second"])
     assert train.main(RESUME) == 0
-    assert started["command"] == "python train.py --first"
-    assert started.items() <= read(run / "record.json").items()
+    assert started["origin"]["command"] == "python train.py --first"
+    whole = json.loads((run / "record.json").read_text())
+    assert whole["origin"] == started["origin"]
     config = read(run / "config.json")
-    assert [session["command"] for session in config.pop("resumed")] == [
-        "python train.py --second"
-    ]
-    assert config == started
+    (session,) = config["resumed"]
+    assert session["command"] == "python train.py --second"
+    assert config == started | {"resumed": [session]}
 
 
 def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, tmp_path):
@@ -217,16 +240,14 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
         )
 
 
-def test_every_process_resumes_on_its_own_gpu(corpus_path, tmp_path, monkeypatch):
+def test_every_process_resumes_on_its_own_gpu(corpus_path, monkeypatch):
     """Rank 0 saved the name of its GPU."""
-    config = read(stopped_run(corpus_path) / "config.json")
-    (tmp_path / "run" / "config.json").write_text(
-        json.dumps(config | {"device": "cuda:0"})
-    )
+    run = stopped_run(corpus_path)
+    for file in (run / "config.json", runs.checkpoints(run)[-1]):
+        edit(file, device="cuda:0")
+    assert runs.plan({"out": "run"}, True, None)[0].device == "cuda:0"
     monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
-    actions = SimpleNamespace(resume=True, branch=None)
-    fields, _, _ = runs.choose({"out": "run"}, actions, lambda _: {"device"})
-    assert fields["device"] == "auto" and fields["n_embd"] == config["n_embd"]
+    assert runs.plan({"out": "run"}, True, None)[0].device == "cuda"
 
 
 def test_a_resumed_branch_keeps_its_parent(corpus_path, tmp_path, capsys):
@@ -286,7 +307,7 @@ def test_a_closed_output_is_a_stop_request(undisturbed, corpus_path, tmp_path):
 
 def test_nohup_keeps_a_run_alive():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with runs.stop_request(None) as must_stop:
+    with stop_request() as must_stop:
         signal.raise_signal(signal.SIGHUP)
         assert not must_stop()
     signal.signal(signal.SIGHUP, before)
@@ -302,47 +323,6 @@ def test_other_files_among_the_checkpoints_are_left_alone(
     assert_same(everything(run), undisturbed)
 
 
-def test_a_disk_that_fails_for_a_moment_loses_no_checkpoint(
-    undisturbed, corpus_path, monkeypatch
-):
-    """A network disk may answer ESTALE, which says nothing about the file."""
-    run, real, failures = (
-        stopped_run(corpus_path),
-        torch.load,
-        [OSError(errno.ESTALE, "Stale")],
-    )
-    monkeypatch.setattr(runs.time, "sleep", lambda _: None)
-
-    def load(*args, **kwargs):
-        if failures:
-            raise failures.pop()
-        return real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "load", load)
-        assert train.main(RESUME) == 0
-    assert not list(run.rglob("*.damaged"))
-    assert_same(everything(run), undisturbed)
-
-
-def test_a_disk_that_stays_away_is_one_line_and_renames_nothing(
-    corpus_path, monkeypatch, capsys
-):
-    run = stopped_run(corpus_path)
-    before = files(run)
-
-    def load(*args, **kwargs):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runs.time, "sleep", lambda _: None)
-        patch.setattr(torch, "load", load)
-        assert "cannot be read (Stale file handle)" in one_line(
-            train.main, RESUME, capsys
-        )
-    assert files(run) == before
-
-
 def test_a_run_killed_before_its_config_starts_again(undisturbed, corpus_path, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.config.json.123.tmp").write_text('{"n_la')
@@ -351,19 +331,9 @@ def test_a_run_killed_before_its_config_starts_again(undisturbed, corpus_path, t
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("content", ["", '{"n_layer": 2'])
-def test_a_damaged_config_is_that_of_the_newest_checkpoint(
-    content, undisturbed, corpus_path
-):
-    run = stopped_run(corpus_path)
-    (run / "config.json").write_text(content)
-    assert train.main(RESUME) == 0
-    assert same(weights(run), undisturbed["model"])
-
-
 def test_a_folder_whose_config_is_not_that_of_a_run_is_refused(tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    for content in ("null", "[1]", '{"model_type": "granite"}', "no JSON"):
+    for content in ("", "null", "[1]", '{"model_type": "granite"}', '{"n_layer": 2'):
         (tmp_path / "run/config.json").write_text(content)
         assert "is not the folder of a run" in one_line(train.main, RESUME, capsys)
 
@@ -376,7 +346,7 @@ def test_a_lost_run_that_was_killed_stays_lost(corpus_path, tmp_path):
         "--lr_max=1e9",
     ]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(train, "finish", None)
+        patch.setattr(train, "evaluate", None)
         train.main(argv)
     tokens = torch.load(runs.checkpoints(tmp_path / "run")[-1])["tokens"]
     assert train.main(RESUME) == 0
@@ -401,6 +371,7 @@ def test_a_branch_of_a_relative_path_resumes_from_any_folder(
 DAMAGES = {  # to the newest checkpoint, and what stands at the end of metrics.jsonl
     "truncated": (lambda content: content[: len(content) // 2], b'{"step": 21, "tok'),
     "a flipped bit": (lambda content: flipped(content, len(content) // 2), b""),
+    "an offset": (lambda content: flipped(content, len(content) - 46), b""),  # EINVAL
     "no zip": (lambda content: b"what?", bytes(range(128, 256)) + b"\n[1, 2]\n"),
 }
 
@@ -410,16 +381,23 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_reported_and_skipped(damage, undisturbed, corpus_path, capsys):
+def test_damage_is_named_and_an_older_checkpoint_resumes(
+    damage, undisturbed, corpus_path, capsys
+):
     run, (damaged, tail) = stopped_run(corpus_path), DAMAGES[damage]
     newest = runs.checkpoints(run)[-1]
     newest.write_bytes(damaged(newest.read_bytes()))
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(tail)
-    capsys.readouterr()
-    assert train.main(["--out", "run", "--resume"]) == 0
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and newest.name in error
+    before = files(run)
+    error = one_line(train.main, RESUME, capsys)
+    assert (
+        f"{newest.name}: not a checkpoint, or a damaged one" in error
+        and "delete it" in error
+    )
+    assert files(run) == before
+    newest.unlink()
+    assert train.main(RESUME) == 0
     assert_same(everything(run), undisturbed)
 
 
@@ -429,10 +407,9 @@ class Malice:
 
 
 def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
-    for path in runs.checkpoints(stopped_run(corpus_path)):
-        torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
-    for _ in "12":  # and none is renamed, after which the run would start anew
-        assert train.main(["--out", "run", "--resume"]) == 2
+    path = runs.checkpoints(stopped_run(corpus_path))[-1]
+    torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
+    assert train.main(["--out", "run", "--resume"]) == 2
     path.write_bytes(pickle.dumps(Malice()))
     assert train.main(["--branch", str(path)]) == 2
     assert not (tmp_path / "owned").exists()

@@ -20,15 +20,18 @@ import torch
 
 import sweep
 import train
-from schedules import SCHEDULES, is_planned, make_schedule
+from records import identity, read_records
+from schedules import SCHEDULES, is_planned
 from test_mistakes import one_line
 from test_resume import TIMELESS
-from test_train import SMALL, flat
-from tools import devices, engines, runs as runs_file
+from test_train import SMALL, flat, metrics, read
+from tools import devices, engines
 from tools.files import lock
-from records import differing, identity, read_records, settings
+from tools.flags import UserError
+from tools.signals import never, stop_request
 
 AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
+PLACES = TIMELESS | {"parent"}
 QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
 COMMON = {k: v for k, v in QUICK.items() if k not in AXES}
 SHAPE, BUDGETS = dict(n_embd=32, n_head=2), [3000, 6000, 12000]  # not whole batches
@@ -52,7 +55,7 @@ def records(folder="out") -> dict:
         run = identity(record["config"])
         assert run not in found
         found[run] = {
-            part: {name: x for name, x in values.items() if name not in TIMELESS}
+            part: {name: x for name, x in values.items() if name not in PLACES}
             for part, values in record.items()
         }
     return found
@@ -78,8 +81,14 @@ def final_weights(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
-def train_runs(runs: list, corpus, trunks="trunks", *args, **more) -> list:
-    return [sweep.make_run(cfg, corpus, Path(trunks), *args, **more) for cfg in runs]
+def train_runs(configs: list, out="sweep", must_stop=never, look_at=()) -> list[dict]:
+    """Make these runs of a sweep. -> records of those that were not stopped"""
+    found = []
+    for cfg in configs:
+        folder = sweep.folder_of(cfg, Path(out))
+        if sweep.make_run(cfg, folder, look_at, "cpu", must_stop):
+            found.append(sweep.take_record(Path(out), folder))
+    return found
 
 
 KINDS = {name: dict(schedule=name) for name in SCHEDULES}
@@ -88,121 +97,103 @@ KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_branch_is_the_separate_run(
-    kind, corpus_path, corpus, final_weights, monkeypatch
-):
+def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights):
     """Bit for bit, whatever the schedule; a planned one shares no trunk, a long decay is early."""
-    monkeypatch.setattr(train, "sample", lambda *_: "")  # slow, and not what we compare
-    monkeypatch.setattr(train.figures, "draw_curve", lambda *_: None)
     runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
     if kind == "wsd":
         runs[2] = config(
             corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500
         )
     trunks = sweep.by_trunk(runs).values()
-    assert len(trunks) == (3 if is_planned(runs[0].schedule) else 1)
+    n_parents = 0 if is_planned(runs[0].schedule) else 2
+    assert len(trunks) == 3 - n_parents
     runs = sum(trunks, [])
-    for cfg, (ours, _) in zip(runs, train_runs(runs, corpus)):
+    for cfg, record in zip(runs, train_runs(runs)):
         out = Path(str(cfg.total_tokens))
         out.mkdir()
-        record = train.train_run(cfg, corpus, out)
-        ours, theirs = flat(ours), flat(record)
+        assert train.train_run(cfg, corpus, out)
+        ours, theirs = flat(record), read(out / "record.json")
         assert set(ours) == set(theirs)
-        machine = TIMELESS - {"out", "command"}
-        assert all(
-            ours[name] == value for name, value in theirs.items() if name not in machine
-        )
-    assert (
-        all(map(torch.equal, final_weights[:3], final_weights[3:]))
-        and len(final_weights) == 6
-    )
+        n_parents -= ours["parent"] is not None
+        for name in set(theirs) - PLACES:
+            assert ours[name] == theirs[name], name
+    assert n_parents == 0 and len(final_weights) == 6
+    assert all(map(torch.equal, final_weights[:3], final_weights[3:]))
 
 
-def test_a_stopped_trunk_resumes(corpus_path, corpus, final_weights, monkeypatch):
-    """At any step, in a branch or before a look; and a trunk is made longer later."""
-    monkeypatch.setattr(
-        sweep, "POINTS", 12
-    )  # so that a point is the mean of several steps
+def test_a_stopped_run_resumes(corpus_path, final_weights):
+    """At any step, in a decay or before a look; and a trunk is made longer later."""
     runs = [config(corpus_path, total_tokens=T, **KINDS["average"]) for T in BUDGETS]
-    whole = train_runs(runs, corpus, "a", look_at=[2000])
+    whole = train_runs(runs, "a", look_at=[2000])
     expected, final_weights[:] = final_weights[:], []
     done = []
     for patience in (11, 1, 7, 12, 30, 33, 2, 50, 10**9):
         calls = iter(range(patience))
         must_stop = lambda: next(calls, None) is None
         limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
-        some = train_runs(runs[len(done) : limit], corpus, "b", must_stop, [2000])
-        done += [result for result in some if result]
+        done += train_runs(runs[len(done) : limit], "b", must_stop, [2000])
     for name in ("val_loss", "val_loss_at_2000"):
-        of = lambda some: [record["results"][name] for record, _ in some]
-        assert of(done) == of(whole)
-    assert [curve for _, curve in done] == [curve for _, curve in whole]
+        of = lambda some: [record["results"][name] for record in some]
+        assert of(done) == of(whole) and of(done)[0] is not None
     assert all(map(torch.equal, expected, final_weights))
 
 
-def test_a_record_names_all_code_that_trained_it(corpus_path, corpus, monkeypatch):
-    """As after a git pull between two runs of a trunk."""
-    runs, found = (
-        [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS],
-        [],
-    )
-    for commit, cfg in zip(["old", "old", "new"], runs):
-        origin = {"git_commit": commit, "fingerprint": ""}
-        monkeypatch.setattr(runs_file, "origin", lambda *_: dict(origin))
-        corpus.meta["fingerprint"] = ""
-        found += [
-            record["origin"]["git_commit"] for record, _ in train_runs([cfg], corpus)
-        ]
-    assert found == ["old", "old", "old, new"]
+def checkpoint_of(cfg: train.TrainConfig, out: str) -> Path:
+    (path,) = sweep.folder_of(cfg, Path(out)).glob("ckpt/*.pt")
+    return path
 
 
-@pytest.mark.parametrize(
-    "damage", ["too far", "other corpus", "truncated", "other optimizer"]
-)
-def test_a_trunk_that_does_not_fit_is_not_used(damage, corpus_path, corpus):
+@pytest.mark.parametrize("damage", ["truncated", "other corpus"])
+def test_a_trunk_that_does_not_fit_is_named(damage, corpus_path):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
-    ((expected, _),) = train_runs(runs[:1], corpus, "a")
-    (path,) = Path("a").iterdir()
-    saved = torch.load(path, weights_only=True)
-    if damage == "too far":  # its record was lost, and the trunk has come further
-        train_runs(runs, corpus, "a")
-    elif damage == "truncated":
+    train_runs(runs[:1])
+    path = checkpoint_of(runs[0], "sweep")
+    if damage == "truncated":
         path.write_bytes(path.read_bytes()[:1000])
-    elif damage == "other corpus":
-        saved["model"] = {name: 2 * w for name, w in saved["model"].items()}
-        torch.save(saved | {"fingerprint": "another"}, path)
     else:
-        saved["optimizer"]["param_groups"].pop()
-        torch.save(saved, path)
-        with pytest.raises(ValueError, match="different number of parameter groups"):
-            train_runs(runs[:1], corpus, "a")
-        return
-    ((record, _),) = train_runs(runs[:1], corpus, "a")
-    assert record["results"]["val_loss"] == expected["results"]["val_loss"]
+        saved = torch.load(path, weights_only=True)
+        torch.save(saved | {"fingerprint": "another"}, path)
+    with pytest.raises(UserError, match="fingerprint|damaged"):
+        train_runs(runs[1:])
+    path.unlink()  # as the message advises
+    assert len(train_runs(runs[1:])) == 1
 
 
-def test_a_diverged_run_is_a_record(corpus_path, corpus):
+def test_a_run_whose_record_is_lost_starts_again(corpus_path):
+    """The trunk has come further than the decay of this run."""
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
+    expected, _ = train_runs(runs)
+    (again,) = train_runs(runs[:1])
+    assert again["results"]["val_loss"] == expected["results"]["val_loss"]
+
+
+def test_one_checkpoint_of_a_trunk_stays(corpus_path):
+    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
+    for cfg in runs:
+        train_runs([cfg])
+        (path,) = Path("sweep").rglob("*.pt")
+        assert path == checkpoint_of(cfg, "sweep")
+        assert int(path.stem) == cfg.decay_start // 256 * 256
+
+
+def test_a_diverged_run_is_a_record(corpus_path):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
-    together = [record["results"] for record, _ in train_runs(runs, corpus)]
+    together = [record["results"] for record in train_runs(runs)]
     found = [(r["diverged"], r["val_loss"], r["loss"]) for r in together]
     assert found == [(True, None, None)] * 3
     assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
 
 
-def test_a_curve_is_the_training_loss(corpus_path, corpus, monkeypatch):
-    """Means over stretches of a run; the trunk's part is in the curve of every branch."""
+def test_a_curve_is_that_of_the_run_and_of_its_parents(corpus_path, corpus):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
-    monkeypatch.setattr(sweep, "POINTS", 12)
-    curves = [curve for _, curve in train_runs(runs, corpus)]
-    assert {curve[0] for curve in curves} == {curves[0][0]}
-    assert all(6 <= len(curve) <= 12 for curve in curves)
-    state, schedule = train.build(runs[2]), make_schedule(runs[2])
-    steps = train.training_steps(runs[2], state, corpus)
-    losses = [loss.item() for _, loss, _, _ in steps]
-    for tokens, loss, lr in curves[2]:
-        assert lr == schedule(tokens - 128)  # the middle of the last step
-        near = losses[max(0, tokens // 256 - 4) : tokens // 256]
-        assert min(near) <= loss <= max(near) or tokens > 10800  # mean of up to 4 steps
+    train_runs(runs)
+    lines = []
+    for cfg in runs:
+        own = metrics(sweep.folder_of(cfg, Path("sweep")))
+        start = own[0]["tokens"]
+        lines = [line for line in lines if line["tokens"] < start] + own
+    steps = train.training_steps(runs[2], train.build(runs[2]), corpus)
+    assert [line["loss"] for line in lines] == [step.loss.item() for step in steps]
 
 
 def test_tokens_are_counted_once_for_a_trunk(corpus_path):
@@ -254,8 +245,8 @@ def test_the_search_ends_where_learning_rates_make_no_sense(loss):
 def test_a_grid_from_the_command_line(tiny):
     flags = ["--widths=32,64", "--batches=2", "--budgets=2k,4.096k", "--seeds=2"]
     flags += ["--sweep=weight_decay=0,0.1", "--sweep", "n_layer=1,2", "--beta2=0.9"]
-    plan = sweep.prepare(*sweep.parse([*tiny, *flags]))
-    configs = plan.left()
+    plan, configs, _ = sweep.check(*sweep.parse([*tiny, *flags]))
+    assert configs == plan.left()
     values = lambda name: {getattr(cfg, name) for cfg in configs}
     assert len(plan.series) == 2 * 2 * 2 * 2 and plan.known == {}
     assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
@@ -265,7 +256,8 @@ def test_a_grid_from_the_command_line(tiny):
     # none is left out
     assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)
     paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
-    assert {cfg.n_embd for cfg in sweep.prepare(*sweep.parse(paper)).left()} == {128, 256}
+    _, configs, _ = sweep.check(*sweep.parse(paper))
+    assert {cfg.n_embd for cfg in configs} == {128, 256}
 
 
 @pytest.fixture(scope="module")
@@ -276,19 +268,11 @@ def undisturbed(corpus_path, tmp_path_factory):
         patch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
         flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
         assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
-    assert not (out / "trunks").exists()
-    curves = [
-        json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()
-    ]
-    named = [
-        [
-            r
-            for r in records(out).values()
-            if not differing(curve["config"], settings(r["config"]))
-        ]
-        for curve in curves
-    ]
-    assert all(named) and len(curves) == len(records(out))
+    assert not list(out.rglob("*.pt"))
+    assert len(list(out.rglob("metrics.jsonl"))) == len(records(out))
+    summary = read(out / "sweep.json")
+    assert summary["finished"] and summary["experiment"] == "wsd"
+    assert summary["flags"].items() >= {"schedule": "wsd", "n_embd": 32}.items()
     return records(out)
 
 
@@ -358,6 +342,18 @@ def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
     with lock(Path("out/.lock")):
         assert "another sweep is running" in one_line(sweep.main, tiny, capsys)
     assert sweep.main([*tiny, "--budgets=1280"]) == 0
+
+
+def test_records_are_read_under_the_lock(undisturbed, tiny, monkeypatch):
+    """The sweep that had the lock before us may have written some since we started."""
+
+    def late(path):
+        leave(undisturbed.values())
+        return lock(path)
+
+    monkeypatch.setattr(sweep.files, "lock", late)
+    monkeypatch.setattr(sweep, "make_run", None)
+    assert sweep.main(tiny) == 0
 
 
 SWEEP = """
@@ -452,7 +448,7 @@ def test_ctrl_c_is_not_lost_while_workers_start():
                 if self.loops == 2:
                     os.kill(os.getpid(), signal.SIGINT)
 
-    with runs_file.stop_request(None) as must_stop:
+    with stop_request() as must_stop:
         with engines.in_processes(Devices(["cpu"])):
             assert must_stop()
 
@@ -492,23 +488,20 @@ def test_a_sweep_on_slurm_is_the_same(corpus_path, capsys):
     assert records() == records("local")
 
 
-def test_any_executor_is_an_engine(undisturbed, tiny):
-    """As those of Dask and Ray."""
-    with ThreadPoolExecutor(1) as pool:
-        assert sweep.main(tiny, pool.submit) == 0
-    assert records() == undisturbed
+@pytest.mark.parametrize("name", ["records.jsonl", ".pt"])
+def test_a_full_disk_ends_a_sweep_in_one_line(name, tiny, monkeypatch, capsys):
+    """/dev/full is a disk that is always full."""
+    real = open
 
+    def disk(path, mode="r", *args, **kwargs):
+        full = name in str(path) and mode != "r" and "rb" not in mode
+        return real("/dev/full" if full else path, mode, *args, **kwargs)
 
-def test_a_full_disk_ends_a_sweep_in_one_line(tiny, monkeypatch, capsys):
-    def full(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(runs_file, "write_checkpoint", full)
+    monkeypatch.setattr("builtins.open", disk)
     assert sweep.main(tiny) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        last.startswith("sweep.py: no space left") and "The same command resumes" in last
-    )
+    assert last.startswith("sweep.py: out/") and "The same command resumes" in last
+    assert f"{name}: cannot be written" in last
 
 
 WRONG = [
@@ -516,9 +509,10 @@ WRONG = [
     ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
     ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),
-    ("wsd --save_every 1e5", "--save_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
+    ("wsd --eval_every 1e5", "--eval_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
     ("compare --average", "--average"), ("compare --sweep seed=0,1", "only one value"),
     ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
+    ("wsd --sweep weight_decay=0,0.1 --sweep weight_decay=0.2", "--sweep weight_decay: twice"),
     ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
     ("wsd --sweep branch=x", "branch"), ("wsd --slurm x", "NAME=VALUE"),
     ("wsd --slurm timeout_min=5", "without --engine slurm"),
@@ -536,11 +530,18 @@ def test_a_wrong_command_line_is_one_line(argv, says, corpus_path, tmp_path, cap
 
 def leave(some: list[dict]) -> None:
     """As if the folder out had these records already."""
-    Path("out").mkdir()
+    Path("out").mkdir(exist_ok=True)
     with open("out/records.jsonl", "w") as file:
         for record in some:
             whole = record | {"config": record["config"] | {"out": None}}
             file.write(json.dumps(whole) + "\n")
+
+
+@contextlib.contextmanager
+def one_thread():
+    """An engine for jobs that a test has changed, one after the other."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda job, *args: pool.submit(job, *args, "cpu", never), lambda: None
 
 
 def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch, capsys):
@@ -556,9 +557,9 @@ def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch,
         return real(cfg, *args)
 
     monkeypatch.setattr(sweep, "make_run", make_run)
-    two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
-    with ThreadPoolExecutor(1) as pool:  # two jobs at a time, one after the other
-        assert sweep.main(two, pool.submit) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "engine", lambda *_: (one_thread(), 2))  # two jobs at a time
+        assert sweep.main(tiny) == 2
     found = records()
     assert all(undisturbed[run] == r for run, r in found.items())
     assert len(found) == len(made)
@@ -607,5 +608,14 @@ def test_a_folder_may_have_more_seeds_than_a_sweep(undisturbed, tiny):
         for r in undisturbed.values()
     ]
     leave([*undisturbed.values(), *other])
-    assert sweep.prepare(*sweep.parse(tiny)).left() == []
-    assert sweep.prepare(*sweep.parse([*tiny, "--seeds=2"])).left() == []
+    for more in ([], ["--seeds=2"]):
+        args, typed = sweep.parse([*tiny, *more])
+        plan, configs, fingerprint = sweep.check(args, typed)
+        sweep.read_done(args, plan, configs, fingerprint)
+        assert plan.left() == []
+
+
+def test_a_sweep_of_diverged_runs_says_so(tiny, capsys):
+    """Weights of this size give no finite loss at any learning rate."""
+    assert sweep.main([*tiny, "--budgets=1280", "--batches=8", "--init_std=1e30"]) == 0
+    assert "runs diverged" in capsys.readouterr().out.splitlines()[-1]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ import eval as evaluation
 import model as model_file
 import schedules
 import train
-from tools import devices, runs
+import runs
+from tools import devices
 
 SMALL = dict(
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8,
@@ -96,12 +98,11 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
     validations = metrics(run, "val_loss")
     assert [line["tokens"] for line in validations] == [2560, 5120, 7680, 10240]
     assert all(record[key] == validations[-1][key] for key in ("val_loss", "val_bpb"))
-    assert (
-        {f.name for f in dataclasses.fields(train.TrainConfig)}
-        <= set(config)
-        < set(record)
+    assert {f.name for f in dataclasses.fields(train.TrainConfig)} == set(
+        config["config"]
     )
-    assert all(record[name] == value for name, value in config.items())
+    whole = json.loads((run / "record.json").read_text())
+    assert config == {"config": whole["config"], "origin": whole["origin"], "resumed": []}
     expected = dict(
         decay_tokens=1024 if schedules.has_decay(schedule) else 0, device="cpu", dtype="float32",
         compile=False, tokens=40 * 256, diverged=False, parent=None,
@@ -119,7 +120,7 @@ def test_a_run_logs_learns_and_leaves_a_complete_folder(
         "fingerprint",
     }
     assert origin | {"seconds", "tokens_per_second"} <= set(record)
-    assert not any(isinstance(value, (dict, list)) for value in record.values())  # flat
+    assert not any(isinstance(value, (dict, list)) for value in record.values())
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
     out = capsys.readouterr().out
@@ -213,18 +214,29 @@ def test_an_empty_sample_says_why(lr, why, corpus_path, monkeypatch):
 
 def test_threads_do_not_spin_for_long():
     """libgomp reads its setting when torch is imported. A setting by the user stays."""
-    root, code = (
-        Path(train.__file__).parent,
-        "import os, tools.threads; print(os.environ[NAME])",
-    )
-    command = [sys.executable, "-c", code.replace("NAME", "'GOMP_SPINCOUNT'")]
+    root = Path(train.__file__).parent
+    code = "import os, sys; sys.modules['torch'] = None\ntry: import train\nexcept ImportError: "
+    code += "print(os.environ['GOMP_SPINCOUNT'])"
     for env, expected in (({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
-        assert (
-            subprocess.check_output(command, env=env, cwd=root, text=True).strip()
-            == expected
-        )
-    source = (root / "train.py").read_text(encoding="utf-8")
-    assert source.index("import tools.threads") < source.index("import torch")
+        command = [sys.executable, "-c", code]
+        printed = subprocess.check_output(command, env=env, cwd=root, text=True)
+        assert printed.strip() == expected
+
+
+@pytest.mark.parametrize("module", ["copy", "numpy", "tools.signals"])
+def test_ctrl_c_before_the_first_step_is_quiet(module, corpus_path):
+    """While torch loads, and while the run is planned. -X importtime names loaded modules."""
+    command = [sys.executable, "-X", "importtime", train.__file__]
+    command += flags(corpus_path, out="run")
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, **pipe)
+    while not process.stderr.readline().endswith(f" {module}\n"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    lines = process.communicate(timeout=60)[1].splitlines()
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert process.returncode in (-signal.SIGINT, 130, 3)
+    assert said in ([], ["train.py: interrupted before the first step"])
 
 
 @pytest.mark.parametrize("n, most, passes", [
@@ -290,3 +302,4 @@ def test_help_explains_every_flag(capsys):
     assert stop.value.code == 0
     for f in dataclasses.fields(train.TrainConfig):
         assert f"--{f.name}" in out and len(f.metadata["help"]) > 10
+        assert all(choice in out for choice in f.metadata.get("choices", ()))

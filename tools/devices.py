@@ -144,15 +144,22 @@ PEAK_FLOPS = {  # name of a GPU -> bfloat16 FLOP/s without sparsity, from its da
 
 
 def join(device: str) -> None:
-    """Meet the other processes, if torchrun started us."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    """Meet the other processes, if torchrun started us. Raises UserError if we cannot."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return
+    backend = "gloo"
     if pick_device(device).startswith("cuda"):
         gpu = os.environ.get("LOCAL_RANK", 0)  # number of this process on this machine
         torch.cuda.set_device(pick_device(f"cuda:{gpu}"))
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        dist.init_process_group(backend)
+    except (ValueError, dist.DistError) as error:  # half an environment of torchrun
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: cannot meet the other processes "
+            f"({reason}); start them with torchrun, or unset WORLD_SIZE"
+        ) from None
     any_process(False)  # if rank 0 left before all have met, some would wait forever
 
 

@@ -1,9 +1,9 @@
 """Where jobs run: in this process, in one process per core or GPU, or on a Slurm cluster.
 
-An engine is a function submit(job, *arguments) that returns a future with done() and
-result(), like those of concurrent.futures. A job is a function that takes, after its
-arguments, the device to use and must_stop(). Once that is true, it should save what it
-has and return None.
+An engine is a context. It yields submit(job, *arguments), which returns a future as those
+of concurrent.futures, and stop(), which asks all running jobs to stop. A job is a
+function that takes, after its arguments, the device to use and must_stop(). Once that is
+true, it should save what it has and return.
 """
 
 import contextlib
@@ -11,22 +11,21 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 from tools.flags import UserError
-from tools.runs import never, stop_request
+from tools.signals import stop_request
 
 ROOT = Path(__file__).parent.parent
 
-# -- In this process ---------------------------------------------------------------------
 
-
-def in_this_process(device: str, must_stop: Callable) -> Callable:
-    """The engine that does a job at once."""
+@contextlib.contextmanager
+def in_this_process(device: str, must_stop: Callable) -> Iterator[tuple]:
+    """Do every job at once. What makes must_stop() true stops it."""
 
     def submit(job: Callable, *args) -> Future:
         future: Future = Future()
@@ -36,88 +35,81 @@ def in_this_process(device: str, must_stop: Callable) -> Callable:
             future.set_exception(error)
         return future
 
-    return submit
+    yield submit, lambda: None
 
 
 # -- In several processes of this machine ------------------------------------------------
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 @contextlib.contextmanager
-def in_processes(devices: list[str]) -> Iterator[tuple[Callable, Callable]]:
-    """Start a process per device. Yield submit, and a function that asks all jobs to stop."""
+def in_processes(devices: list[str]) -> Iterator[tuple]:
+    """Start a process per device."""
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    stop = context.Event()
-    free = context.SimpleQueue()
+    try:
+        stop_event = context.Event()
+        free = context.SimpleQueue()
+        pool = ProcessPoolExecutor(
+            len(devices), context, start_worker, (stop_event, free)
+        )
+    except OSError as error:
+        raise UserError(
+            f"--workers {len(devices)}: several processes need shared memory in /dev/shm "
+            f"({error.strerror}); mount it, or use --workers 1"
+        ) from None
     for device in devices:
         free.put(device)
-    pool = ProcessPoolExecutor(len(devices), context, start_worker, (stop, free))
-    # Processes inherit that signals wait, until start_worker has decided about them. Ours
-    # wait only until all processes have started, so that an early Ctrl-C is not lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    # Ctrl-C and a lost terminal reach all processes of ours. Workers inherit that these
+    # signals wait, for ever, and we ask them to stop. For us they wait until all have
+    # started. (The pool starts a process for every job, while none is idle.)
+    others = multiprocessing.active_children()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
     for _ in devices:
-        # the pool starts a process for every job, while none is idle
         pool.submit(os.getpid)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    workers = [p.pid for p in multiprocessing.active_children() if p not in others]
+
+    def stop() -> None:
+        stop_event.set()
+        names = ", ".join(map(str, workers))
+        print(f"stopping, processes {names} save their progress", file=sys.stderr)
+
     with pool:
         try:
-            yield functools.partial(pool.submit, do_in_worker), stop.set
+            yield functools.partial(pool.submit, do_in_worker), stop
         finally:
-            stop.set()
+            stop_event.set()
 
 
-worker = SimpleNamespace(busy=False, ending=False)  # the state of a worker process
-
-
-def start_worker(stop, free) -> None:
-    """Ctrl-C and a lost terminal reach our parent too, which then asks us to stop.
-
-    A worker ends after a SIGTERM, and if its parent has died.
-    """
-    worker.stop = stop
-    worker.device = free.get()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end_worker)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+def start_worker(stop_event, free) -> None:
+    """In a new worker, before its first job."""
+    global device, stop
+    device = free.get()
+    stop = stop_event
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def end_with_parent() -> None:
     multiprocessing.parent_process().join()
-    end_worker()
-
-
-def end_worker(*_) -> None:
-    """End now, or after the job has saved what it has."""
-    worker.ending = True
-    if not worker.busy:
-        os._exit(1)
-
-
-def must_stop() -> bool:
-    return worker.ending or worker.stop.is_set()
+    os._exit(1)
 
 
 def do_in_worker(job: Callable, *args):
-    worker.busy = True
-    try:
-        return job(*args, worker.device, must_stop)
-    finally:
-        worker.busy = False
-        if worker.ending:
-            os._exit(1)
+    """Do a job, and end after a SIGTERM, which we get if another worker has died."""
+    with stop_request() as told:
+        try:
+            return job(*args, device, lambda: told() or stop.is_set())
+        finally:
+            if told():
+                os._exit(1)
 
 
 # -- On a cluster ------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def on_slurm(
-    folder: Path, options: dict, device: str
-) -> Iterator[tuple[Callable, Callable]]:
-    """Yield submit, and a function that cancels all jobs.
+def on_slurm(folder: Path, options: dict, device: str) -> Iterator[tuple]:
+    """Start a job of Slurm for every job.
 
     options: parameters of submitit, such as timeout_min or slurm_partition. Without
     Slurm, submitit starts its jobs on this machine.
@@ -130,14 +122,14 @@ def on_slurm(
     # jobs import us
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     executor = submitit.AutoExecutor(folder)
-    jobs = []
     try:
         executor.update_parameters(name="sweep", **options)
     except (NameError, TypeError, ValueError) as error:
         raise UserError(f"--slurm: {str(error).splitlines()[0]}") from None
+    jobs = []
 
     def submit(job: Callable, *args):
-        jobs.append(executor.submit(do_anywhere, device, job, *args))
+        jobs.append(executor.submit(do_on_cluster, device, job, *args))
         return jobs[-1]
 
     def stop() -> None:
@@ -151,12 +143,7 @@ def on_slurm(
         stop()
 
 
-def do_anywhere(device: str, job: Callable, *args):
-    """Do a job on a machine of a cluster, where a signal asks to stop.
-
-    Slurm sends SIGTERM if we cancel a job, and submitit SIGUSR2 before its time limit.
-    """
-    if threading.current_thread() is not threading.main_thread():  # as in Dask
-        return job(*args, device, never)
+def do_on_cluster(device: str, job: Callable, *args):
+    """Slurm sends SIGTERM if we cancel a job, and submitit SIGUSR2 before its time limit."""
     with stop_request(None, signal.SIGUSR2) as must_stop:
         return job(*args, device, must_stop)

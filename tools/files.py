@@ -57,17 +57,17 @@ def all_files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def append_to(path: Path):
-    """Open a file to append whole lines, after ending a half-written last line."""
-    torn = False
-    if path.exists() and path.stat().st_size:
-        with open(path, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            torn = file.read() != b"\n"
-    file = open(path, "a", buffering=1, encoding="utf-8")  # flush after every line
-    if torn:
-        file.write("\n")
-    return file
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, and end a half-written last line. Raises OSError, naming the file."""
+    try:
+        with open(path, "ab+") as file:
+            torn = False
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                torn = file.read() != b"\n"
+            file.write(b"\n" * torn + line.encode("utf-8") + b"\n")
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def lock(path: Path):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import typing
@@ -91,10 +92,10 @@ def add_flags(parser: argparse.ArgumentParser, config: type, laptop: dict) -> No
         if kind is bool:
             how = dict(action=argparse.BooleanOptionalAction)
         else:
-            how = dict(
-                type=whole_number if kind is int else kind, metavar=kind.__name__.upper()
-            )
-            how["choices"] = f.metadata.get("choices")
+            choices = f.metadata.get("choices")
+            metavar = kind.__name__.upper() if choices is None else None
+            parse = whole_number if kind is int else kind
+            how = dict(type=parse, metavar=metavar, choices=choices)
         parser.add_argument(f"--{f.name}", help=text, default=argparse.SUPPRESS, **how)
 
 
@@ -124,9 +125,8 @@ def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
     """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
     shares = {}
     for part in text.split(","):
-        folder, share = re.fullmatch(r"(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?", part).groups(
-            "1"
-        )
+        pattern = r"(?s)(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?"  # (?s): . is any character
+        folder, share = re.fullmatch(pattern, part).groups("1")
         folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
         if basename(folder) in map(basename, shares):
             raise UserError(
@@ -167,7 +167,14 @@ def end_with_reader() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def fail(prog: str, error: Exception | str) -> int:
-    """Print a user's error as one line and return exit status 2."""
-    print(f"{prog}: {error}", file=sys.stderr, flush=True)
-    return 2
+def fail(prog: str, error: Exception | str, status: int = 2) -> int:
+    """Print the error of a user as one line, and return the exit status."""
+    text = f"{prog}: {error}".replace("\n", "\\n")  # as in the name of a file
+    print(text, file=sys.stderr, flush=True)
+    return status
+
+
+def word(path) -> str:
+    """A path as a word of a command that we print, also if it has spaces or a dash at its start."""
+    text = str(path)
+    return shlex.quote("./" + text if text.startswith("-") else text)

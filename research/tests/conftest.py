@@ -1,4 +1,3 @@
-import tools.threads  # noqa: F401  before torch
 import pytest
 import torch
 
