@@ -26,7 +26,7 @@ def numbers(text: str) -> list[tuple[float, float]]:
     return found
 
 
-def test_the_tables_are_those_of_the_records():
+def test_the_committed_tables_are_those_of_the_records():
     """Numbers may differ by one in the last digit, because processors round differently."""
     now = tables.text()
     assert re.split(NUMBER, now) == re.split(NUMBER, TABLES)
