@@ -32,16 +32,7 @@ import torch
 import data
 from config import runtime_fields, SHAPE, TrainConfig, make_config, saved_config
 from schedules import SCHEDULES, is_planned, unread
-from tools import flags
-from tools.devices import rank_and_world
-from tools.files import (
-    append_line,
-    lock,
-    nan_to_none,
-    read_metrics,
-    replacing,
-    write_json,
-)
+from tools import devices, files, flags
 from tools.flags import UserError, say
 
 # -- Where a run starts ------------------------------------------------------------------
@@ -104,7 +95,7 @@ def resumed_run(
             )
 
     # 2. Its settings. Rank 0 saved the number of its GPU, and other ranks have others
-    if rank_and_world()[1] > 1:
+    if devices.rank_and_world()[1] > 1:
         fields["device"] = fields["device"].partition(":")[0]
     fields |= {name: typed[name] for name in typed.keys() & runtime}
     cfg = saved_config(fields, out / "config.json")
@@ -271,7 +262,7 @@ def read_checkpoint(path: Path) -> dict:
         raise UserError(f"{path}: no such run or checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip() if rank_and_world()[0] == 0 else None
+            broken = archive.testzip() if devices.rank_and_world()[0] == 0 else None
             if broken:
                 raise zipfile.BadZipFile(f"wrong checksum in {broken}")
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -293,7 +284,7 @@ def write_checkpoint(path: Path, content: dict) -> None:
     """Save a dict in a file that appears whole or not at all. Raises OSError if that fails."""
     path.parent.mkdir(exist_ok=True)
     try:
-        with replacing(path) as temporary, open(temporary, "wb") as file:
+        with files.replacing(path) as temporary, open(temporary, "wb") as file:
             torch.save(content, file)
     except RuntimeError as error:
         if not re.search("PytorchStreamWriter|inline_container", str(error)):
@@ -324,7 +315,7 @@ def make_folder(out: str | None, name: str, resume: bool):
             # another process may take it first
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
-                return folder, lock(folder / ".lock")
+                return folder, files.lock(folder / ".lock")
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -341,7 +332,7 @@ def make_folder(out: str | None, name: str, resume: bool):
             raise UserError(
                 f"--out {out}: is not the folder of a run; choose another folder"
             )
-    held = lock(folder / ".lock")
+    held = files.lock(folder / ".lock")
     if not held:
         raise UserError(f"--out {out}: another process is training there")
     for leftover in folder.rglob(".*.tmp"):
@@ -379,7 +370,7 @@ def origin(device: str, fingerprint: str) -> dict:
         "platform": platform.platform(),
         "device_name": device_name,
         "threads": torch.get_num_threads(),
-        "processes": rank_and_world()[1],
+        "processes": devices.rank_and_world()[1],
         "fingerprint": fingerprint,
     }
 
@@ -407,7 +398,7 @@ class Run:
         content["resumed"] = saved.get("resumed", [])
         if self.origin is not now:
             content["resumed"].append(now)
-        write_json(out / "config.json", content)
+        files.write_json(out / "config.json", content)
 
     def seconds(self) -> float:
         """Seconds that the run has taken, in all its sessions."""
@@ -417,7 +408,9 @@ class Run:
         """Print a line for people, and add one to metrics.jsonl."""
         if self.out:
             say(f"{line['tokens']:>14,} tokens   {text}")
-            append_line(self.out / "metrics.jsonl", json.dumps(nan_to_none(line)))
+            files.append_line(
+                self.out / "metrics.jsonl", json.dumps(files.nan_to_none(line))
+            )
 
     def log_step(self, tokens: int, lr: float, loss: float, **more) -> None:
         now = time.perf_counter()
@@ -469,7 +462,7 @@ class Run:
         """
         if self.out is None:
             return
-        lines = read_metrics(self.out)
+        lines = files.read_metrics(self.out)
         speeds = [
             line["tokens_per_second"] for line in lines if "tokens_per_second" in line
         ]
@@ -484,7 +477,7 @@ class Run:
             results[f"val_loss_at_{T}"] = looks.get(T - T % batch)
         config = dataclasses.asdict(self.cfg)
         record = {"config": config, "results": results, "origin": self.origin}
-        write_json(self.out / "record.json", record)
+        files.write_json(self.out / "record.json", record)
 
 
 def duration(seconds: float) -> str:

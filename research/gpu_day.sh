@@ -77,7 +77,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bench, model, moe, train  # noqa: E401
 import runs
-from tools import devices
+from tools import devices, files
 
 OUT, WORK, TINY = Path(os.environ["OUT"]), Path(os.environ["WORK"]), bool(os.environ["TINY"])
 DEVICE, STEP = devices.pick_device(), sys.argv[1]
@@ -167,7 +167,7 @@ def loss():
         losses = []
         for device, dtype in (("cpu", "float32"), (DEVICE, "float32"), (DEVICE, "bfloat16")):
             own = f"--preset={preset}", f"--dtype={dtype}", "--final_eval_tokens=4096"
-            lines = runs.read_metrics(run(f"{preset}-{len(losses)}", *fixed, *own, device=device))
+            lines = files.read_metrics(run(f"{preset}-{len(losses)}", *fixed, *own, device=device))
             losses.append([line["loss"] for line in lines if "loss" in line])
         for dtype, some in zip(("float32", "bfloat16"), losses[1:]):
             apart = [abs(a / b - 1) for a, b in zip(some, losses[0])]

@@ -22,6 +22,7 @@ import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
 import runs
+from tools.files import lock, read_metrics
 from tools.flags import UserError
 from tools.signals import stop_request
 
@@ -47,7 +48,7 @@ def everything(run: Path) -> dict:
     }
     return {
         "model": saved["model"], "optimizer": saved["optimizer"]["state"],
-        "tokens": saved["tokens"], "metrics": [timeless(line) for line in runs.read_metrics(run)],
+        "tokens": saved["tokens"], "metrics": [timeless(line) for line in read_metrics(run)],
         "record": timeless(read(run / "record.json")), "sample": (run / "sample.txt").read_text(),
     }  # fmt: skip
 
@@ -462,7 +463,7 @@ def test_another_text_in_the_same_place_is_refused(
 
 
 def test_two_processes_in_one_folder(corpus_path, capsys):
-    held = runs.lock(stopped_run(corpus_path) / ".lock")
+    held = lock(stopped_run(corpus_path) / ".lock")
     assert "another process" in one_line(train.main, RESUME, capsys)
     held.close()
     assert train.main(RESUME) == 0

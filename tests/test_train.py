@@ -17,8 +17,7 @@ import eval as evaluation
 import model as model_file
 import schedules
 import train
-import runs
-from tools import devices
+from tools import devices, files
 
 SMALL = dict(
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8,
@@ -46,7 +45,7 @@ def flat(record: dict) -> dict:
 
 
 def metrics(run: Path, key: str = "loss") -> list[dict]:
-    return [line for line in runs.read_metrics(run) if key in line]
+    return [line for line in files.read_metrics(run) if key in line]
 
 
 def weights(run: Path) -> dict:
