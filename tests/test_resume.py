@@ -22,6 +22,7 @@ import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
 import runs
+from tools import devices
 from tools.files import lock, read_metrics
 from tools.flags import UserError
 from tools.signals import stop_request
@@ -247,7 +248,7 @@ def test_every_process_resumes_on_its_own_gpu(corpus_path, monkeypatch):
     for file in (run / "config.json", runs.checkpoints(run)[-1]):
         edit(file, device="cuda:0")
     assert runs.plan({"out": "run"}, True, None)[0].device == "cuda:0"
-    monkeypatch.setattr(runs, "rank_and_world", lambda: (3, 8))
+    monkeypatch.setattr(devices, "rank_and_world", lambda: (3, 8))
     assert runs.plan({"out": "run"}, True, None)[0].device == "cuda"
 
 
