@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import data
-from config import runtime_fields, SHAPE, TrainConfig, make_config, saved_config
+from config import SHAPE, TrainConfig, make_config, runtime_fields, saved_config
 from schedules import SCHEDULES, is_planned, unread
 from tools import devices, files, flags
 from tools.flags import UserError, say

@@ -143,6 +143,10 @@ def test_a_mistake_is_one_line(program, argv, says, folder, capsys, monkeypatch)
     assert sorted(folder.rglob("*")) == before
 
 
+def test_a_line_break_in_a_name_stays_in_the_line(capsys):
+    assert "a\\nb" in one_line(train.main, ["--data", "a\nb"], capsys)
+
+
 @pytest.mark.parametrize("program", ["config.py", "records.py", "fit.py"])
 def test_a_reader_may_leave_early(program):
     """As in `python config.py | head -1`, but it leaves at once."""

@@ -486,11 +486,12 @@ def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path
     assert_same(everything(tmp_path / "run"), undisturbed)
 
 
-def test_the_printed_command_finishes_the_run_once(corpus_path, tmp_path, capsys):
-    stop(flags(corpus_path, out="my runs/a b", **SAVES), 20)
+@pytest.mark.parametrize("out", ["my runs/a b", "-dash"])
+def test_the_printed_command_finishes_the_run_once(out, corpus_path, tmp_path, capsys):
+    stop(flags(corpus_path, out=out, **SAVES), 20)
     line = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(line[line.index("python train.py") :])
-    assert train.main(words[2:]) == 0 and (tmp_path / "my runs/a b/record.json").exists()
+    assert train.main(words[2:]) == 0 and (tmp_path / out / "record.json").exists()
     before = files(tmp_path)
     assert train.main(words[2:]) == 0  # as a restarted job would
     assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
