@@ -444,8 +444,8 @@ def report_power(rows: list[dict], out: Path) -> None:
             raise UserError(f"no best {name}: {fit.reasons(found[name], **PARABOLA)}")
         print_best(name, found[name])
         panels.append(panel_of_best(name, found[name], center))
-    figures.draw_valleys(out / "power.png", panels)
-    print(f"{out}: power.png")
+    figures.draw_valleys(out / "power-scan.png", panels)
+    print(f"{out}: power-scan.png")
 
 
 def value_at(name: str, x: float) -> float:

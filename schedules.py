@@ -203,12 +203,16 @@ def main(argv: list[str] | None = None) -> int:
     T = 32e9  # tokens, from the grid in Table 2
     beta = 128
     curves = paper_curves(T, beta)
+    figure = Path("assets/schedules.png")
+    try:
+        figures.draw_schedules(figure, paper_curves, T, beta)
+    except OSError as error:
+        return flags.fail("schedules.py", error)
     print("  tokens" + "".join(f"{name:>10}" for name in curves))
     for n in (0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9, 24e9, 28.8e9, 30.4e9, 31.68e9, 32e9):
         rates = "".join(f"{schedule(n):10.6f}" for schedule in curves.values())
         print(f"{n / 1e9:7.2f}B{rates}")
-    figures.draw_schedules(Path("assets/schedules.png"), paper_curves, T, beta)
-    print("\nfigure: assets/schedules.png")
+    print(f"\nfigure: {figure}")
     return 0
 
 

@@ -34,10 +34,10 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "rules": (
         3,
-        "cfg has m_width and init_std. Return a dict with a Rule for each of four kinds of "
+        "cfg has m_width and init_std. Return a dict with a Rule for each of five kinds of "
         'parameter: "embedding", "hidden", "output" (the last matrix of attention or of '
-        'the MLP, treated as hidden) and "gain" (the scale of a norm). Only matrices have '
-        "weight decay.",
+        'the MLP), "router" (both treated as hidden) and "gain" (the scale of a norm). '
+        "Only matrices have weight decay.",
     ),
     "vertex": (
         4,
@@ -46,7 +46,7 @@ HINTS = {  # function -> the number of its exercise, and a hint
     "branch": (
         5,
         "What must the copy have so that it trains on as the trunk would? What may it "
-        "share with the trunk? Its curve begins with one look.",
+        "share with the trunk? Take one look where it leaves.",
     ),
     "trunk_and_branches": (
         5,
@@ -100,9 +100,12 @@ def main(argv: list[str] | None = None) -> int:
     if out.exists():
         message = f"--out {out}: already exists; choose another folder"
         return flags.fail("exercise.py", message)
-    shutil.copytree(ROOT / "docs/exercises", out)
-    for name, text in exercise_files().items():
-        (out / name).write_text(text, encoding="utf-8")
+    try:
+        shutil.copytree(ROOT / "docs/exercises", out)
+        for name, text in exercise_files().items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        return flags.fail("exercise.py", error)
     print(f"{out}: now cd {out}, write `decay` in power.py, and run python -m pytest")
     return 0
 

@@ -31,7 +31,7 @@ FIGURES = {  # figure of assets/ -> the command that draws it, with the name tha
     "valleys.png": "fit.py research/results/wsd-laptop",
     "law.png": "fit.py research/results/bend-laptop --only warmup_tokens=80000 --only n_embd=32",
     "transfer.png": "fit.py research/results/transfer-quick",
-    "power.png": "fit.py research/results/power-laptop",
+    "power-scan.png": "fit.py research/results/power-laptop",
     "compare.png": "fit.py research/results/compare-laptop research/results/search-laptop",
     "anytime.png": "research/anytime.py research/results/compare-laptop",
     "against.png": "research/against.py weight_decay=0,0.1,0.3 research/results/memory-laptop",

@@ -54,7 +54,7 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
      "branch.model = copy.deepcopy(self.model)\n    "
      "branch.optimizer = make_optimizer(branch.model)\n    "
      "branch.optimizer.load_state_dict(self.optimizer.state_dict())", "AdamW's moments"),
-    ("branch", "branch.look()", "", "begin with one look"),
+    ("branch", "branch.look()", "", "one look where it leaves"),
     ("trunk_and_branches", "T // 10", "T // 5", "T // 10"),
     ("trunk_and_branches", "decay(schedule, T, decay_tokens)", "schedule", "T // 10"),
     ("trunk_and_branches", "    branches[T].look()", "    pass", "end with a look"),
@@ -134,7 +134,7 @@ import draw, power
 draw.T = 16_384
 power.HELD_OUT = power.HELD_OUT[:16]
 power.WARMUP = 4_096
-power.LENGTHS = (16_384, 20_480)
+draw.LENGTHS = (16_384, 20_480)
 assert sorted(draw.PICTURES) == {names}
 for name in draw.PICTURES:
     draw.main(name)
@@ -148,6 +148,13 @@ def test_an_existing_folder_is_refused_in_one_line(tmp_path, capsys):
     assert exercise.main([f"--out={tmp_path / 'mine'}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_is_named_in_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("a file is no folder, for root neither")
+    assert exercise.main([f"--out={tmp_path / 'file/mine'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "file/mine" in said
 
 
 def test_only_the_bodies_are_gone():

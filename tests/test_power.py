@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +19,7 @@ import schedules
 import train
 
 N = np.linspace(0, 640_000, 1001)
+FIGURES = {"power-schedules.png", "power-valleys.png", "power-law.png", "power.png"}
 
 
 @pytest.mark.parametrize("q, lr_max", [(1, 0.02), (0.5, 1.0)])
@@ -34,6 +38,10 @@ def test_its_schedules_are_ours(q, lr_max):
     one = power.warmup(power.cosine(0.01, T), warm)
     other = schedules.warmup(schedules.cosine(0.01, warm, T, 0.1), warm)
     assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
+    one = power.warmup(power.linear(0.01, T), warm)
+    held = schedules.warmup(schedules.constant(0.01), warm)
+    other = schedules.decay(held, T, T - warm, "linear")
+    assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
 
 
 def test_its_losses_are_those_of_train():
@@ -42,8 +50,9 @@ def test_its_losses_are_those_of_train():
     cfg = train.make_config(
         schedule="wsd", lr=0.01, total_tokens=T, warmup_tokens=power.WARMUP, batch_size=8,
         n_layer=power.LAYERS, n_embd=power.WIDTH, n_head=power.HEADS, seq_len=power.SEQ_LEN,
-        base_width=power.BASE_WIDTH, m_emb=power.M_EMB, device="cpu", dtype="float32",
-        compile=False,
+        base_width=power.WIDTH, init_std=power.INIT_STD, m_emb=power.M_EMB,
+        attention_multiplier=(power.HEADS / power.WIDTH) ** 0.5, device="cpu",
+        dtype="float32", compile=False,
     )  # fmt: skip
 
     def draw(g, seq_len, _seed):
@@ -102,24 +111,48 @@ def test_a_branch_is_the_separate_run():
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_the_whole_file_runs(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(power, "WARMUP", 2_000)
-    monkeypatch.setattr(power, "LENGTHS", (10_000, 12_000, 14_000, 16_000, 20_000))
-    monkeypatch.setattr(power, "SWEEP_LENGTHS", (4_000, 5_000, 6_000))
-    monkeypatch.setattr(power, "HELD_OUT", power.HELD_OUT[::16])
-    power.main()
-    assert (tmp_path / "power.png").stat().st_size > 10_000
-    out = capsys.readouterr().out
-    assert out.count("batch ") == 10 and "best learning rate =" in out
+SOURCE = Path(power.__file__).read_text(encoding="utf-8")
+SMALLER = {  # tokens, so that the whole program takes seconds
+    "WARMUP = 32_000": "WARMUP = 2_000",
+    "(80_000, 160_000, 320_000)": "(4_000, 5_000, 6_000)",
+    "(320_000, 640_000, 1_280_000)": "(10_000, 12_000, 20_000)",
+    "[:256]": "[:16]",
+}
+
+
+def run_as_program(folder: Path, source: str) -> subprocess.CompletedProcess:
+    """With the MPLBACKEND of a notebook's `!python power.py`, or any other."""
+    for old, new in SMALLER.items():
+        assert old in source
+        source = source.replace(old, new)
+    (folder / "power.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, "power.py"]
+    env = os.environ | {"MPLBACKEND": "nonsense"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def test_the_whole_file_runs(tmp_path):
+    done = run_as_program(tmp_path, SOURCE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("batch ") == 10 and "best learning rate =" in done.stdout
+    assert {path.name for path in tmp_path.glob("*.png")} == FIGURES
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in FIGURES)
+
+
+def test_a_folder_that_it_may_not_write_to_ends_it_before_its_work(tmp_path):
+    (tmp_path / "power-schedules.png").mkdir()  # also root may not write over a folder
+    done = run_as_program(tmp_path, SOURCE)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("power.py: ") and done.stderr.count("\n") == 1
 
 
 def test_the_notebook_is_the_file():
     """Its cells are those of power.py, and it shows what they print and draw."""
     root = Path(power.__file__).parent
     found = json.loads((root / "docs/power.ipynb").read_text(encoding="utf-8"))["cells"]
-    cells = notebook.cells_of((root / "power.py").read_text(encoding="utf-8"))
+    cells = notebook.cells_of(SOURCE)
     assert [(c["cell_type"], "".join(c["source"])) for c in found] == cells
-    kinds = [out["output_type"] for c in found for out in c.get("outputs", [])]
-    assert kinds == ["stream", "display_data"]
-    assert {kind for kind, _ in cells} == {"code", "markdown"}
+    outputs = [out["output_type"] for c in found for out in c.get("outputs", [])]
+    assert outputs.count("display_data") == len(FIGURES) == 4
+    assert outputs.count("stream") == 3
+    assert "/" not in "".join(found[1]["source"])  # no path of a machine

@@ -248,3 +248,10 @@ def test_ports_differ_by_what_the_page_says():
     )
     for _, n, lr in PORTS["Levanter"]["vectors"][:-2]:
         assert eval(row, names)(n) == near(lr)
+
+
+def test_a_folder_that_may_not_be_written_is_named_in_one_line(capsys):
+    Path("assets").write_text("a file is no folder, for root neither")
+    assert schedules.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "assets" in said.err

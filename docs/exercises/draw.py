@@ -7,15 +7,19 @@ python draw.py vertex    exercise 4: a valley and its bottom
 python draw.py branch    exercise 5: the losses of a trunk and its branches
 """
 
+import os
 import sys
+
+os.environ["MPLBACKEND"] = "Agg"  # we draw into files, also from a notebook's !python
 
 import matplotlib.pyplot as plt
 
 import judge
 import power
 
-T = 160_000  # tokens
+T = 320_000  # tokens
 LR = 0.01
+LENGTHS = (80_000, 160_000, 320_000, 640_000)  # of the branches, in tokens
 
 
 def steps() -> dict:
@@ -46,7 +50,7 @@ def draw_steps(with_loss: bool = False) -> None:
         column[0].set_title(name, loc="left", fontsize=9)
         column[-1].set_xlabel("tokens")
         if with_loss:
-            run = power.Run(power.BATCH_SIZE).train(schedule, T, look_every=8_000)
+            run = power.Run(power.BATCH_SIZE).train(schedule, T, look_every=16_000)
             run.look()
             column[1].plot(*zip(*run.curve))
             print(f"{name:<30} ends at {run.curve[-1][1]:.3f}", flush=True)
@@ -80,8 +84,8 @@ def draw_rules() -> None:
 
 
 def draw_vertex() -> None:
-    # the loss that power.py measured at batch size 8 and T = 160,000
-    losses = {0.002: 2.479, 0.004: 2.405, 0.008: 2.294, 0.016: 2.282, 0.032: 2.320}
+    # the losses that power.py measured at batch size 8 and T = 160,000
+    losses = {0.004: 2.467, 0.008: 2.374, 0.016: 2.279, 0.032: 2.309, 0.064: 2.471}
     _, ax = plt.subplots(figsize=(5, 3))
     ax.plot(losses.keys(), losses.values(), "o")
     bottom = power.vertex(losses)
@@ -94,14 +98,15 @@ def draw_vertex() -> None:
 def draw_branch() -> None:
     _, ax = plt.subplots(figsize=(6, 4))
     schedule = power.warmup(power.constant(LR), power.WARMUP)
-    lengths = power.LENGTHS[:4]
     trunk, branches = power.trunk_and_branches(
-        schedule, power.BATCH_SIZE, lengths, look_every=16_000
+        schedule, power.BATCH_SIZE, LENGTHS, look_every=16_000
     )
     ax.plot(*zip(*trunk.curve), label="trunk")
     for length, branch in branches.items():
-        ax.plot(*zip(*branch.curve), "o-", label=f"branch, T = {length:,}")
-        first, last = branch.curve[0][1], branch.curve[-1][1]
+        step = power.BATCH_SIZE * power.SEQ_LEN
+        decay = [point for point in branch.curve if point[0] > 0.9 * length - step]
+        ax.plot(*zip(*decay), "o-", label=f"branch, T = {length:,}")
+        first, last = decay[0][1], decay[-1][1]
         print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
     ax.set(xlabel="tokens", ylabel="loss (nats per token)")
     ax.legend()

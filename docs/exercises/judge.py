@@ -229,7 +229,7 @@ def test_branch_continues_as_the_trunk_would():
     check(
         branch.tokens == trunk.tokens, "a branch should start at the tokens of its trunk"
     )
-    check(len(branch.curve) == 1, "the curve of a branch should begin with one look")
+    check(len(branch.curve) == 1, "a branch should take one look where it leaves")
     moments = branch.optimizer.state
     check(len(moments) > 0, "a branch needs a copy of the optimizer's state, too")
     words = (
