@@ -531,13 +531,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return flags.fail("sweep.py", "interrupted before the first run", status=130)
 
-    left = plan.left()
-    todo = f"at least {len(left):,} with {tokens_of(left):.3g} tokens are left"
-    flags.say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
-    if args.dry_run:
-        return 0
     try:
         with held, stop_request() as must_stop:
+            left = plan.left()
+            todo = f"at least {len(left):,} with {tokens_of(left):.3g} tokens are left"
+            flags.say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
+            if args.dry_run:
+                return 0
             describe(args, configs, finished=not left)
             if left:
                 place, slots = engine(args, left[0].device, must_stop)
