@@ -119,7 +119,7 @@ def step_times(steps, n: int) -> list[float]:
 
 
 def check_learned(name: str, first: float, last: float) -> None:
-    """Raise UserError unless the loss fell. The speed of a model that diverged is no speed."""
+    """Raise UserError unless the loss fell. Without learning, speed means nothing."""
     if not last < first < math.inf:  # so NaN fails, too
         raise UserError(
             f"{name} did not learn: its loss went from {first:.4g} to {last:.4g}; "

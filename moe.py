@@ -94,12 +94,12 @@ class MoE(nn.Module):
         # 2. Sort the N*k pairs by expert. Pair i belongs to token i // k
         n_expert = scores.shape[1]
         small = torch.uint8 if n_expert <= 256 else torch.int64  # one byte sorts fastest
-        expert, order = chosen.flatten().to(small).sort(stable=True)
-        token = order // self.k  # [N*k], row j holds pair order[j], of token token[j]
+        pairs = chosen.flatten().to(small)  # [N*k], the expert of every pair
+        expert, order = pairs.sort(stable=True)  # row j holds pair order[j]
+        token = order // self.k  # [N*k], the token of every row
+        row = torch.arange(len(order), device=x.device)
         back = torch.empty_like(order)
-        back[order] = torch.arange(
-            len(order), device=x.device
-        )  # pair i is in row back[i]
+        back[order] = row  # pair i is in row back[i]
         back = back.view(-1, self.k)  # [N, k], the rows of every token
         ids = torch.arange(n_expert, dtype=small, device=x.device)
         # The rows of expert e end before row ends[e] (int32, as grouped_mm needs it)
@@ -119,13 +119,14 @@ class MoE(nn.Module):
         return y.view(shape).type_as(x), measure_routing(scores, ends)
 
 
-# Steps 3 and 5 are linear, and each is the transpose of the other, so the backward pass of
-# one is the forward pass of the other. That of plain indexing would use atomic adds, which
-# are slow on a GPU and vary in order.
+# Steps 3 and 5 are linear, and each is the transpose of the other. So the backward pass of
+# one is the forward pass of the other. (That of plain indexing would use atomic adds,
+# which are slow on a GPU and vary in order.) In both, token [N*k] has the token of every
+# row, and back [N, k] the rows of every token.
 
 
 class Dispatch(torch.autograd.Function):
-    """Copy every token into its k rows. x [N, C], token [N*k], back [N, k] -> [N*k, C]."""
+    """Copy every token into its k rows, x [N, C] -> [N*k, C]."""
 
     @staticmethod
     def forward(ctx, x: Tensor, token: Tensor, back: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Add up the k rows of every token. rows [N*k, C], token [N*k], back [N, k] -> [N, C]."""
+    """Add up the k rows of every token, rows [N*k, C] -> [N, C]."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, token: Tensor, back: Tensor) -> Tensor:
@@ -154,10 +155,10 @@ class Combine(torch.autograd.Function):
 
 def add_rows(rows: Tensor, back: Tensor) -> Tensor:
     """rows[back].sum(1) without its k copies of a token. The compiler fuses the loop."""
-    first, *others = back.unbind(1)  # k times [N]
-    total = rows.index_select(0, first)
-    for row in others:
-        total += rows.index_select(0, row)
+    nth_rows = back.unbind(1)  # k times [N], the first row of every token, and so on
+    total = rows.index_select(0, nth_rows[0])
+    for nth in nth_rows[1:]:
+        total += rows.index_select(0, nth)
     return total
 
 
@@ -225,7 +226,7 @@ def measure_routing(scores: Tensor, ends: Tensor) -> Routing:
 
     # 2. f, its share of the pairs of this pass. In training we count over all processes,
     # because then their mean loss is the loss of one process with all their sequences. We
-    # cannot count over all passes of a step, because the first pass needs f for its gradient.
+    # cannot count over all passes of a step, because the gradient of the first needs f.
     # So the loss of an MoE depends on micro_batch_size.
     count = ends.diff(prepend=ends.new_zeros(1)).to(P.dtype)  # [E]
     if torch.is_grad_enabled():  # in training

@@ -51,9 +51,9 @@ def rules(cfg) -> dict[str, Rule]:
     # you would write here.
 
     # The paper has no rule for the router. IBM's code first trained it as an embedding,
-    # and later as a hidden matrix. In theory it is a readout, because its few outputs do
-    # not grow with the width, and starts with std / m. As hidden, its share of the gradient
-    # after a few steps grows with the width as m^0.4, as a readout m^0.1 (our measurement).
+    # and later as a hidden matrix. In theory it is a readout and starts with std / m,
+    # because its few outputs do not grow with the width. As hidden, its share of the
+    # gradient after a few steps grows as m^0.4, as a readout as m^0.1 (our measurement).
     return {
         #                 init std    lr_scale  decay
         "embedding": Rule(std,        1.0,      1.0),
@@ -246,8 +246,10 @@ def mean_size(tensors: list[torch.Tensor]) -> float:
 
 
 def slope(sizes: list[float], widths=WIDTHS) -> float:
-    """Slope of log2 size against log2 width, by least squares. NaN if a size is 0 or infinite,
-    as at the start of a readout whose initial weights are 0."""
+    """Slope of log2 size against log2 width, by least squares.
+
+    NaN if a size is 0, as at the start of a readout whose initial weights are 0.
+    """
     if not all(0 < size < math.inf for size in sizes):
         return math.nan
     log_widths = [math.log2(width) for width in widths]
