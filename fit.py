@@ -82,7 +82,7 @@ def vertex(points: tuple, degree: int = 3, window: int = 7) -> tuple[float, str]
     if x_lowest in (points[0][0], points[-1][0]):
         return x_lowest, "at an edge"
 
-    # 2. Fit the curve to the points near it that did not diverge, one more than it needs.
+    # 2. Fit the curve to the points near it that did not diverge, two more than it needs.
     near = [(x, loss) for x, loss in nearest(points, window) if math.isfinite(loss)]
     if len(near) < degree + 2:
         return x_lowest, f"fewer than {degree + 2} losses"

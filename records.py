@@ -14,15 +14,17 @@ share. To analyze runs, use `read_rows`, which gives every run as one flat dict.
 """
 
 import contextlib
+import dataclasses
 import json
 import math
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from config import runtime_fields
+from config import TrainConfig, make_config, runtime_fields
 from schedules import PAPER_SEQ_LEN, SCHEDULES, READ_BY_SOME, unread
 from tools import flags, tables
 from tools.flags import UserError
@@ -446,6 +448,46 @@ def without_repeats(records: list[dict]) -> list[dict]:
             f"{max(gaps):.4f}; the last of each counts"
         )
     return list(last.values())
+
+
+# -- From a record back to a command -----------------------------------------------------
+
+
+def flags_of(config: dict) -> str | None:
+    """The flags of train.py for the model, the text and the training of a run.
+
+    Values of the preset need no flag. We leave out fields that an experiment varies, except
+    for the size of the model, and how much text a run validates on. None for a row from
+    elsewhere.
+    """
+    if "preset" not in config:
+        return None
+    skip = VARIED - {"n_embd", "n_expert", "average"} | runtime_fields(config)
+    skip |= {"preset", "final_eval_tokens", "decay_share"} | unread(config["schedule"])
+    if config.get("data") and "embedded" not in flags.parse_mixture(config["data"]):
+        skip.add("tokenizer")  # the corpus has one
+
+    # first the fields with a fixed default, because others follow from them, as n_ffn
+    # from n_embd
+    typed = {"preset": config["preset"]}
+    for follows in (False, True):
+        usual = vars(make_config(**typed, total_tokens=10**15))  # any warmup fits
+        for field in dataclasses.fields(TrainConfig):
+            name = field.name
+            if name in skip or name not in config or (field.default is None) != follows:
+                continue
+            if config[name] != usual[name]:
+                typed[name] = config[name]
+    if config["preset"] == TrainConfig.preset:
+        del typed["preset"]
+
+    words = []
+    for name, value in typed.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 # -- A table of runs ---------------------------------------------------------------------

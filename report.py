@@ -463,7 +463,7 @@ def print_best(name: str, cells: list[Cell]) -> None:
     batches = sorted({cell.batch_size for cell in cells})
 
     left_out = fit.reasons(cells, **PARABOLA) or "none"
-    print(f"best {name}, mean over shapes and seeds; left out: {left_out}")
+    print(f"best {name}, mean over seeds; left out: {left_out}")
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
     for T in sorted({cell.T for cell in cells}):
         means = [np.mean(best.get((T, B), math.nan)) for B in batches]

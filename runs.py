@@ -31,7 +31,7 @@ import torch
 
 import data
 from config import SHAPE, TrainConfig, make_config, runtime_fields, saved_config
-from schedules import SCHEDULES, has_decay, is_planned, unread
+from schedules import SCHEDULES, is_planned, unread
 from tools import devices, files, flags
 from tools.flags import UserError, say
 
@@ -145,11 +145,7 @@ def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
         fields["decay_share"] = TrainConfig.decay_share
     if typed.get("decay_tokens"):
         fields["total_tokens"] = tokens + typed["decay_tokens"]
-    fields |= typed
-    no_decay = 0 in (typed.get("decay_tokens"), typed.get("decay_share"))
-    if no_decay or not has_decay(fields["schedule"]):
-        fields["decay_data"] = typed.get("decay_data")  # that of the parent has no use
-    cfg = make_config(**fields)
+    cfg = make_config(**fields | typed)
     return cfg, start_from(parent, cfg)
 
 

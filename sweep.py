@@ -131,7 +131,6 @@ def take_record(sweep: Path, folder: Path) -> dict:
     if not done.exists() or line not in done.read_text(encoding="utf-8"):
         files.append_line(done, line)
     file.unlink()
-    (folder / "average.pt").unlink(missing_ok=True)
     for path in {*folder.parent.glob("*/ckpt/*.pt")} - {*trunk_points(folder)[-1:]}:
         path.unlink()
     return record
@@ -524,10 +523,9 @@ def main(argv: list[str] | None = None) -> int:
             held = files.lock(args.out / ".lock")  # before we read what is done
             if not held:
                 raise UserError(f"--out {args.out}: another sweep is running there")
-        read_done(args, plan, configs, fingerprint)
-        if not args.dry_run:
             for file in args.out.glob("runs/*/*/record.json"):  # of a killed sweep
                 take_record(args.out, file.parent)
+        read_done(args, plan, configs, fingerprint)
     except (UserError, OSError) as error:
         return flags.fail("sweep.py", error)
     except KeyboardInterrupt:

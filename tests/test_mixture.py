@@ -1,6 +1,5 @@
 """Several corpora in one run: exact shares, one order, and nothing that moves it."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -180,16 +179,6 @@ def test_a_branch_with_a_decay_mixture_is_the_separate_run(sources):
     assert same(weights(Path("branch")), weights(Path("separate")))
     assert losses("branch") == losses("separate")[15:]
     assert record("branch")["fingerprint"] == record("separate")["fingerprint"]
-
-
-@pytest.mark.parametrize(
-    "change", [["--schedule=constant"], ["--decay_tokens=0", "--average"]]
-)
-def test_a_branch_without_a_decay_drops_the_text_of_the_decay(sources, change):
-    parent = flags(sources["web"], out="a", decay_data=sources["code"], decay_tokens=1024)
-    assert train.main(parent) == 0
-    assert train.main(["--branch=a", *change, "--total_tokens=12288", "--out=b"]) == 0
-    assert json.loads(Path("b/config.json").read_text())["config"]["decay_data"] is None
 
 
 def test_a_branch_onto_new_data_continues_the_old_source(sources):

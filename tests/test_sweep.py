@@ -590,20 +590,6 @@ def test_records_with_other_settings_are_refused(change, says, undisturbed, tiny
     assert says in one_line(sweep.main, tiny, capsys)
 
 
-def test_runs_of_something_else_lose_nothing(undisturbed, tiny, capsys):
-    """Also if they stand where a sweep keeps its runs."""
-    record = dict(next(iter(undisturbed.values())))
-    record["config"] = record["config"] | {"weight_decay": 0.2, "out": None}
-    runs = [Path("out/runs/mine", name) for name in ("1", "2")]
-    for run in runs:
-        (run / "ckpt").mkdir(parents=True)
-        (run / "ckpt/0000000000000512.pt").touch()
-        (run / "record.json").write_text(json.dumps(record))
-    before = sorted(Path("out").rglob("*.*"))
-    assert "weight_decay" in one_line(sweep.main, tiny, capsys)
-    assert sorted(set(Path("out").rglob("*.*")) - {Path("out/.lock")}) == before
-
-
 def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
     cfg = config(corpus_path, total_tokens=3000, schedule="wsd")
     same = lambda name: identity(vars(cfg)) == identity(vars(cfg) | {name: "x"})
