@@ -77,15 +77,25 @@ def read_records(path: Path, columns: dict | None = None) -> list[dict]:
         return read_table(path, columns or {})
     files = [path]
     if not path.is_file():
-        files = sorted([*path.rglob("records.jsonl"), *path.rglob("record.json")])
+        # single runs first, because a sweep moves their records into its records.jsonl
+        files = sorted(path.rglob("record.json")) + sorted(path.rglob("records.jsonl"))
     records = []
+    single = []
     for file in files:
         shared = read_shared(file.with_name("settings.json"))
-        text = file.read_text(encoding="utf-8", errors="replace")
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:  # moved since we listed it
+            continue
         lines = text.splitlines() if file.suffix == ".jsonl" else [text]
         for i, line in enumerate(lines, 1):
             try:
-                records.append(as_record(json.loads(line), shared))
+                record = as_record(json.loads(line), shared)
+                if file.name == "record.json":
+                    single.append(record)
+                elif record in single:  # moved since we read it
+                    continue
+                records.append(record)
             except json.JSONDecodeError:
                 print(
                     f"{file}: line {i} is not a whole record, so we ignore it",

@@ -40,6 +40,17 @@ def test_a_line_has_what_settings_json_says_unless_it_says_otherwise():
     assert read_records(folder) == whole
 
 
+def test_a_record_that_a_sweep_moves_while_we_read_counts_once():
+    folder = write([record(seed=0), record(seed=1)])
+    run = folder / "runs/trunk/1"
+    run.mkdir(parents=True)
+    (run / "record.json").write_text(json.dumps(record(seed=1)))  # in records.jsonl, too
+    gone = folder / "runs/trunk/2"
+    gone.mkdir()
+    (gone / "record.json").symlink_to("moved")  # listed, but not there any more
+    assert sorted(r["config"]["seed"] for r in read_records(folder)) == [0, 1]
+
+
 def test_the_loss_that_counts_is_infinite_if_the_run_diverged():
     averaged = record(average=True, decay_tokens=0, lr=0.02)
     averaged["results"] |= {"loss": 1.5, "val_loss": 2.5}
