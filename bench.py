@@ -20,7 +20,6 @@ import runs
 from config import FIELDS, PRESETS, TrainConfig
 from model import empty_model
 from tools import devices, flags
-from tools.flags import UserError
 
 # -- Estimate, without a GPU -------------------------------------------------------------
 
@@ -72,7 +71,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     """Estimate a run on `world` GPUs. The arithmetic runs on any machine."""
     # 1. Divide a batch among the GPUs, and the share of a GPU into passes
     if cfg.batch_size % world:
-        raise UserError(
+        raise flags.UserError(
             f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
         )
     sequences = cfg.batch_size // world  # of a GPU, in a step
@@ -121,7 +120,7 @@ def step_times(steps, n: int) -> list[float]:
 def check_learned(name: str, first: float, last: float) -> None:
     """Raise UserError unless the loss fell. Without learning, speed means nothing."""
     if not last < first < math.inf:  # so NaN fails, too
-        raise UserError(
+        raise flags.UserError(
             f"{name} did not learn: its loss went from {first:.4g} to {last:.4g}; "
             "we print no speed"
         )
@@ -135,7 +134,7 @@ def benchmark(cfg: TrainConfig, corpus) -> str:
     n_steps = 3 + 20
     if cfg.total_tokens < n_steps * cfg.batch_tokens:
         least = f"{n_steps} steps take {n_steps * cfg.batch_tokens:,}"
-        raise UserError(f"--total_tokens {cfg.total_tokens:,}: {least}")
+        raise flags.UserError(f"--total_tokens {cfg.total_tokens:,}: {least}")
     state = train.build(cfg)
     steps = train.training_steps(cfg, state, corpus)
     first = next(steps).loss.item()  # on the first batch, before the first update
@@ -184,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             with devices.rank_0_first():
                 cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
             text = benchmark(cfg, corpus)
-    except UserError as error:
+    except flags.UserError as error:
         return flags.fail("bench.py", error)
     except Exception as error:
         reason = devices.reason_of(error)

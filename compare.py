@@ -31,7 +31,6 @@ from fit import Estimate, error_of, interval, mean_of, show, student
 from records import cell_of, narrow_first
 from schedules import has_decay, is_planned, paper_batch_size
 from tools import figures, flags
-from tools.flags import UserError
 
 # -- 1. The lines ------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
         by_cell.setdefault((cell_of(r), r["seed"]), []).append(r)
     tuning_cells = {cell for cell, seed in by_cell if seed >= TUNING}
     if not tuning_cells:
-        raise UserError(f"no runs tuned the schedules (seeds {TUNING} and up)")
+        raise flags.UserError(f"no runs tuned the schedules (seeds {TUNING} and up)")
 
     tuning_cells = sorted(tuning_cells, key=itemgetter(1))  # by T
     first = tuning_cells[0]
@@ -209,7 +208,7 @@ def tune(runs: Runs, name: str, seeds: list[int]) -> dict[int, float]:
     best = {seed: best_of(tried) for seed, tried in trials.items()}
     for seed, lr in best.items():
         if lr is None:
-            raise UserError(
+            raise flags.UserError(
                 f"{name} lacks trials of seed {seed}; is the sweep still running?"
             )
     return best
@@ -248,7 +247,7 @@ def losses_of_lines(
             if None not in found.values():
                 losses[name][cell] = {seed: r["loss"] for seed, r in found.items()}
     if not any(losses.values()):
-        raise UserError(
+        raise flags.UserError(
             "no cell of the comparison has all its runs; is the sweep still running?"
         )
     return losses, best, runs_of

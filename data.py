@@ -28,11 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tools import flags
-from tools.files import all_files
-from tools.flags import UserError, parse_mixture
+from tools import files, flags, tokenizers
+from tools.flags import UserError
 from tools.prepare import prepare, read_files
-from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_file
 
 # -- A corpus ----------------------------------------------------------------------------
 
@@ -62,7 +60,7 @@ class Corpus:
         """
         val_bytes = self.meta["val_bytes"]
         written = self.meta.get("val_token_bytes", val_bytes)
-        return bytes_per_token(self.tokenizer) * (val_bytes / max(1, written))
+        return tokenizers.bytes_per_token(self.tokenizer) * (val_bytes / max(1, written))
 
     # a mixture has several sources, and their shares in the validation loss
     @property
@@ -171,7 +169,7 @@ def load_corpus(data: str | None, tokenizer="bytes", stages: list | None = None)
     parsed = []
     folders = set()
     for start, text in stages or [(0, data)]:
-        shares = parse_mixture(text)  # {folder: share}
+        shares = flags.parse_mixture(text)  # {folder: share}
         parsed.append((start, shares))
         folders.update(shares)
     if len(folders) > 1:
@@ -206,9 +204,9 @@ def open_corpus(path: Path) -> Corpus:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     name = meta["tokenizer"]
-    if tokenizer_file(name):  # the corpus has a copy of it
+    if tokenizers.tokenizer_file(name):  # the corpus has a copy of it
         name = str(path / name)
-    return Corpus(path, meta, load_tokenizer(name), train, val)
+    return Corpus(path, meta, tokenizers.load_tokenizer(name), train, val)
 
 
 def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
@@ -218,7 +216,7 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
     # 1. The folder has the version of its text and the tokenizer in its name
     version = torch.__version__.split("+")[0]
     kind = tokenizer
-    file = tokenizer_file(tokenizer)
+    file = tokenizers.tokenizer_file(tokenizer)
     if file and file.is_file():  # different files may have the same name
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         kind = f"{file.stem}-{digest[:8]}"
@@ -241,7 +239,7 @@ def embedded_texts(folder: Path) -> Iterator[str]:
     Only version.py names the build. read_text turns the CR LF of wheels for Windows into
     LF.
     """
-    paths = {path.relative_to(folder).as_posix() for path in all_files(folder)}
+    paths = {path.relative_to(folder).as_posix() for path in files.all_files(folder)}
     for name in sorted(paths - {"version.py"}):
         if name.endswith(".py"):
             yield (folder / name).read_text(encoding="utf-8")
@@ -249,15 +247,16 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 
 def vocab_size_of(data_flag: str | None, tokenizer: str) -> int:
     """Number of tokens of the corpus or mixture that --data names, embedded in `tokenizer`."""
-    folder = next(iter(parse_mixture(data_flag or "embedded")))  # all have one tokenizer
+    # all folders of a mixture have one tokenizer
+    folder = next(iter(flags.parse_mixture(data_flag or "embedded")))
     if folder == "embedded":  # not prepared yet, perhaps
-        return load_tokenizer(tokenizer).n_vocab
+        return tokenizers.load_tokenizer(tokenizer).n_vocab
     return open_corpus(Path(folder)).meta["vocab_size"]
 
 
 def is_prepared(data_flag: str | None) -> bool:
     """Does --data name folders of data.py, which have a tokenizer already?"""
-    return bool(data_flag) and "embedded" not in parse_mixture(data_flag)
+    return bool(data_flag) and "embedded" not in flags.parse_mixture(data_flag)
 
 
 def tokenizer_name(cfg, corpus: Corpus) -> str:
@@ -267,10 +266,10 @@ def tokenizer_name(cfg, corpus: Corpus) -> str:
 
 def tokenizer_of(config: dict):
     """Load the tokenizer of a run or of released weights. Raises OSError or UserError."""
-    if config.get("data") and tokenizer_file(config["tokenizer"]):
+    if config.get("data") and tokenizers.tokenizer_file(config["tokenizer"]):
         # its file is in the corpus
         return load_corpus(config["data"], config["tokenizer"]).tokenizer
-    return load_tokenizer(config["tokenizer"])
+    return tokenizers.load_tokenizer(config["tokenizer"])
 
 
 # -- Checks ------------------------------------------------------------------------------
@@ -293,7 +292,8 @@ def check_corpus(cfg, source: Corpus) -> None:
 
 def token_hash(tokenizer) -> str:
     """A hash of the lengths of all tokens, which other tokenizers do not share."""
-    return hashlib.sha256(bytes_per_token(tokenizer).tobytes()).hexdigest()[:16]
+    lengths = tokenizers.bytes_per_token(tokenizer)
+    return hashlib.sha256(lengths.tobytes()).hexdigest()[:16]
 
 
 def check_tokenizer(
@@ -315,8 +315,9 @@ def check_tokenizer(
 def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
     """Raise UserError if a corpus has other tokens than the tokenizer of this path."""
     # other tokens have other lengths
-    expected = bytes_per_token(tokenizer)
-    if not np.array_equal(expected, bytes_per_token(corpus.tokenizer)):
+    expected = tokenizers.bytes_per_token(tokenizer)
+    found = tokenizers.bytes_per_token(corpus.tokenizer)
+    if not np.array_equal(expected, found):
         raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
 
 

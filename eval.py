@@ -32,7 +32,7 @@ import torch.nn.functional as F
 import data
 import tasks
 from model import GPT, load_model
-from tools import devices, files, flags
+from tools import devices, files, flags, tokenizers
 from tools.flags import UserError
 
 NOT_FINITE = "its outputs are not numbers; choose a checkpoint from before it diverged"
@@ -159,7 +159,7 @@ def sample(
     if tokenizer.eot_token in new:
         new = new[: new.index(tokenizer.eot_token)]
     # a model may also write special tokens, and ids that its tokenizer does not use
-    has_text = set(np.flatnonzero(data.bytes_per_token(tokenizer)).tolist())
+    has_text = set(np.flatnonzero(tokenizers.bytes_per_token(tokenizer)).tolist())
     new = [i for i in new if i in has_text]
     # a tokenizer may write no space before the first token of a text
     text = tokenizer.decode(read + new)

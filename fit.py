@@ -114,17 +114,13 @@ class Cell(NamedTuple):
     T: float
     batch_size: float
     beta: float  # the batch size in sequences of 4096 tokens
-    losses: dict  # seed -> {x: loss}, with x = log2 lr (in a scan of Power: log2 a, or b)
+    losses: dict  # seed -> {x: loss}
 
 
-def log2_lr(row: dict) -> float:
-    return math.log2(row["lr"])
-
-
-def cells_of(
-    rows: list[dict], by_seed: bool = False, x_of: Callable[[dict], float] = log2_lr
-) -> list[Cell]:
+def cells_of(rows: list[dict], by_seed: bool = False, tuned: str = "lr") -> list[Cell]:
     """The cells of all runs, narrow to wide, or a cell for every seed.
+
+    tuned: the field whose best value we look for. x is its log2, except for power_b.
 
     The seeds of a cell keep the learning rates that all of them have, so that their mean
     is of the same seeds everywhere. Raises UserError if two runs are equal.
@@ -135,7 +131,9 @@ def cells_of(
         cell = Cell(row["shape"], row["total_tokens"], row["batch_size"], beta, {})
         name = *cell[:3], row["seed"] if by_seed else None
         losses = found.setdefault(name, cell).losses.setdefault(row["seed"], {})
-        x = x_of(row)
+        x = row[tuned]
+        if tuned != "power_b":  # an exponent already
+            x = math.log2(x)
         if x in losses:
             raise UserError(f"{cell[:3]}: two runs have the same learning rate and seed")
         losses[x] = row["loss"]

@@ -17,7 +17,6 @@ import numpy as np
 from data import Corpus, compare_tokenizers, n_sequences, open_folder, read_sequences
 from data import scramble, shuffled
 from tools import flags
-from tools.flags import UserError, parse_mixture
 
 
 @dataclass(eq=False)
@@ -119,7 +118,7 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> M
     #    of later stages
     now = 0
     for i, (_, mixture) in enumerate(stages):
-        if mixture == parse_mixture(data):
+        if mixture == flags.parse_mixture(data):
             now = i
     folders = []
     for _, mixture in stages[now:]:
@@ -128,7 +127,7 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> M
     for folder in folders:
         name = basename(folder)
         if name in sources:
-            raise UserError(
+            raise flags.UserError(
                 f"--decay_data {folder}: --data has one of this name; rename it"
             )
         sources[name] = open_folder(folder, tokenizer)
@@ -161,8 +160,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("data", help="as --data of train.py")
     args = parser.parse_args(argv)
     try:
-        shares = parse_mixture(args.data)
-    except UserError as error:
+        shares = flags.parse_mixture(args.data)
+    except flags.UserError as error:
         return flags.fail("mixture.py", error)
     names, counts = mixed(np.arange(32), shares, seed=0)
     for g, name in enumerate(names):

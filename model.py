@@ -23,7 +23,7 @@ import mup
 import runs
 from config import PRESETS, GPTConfig, make_config, make_shape, saved_config
 from moe import MoE, Routing
-from tools import devices, flags, granite, tokenizers
+from tools import devices, flags, granite
 from tools.flags import UserError
 
 # Shapes in the comments:
@@ -346,8 +346,7 @@ def export(run: Path, to: Path) -> str:
         to,
         fields=dataclasses.asdict(model.cfg),
         weights=model.state_dict(),
-        eot=tokenizer.eot_token,
-        texts=tokenizers.tokenizer_files(tokenizer),
+        tokenizer=tokenizer,
         example=(idx, logits),
     )
     text = f"{to}: {model.n_params():,} parameters, tokenizer {tokenizer.name}"

@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -307,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     ]
     wrong = []
     for name, spots, mup, fields in models:
-        model_at = lambda width: our_model(width, mup, **fields)
+        model_at = partial(our_model, mup=mup, **fields)
         flat = report(name, coordinate_check(model_at, spots))
         if flat != mup:
             wrong.append(name)

@@ -17,8 +17,7 @@ from compare import comparison
 from fit import Cell, Law, cells_of, jackknife, show
 from records import STANDARD
 from schedules import PAPER_LAW, PAPER_SEQ_LEN
-from tools import figures, files
-from tools.flags import UserError
+from tools import figures, files, flags
 
 
 def report(rows: list[dict], out: Path, sweep: dict) -> None:
@@ -34,7 +33,7 @@ def report(rows: list[dict], out: Path, sweep: dict) -> None:
     elif schedules == {"power"}:
         report_power(rows, out)
     elif schedules != {"wsd"}:
-        raise UserError(
+        raise flags.UserError(
             f"no report for schedules {sorted(schedules)}; is the sweep running? "
             "Or choose one, as in --only schedule=wsd"
         )
@@ -91,7 +90,12 @@ def print_runs(rows: list[dict], sweep: dict) -> None:
     diverged = sum(math.isinf(row["loss"]) for row in rows)
     if diverged:
         print(f"{diverged:,} runs diverged, and count as worse than all others")
-    short = sum(lacks_neighbors(fit.valley(c)) for c in cells_of(rows, by_seed=True))
+    short = 0  # valleys whose lowest point has fewer than three others on one side
+    for cell in cells_of(rows, by_seed=True):
+        points = fit.valley(cell)
+        left = points.index(fit.lowest(points))
+        right = len(points) - 1 - left
+        short += min(left, right) < 3
     if sweep.get("finished") is False:
         print("the sweep is not finished; its command resumes it")
     elif short:
@@ -99,12 +103,6 @@ def print_runs(rows: list[dict], sweep: dict) -> None:
             f"{short} valleys have fewer than three learning rates on one side of the "
             "lowest loss; is the sweep finished?"
         )
-
-
-def lacks_neighbors(points: tuple) -> bool:
-    """Does the lowest point have fewer than three others on one side?"""
-    at = points.index(fit.lowest(points))
-    return min(at, len(points) - 1 - at) < 3
 
 
 def print_law(cells: list[Cell]) -> None:
@@ -355,7 +353,7 @@ def report_prediction(args) -> None:
     }
     for name, value in numbers.items():
         if value is None or not 0 < value < math.inf:
-            raise UserError(f"--{name} {value}: --predict needs a number above 0")
+            raise flags.UserError(f"--{name} {value}: --predict needs a number above 0")
     # alone on standard output, so that lr=$(python fit.py --predict ...) works
     print(f"{fit.predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
     if args.law != "paper":
@@ -374,7 +372,7 @@ def width_of(shape: str) -> int:
 def report_transfer(cells: list[Cell], out: Path) -> None:
     """Print and draw the best learning rate of every width, with and without muP."""
     if len({cell.shape for cell in cells}) < len(cells):
-        raise UserError("several T or batch sizes; choose one with --only")
+        raise flags.UserError("several T or batch sizes; choose one with --only")
     where = f"{label(cells[0], 'T')}, {label(cells[0], 'batch_size')}"
     print(f"{where}; best learning rates")
     panels = []
@@ -417,18 +415,11 @@ def scans(rows: list[dict]) -> tuple[dict[str, list[Cell]], dict]:
     """
     a = statistics.mode(row["power_a"] for row in rows)
     b = statistics.mode(row["power_b"] for row in rows)
-
-    def log2_a_of(row: dict) -> float:
-        return math.log2(row["power_a"])
-
-    def b_of(row: dict) -> float:
-        return row["power_b"]
-
     over_a = [row for row in rows if row["power_b"] == b]
     over_b = [row for row in rows if row["power_a"] == a]
     return {
-        "a": cells_of(over_a, by_seed=True, x_of=log2_a_of),
-        "b": cells_of(over_b, by_seed=True, x_of=b_of),
+        "a": cells_of(over_a, by_seed=True, tuned="power_a"),
+        "b": cells_of(over_b, by_seed=True, tuned="power_b"),
     }, {"a": a, "b": b}
 
 
@@ -441,7 +432,9 @@ def report_power(rows: list[dict], out: Path) -> None:
     panels = []
     for name in ("a", "b"):
         if not fit.minima(found[name], **PARABOLA):
-            raise UserError(f"no best {name}: {fit.reasons(found[name], **PARABOLA)}")
+            raise flags.UserError(
+                f"no best {name}: {fit.reasons(found[name], **PARABOLA)}"
+            )
         print_best(name, found[name])
         panels.append(panel_of_best(name, found[name], center))
     figures.draw_valleys(out / "power-scan.png", panels)

@@ -32,8 +32,8 @@ import torch
 import data
 from config import SHAPE, TrainConfig, make_config, runtime_fields, saved_config
 from schedules import SCHEDULES, is_planned, unread
-from tools import devices, files, flags
-from tools.flags import UserError, say
+from tools import devices, files, flags, tokenizers
+from tools.flags import UserError
 
 # -- Where a run starts ------------------------------------------------------------------
 # The start of a run is a dict. It is a checkpoint of the run, or of its parent with other
@@ -217,7 +217,7 @@ def with_absolute_paths(typed: dict) -> dict:
         if name in typed:
             shares = flags.parse_mixture(typed[name], f"--{name}")
             typed[name] = flags.format_mixture(shares)
-    if data.tokenizer_file(typed.get("tokenizer", "")):
+    if tokenizers.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     return typed
 
@@ -407,7 +407,7 @@ class Run:
     def write(self, text: str, **line) -> None:
         """Print a line for people, and add one to metrics.jsonl."""
         if self.out:
-            say(f"{line['tokens']:>14,} tokens   {text}")
+            flags.say(f"{line['tokens']:>14,} tokens   {text}")
             files.append_line(
                 self.out / "metrics.jsonl", json.dumps(files.nan_to_none(line))
             )

@@ -54,7 +54,6 @@ import runs
 from config import TrainConfig, make_config
 from schedules import is_planned, unread
 from tools import devices, engines, files, flags, sweep_flags
-from tools.flags import UserError
 from tools.signals import stop_request
 
 # -- A run of a sweep --------------------------------------------------------------------
@@ -444,7 +443,7 @@ def check(args: argparse.Namespace, typed: dict) -> tuple[Plan, list[TrainConfig
     """A plan for the command line, the configs of its runs as far as we can guess them,
     and the fingerprint of its text. Raises UserError or OSError."""
     if args.slurm and args.engine != "slurm":
-        raise UserError(
+        raise flags.UserError(
             f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
         )
     typed = runs.with_vocabulary(runs.with_absolute_paths(typed))
@@ -522,11 +521,11 @@ def main(argv: list[str] | None = None) -> int:
             args.out.mkdir(parents=True, exist_ok=True)
             held = files.lock(args.out / ".lock")  # before we read what is done
             if not held:
-                raise UserError(f"--out {args.out}: another sweep is running there")
+                raise flags.UserError(f"--out {args.out}: another sweep is running there")
             for file in args.out.glob("runs/*/*/record.json"):  # of a killed sweep
                 take_record(args.out, file.parent)
         read_done(args, plan, configs, fingerprint)
-    except (UserError, OSError) as error:
+    except (flags.UserError, OSError) as error:
         return flags.fail("sweep.py", error)
     except KeyboardInterrupt:
         return flags.fail("sweep.py", "interrupted before the first run", status=130)
@@ -551,7 +550,7 @@ def main(argv: list[str] | None = None) -> int:
         return flags.fail(
             "sweep.py", "a worker died; out of memory? The same command resumes"
         )
-    except UserError as error:
+    except flags.UserError as error:
         return flags.fail("sweep.py", error)
     except Exception as error:
         reason = devices.reason_of(error)

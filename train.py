@@ -45,9 +45,7 @@ from eval import sample, validation_loss
 from model import GPT, empty_model, load_model
 from moe import Routing
 from schedules import make_schedule
-from tools import devices, figures, flags
-from tools.flags import UserError
-from tools.signals import never, stop_request
+from tools import devices, figures, flags, signals
 
 # -- One step ----------------------------------------------------------------------------
 
@@ -196,7 +194,7 @@ def train_run(
     corpus,
     out: Path | None,
     start: dict | None = None,
-    must_stop=never,
+    must_stop=signals.never,
     look_at: tuple = (),
 ) -> bool:
     """Train a run and write its folder `out`, which only rank 0 has. -> is it finished?
@@ -409,7 +407,7 @@ def check_text(cfg: TrainConfig, corpus, start: dict) -> None:
     data.check_tokenizer(start["path"], start["config"], corpus, known)
     found = corpus.meta["fingerprint"]
     if start["fingerprint"] not in (None, found):
-        raise UserError(
+        raise flags.UserError(
             f"--data {corpus.path}: fingerprint {found}, "
             f"but the run trained on {start['fingerprint']}"
         )
@@ -427,7 +425,7 @@ def main(argv: list[str] | None = None) -> int:
                 name = f"{cfg.preset}-{cfg.schedule}"
                 out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
                 cfg = dataclasses.replace(cfg, out=str(out))
-    except (UserError, OSError) as error:
+    except (flags.UserError, OSError) as error:
         return flags.fail("train.py", error)
     except KeyboardInterrupt:
         return flags.fail("train.py", "interrupted before the first step", status=130)
@@ -442,7 +440,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
-        with stop_request(actions.time_limit) as must_stop:
+        with signals.stop_request(actions.time_limit) as must_stop:
             if not finished:
                 finished = train_run(cfg, corpus, out, start, must_stop)
             if finished and out:

@@ -110,7 +110,12 @@ def late_points(folder: str) -> dict:
                 [norm or math.nan for norm in curve["norm_hidden"][: last + 1]]
             )
             growth = norms[-1] - np.interp(n[-1] - 1, n, norms)
-            name = run["batch_size"], run["seed"], run["total_tokens"], fit.log2_lr(run)
+            name = (
+                run["batch_size"],
+                run["seed"],
+                run["total_tokens"],
+                math.log2(run["lr"]),
+            )
             found[name] = update, norms[-1], growth
     return found
 

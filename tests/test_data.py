@@ -24,13 +24,14 @@ import train
 from test_mistakes import one_line
 from test_train import flags
 from tools.prepare import read_files
+from tools.tokenizers import bytes_per_token, load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 
 
 def plainly(texts, tokenizer_name="bytes", val_fraction=0.02) -> dict[str, bytes]:
     """What a corpus must consist of: each text encoded in one go."""
-    tokenizer, parts = data.load_tokenizer(tokenizer_name), {"train": [], "val": []}
+    tokenizer, parts = load_tokenizer(tokenizer_name), {"train": [], "val": []}
     for text in texts:
         raw = text.encode()
         digest = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big")
@@ -47,7 +48,7 @@ def check(folder: Path, expected: dict[str, bytes]) -> None:
         split: (folder / f"{split}.bin").read_bytes() for split in expected
     } == expected
     corpus = data.open_corpus(folder)
-    lengths = data.bytes_per_token(corpus.tokenizer)
+    lengths = bytes_per_token(corpus.tokenizer)
     for split, ids in ("train", corpus.train), ("val", corpus.val):
         counted = [
             (ids == corpus.tokenizer.eot_token).sum(),

@@ -17,7 +17,7 @@ import model as model_file
 import train
 from test_mistakes import one_line
 from test_train import flags
-from tools.tokenizers import tokenizer_files
+from tools.tokenizers import bytes_per_token, load_tokenizer, tokenizer_files
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -120,7 +120,7 @@ def ids_of_the_package(path: Path, text: str) -> list[int]:
 def test_ids_are_those_of_the_package(kind, texts, tmp_path):
     path = tmp_path / "tokenizer.json"
     train_tokenizer(path, texts, kind)
-    ours = data.load_tokenizer(str(path))
+    ours = load_tokenizer(str(path))
     library = Tokenizer.from_file(str(path))
     assert ours.n_vocab == library.get_vocab_size()
     ordinary = HARD.replace("</s>", "") if kind == "unigram" else HARD
@@ -135,10 +135,10 @@ def test_ids_are_those_of_the_package(kind, texts, tmp_path):
 def test_a_text_never_contains_an_end_of_text(kind, texts, tmp_path):
     """Also not in a unigram model, for which </s> is a word like any other."""
     train_tokenizer(tmp_path / "tokenizer.json", texts, kind)
-    ours = data.load_tokenizer(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(str(tmp_path / "tokenizer.json"))
     end = {"unigram": "</s>", "word pieces": "[SEP]"}.get(kind, "<|endoftext|>")
     assert ours.eot_token == ours.library.token_to_id(end) or kind == "unigram"
-    assert data.bytes_per_token(ours)[ours.eot_token] == 0
+    assert bytes_per_token(ours)[ours.eot_token] == 0
     for text in (end, f"a{end}b", end * 2, HARD):
         ids = ours.encode_ordinary(text)
         assert ids and ours.eot_token not in ids
@@ -178,7 +178,7 @@ def test_training_sampling_and_export(kind, texts, documents, tmp_path, capsys):
 
     theirs = AutoTokenizer.from_pretrained("out")
     assert theirs.eos_token_id == corpus.tokenizer.eot_token
-    ours = data.load_tokenizer("out/tokenizer.json")
+    ours = load_tokenizer("out/tokenizer.json")
     for text in random_strings(50):
         expected = theirs.encode(text, add_special_tokens=False)
         assert ours.encode_ordinary(text) == expected
@@ -201,18 +201,18 @@ def test_tiktoken_becomes_a_tokenizer_json(kind, tmp_path):
     words = {"bytes": (), "a few words": (b"de", b"def", b"re", b" a", "ζ".encode())}
     more = words.get(kind, (b"def", b" naive"))
     name = "bytes" if kind == "bytes" else write_tiktoken(tmp_path / "w.tiktoken", *more)
-    ours = data.load_tokenizer(name)
+    ours = load_tokenizer(name)
     for name, content in tokenizer_files(ours).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    again = data.load_tokenizer(str(tmp_path / "tokenizer.json"))
+    again = load_tokenizer(str(tmp_path / "tokenizer.json"))
     for text in ["def re a naive undefined", *random_strings(500)]:
         ids = ours.encode_ordinary(text)
         assert ids == theirs.encode(text, add_special_tokens=False)
         assert ids == again.encode_ordinary(text)
         assert theirs.decode(ids) == again.decode(ids) == text
     assert theirs.eos_token_id == again.eot_token == ours.eot_token
-    lengths = data.bytes_per_token(ours), data.bytes_per_token(again)
+    lengths = bytes_per_token(ours), bytes_per_token(again)
     assert lengths[0].tolist() == lengths[1].tolist()
 
 

@@ -60,13 +60,9 @@ def size(tokens: float) -> str:
 
 def shades(names, hue: str) -> dict:
     """{name: (red, green, blue)}, from the light end of a hue to its dark end."""
-    light, dark = map(rgb, HUES[hue])
+    ends = [list(bytes.fromhex(color.removeprefix("#"))) for color in HUES[hue]]
+    light, dark = np.array(ends) / 255
     return dict(zip(names, map(tuple, np.linspace(light, dark, len(names)))))
-
-
-def rgb(color: str) -> np.ndarray:
-    """'#ff0033' -> [1, 0, 0.2]"""
-    return np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
 
 
 def log_ticks(axis, values, unit: float | None = None) -> None:
@@ -305,8 +301,9 @@ def draw_points(
     ylabel, all y are log2 of the best learning rate. best: {label: (log2 x, y)}, points
     to ring in the color of their group, and to connect.
     """
-    all_x = [point[0] for points in groups.values() for point in points]
-    all_y = [point[1] for points in groups.values() for point in points]
+    everything = list(itertools.chain(*groups.values()))
+    all_x = [point[0] for point in everything]
+    all_y = [point[1] for point in everything]
     right = max(all_x)
 
     with figure(path, 3.75) as (ax,):

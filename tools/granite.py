@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from tools.flags import UserError
+from tools.tokenizers import tokenizer_files
 
 # Our names -> theirs. First the weights, of the model and of a block
 MODEL_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
-    "norm.weight":  "model.norm.weight",
-    "head.weight":  "lm_head.weight",
-}  # fmt: skip
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
 BLOCK_NAMES = {
     "attn_norm.weight":  "input_layernorm.weight",
     "attn.q.weight":     "self_attn.q_proj.weight",
@@ -237,11 +238,10 @@ def granite_name(name: str) -> str:
 
 
 def write_folder(
-    to: Path, fields: dict, weights: dict, eot: int, texts: dict[str, str], example: tuple
+    to: Path, fields: dict, weights: dict, tokenizer, example: tuple
 ) -> bool:
     """Write a folder that transformers opens. It appears at the end, by rename, or not at all.
 
-    eot: id of end-of-text. texts: name -> content of further files, such as a tokenizer.
     example: token ids [1, T] and their logits [1, T, V], to compare with transformers.
     Returns whether it is installed. Raises UserError if its logits differ, OSError if
     `to` is not empty or cannot be written.
@@ -254,10 +254,11 @@ def write_folder(
     config["model_type"] = kind.lower()
     config["hidden_act"] = "silu"
     config["torch_dtype"] = str(first_weight.dtype).removeprefix("torch.")
-    config["bos_token_id"] = eot
-    config["eos_token_id"] = eot
-    config["pad_token_id"] = eot
-    texts = {"config.json": json.dumps(config, indent=1) + "\n", **texts}
+    config["bos_token_id"] = tokenizer.eot_token
+    config["eos_token_id"] = tokenizer.eot_token
+    config["pad_token_id"] = tokenizer.eot_token
+    texts = tokenizer_files(tokenizer)
+    texts["config.json"] = json.dumps(config, indent=1) + "\n"
 
     # 2. The weights, under their names
     tensors = {}
