@@ -1,24 +1,25 @@
 """One process or many: the same losses, one writer, and an end for all when one of them fails."""
 
+import itertools
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import data
+import forks
+import runs
 import train
 from test_train import MOE, metrics, one_step, read, same, weights
-import runs
+from tools import devices
 
-ROOT = Path(train.__file__).parent
 STEPS = 100
 TINY = dict(  # at higher learning rates, rounding grows in the course of the run
     n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, warmup_tokens=2560,
@@ -31,30 +32,32 @@ def argv_of(fields: dict) -> list[str]:
     return [f"--{k}={v}" if v is not True else f"--{k}" for k, v in fields.items()]
 
 
-def launch(world: int, fields: dict, script=ROOT / "train.py") -> list:
-    """What torchrun does, without its table of errors: -> the processes."""
+def launch(world: int, fields: dict, change: Callable | None = None) -> list:
+    """Processes of train.py as torchrun starts them, without its table of errors."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))  # any free port
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
-    where |= {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+    where["WORLD_SIZE"] = str(world)
     return [
-        subprocess.Popen(
-            [sys.executable, str(script), *argv_of(fields)],
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | where | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+        forks.start(run, argv_of(fields), change, **where, RANK=str(i), LOCAL_RANK=str(i))
+        for i in range(world)
+    ]
+
+
+def run(argv: list[str], change: Callable | None) -> None:
+    """train.py, in a process of its own, after a change of what it calls."""
+    if change:
+        change()
+    devices.leave(train.main(argv))
 
 
 def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
     """Wait for all -> (standard output, standard error) of each."""
-    try:
-        outputs = [p.communicate(timeout=120) for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [status] * len(processes), outputs
+    for p in processes:
+        p.join(timeout=120)
+        p.kill()
+    outputs = [forks.printed(p) for p in processes]
+    assert [p.exitcode for p in processes] == [status] * len(processes), outputs
     return outputs
 
 
@@ -81,48 +84,42 @@ def test_two_processes_train_like_one(micro_batch_size, alone, corpus_path, tmp_
     assert (ours["processes"], ours["batch_size"]) == (2, 8)
     assert ours["val_bpb"] == pytest.approx(theirs["val_bpb"], rel=1e-5)
     assert [printed == "" for printed, _ in outputs] == [False, True]
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
 
 
-def program(change: str) -> Path:
-    """A file that runs train.py after a change."""
-    lines = [
-        "import os, sys, zipfile",
-        f"sys.path.insert(0, {str(ROOT)!r})",
-        "import train",
-    ]
-    lines += [change, "train.devices.leave(train.main())"]
-    Path("program.py").write_text("\n".join(lines))
-    return Path("program.py")
+def watch_calls() -> None:
+    """Print the name whenever one of these is called."""
+
+    def watch(owner, name):
+        real = getattr(owner, name)
+
+        def watched(self):
+            print(name, file=sys.stderr)
+            return real(self)
+
+        setattr(owner, name, watched)
+
+    watch(zipfile.ZipFile, "testzip")
+    watch(train.DistributedDataParallel, "_sync_buffers")
 
 
-WATCHED = """
-def watch(owner, name):
-    real = getattr(owner, name)
-    setattr(owner, name, lambda self: print(name, file=sys.stderr) or real(self))
+def watch_gradients() -> None:
+    """Print the address of a gradient before each pass."""
+    forward = train.DistributedDataParallel.forward
 
-watch(zipfile.ZipFile, "testzip")
-watch(train.DistributedDataParallel, "_sync_buffers")
-"""
+    def watched(self, *args):
+        grad = next(self.parameters()).grad
+        print(grad if grad is None else grad.data_ptr(), file=sys.stderr)
+        return forward(self, *args)
 
-
-GRADIENTS = """
-forward = train.DistributedDataParallel.forward
-
-def watch(self, *args):
-    grad = next(self.parameters()).grad
-    print(grad if grad is None else grad.data_ptr(), file=sys.stderr)
-    return forward(self, *args)
-
-train.DistributedDataParallel.forward = watch
-"""
+    train.DistributedDataParallel.forward = watched
 
 
 def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path, tmp_path):
     """Memory for new ones beside them would cost as much as the model."""
     fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "micro_batch_size": 1}
     fields |= {"total_tokens": 4 * 256, "warmup_tokens": 256, "decay_tokens": 0}
-    for _, printed in finish(launch(2, fields, program(GRADIENTS))):
+    for _, printed in finish(launch(2, fields, watch_gradients)):
         addresses = printed.splitlines()
         assert len(addresses) == 4 * 4  # steps, passes
         # DDP makes its buffers anew in the second step
@@ -143,7 +140,7 @@ def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_pat
     outputs = finish(launch(4, {"out": out, "resume": True}), status=2)
     assert newest.name in outputs[0][1] and outputs[1:] == [("", "")] * 3
     newest.unlink()
-    outputs = finish(launch(4, {"out": out, "resume": True}, program(WATCHED)))
+    outputs = finish(launch(4, {"out": out, "resume": True}, watch_calls))
     # at its start, and for the sample at its end
     assert outputs[0][1].count("testzip") == 2 and outputs[1:] == [("", "")] * 3
     assert "_sync_buffers" not in outputs[0][1]
@@ -158,7 +155,7 @@ def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
     while not (stopped / "metrics.jsonl").exists() or len(losses(stopped)) < 20:
         time.sleep(0.05)
     for p in processes:
-        p.send_signal(signal.SIGTERM)
+        p.terminate()
     finish(processes, status=3)
     (checkpoint,) = runs.checkpoints(stopped)
     total = int(checkpoint.stem)  # a run that was planned to end there
@@ -168,7 +165,6 @@ def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
 
 def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
     """Those of an MoE's first step, with the auxiliary loss at full weight."""
-    torch.set_num_threads(1)
     replicate = lambda model: model
     if world > 1:
         where = f"file://{out}/meeting"
@@ -183,7 +179,9 @@ def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
 
 def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path):
     save_gradients(0, 1, corpus_path, tmp_path)
-    mp.spawn(save_gradients, (2, corpus_path, tmp_path), nprocs=2)
+    finish(
+        [forks.start(save_gradients, rank, 2, corpus_path, tmp_path) for rank in (0, 1)]
+    )
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for process in two:
         assert torch.allclose(process["load"], one["load"])
@@ -205,32 +203,29 @@ def test_a_batch_that_cannot_be_shared_is_refused_once(corpus_path, tmp_path):
 def test_half_an_environment_of_torchrun_is_one_line(
     changed, says, corpus_path, tmp_path
 ):
-    where = (
-        dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="0") | changed
-    )
-    environment = {name: value for name, value in (os.environ | where).items() if value}
+    complete = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="0")
+    where = {name: value for name, value in (complete | changed).items() if value}
     fields = argv_of(TINY | {"data": corpus_path, "out": tmp_path / "run"})
-    command = [sys.executable, ROOT / "train.py", *fields]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert says in done.stderr and not (tmp_path / "run").exists()
+    ((_, error),) = finish([forks.start(run, fields, None, **where)], status=2)
+    assert len(error.splitlines()) == 1
+    assert says in error and not (tmp_path / "run").exists()
 
 
-FAILING = """
-step, n = train.optimizer_step, 0
-def fails(*args):
-    global n
-    n += 1
-    if n == 5 and os.environ["RANK"] == "1":
-        raise train.torch.OutOfMemoryError("CUDA out of memory")
-    return step(*args)
-train.optimizer_step = fails
-"""
+def fail_in_process_1() -> None:
+    """Run out of memory in the fifth step."""
+    real, steps = train.optimizer_step, itertools.count(1)
+
+    def step(*args):
+        if next(steps) == 5 and os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*args)
+
+    train.optimizer_step = step
 
 
 def test_a_process_that_fails_ends_all(corpus_path, tmp_path):
     fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "total_tokens": 10**9}
-    outputs = finish(launch(2, fields, program(FAILING)), status=2)
+    outputs = finish(launch(2, fields, fail_in_process_1), status=2)
     last = outputs[0][1].splitlines()[-1]
     assert last == "train.py: lost the other processes; one of them failed"
     assert outputs[1][1].startswith("train.py: out of memory; try")

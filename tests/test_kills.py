@@ -1,13 +1,12 @@
 """Kill a run at every write: --resume always enters, and ends with the same bits."""
 
-import multiprocessing
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forks
 import train
 from test_resume import assert_same, everything
 from test_train import flags, read
@@ -18,10 +17,8 @@ RUN = dict(decay_tokens=0, total_tokens=768, warmup_tokens=256, n_layer=1)
 RUN |= dict(save_every=256, keep_checkpoints=2)
 
 
-def train_and_die(argv: list[str], kind: str, k: int, quiet: str) -> None:
+def train_and_die(argv: list[str], kind: str, k: int) -> None:
     """Train, and end without any cleanup right before the k-th call of this kind."""
-    sys.stdout = sys.stderr = open(quiet, "w")
-    torch.set_num_threads(1)
     module, name = CALLS[kind]
     real, left = getattr(module, name), [k]
 
@@ -35,22 +32,6 @@ def train_and_die(argv: list[str], kind: str, k: int, quiet: str) -> None:
     os._exit(train.main(argv))
 
 
-@pytest.fixture(scope="module")
-def spawn():
-    """Start a function in a fresh process that has imported train already."""
-    context = multiprocessing.get_context("forkserver")
-    # the first optimizer imports torch._dynamo, which takes a second
-    context.set_forkserver_preload(["train", "test_kills", "torch._dynamo"])
-
-    def start(*args) -> int:
-        process = context.Process(target=train_and_die, args=args)
-        process.start()
-        process.join()
-        return process.exitcode
-
-    return start
-
-
 slow = pytest.mark.slow  # the renames are between these
 
 
@@ -58,16 +39,16 @@ slow = pytest.mark.slow  # the renames are between these
     "kind",
     ["rename", pytest.param("fsync", marks=slow), pytest.param("unlink", marks=slow)],
 )
-def test_killed_at_any_write_it_resumes_to_the_same_bits(
-    kind, corpus_path, tmp_path, spawn
-):
+def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, corpus_path):
     argv = [*flags(corpus_path, **RUN), "--average"]
     assert train.main([*argv, "--out=whole"]) == 0
     expected, average = everything(Path("whole")), torch.load("whole/average.pt")["model"]
     kills, status = 0, 9
     while status == 9:
         out, kills = f"killed-{kills}", kills + 1
-        status = spawn([*argv, f"--out={out}"], kind, kills, str(tmp_path / "log"))
+        process = forks.start(train_and_die, [*argv, f"--out={out}"], kind, kills)
+        process.join()
+        status = process.exitcode
         if status == 9:
             assert train.main([*argv, f"--out={out}", "--resume"]) == 0
         assert_same(everything(Path(out)), expected)

@@ -1,0 +1,33 @@
+"""Processes for tests: forks of one that has imported train, which takes a program seconds."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+context = multiprocessing.get_context("forkserver")
+# the first optimizer imports torch._dynamo, which takes a second
+context.set_forkserver_preload(["train", "test_train", "torch._dynamo"])
+
+
+def start(function: Callable, *args, **environment: str) -> BaseProcess:
+    """Call a function in a new process. What it prints is in PID.out and PID.err."""
+    process = context.Process(target=call, args=(function, args, environment))
+    process.start()
+    return process
+
+
+def call(function: Callable, args: tuple, environment: dict) -> None:
+    for stream, ending in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(f"{os.getpid()}.{ending}", os.O_WRONLY | os.O_CREAT), stream)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    function(*args)
+
+
+def printed(process: BaseProcess) -> tuple[str, str]:
+    """Its standard output and standard error."""
+    return tuple(Path(f"{process.pid}.{ending}").read_text() for ending in ("out", "err"))
