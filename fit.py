@@ -19,7 +19,8 @@ We fixed this procedure before the runs of bend-laptop (research/methods.md):
 2. The law, log lr = log a + b log T + q log beta, is least squares over all cells, with
    one a per shape.
 3. Intervals measure how far the law moves without one batch size, and without one seed.
-   The two variances add up, and the interval is 95% of Student's t.
+   The two variances add up, and the interval is 95% of Student's t. An answer that needs
+   some batch size or seed has no interval.
 4. The paper reads b off the three best batch sizes of every T, with q = 1. Step Law takes
    the best one.
 
@@ -33,7 +34,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -305,15 +306,17 @@ def error_of(estimate: Estimate) -> tuple[float, float]:
 
     The variance without one pair at a time, plus the variance without one seed at a time.
     Their sum is a little too large, because both contain the variation with both. An
-    answer that cannot do without a pair or a seed is NaN there, and we skip it. Source:
-    Tukey (1958), the jackknife. For a mean, both are the usual variance over n.
+    answer that cannot do without some pair or seed is NaN there. Then the error is NaN,
+    because we cannot see how far the answer would move. Source: Tukey (1958), the
+    jackknife. For a mean, both are the usual variance over n.
     """
     variance = 0.0
     below = 0.0
     for without in (estimate.without_pairs, estimate.without_seeds):
         answers = np.array(without, float)
-        answers = answers[np.isfinite(answers)]
         n = len(answers)
+        if not np.isfinite(answers).all():
+            return math.nan, 0.0
         if n > 1:
             part = (n - 1) * answers.var()  # as n means of n - 1 values vary little
             variance += part
@@ -322,7 +325,6 @@ def error_of(estimate: Estimate) -> tuple[float, float]:
     return math.sqrt(variance), freedom
 
 
-@cache
 def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     """Many t > 0 in order, and the share of Student's t that lies between -t and t."""
     # With t = sqrt(freedom) tan(angle), the density of the angle is a power of its cosine.
@@ -335,7 +337,7 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def interval(estimate: Estimate) -> tuple[float, float]:
-    """95% of Student's t around an answer. NaN if nothing varies."""
+    """95% of Student's t around an answer. NaN if nothing varies, or if we cannot see it."""
     error, freedom = error_of(estimate)
     if freedom == 0:
         return math.nan, math.nan
@@ -345,16 +347,20 @@ def interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def show(estimate: Estimate, digits: int = 3, log2: bool = False) -> str:
-    """An answer and its interval, if it has one. A single seed in a single cell has none.
+    """An answer and its interval. With log2, the estimate is log2 of the answer.
 
-    With log2, the estimate is log2 of the answer.
+    We say so if there is no interval because the answer needs some pair or seed. A single
+    seed in a single cell simply has none.
     """
     low, high = np.round(interval(estimate), 9)  # without differences of mere rounding
     answer = estimate.answer
     if log2:
         answer, low, high = np.exp2([answer, low, high])
     text = f"{answer:.{digits}f}"
-    if low < high:
+    error, _ = error_of(estimate)
+    if math.isnan(error):
+        text += " (no interval)"
+    elif low < high:
         text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     return text
 

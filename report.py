@@ -382,7 +382,7 @@ def report_transfer(cells: list[Cell], out: Path) -> None:
         for name, cell in zip(names, some):
             best = jackknife([cell], fit.mean_log2_lr)
             print(f"{title:<11}{name:<10} {show(best, 4, log2=True)}")
-        ratio = jackknife([some[0], some[-1]], widest_over_narrowest)
+        ratio = ratio_of(some[-1], some[0])
         print(f"{title:<11}{names[-1]} / {names[0]}: {show(ratio, 2, log2=True)}")
 
         wider = width_of(names[-1]) / width_of(names[0])
@@ -399,10 +399,14 @@ def report_transfer(cells: list[Cell], out: Path) -> None:
     print(f"\n{out}: transfer.png")
 
 
-def widest_over_narrowest(cells: list[Cell]) -> float:
-    """log2 of the ratio of the best learning rates of two cells. NaN without one of them."""
-    best = [x for _, x in fit.minima(cells)]
-    return best[-1] - best[0] if len(best) == 2 else math.nan
+def ratio_of(wide: Cell, narrow: Cell) -> fit.Estimate:
+    """log2 of the ratio of two best learning rates. It needs both, so we leave out seeds only."""
+
+    def difference(cells: list[Cell]) -> float:
+        best = [x for _, x in fit.minima(cells)]
+        return best[0] - best[1] if len(best) == 2 else math.nan
+
+    return jackknife([wide, narrow], difference)._replace(without_pairs=[])
 
 
 # -- A sweep of Power: its best a and b --------------------------------------------------

@@ -321,7 +321,7 @@ def transfer_table() -> Table:
     for words, suffix in (("with μP", ""), ("without μP", ", standard")):
         some = [cells[f"width {width}{suffix}"] for width in (32, 64, 128)]
         best = [show(jackknife([cell], fit.mean_log2_lr), 4, log2=True) for cell in some]
-        ratio = jackknife([some[0], some[2]], report.widest_over_narrowest)
+        ratio = report.ratio_of(some[2], some[0])
         rows.append([words, *best, show(ratio, 2, log2=True)])
     return Table(
         "transfer",

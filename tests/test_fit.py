@@ -254,6 +254,20 @@ def test_no_interval_where_nothing_varies():
         assert compare.verdict(estimate) == "undecided"
 
 
+def test_an_answer_that_needs_a_pair_or_a_seed_has_no_interval():
+    """Although leaving out others would give one."""
+    for pairs, seeds in (
+        ([1.0, 1.2, math.nan], [1.1, 1.3]),
+        ([1.0, 1.2], [math.nan, 1.3]),
+    ):
+        estimate = fit.Estimate(1.1, pairs, seeds)
+        assert np.isnan(fit.interval(estimate)).all()
+        assert fit.show(estimate, 1) == "1.1 (no interval)"
+    # without one of two batch sizes there is no law
+    records = [r for r in wsd_records(widths=[32], noise=0.002) if r["batch_size"] < 4]
+    assert fit.law_of(records)["b_interval"] is None
+
+
 def test_a_jackknife_is_a_dumb_loop_that_deletes_records():
     records = wsd_records(noise=0.004, cells=0.1, widths=[32, 64])
     cells = cells_of(records)
