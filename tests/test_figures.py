@@ -127,18 +127,16 @@ def test_of_lines_that_a_resumed_run_repeats_the_last_counts(tmp_path):
     assert found == [lines[0], lines[4], lines[2], lines[3]]
 
 
+INLINE = "module://matplotlib_inline.backend_inline"
 TRAIN = "train.py --total_tokens 2k --warmup_tokens 0 --n_layer 1 --n_embd 16 --n_head 2 --out run"
 
 
 @pytest.mark.parametrize(
-    "backend", ["module://matplotlib_inline.backend_inline", "nonsense"]
-)
-@pytest.mark.parametrize(
-    "command, picture",
+    "command, picture, backend",
     [
-        (f"{TRAIN} --seq_len 32 --batch_size 2 --dtype float32", "run/curve.png"),
-        ("schedules.py", "assets/schedules.png"),
-        ("fit.py sweep", "sweep/law.png"),
+        (f"{TRAIN} --seq_len 32 --batch_size 2 --dtype float32", "run/curve.png", INLINE),
+        ("schedules.py", "assets/schedules.png", "nonsense"),
+        ("fit.py sweep", "sweep/law.png", INLINE),
     ],
 )
 def test_programs_draw_whatever_backend_a_notebook_sets(

@@ -17,11 +17,12 @@ import torch
 
 import data
 import eval as evaluation
+import forks
+import runs
 import schedules
 import train
 from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
-import runs
 from tools import devices
 from tools.files import lock, read_metrics
 from tools.flags import UserError
@@ -176,15 +177,14 @@ def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, t
 
 def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_path):
     argv, run = [*flags(corpus_path, out="run", **SAVES), "--resume"], tmp_path / "run"
-    environment, rng = os.environ | {"OMP_NUM_THREADS": "1"}, random.Random(0)
-    command = [sys.executable, ROOT / "train.py", *argv]
+    rng = random.Random(0)
     for _ in range(2):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-        while process.poll() is None and not (run / "metrics.jsonl").exists():
+        process = forks.start(train.main, argv)
+        while process.is_alive() and not (run / "metrics.jsonl").exists():
             time.sleep(0.005)
         time.sleep(0.05 + rng.random() * 0.3)
         process.kill()
-        process.wait()
+        process.join()
     assert train.main(argv) == 0
     assert_same(everything(run), undisturbed)
     assert not list(run.rglob("*.tmp"))
