@@ -124,8 +124,11 @@ def cells_of(rows: list[dict], by_seed: bool = False, tuned: str = "lr") -> list
     tuned: the field whose best value we look for. x is its log2, except for power_b.
 
     The seeds of a cell keep the learning rates that all of them have, so that their mean
-    is of the same seeds everywhere. Raises UserError if two runs are equal.
+    is of the same seeds everywhere. Raises UserError if two runs are equal, or if some
+    seeds are words, which a table from elsewhere may have, and some are numbers.
     """
+    if len({isinstance(row["seed"], str) for row in rows}) > 1:
+        raise UserError("some seeds are words and some are numbers; use only one kind")
     found: dict = {}  # (shape, T, batch size, seed or None) -> its cell
     for row in rows:
         beta = paper_batch_size(row["batch_size"] * row["seq_len"])

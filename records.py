@@ -14,19 +14,17 @@ share. To analyze runs, use `read_rows`, which gives every run as one flat dict.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from config import TrainConfig, make_config, runtime_fields
+from config import runtime_fields
 from schedules import PAPER_SEQ_LEN, SCHEDULES, READ_BY_SOME, unread
-from tools import flags, tables
+from tools import files, flags, tables
 from tools.flags import UserError
 
 # -- Equal runs --------------------------------------------------------------------------
@@ -70,39 +68,47 @@ PARTS = ("config", "results", "origin")
 def read_records(path: Path, columns: dict | None = None) -> list[dict]:
     """All records at or below a path, in records.jsonl of sweeps and record.json of runs.
 
-    We report and skip a torn line, which a process leaves if killed while writing. Raises
-    UserError for a line that is not a record. Of a CSV file, see read_table for columns.
+    [] if nothing is there. columns: of a CSV file, see read_table. Raises UserError for
+    a line that is not a record.
     """
     if is_table(path):
         return read_table(path, columns or {})
-    files = [path]
-    if not path.is_file():
-        # single runs first, because a sweep moves their records into its records.jsonl
-        files = sorted(path.rglob("record.json")) + sorted(path.rglob("records.jsonl"))
-    records = []
+    if path.is_file():
+        return read_file(path)
+    below = files.all_files(path) if path.exists() else []
     single = []
-    for file in files:
-        shared = read_shared(file.with_name("settings.json"))
+    for file in below:
+        if file.name == "record.json":
+            single += read_file(file)
+    records = list(single)
+    for file in below:
+        if file.name == "records.jsonl":
+            # a sweep may have moved a record into its file since we read it
+            records += [record for record in read_file(file) if record not in single]
+    return records
+
+
+def read_file(file: Path) -> list[dict]:
+    """The records in a file, one per line in records.jsonl.
+
+    We report and skip a torn line, which a process leaves if killed while writing. Raises
+    UserError for a line that is not a record.
+    """
+    shared = read_shared(file.with_name("settings.json"))
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:  # a sweep has moved it since we listed it
+        return []
+    records = []
+    lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+    for i, line in enumerate(lines, 1):
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:  # moved since we listed it
-            continue
-        lines = text.splitlines() if file.suffix == ".jsonl" else [text]
-        for i, line in enumerate(lines, 1):
-            try:
-                record = as_record(json.loads(line), shared)
-                if file.name == "record.json":
-                    single.append(record)
-                elif record in single:  # moved since we read it
-                    continue
-                records.append(record)
-            except json.JSONDecodeError:
-                print(
-                    f"{file}: line {i} is not a whole record, so we ignore it",
-                    file=sys.stderr,
-                )
-            except (ValueError, OverflowError, RecursionError) as error:
-                raise UserError(f"{file}: line {i}: {error}") from None
+            records.append(as_record(json.loads(line), shared))
+        except json.JSONDecodeError:
+            warning = f"{file}: line {i} is not a whole record, so we ignore it"
+            print(warning, file=sys.stderr)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise UserError(f"{file}: line {i}: {error}") from None
     return records
 
 
@@ -126,10 +132,9 @@ def as_record(line: dict, shared: dict) -> dict:
     if isinstance(line, dict) and not any(part in line for part in PARTS):
         return record_of_row(line)
     own = as_parts(line)
-    record = line | {part: shared.get(part, {}) | own[part] for part in PARTS}
+    record = {part: shared.get(part, {}) | own[part] for part in PARTS}
     check_numbers(record["config"])
-    if "curve" not in line:  # the line is of records.jsonl
-        check_results(record["results"])
+    check_results(record["results"])
     return record
 
 
@@ -220,6 +225,8 @@ def value_of(name: str, text: str) -> float | str | None:
     """The value of a cell, None for a loss that is not finite. Raises UserError."""
     if name == "val_loss" and text.lower() in NO_LOSS:
         return None
+    if name == "seed" and text.isdecimal():
+        return int(text)  # the same seed as in a folder of ours
     if name in WORDS:
         return text
     try:
@@ -368,19 +375,17 @@ def finished(records: list[dict]) -> list[dict]:
 
 # -- Records that fit together -----------------------------------------------------------
 
-VARIED = set(  # settings that an experiment may vary
-    """
-    n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b average
-    decay_tokens shape
-""".split()
+# settings that an experiment may vary
+VARIED = set(
+    "n_embd n_expert total_tokens batch_size seed data_seed schedule lr power_a power_b "
+    "average decay_tokens shape".split()
 )
 # settings that only a comparison varies
 OF_A_LINE = {"decay_shape", "min_lr_ratio", "power_q"}
-OF_A_SHAPE = set(  # settings that only differ between shapes
-    """
-    n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std logits_scaling
-    attention_multiplier micro_batch_size
-""".split()
+# settings that only differ between shapes
+OF_A_SHAPE = set(
+    "n_layer n_head n_kv_head n_ffn n_expert_active m_width m_emb m_res init_std "
+    "logits_scaling attention_multiplier micro_batch_size".split()
 )
 
 
@@ -458,46 +463,6 @@ def without_repeats(records: list[dict]) -> list[dict]:
             f"{max(gaps):.4f}; the last of each counts"
         )
     return list(last.values())
-
-
-# -- From a record back to a command -----------------------------------------------------
-
-
-def flags_of(config: dict) -> str | None:
-    """The flags of train.py for the model, the text and the training of a run.
-
-    Values of the preset need no flag. We leave out fields that an experiment varies, except
-    for the size of the model, and how much text a run validates on. None for a row from
-    elsewhere.
-    """
-    if "preset" not in config:
-        return None
-    skip = VARIED - {"n_embd", "n_expert", "average"} | runtime_fields(config)
-    skip |= {"preset", "final_eval_tokens", "decay_share"} | unread(config["schedule"])
-    if config.get("data") and "embedded" not in flags.parse_mixture(config["data"]):
-        skip.add("tokenizer")  # the corpus has one
-
-    # first the fields with a fixed default, because others follow from them, as n_ffn
-    # from n_embd
-    typed = {"preset": config["preset"]}
-    for follows in (False, True):
-        usual = vars(make_config(**typed, total_tokens=10**15))  # any warmup fits
-        for field in dataclasses.fields(TrainConfig):
-            name = field.name
-            if name in skip or name not in config or (field.default is None) != follows:
-                continue
-            if config[name] != usual[name]:
-                typed[name] = config[name]
-    if config["preset"] == TrainConfig.preset:
-        del typed["preset"]
-
-    words = []
-    for name, value in typed.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
 
 
 # -- A table of runs ---------------------------------------------------------------------

@@ -491,15 +491,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("runs.py", __doc__)
     parser.add_argument("folder", type=Path, help="folder of runs, such as runs")
     args = parser.parse_args(argv)
-    for file in sorted(args.folder.rglob("config.json")):
-        saved = read_run(file.parent)
-        if saved:
-            total = saved["config"]["total_tokens"]
-            tokens = [int(path.stem) for path in checkpoints(file.parent)]
-            finished = "finished" if (file.parent / "record.json").exists() else ""
-            print(
-                f"{max(tokens, default=0):>18,} of {total:,} tokens {finished:>9}   {file.parent}"
-            )
+    folders = [file.parent for file in sorted(args.folder.rglob("config.json"))]
+    found = {folder: read_run(folder) for folder in folders if read_run(folder)}
+    if not found:
+        return flags.fail("runs.py", f"{args.folder}: no runs below this folder")
+    for folder, saved in found.items():
+        total = saved["config"]["total_tokens"]
+        tokens = [int(path.stem) for path in checkpoints(folder)]
+        finished = "finished" if (folder / "record.json").exists() else ""
+        seen = max(tokens, default=0)
+        print(f"{seen:>18,} of {total:,} tokens {finished:>9}   {folder}")
     return 0
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from fit import Cell
+from policies import read_curves
 from records import only, read_records, read_rows, row
 from schedules import make_schedule
 from tools.flags import program_parser
@@ -46,7 +47,7 @@ def rounded(values, digits: int) -> list:
 def curves_of(folder: Path, choices: list[str]) -> dict:
     """{(batch size, seed, T, lr): (tokens, loss)} of the training curves that are finite."""
     found = {}
-    for run in only(read_records(folder / "curves.jsonl"), choices):
+    for run in only(read_curves(folder / "curves.jsonl"), choices):
         tokens, loss = (run["curve"][name] for name in ("tokens", "loss"))
         names = ("batch_size", "seed", "total_tokens", "lr")
         key = tuple(run["config"][name] for name in names)

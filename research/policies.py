@@ -15,6 +15,7 @@ are not in the rules, because we thought of them after the runs:
 It also draws a figure of research/why.md.
 """
 
+import json
 import math
 import statistics
 import sys
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from fit import Cell, Estimate, interval, mean_of, show
-from records import read_records, read_rows
+from records import read_rows, read_shared
 from tables import Table
 from tools import flags
 from tools.figures import COLORS, figure
@@ -90,6 +91,19 @@ def best_runs(folder: str) -> dict:
     return found
 
 
+def read_curves(file: Path) -> list[dict]:
+    """Records with a `curve` in place of results, from the lines of a curves.jsonl."""
+    shared = read_shared(file.with_name("settings.json")).get("config", {})
+    records = []
+    for line in file.read_text().splitlines():
+        record = json.loads(line)
+        config = shared | record["config"]
+        records.append(
+            {"config": config, "results": {}, "origin": {}, "curve": record["curve"]}
+        )
+    return records
+
+
 @cache
 def late_points(folder: str) -> dict:
     """{(batch size, seed, T, log2 lr): log2 of (relative update, norm, growth of the norm)}.
@@ -99,7 +113,7 @@ def late_points(folder: str) -> dict:
     """
     found = {}
     for file in sorted((RUNS / folder).rglob("curves.jsonl")):
-        for record in read_records(file):
+        for record in read_curves(file):
             run = record["config"]
             curve = record["curve"]
             decay_start = run["total_tokens"] - run["decay_tokens"]

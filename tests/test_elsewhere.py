@@ -593,6 +593,21 @@ def test_a_table_of_mlflow_gives_the_law_and_an_empty_loss_is_a_diverged_run(
     assert "1 failed" in said and "1 runs diverged" in said
 
 
+def test_a_seed_of_a_table_is_that_of_a_sweep(capsys):
+    """Also if one table has no seeds, which are then 0. Words for seeds fit only other words."""
+    records = wsd_records(noise=0.002, seeds=2, widths=[32])
+    zero, one = [[r for r in records if r["seed"] == seed] for seed in (0, 1)]
+    Path("sweep.jsonl").write_text("\n".join(map(json.dumps, rows_of(zero))))
+    write_table("one.csv", [row | {"seed": "1"} for row in rows_of(one)])
+    argv = ["sweep.jsonl", "one.csv", "--columns", "seq_len=128", "--out=law"]
+    assert fit.main(argv) == 0
+    rows = [row | {"seed": r["seed"]} for row, r in zip(rows_of(records), records)]
+    assert_same_law(json.loads(Path("law/law.json").read_text()), fit.law_of(rows))
+    write_table("one.csv", [row | {"seed": "one"} for row in rows_of(one)])
+    capsys.readouterr()
+    assert "some seeds are words" in one_line(fit.main, argv, capsys)
+
+
 def test_a_field_of_the_table_chooses_runs():
     records = sweep()
     runs = [wandb_run(r) | {"wd": "0.1"} for r in records]

@@ -15,6 +15,7 @@ import data
 import eval as evaluation
 import fit
 import records
+import runs
 import schedules
 import sweep
 import train
@@ -113,7 +114,8 @@ def folder(corpus_path, tmp_path_factory):
     (schedules, "--ot x", "--ot"),
     (records, "nowhere", "nowhere: no records"), (records, "odd", "a record has"),
     (fit, "", "name the folder"), (fit, "tiny", "tiny: no records"),
-    (fit, "table.csv", "table.csv: no column total_tokens"),
+    (fit, "nowhere.csv", "fit.py: nowhere.csv: cannot be read (No such file or directory)"),
+    (fit, "table.csv", "table.csv: no column total_tokens"), (runs, "nowhere", "nowhere: no runs"),
     (records, "table.csv", "table.csv: no column total_tokens"),
     (fit, "no_tokens.jsonl", "no_tokens.jsonl: line 1: a record has no total_tokens"),
     (fit, "no_loss.jsonl", "no_loss.jsonl: no record has a val_loss"),

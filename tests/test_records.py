@@ -1,6 +1,7 @@
 """Records: what a folder's lines share, which runs fit together, and what is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ def test_a_line_that_is_no_record_is_one_line(line, says, capsys):
     folder = write([])
     (folder / "records.jsonl").write_text(line + "\n")
     assert says in one_line(records.main, [str(folder)], capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_named(capsys):
+    """Its records would be missing without a word."""
+    write([record()], "runs/one")
+    folder = write([record(seed=1)], "runs/two")
+    folder.chmod(0)
+    try:
+        says = one_line(records.main, ["runs"], capsys)
+    finally:
+        folder.chmod(0o700)
+    assert "runs/two: cannot be read" in says
 
 
 def test_the_table_shows_the_settings_in_which_runs_differ(capsys):

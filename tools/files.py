@@ -47,7 +47,7 @@ def all_files(folder: Path) -> list[Path]:
     """
 
     def refuse(error: OSError):
-        raise error
+        raise OSError(f"{error.filename}: cannot be read ({error.strerror})")
 
     found = []
     for top, folders, names in os.walk(folder, onerror=refuse):

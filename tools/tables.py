@@ -29,6 +29,8 @@ def read_csv(
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:  # a spreadsheet's mark
             table = list(csv.reader(file))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: not a CSV file in UTF-8 ({error})") from None
     header = table[0] if table else []
