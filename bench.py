@@ -181,7 +181,9 @@ def main(argv: list[str] | None = None) -> int:
             text = dry_run(cfg, world)
         else:
             with devices.rank_0_first():
-                cfg, corpus = train.load_data(devices.resolve_device(cfg), typed, None)
+                cfg = devices.resolve_device(cfg)
+                devices.check_memory(cfg, empty_model(cfg).n_params())
+                cfg, corpus = train.load_data(cfg, typed, None)
             text = benchmark(cfg, corpus)
     except flags.UserError as error:
         return flags.fail("bench.py", error)

@@ -177,7 +177,8 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
     model = state.model
     if devices.rank_and_world()[1] > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        model.broadcast_buffers = False  # the rotary tables never change
+        # the rotary tables never change. (As an argument, newer versions of torch warn.)
+        model.broadcast_buffers = False
     # whole batches only, and no step after a lost run
     while state.tokens + cfg.batch_tokens <= cfg.total_tokens and not state.diverged:
         before = state.tokens
@@ -208,9 +209,8 @@ def train_run(
     run = runs.Run(out, cfg, corpus.meta["fingerprint"], start)
     for step in training_steps(cfg, state, corpus):
         tokens = state.tokens
-        batch = (
-            cfg.batch_tokens
-        )  # a step passes every multiple of N if tokens % N < batch
+        # a step passes a multiple of N if tokens % N < batch
+        batch = cfg.batch_tokens
         last = tokens + batch > cfg.total_tokens
 
         # 1. Log the mean loss over all processes. Here we wait for the device
@@ -384,7 +384,6 @@ def load_data(
 ) -> tuple[TrainConfig, data.Corpus]:
     """Open the corpus, and put its tokenizer into the config. Raises UserError or OSError."""
     start = start or runs.new_start(cfg)
-    devices.check_memory(cfg, empty_model(cfg).n_params())
     if "tokenizer" in typed and data.is_prepared(cfg.data):
         cfg.refuse("tokenizer", f"--data {cfg.data} already has a tokenizer")
     # the data of the parents and of this run, with their first sequences
@@ -417,11 +416,20 @@ def main(argv: list[str] | None = None) -> int:
     try:
         typed, actions = parse(argv)
         devices.join(typed.get("device", "auto"))
+        rank, _ = devices.rank_and_world()
+        saved = Path(typed.get("out", ""))
+        finished = actions.resume and (saved / "record.json").exists()
+        if finished and (saved / "curve.png").exists():
+            if rank == 0:
+                flags.say(f"{saved} is finished already")
+            return 0
         with devices.rank_0_first():
             cfg, start = runs.plan(typed, actions.resume, actions.branch)
-            cfg, corpus = load_data(devices.resolve_device(cfg), typed, start)
+            cfg = devices.resolve_device(cfg)
+            devices.check_memory(cfg, empty_model(cfg).n_params())
+            cfg, corpus = load_data(cfg, typed, start)
             out = None
-            if devices.rank_and_world()[0] == 0:  # only rank 0 writes
+            if rank == 0:  # only rank 0 writes
                 name = f"{cfg.preset}-{cfg.schedule}"
                 out, lock = runs.make_folder(cfg.out, name, actions.resume)  # noqa: F841, held
                 cfg = dataclasses.replace(cfg, out=str(out))
@@ -434,10 +442,6 @@ def main(argv: list[str] | None = None) -> int:
         if out:
             flags.say(text)
 
-    finished = actions.resume and Path(cfg.out, "record.json").exists()
-    if finished and Path(cfg.out, "curve.png").exists():
-        tell(f"{cfg.out} is finished already")
-        return 0
     tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
     try:
         with signals.stop_request(actions.time_limit) as must_stop:

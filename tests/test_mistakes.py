@@ -168,6 +168,16 @@ def test_a_bug_keeps_its_traceback(folder, monkeypatch):
         fit.main(["--predict", "--total_tokens=1e9", "--batch_size=8"])
 
 
+def test_a_rank_beyond_the_number_of_processes_is_one_line():
+    """It would wait for ever."""
+    where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", WORLD_SIZE="2", RANK="2")
+    command = [sys.executable, ROOT / "train.py", "--device=cpu"]
+    how = dict(env=os.environ | where, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, **how)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "RANK must be below WORLD_SIZE" in done.stderr
+
+
 def test_a_missing_compiler_is_one_line(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))

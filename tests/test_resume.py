@@ -492,6 +492,8 @@ def test_the_printed_command_finishes_the_run_once(out, corpus_path, tmp_path, c
     line = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(line[line.index("python train.py") :])
     assert train.main(words[2:]) == 0 and (tmp_path / out / "record.json").exists()
+    for checkpoint in (tmp_path / out / "ckpt").iterdir():
+        checkpoint.write_bytes(b"damaged")  # a finished run needs it no more
     before = files(tmp_path)
     assert train.main(words[2:]) == 0  # as a restarted job would
     assert "finished already" in capsys.readouterr().out and files(tmp_path) == before

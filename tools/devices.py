@@ -153,6 +153,8 @@ def join(device: str) -> None:
         torch.cuda.set_device(pick_device(f"cuda:{gpu}"))
         backend = "cpu:gloo,cuda:nccl"
     try:
+        if int(os.environ.get("RANK", 0)) >= int(os.environ["WORLD_SIZE"]):
+            raise ValueError("RANK must be below WORLD_SIZE")  # it would wait for ever
         dist.init_process_group(backend)
     except (ValueError, dist.DistError) as error:  # half an environment of torchrun
         reason = str(error).splitlines()[0]
