@@ -24,7 +24,6 @@ import runs
 from config import PRESETS, GPTConfig, make_config, make_shape, saved_config
 from moe import MoE, Routing
 from tools import devices, flags, granite
-from tools.flags import UserError
 
 # Shapes in the comments:
 #   B  sequences in the batch      H  heads of queries
@@ -310,7 +309,7 @@ def load_model(
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # lists missing, unknown or misshapen tensors
-        raise UserError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
+        raise flags.UserError(f"{path}: {textwrap.shorten(str(error), 300)}") from None
     del weights  # now `to` frees every tensor after its conversion
     model.to(dtype=dtype)
     model.rope = rope_table(model.cfg)  # stays float32
@@ -364,9 +363,9 @@ def import_granite(folder: Path, to: Path) -> str:
     """
     model = load_model(folder)  # checks shapes and names
     if not granite.is_granite(folder):
-        raise UserError(f"--import {folder}: is no Granite folder")
+        raise flags.UserError(f"--import {folder}: is no Granite folder")
     if to.exists():
-        raise UserError(f"--to {to}: already exists; choose another file")
+        raise flags.UserError(f"--to {to}: already exists; choose another file")
     content = {
         "config": dataclasses.asdict(model.cfg) | model.run,
         "model": model.state_dict(),
@@ -390,14 +389,14 @@ def main(argv: list[str] | None = None) -> int:
     folder = vars(args)["import"]  # a keyword of Python
     try:
         if (args.export or folder) and not args.to:
-            raise UserError("--to: is missing; name the new folder or checkpoint")
+            raise flags.UserError("--to: is missing; name the new folder or checkpoint")
         if args.export:
             print(export(args.export, args.to))
         elif folder:
             print(import_granite(folder, args.to))
         else:
             print_presets()
-    except (UserError, OSError) as error:
+    except (flags.UserError, OSError) as error:
         return flags.fail("model.py", error)
     return 0
 

@@ -332,12 +332,17 @@ def make_folder(out: str | None, name: str, resume: bool):
             raise UserError(
                 f"--out {out}: is not the folder of a run; choose another folder"
             )
+    return folder, lock(folder)
+
+
+def lock(folder: Path):
+    """Lock the folder of a run until what we return is closed. Raises UserError."""
     held = files.lock(folder / ".lock")
     if not held:
-        raise UserError(f"--out {out}: another process is training there")
+        raise UserError(f"--out {folder}: another process is training there")
     for leftover in folder.rglob(".*.tmp"):
         leftover.unlink()  # of a killed process
-    return folder, held
+    return held
 
 
 @functools.cache  # the code that we loaded, even if it changes during a sweep

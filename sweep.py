@@ -35,8 +35,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +53,9 @@ import grids
 import records
 import runs
 from config import TrainConfig, make_config
+from model import empty_model
 from schedules import is_planned, unread
-from tools import devices, engines, files, flags, sweep_flags
+from tools import devices, engines, files, flags
 from tools.signals import stop_request
 
 # -- A run of a sweep --------------------------------------------------------------------
@@ -70,17 +72,18 @@ def make_run(
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
     cfg = devices.resolve_device(cfg)
-    start = start_of(cfg, folder)
-    train.check_text(cfg, corpus, start)
-    folder.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
-    try:
-        if cfg.device == "cpu":
-            torch.set_num_threads(1)  # a worker per core
-        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-            return train.train_run(cfg, corpus, folder, start, must_stop, look_at)
-    finally:
-        torch.set_num_threads(threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    with runs.lock(folder):  # a job on a cluster may outlive the sweep that started it
+        start = start_of(cfg, folder)
+        train.check_text(cfg, corpus, start)
+        try:
+            if cfg.device == "cpu":
+                torch.set_num_threads(1)  # a worker per core
+            with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+                return train.train_run(cfg, corpus, folder, start, must_stop, look_at)
+        finally:
+            torch.set_num_threads(threads)
 
 
 @functools.cache
@@ -117,10 +120,11 @@ def folder_of(cfg: TrainConfig, sweep: Path) -> Path:
     return sweep / "runs" / trunk_of(cfg) / length
 
 
-def take_record(sweep: Path, folder: Path) -> dict:
+def take_record(sweep: Path, folder: Path, longest: int) -> dict:
     """Move the record of a finished run to records.jsonl, and delete checkpoints.
 
-    We keep the last point of its trunk, from which the next branch starts.
+    We keep the last point of its trunk, from which the next branch starts. No branch
+    starts from a planned schedule, such as a cosine, or from a run of the `longest` T.
     """
     file = folder / "record.json"
     record = json.loads(file.read_text(encoding="utf-8"))
@@ -130,8 +134,12 @@ def take_record(sweep: Path, folder: Path) -> dict:
     if not done.exists() or line not in done.read_text(encoding="utf-8"):
         files.append_line(done, line)
     file.unlink()
-    for path in {*folder.parent.glob("*/ckpt/*.pt")} - {*trunk_points(folder)[-1:]}:
-        path.unlink()
+    cfg = TrainConfig(**record["config"])
+    is_last = is_planned(cfg.schedule) or cfg.total_tokens >= longest
+    keep = [] if is_last else trunk_points(folder)[-1:]
+    for path in folder.parent.glob("*/ckpt/*.pt"):
+        if path not in keep:
+            path.unlink()
     return record
 
 
@@ -327,16 +335,16 @@ class Plan(NamedTuple):
         def loss(cfg: TrainConfig) -> float | None:
             if identity_of(cfg) in self.known:
                 return self.known[identity_of(cfg)]
-            return self.guessed_loss(cfg) if guessed else None
+            if not guessed:
+                return None
+            # higher than all known losses, and lowest where the search starts, so it ends
+            # there
+            return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
 
         wanted: dict = {}  # in the order of the series, without doubles
         for rule in self.series:
             wanted |= dict.fromkeys(rule(loss))
         return [cfg for cfg in wanted if identity_of(cfg) not in self.known]
-
-    def guessed_loss(self, cfg: TrainConfig) -> float:
-        """Higher than all known losses, and lowest where the search starts, so it ends there."""
-        return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
 
     def left(self) -> list[TrainConfig]:
         """The runs that are left, if the best learning rates are those that we guess."""
@@ -395,10 +403,10 @@ def make_missing(
                 folder, future = running.pop(trunk)
                 try:
                     if future.result():
-                        plan.learn(take_record(sweep, folder))
+                        longest = plan.grid["budgets"][-1]
+                        plan.learn(take_record(sweep, folder, longest))
                 except Exception as error:
-                    # after a request to stop, an engine may cancel jobs
-                    if not stopping or devices.reason_of(error):
+                    if not (stopping and engines.was_stopped(error)):
                         failure = failure or error
 
             # 3. Plan again with the new losses
@@ -416,20 +424,68 @@ def make_missing(
 # -- The command line --------------------------------------------------------------------
 
 
+def numbers(text: str) -> list[int]:
+    """'320k,1.28M' -> [320000, 1280000]"""
+    return [flags.whole_number(part) for part in text.split(",")]
+
+
+def slurm_parameter(text: str) -> tuple[str, int | str]:
+    """'timeout_min=5' -> ('timeout_min', 5)"""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=VALUE")
+    return name, int(value) if value.isdecimal() else value
+
+
+def swept_field(text: str) -> tuple[str, list]:
+    """'weight_decay=0,0.1' -> ('weight_decay', [0.0, 0.1]), with values as train.py reads them."""
+    parser = flags.program_parser("sweep.py --sweep", "")
+    flags.add_flags(parser, TrainConfig, {})
+    name, _, values = text.partition("=")
+    found = []
+    for value in values.split(","):
+        fields = parser.parse_args([f"--{name}={value}"])
+        found.append(getattr(fields, name))
+    return name, found
+
+
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     """Command line -> (our arguments, the typed fields of train.py)."""
-    # reads the values like their flags
-    fields = flags.program_parser("sweep.py --sweep", "")
-    flags.add_flags(fields, TrainConfig, {})
-
-    def parse_field(name: str, text: str):
-        return getattr(fields.parse_args([f"--{name}={text}"]), name)
-
     parser = flags.program_parser("sweep.py", __doc__)
+    add = parser.add_argument
+    add("experiment", choices=tuple(grids.GRIDS))
     scales = tuple(grids.GRIDS["wsd"])
-    sweep_flags.add_sweep_flags(parser, tuple(grids.GRIDS), scales, parse_field)
+    add("--scale", choices=scales, default="quick", help="the grid (default: quick)")
+    at_least_1 = flags.at_least(1)
+    jobs = "jobs at a time (default: one per GPU, or per core)"
+    add("--workers", type=at_least_1, help=jobs)
+    add("--engine", choices=("local", "slurm"), default="local", help="where jobs run")
+    add(
+        "--slurm",
+        type=slurm_parameter,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of submitit, as in timeout_min=240; may be repeated",
+    )
+    dry = "print the number of runs and tokens, and stop"
+    add("--dry_run", action="store_true", help=dry)
+    for name in ("widths", "batches", "budgets"):
+        instead = f"{name} in place of the grid's, as in 320k,1.28M"
+        add(f"--{name}", type=numbers, metavar="N,N,...", help=instead)
+    seeds = "seeds 0 to N-1 in place of the grid's"
+    add("--seeds", type=at_least_1, metavar="N", help=seeds)
+    add(
+        "--sweep",
+        type=swept_field,
+        action="append",
+        default=[],
+        metavar="FIELD=V,V,...",
+        help="a field with several values; may be repeated",
+    )
     flags.add_flags(parser, TrainConfig, {})
     args = parser.parse_args(argv)
+
     swept = [name for name, _ in args.sweep]
     for name in swept:
         if swept.count(name) > 1:
@@ -454,9 +510,20 @@ def check(args: argparse.Namespace, typed: dict) -> tuple[Plan, list[TrainConfig
     configs = plan.left()
     asked = {name: [value] for name, value in typed.items()} | dict(args.sweep)
     grids.check_fields(asked, configs)
-    largest = max(configs, key=lambda cfg: (cfg.seq_len, cfg.n_embd))
-    _, corpus = train.load_data(largest, typed)
+    if args.engine == "local":  # a cluster has other machines than this one
+        for cfg in one_per_shape(configs):
+            devices.check_memory(cfg, empty_model(cfg).n_params())
+    longest_sequences = max(configs, key=attrgetter("seq_len"))
+    _, corpus = train.load_data(longest_sequences, typed)
     return plan, configs, corpus.meta["fingerprint"]
+
+
+def one_per_shape(configs: list[TrainConfig]) -> Iterable[TrainConfig]:
+    """A config for every shape of a model."""
+    found = {}
+    for cfg in configs:
+        found[tuple(getattr(cfg, name) for name in sorted(config.SHAPE))] = cfg
+    return found.values()
 
 
 def read_done(
@@ -478,14 +545,8 @@ def common_flags(configs: list[TrainConfig]) -> dict:
 
     fit.py adds the rest to them, so we leave out what every run has for itself.
     """
-    skip = config.runtime_fields(vars(configs[0])) | {
-        "preset",
-        "total_tokens",
-        "batch_size",
-        "seed",
-        "data_seed",
-    }
-    skip |= {"lr", "final_eval_tokens"}
+    skip = {"preset", "total_tokens", "batch_size", "seed", "data_seed", "lr"}
+    skip |= {"final_eval_tokens"} | config.runtime_fields(vars(configs[0]))
     if configs[0].decay_share is not None:
         skip.add("decay_tokens")
     preset = configs[0].preset
@@ -523,7 +584,7 @@ def main(argv: list[str] | None = None) -> int:
             if not held:
                 raise flags.UserError(f"--out {args.out}: another sweep is running there")
             for file in args.out.glob("runs/*/*/record.json"):  # of a killed sweep
-                take_record(args.out, file.parent)
+                take_record(args.out, file.parent, plan.grid["budgets"][-1])
         read_done(args, plan, configs, fingerprint)
     except (flags.UserError, OSError) as error:
         return flags.fail("sweep.py", error)

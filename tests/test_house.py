@@ -20,7 +20,8 @@ MAY_IMPORT = {  # story file -> the story files at its top
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
     "report": {"schedules", "records", "fit", "compare"},
     "grids": {"schedules", "config", "records"},
-    "sweep": {"schedules", "config", "records", "data", "runs", "train", "compare", "grids"},
+    "sweep": {"schedules", "config", "records", "data", "runs", "model", "train", "compare",
+              "grids"},
     "bench": {"config", "model", "runs", "train"},
 }  # fmt: skip
 ALONE = "power.py"  # imports nothing of the project, so it has no place in this order

@@ -20,6 +20,7 @@ import torch
 
 import sweep
 import train
+from model import empty_model
 from records import identity, read_records
 from schedules import SCHEDULES, is_planned
 from test_mistakes import one_line
@@ -79,13 +80,15 @@ def final_weights(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
-def train_runs(configs: list, out="sweep", must_stop=never, look_at=()) -> list[dict]:
+def train_runs(
+    configs: list, out="sweep", must_stop=never, look_at=(), longest=10**9
+) -> list[dict]:
     """Make these runs of a sweep. -> records of those that were not stopped"""
     found = []
     for cfg in configs:
         folder = sweep.folder_of(cfg, Path(out))
         if sweep.make_run(cfg, folder, look_at, "cpu", must_stop):
-            found.append(sweep.take_record(Path(out), folder))
+            found.append(sweep.take_record(Path(out), folder, longest))
     return found
 
 
@@ -174,6 +177,25 @@ def test_one_checkpoint_of_a_trunk_stays(corpus_path):
         assert int(path.stem) == cfg.decay_start // 256 * 256
 
 
+def test_no_checkpoint_stays_from_which_no_branch_can_start(corpus_path):
+    """After a cosine, and after the longest T."""
+    for name in ("wsd", "cosine"):
+        runs = [config(corpus_path, total_tokens=T, schedule=name) for T in BUDGETS]
+        train_runs(runs, longest=BUDGETS[-1])
+        assert not list(Path("sweep").rglob("*.pt"))
+
+
+def test_two_processes_never_train_one_run(corpus_path):
+    """A job on a cluster may outlive its sweep, and the next sweep starts the run again."""
+    runs = [config(corpus_path, total_tokens=BUDGETS[0])]
+    folder = sweep.folder_of(runs[0], Path("sweep"))
+    folder.mkdir(parents=True)
+    with lock(folder / ".lock"):
+        with pytest.raises(UserError, match="another process is training there"):
+            train_runs(runs)
+    assert len(train_runs(runs)) == 1
+
+
 def test_a_diverged_run_is_a_record(corpus_path):
     runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
     together = [record["results"] for record in train_runs(runs)]
@@ -256,6 +278,21 @@ def test_a_grid_from_the_command_line(tiny):
     paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
     _, configs, _ = sweep.check(*sweep.parse(paper))
     assert {cfg.n_embd for cfg in configs} == {128, 256}
+
+
+def test_the_memory_is_that_of_the_largest_model_and_of_the_machine_that_trains(
+    tiny, monkeypatch, capsys
+):
+    """A deep model may need more than a wide one. A cluster has other machines than this one."""
+    size = lambda n: empty_model(config(tiny[4][7:], n_layer=n)).n_params()
+    least = {"SC_PHYS_PAGES": size(1) + 1, "SC_PAGE_SIZE": 16}
+    monkeypatch.setattr(devices.os, "sysconf", least.get)
+    layers = [*tiny, "--dry_run", "--sweep=n_layer=1,9"]
+    assert sweep.main([*tiny, "--dry_run", "--n_layer=1"]) == 0
+    capsys.readouterr()
+    assert "choose a smaller model" in one_line(sweep.main, layers, capsys)
+    assert sweep.main([*layers, "--engine=slurm"]) == 0
+    assert sweep.main([*layers, "--engine=slurm", "--device=cuda"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -565,6 +602,31 @@ def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch,
     assert "no space left. The same command resumes" in capsys.readouterr().err
     monkeypatch.setattr(sweep, "make_run", real)
     assert sweep.main(tiny) == 0 and records() == undisturbed
+
+
+def test_a_bug_after_a_request_to_stop_keeps_its_traceback(tiny, monkeypatch):
+    told = threading.Event()
+
+    @contextlib.contextmanager
+    def one_thread_that_is_told():
+        with one_thread() as (submit, _):
+            yield submit, told.set
+
+    def make_run(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert told.wait(20)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(sweep, "make_run", make_run)
+    monkeypatch.setattr(sweep, "engine", lambda *_: (one_thread_that_is_told(), 1))
+    with pytest.raises(ValueError, match="a bug"):
+        sweep.main(tiny)
+
+
+def test_only_a_canceled_job_of_submitit_is_not_an_error():
+    utils = pytest.importorskip("submitit.core.utils")
+    assert engines.was_stopped(utils.UncompletedJobError("canceled"))
+    assert not engines.was_stopped(utils.FailedJobError("ValueError: a bug"))
 
 
 def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, capsys):

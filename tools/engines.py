@@ -14,13 +14,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from pathlib import Path
 
 from tools.flags import UserError
 from tools.signals import stop_request
 
 ROOT = Path(__file__).parent.parent
+
+
+def was_stopped(error: Exception) -> bool:
+    """Did a job end without a result because we stopped it? Else the error is its own.
+
+    A worker ends after a SIGTERM, which may reach all our processes. The error of a
+    canceled job of submitit, which need not be installed, has this name.
+    """
+    name = type(error).__name__
+    return isinstance(error, BrokenExecutor) or name == "UncompletedJobError"
 
 
 @contextlib.contextmanager
