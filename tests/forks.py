@@ -2,21 +2,26 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
 import torch
 
 context = multiprocessing.get_context("forkserver")
 # the first optimizer imports torch._dynamo, which takes a second
-context.set_forkserver_preload(["train", "test_train", "torch._dynamo"])
+context.set_forkserver_preload(["conftest", "test_train", "torch._dynamo"])
 
 
 def start(function: Callable, *args, **environment: str) -> BaseProcess:
     """Call a function in a new process. What it prints is in PID.out and PID.err."""
     process = context.Process(target=call, args=(function, args, environment))
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        # the first start is also that of the server, which forgets sys.path in Python 3.11
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        process.start()
     return process
 
 

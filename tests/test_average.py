@@ -8,7 +8,7 @@ import torch
 from tools import devices
 
 import train
-from eval import main as evaluate, sample, validation_loss
+from eval import main as evaluate, validation_loss
 from model import load_model, main as export
 from test_resume import stop
 from test_train import SMALL, flags, metrics, read, same
@@ -60,7 +60,9 @@ def test_averaging_does_not_change_training(corpus_path, corpus, capsys):
     saved = torch.load("a/average.pt", weights_only=True)
     assert "optimizer" not in saved and same(saved["model"], newest["average"])
     torch.manual_seed(0)
-    assert Path("a/sample.txt").read_bytes().decode() == sample(model, corpus.tokenizer)
+    assert Path("a/sample.txt").read_bytes().decode() == train.sample(
+        model, corpus.tokenizer
+    )
 
 
 def test_a_run_without_a_decay_is_evaluated_and_exported_by_its_average(
