@@ -21,26 +21,39 @@ from tools import figures, files, flags
 
 
 def report(rows: list[dict], out: Path, sweep: dict) -> None:
-    """Recognize the experiment by its schedules, and report it.
+    """Report an experiment of sweep.py.
 
-    sweep: what sweep.py wrote to sweep.json, {} without one.
+    sweep: what it wrote to sweep.json, {} without one.
     """
-    schedules = {row["schedule"] for row in rows}
-    standard = {STANDARD in row["shape"] for row in rows}
-    is_comparison = sweep.get("experiment") == "compare"  # also of a few lines
-    if is_comparison or schedules >= {"cosine", "power", "wsd"}:
+    experiment = sweep.get("experiment") or guess(rows)
+    if experiment == "compare":
         comparison(rows, out)
-    elif schedules == {"power"}:
+    elif experiment == "power":
         report_power(rows, out)
-    elif schedules != {"wsd"}:
+    elif experiment == "transfer":
+        report_transfer(rows, out)
+    else:
+        report_law(rows, out, sweep)
+
+
+def guess(rows: list[dict]) -> str:
+    """The experiment that made these rows. Raises UserError if none has their schedules."""
+    schedules = {row["schedule"] for row in rows}
+    if schedules >= {"cosine", "power", "wsd"}:
+        return "compare"
+    if schedules == {"power"}:
+        return "power"
+    if schedules != {"wsd"}:
         raise flags.UserError(
             f"no report for schedules {sorted(schedules)}; is the sweep running? "
             "Or choose one, as in --only schedule=wsd"
         )
-    elif standard == {True, False}:  # with and without muP
-        report_transfer(cells_of(rows), out)
-    else:
-        report_law(rows, out, sweep)
+    return "transfer" if with_and_without_mup(rows) else "wsd"
+
+
+def with_and_without_mup(rows: list[dict]) -> bool:
+    """Do some of the runs follow muP, and others not?"""
+    return {STANDARD in row["shape"] for row in rows} == {True, False}
 
 
 def read_sweep(folders: list[Path]) -> dict:
@@ -83,10 +96,10 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
 
 
 def print_runs(rows: list[dict], sweep: dict) -> None:
-    """Print the numbers of runs and cells, which are left out, and whether runs are missing."""
+    """Print how many runs and cells we used, why not all, and whether runs are missing."""
     cells = cells_of(rows)
-    left_out = fit.reasons(cells) or "none"
-    print(f"{len(rows):,} runs, {len(cells)} cells; left out: {left_out}")
+    used = f"{len(fit.minima(cells))} of {len(cells)} cells used"
+    print(f"{len(rows):,} runs; {used}; left out: {fit.reasons(cells) or 'none'}")
     diverged = sum(math.isinf(row["loss"]) for row in rows)
     if diverged:
         print(f"{diverged:,} runs diverged, and count as worse than all others")
@@ -369,8 +382,14 @@ def width_of(shape: str) -> int:
     return int(shape.split()[1].strip(","))
 
 
-def report_transfer(cells: list[Cell], out: Path) -> None:
+def report_transfer(rows: list[dict], out: Path) -> None:
     """Print and draw the best learning rate of every width, with and without muP."""
+    cells = cells_of(rows)
+    if not with_and_without_mup(rows):
+        raise flags.UserError(
+            "all runs are with muP, or all without; is the sweep running? Or is --only "
+            "too narrow?"
+        )
     if len({cell.shape for cell in cells}) < len(cells):
         raise flags.UserError("several T or batch sizes; choose one with --only")
     where = f"{label(cells[0], 'T')}, {label(cells[0], 'batch_size')}"
@@ -466,7 +485,8 @@ def print_best(name: str, cells: list[Cell]) -> None:
         means = [np.mean(best.get((T, B), math.nan)) for B in batches]
         print(f"{figures.size(T):>8} " + "".join(f"{mean:11.3f}" for mean in means))
     mean = np.mean(every)
-    print(f"all {len(every)}: mean {mean:.3f}, standard deviation {np.std(every):.3f}\n")
+    used = f"{len(every)} of {len(cells)} valleys"
+    print(f"{used}: mean {mean:.3f}, standard deviation {np.std(every):.3f}\n")
 
 
 def panel_of_best(name: str, cells: list[Cell], center: dict) -> dict:

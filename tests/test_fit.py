@@ -607,7 +607,9 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     folder = write(records, tmp_path / "a")
     assert fit.main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "left out: none" in out and "finished?" not in out and "diverged" not in out
+    n = len({(r["n_embd"], r["total_tokens"], r["batch_size"]) for r in records})
+    assert f"{n} of {n} cells used; left out: none" in out
+    assert "finished?" not in out and "diverged" not in out
     law = json.loads((folder / "law.json").read_text())
     names = "a b q a_interval b_interval q_interval a_paper b_paper b_paper_interval rule seq_len "
     names += "warmup_tokens fingerprint total_tokens batch_tokens without_pairs without_seeds flags"
@@ -616,6 +618,22 @@ def test_wsd_report(figures, tmp_path, capsys):  # noqa: F811
     low, high = law["b_interval"]
     assert low < law["b"] < high and f"{law['b']:.3f} [{low:.3f}, {high:.3f}]" in out
     assert {path.name for path in folder.glob("*.png")} == {"valleys.png", "law.png"}
+
+
+def test_a_report_is_of_the_experiment_that_sweep_json_names(tmp_path, capsys):
+    """Otherwise a sweep of WSD with two scales of attention looks like one over widths."""
+    records = wsd_records(widths=[32, 64])
+    for r in records:
+        if r["n_embd"] == 64:
+            r["shape"] = "width 64, standard"
+    folder = write(records, tmp_path / "a")
+    assert "several T or batch sizes" in refused([folder], capsys)
+    (folder / "sweep.json").write_text(json.dumps({"experiment": "wsd"}))
+    assert fit.main([str(folder)]) == 0 and (folder / "law.json").exists()
+    capsys.readouterr()
+    (folder / "sweep.json").write_text(json.dumps({"experiment": "transfer"}))
+    only = [folder, "--only", "n_embd=32"]
+    assert "is --only too narrow?" in refused(only, capsys)
 
 
 def test_one_value_of_a_swept_field_is_fitted_by_only(tmp_path, capsys):
