@@ -212,7 +212,7 @@ def draw(path: Path) -> None:
         path,
         groups,
         colors,
-        title="What schedules that need no T cost in long runs",
+        title="Schedules that need no T, averaged unless decayed",
         xlabel="run length T (tokens)",
         ylabel="loss minus linear to 0 (nats)",
     )
