@@ -541,8 +541,6 @@ def read_law(path: str) -> dict:
         predict(law, 1.0, float(law["seq_len"]))  # to see that all is there
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"--law {path}: not a law.json that fit.py wrote") from None
-    if "rows" in law:
-        raise UserError(f"--law {path}: made by an older version; run fit.py again")
     return law
 
 

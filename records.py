@@ -127,8 +127,6 @@ def as_record(line: dict, shared: dict) -> dict:
 
     A flat line is a row of a table from elsewhere. Raises UserError if it is neither.
     """
-    if isinstance(line, dict) and "git_commit" in line:
-        raise UserError("a record that an older version made")
     if isinstance(line, dict) and not any(part in line for part in PARTS):
         return record_of_row(line)
     own = as_parts(line)
@@ -153,9 +151,8 @@ def check_results(results: dict) -> None:
         if name not in results:
             raise UserError(f"a record has no {name}")
     loss = results["loss"]
-    if not isinstance(loss, (int, float, type(None))) or (
-        loss is None and not results["diverged"]
-    ):
+    is_lost = loss is None and results["diverged"]
+    if not isinstance(loss, (int, float)) and not is_lost:
         raise UserError(f"a record has loss {loss!r}, but did not diverge")
 
 
@@ -164,16 +161,19 @@ def record_of_row(row: dict) -> dict:
 
     All columns are settings, but for the loss, the fingerprint of the text, and `state`.
     """
-    results = {name: row[name] for name in ("loss", "val_loss") if name in row}
-    loss = results["loss"] = row.get("val_loss", row.get("loss"))
-    skip = {"loss", "val_loss"}
-    row = {name: x for name, x in row.items() if x is not None and name not in skip}
-    origin = {name: row.pop(name) for name in ("fingerprint", "state") if name in row}
+    # 1. Its results
+    loss = row.get("val_loss", row.get("loss"))
     if not isinstance(loss, (int, float, np.number, type(None))):
         raise UserError(f"a record has val_loss {loss!r}; a fit needs a number or null")
-    diverged = row.pop("diverged", False) or loss is None or not math.isfinite(loss)
-    results["diverged"] = diverged
+    diverged = row.get("diverged", False) or loss is None or not math.isfinite(loss)
+    results = {"loss": loss, "diverged": diverged}
+    if "val_loss" in row:
+        results["val_loss"] = loss
 
+    # 2. Its origin, and everything else as settings
+    skip = {"loss", "val_loss", "diverged"}
+    row = {name: x for name, x in row.items() if x is not None and name not in skip}
+    origin = {name: row.pop(name) for name in ("fingerprint", "state") if name in row}
     config = {"seq_len": PAPER_SEQ_LEN, "seed": 0, "schedule": "wsd"} | row
     if "batch_size" not in config and "batch_tokens" in config:
         config["batch_size"] = config.pop("batch_tokens") / config["seq_len"]
@@ -394,26 +394,27 @@ def check_same_settings(records: list[dict]) -> None:
 
     Decays of one kind must take the same share of the run, or the same number of tokens.
     """
-    groups: dict = {}  # of records with one shape, of one schedule, and with one decay
+    by_shape: dict = {}
+    by_schedule: dict = {}
+    by_decay: dict = {}
     for r in records:
         config = r["config"]
-        groups.setdefault(("shape", shape_of(config)), []).append(r)
-        groups.setdefault(("schedule", config["schedule"]), []).append(r)
         decay = config["schedule"], config.get("average"), config.get("decay_shape")
-        groups.setdefault(("decay", *decay), []).append(r)
-    schedules = {r["config"]["schedule"] for r in records}
-    varied = VARIED | OF_A_LINE if len(schedules) > 1 else VARIED
+        by_shape.setdefault(shape_of(config), []).append(r)
+        by_schedule.setdefault(config["schedule"], []).append(r)
+        by_decay.setdefault(decay, []).append(r)
+
+    varied = VARIED | OF_A_LINE if len(by_schedule) > 1 else VARIED
     unread_by_some = set()
-    for schedule in schedules & SCHEDULES.keys():
+    for schedule in by_schedule.keys() & SCHEDULES.keys():
         unread_by_some |= unread(schedule)
     check_equal(records, varied | OF_A_SHAPE | unread_by_some)
-    for (kind, *_), some in groups.items():
-        if kind == "shape":
-            check_equal(some, varied | unread_by_some)
-        elif kind == "schedule":
-            check_equal(some, varied | OF_A_SHAPE)
-        else:
-            check_decays(some)
+    for some in by_shape.values():
+        check_equal(some, varied | unread_by_some)
+    for some in by_schedule.values():
+        check_equal(some, varied | OF_A_SHAPE)
+    for some in by_decay.values():
+        check_decays(some)
 
 
 def check_equal(records: list[dict], varied: set[str]) -> None:
@@ -433,6 +434,7 @@ def check_equal(records: list[dict], varied: set[str]) -> None:
 
 
 def check_decays(records: list[dict]) -> None:
+    """Raise UserError if decays differ in their tokens and in their share of the run."""
     tokens = set()
     shares = set()
     for r in records:
@@ -488,6 +490,22 @@ def varying(records: list[dict]) -> list[str]:
     return found
 
 
+def print_table(records: list[dict]) -> None:
+    """Print a line for every run, with a column for every setting that varies."""
+    names = varying(records)
+    table = [["schedule", "T", "batch", "lr or a", "seed", "loss", *names, "shape"]]
+    for r in map(row, records):
+        lr = r[tuned_fields(r["schedule"])[0]]
+        cells = [r["schedule"], f"{r['total_tokens']:,.0f}", f"{r['batch_size']:g}"]
+        cells += [f"{lr:.4g}", str(r["seed"]), f"{r['loss']:.4f}"]
+        cells += [str(r.get(name, "")) for name in names]
+        table.append([*cells, r["shape"]])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for line in table:
+        cells = [f"{cell:>{width}}" for cell, width in zip(line, widths)]
+        print("  ".join(cells[:-1]) + f"  {line[-1]}")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("records.py", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="folders of runs or sweeps")
@@ -500,19 +518,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{args.folders[0]}: no records")
     except (UserError, OSError) as error:
         return flags.fail("records.py", error)
-    found = [row(r) for r in records]
-    names = varying(records)
-    table = [["schedule", "T", "batch", "lr or a", "seed", "loss", *names, "shape"]]
-    for r in found:
-        lr = r[tuned_fields(r["schedule"])[0]]
-        cells = [r["schedule"], f"{r['total_tokens']:,.0f}", f"{r['batch_size']:g}"]
-        cells += [f"{lr:.4g}", str(r["seed"]), f"{r['loss']:.4f}"]
-        cells += [str(r.get(name, "")) for name in names]
-        table.append([*cells, r["shape"]])
-    widths = [max(map(len, column)) for column in zip(*table)]
-    for line in table:
-        cells = [f"{cell:>{width}}" for cell, width in zip(line, widths)]
-        print("  ".join(cells[:-1]) + f"  {line[-1]}")
+    print_table(records)
     return 0
 
 

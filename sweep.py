@@ -64,7 +64,7 @@ from tools.signals import stop_request
 def make_run(
     cfg: TrainConfig, folder: Path, look_at: list, device: str, must_stop
 ) -> bool:
-    """Train a run in its folder, as train.py does. -> is it finished? False if stopped.
+    """Train a run in its folder, as train.py does. Returns whether it is finished.
 
     look_at: run lengths T at which to note the loss of a longer run.
     """
@@ -225,15 +225,11 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 @functools.cache
 def config_of_run(**fields) -> TrainConfig:
     """The config of a run, without the fields that its schedule does not read."""
+    # validate at the end, and on the way only where make_run looks
+    usual = {"eval_every": 10**18, "eval_tokens": fields.get("final_eval_tokens")}
     skip = unread(fields["schedule"])
-    # only make_run asks for validations on the way
-    fields = {
-        "eval_every": 10**18,
-        "eval_tokens": fields.get("final_eval_tokens"),
-    } | fields
-    return make_config(
-        **{name: value for name, value in fields.items() if name not in skip}
-    )
+    read = {name: x for name, x in (usual | fields).items() if name not in skip}
+    return make_config(**read)
 
 
 def guess(grid: dict, cfg: TrainConfig) -> int:
@@ -248,9 +244,8 @@ def wsd_runs(grid: dict, base: dict, loss: Callable) -> list[TrainConfig]:
     """WSD with the best learning rate of every T."""
 
     def run(j: int, T: int) -> TrainConfig:
-        return config_of_run(
-            **base | {"schedule": "wsd", "lr": nth_lr(j), "total_tokens": T}
-        )
+        fields = {"schedule": "wsd", "lr": nth_lr(j), "total_tokens": T}
+        return config_of_run(**base | fields)
 
     def loss_at(j: int, T: int) -> float | None:
         return loss(run(j, T))
@@ -337,8 +332,7 @@ class Plan(NamedTuple):
                 return self.known[identity_of(cfg)]
             if not guessed:
                 return None
-            # higher than all known losses, and lowest where the search starts, so it ends
-            # there
+            # above all known losses, and lowest where the search starts, so it ends there
             return 100 + abs(2 * math.log2(cfg.lr / nth_lr(0)) - guess(self.grid, cfg))
 
         wanted: dict = {}  # in the order of the series, without doubles
@@ -396,8 +390,8 @@ def make_missing(
                     folder = folder_of(cfg, sweep)
                     running[trunk] = folder, submit(make_run, cfg, folder, look_at)
 
-            # 2. Take the results of those that ended. A run that is not finished, because
-            # a cluster stopped it at a time limit, starts again
+            # 2. Take the results of those that ended. If a cluster stopped a run at a time
+            # limit, it is still missing, and starts again
             ended = [trunk for trunk, (_, future) in running.items() if future.done()]
             for trunk in ended:
                 folder, future = running.pop(trunk)
@@ -496,8 +490,11 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def check(args: argparse.Namespace, typed: dict) -> tuple[Plan, list[TrainConfig], str]:
-    """A plan for the command line, the configs of its runs as far as we can guess them,
-    and the fingerprint of its text. Raises UserError or OSError."""
+    """A plan for the command line, the configs of its runs, and the fingerprint of its text.
+
+    The runs are those that we would make if our guesses of the learning rates are right.
+    Raises UserError or OSError.
+    """
     if args.slurm and args.engine != "slurm":
         raise flags.UserError(
             f"--slurm {args.slurm[0][0]}: has no effect without --engine slurm"
@@ -513,8 +510,8 @@ def check(args: argparse.Namespace, typed: dict) -> tuple[Plan, list[TrainConfig
     if args.engine == "local":  # a cluster has other machines than this one
         for cfg in one_per_shape(configs):
             devices.check_memory(cfg, empty_model(cfg).n_params())
-    longest_sequences = max(configs, key=attrgetter("seq_len"))
-    _, corpus = train.load_data(longest_sequences, typed)
+    longest = max(configs, key=attrgetter("seq_len"))
+    _, corpus = train.load_data(longest, typed)  # has it as long a sequence?
     return plan, configs, corpus.meta["fingerprint"]
 
 
@@ -541,9 +538,9 @@ def read_done(
 
 
 def common_flags(configs: list[TrainConfig]) -> dict:
-    """The fields that all these runs have, without values of their preset.
+    """The fields that all these runs have, unless their preset has the same value.
 
-    fit.py adds the rest to them, so we leave out what every run has for itself.
+    fit.py adds run length, batch size and learning rate, so we leave these out.
     """
     skip = {"preset", "total_tokens", "batch_size", "seed", "data_seed", "lr"}
     skip |= {"final_eval_tokens"} | config.runtime_fields(vars(configs[0]))
