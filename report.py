@@ -103,15 +103,16 @@ def print_runs(rows: list[dict], sweep: dict) -> None:
     diverged = sum(math.isinf(row["loss"]) for row in rows)
     if diverged:
         print(f"{diverged:,} runs diverged, and count as worse than all others")
-    short = 0  # valleys whose lowest point has fewer than three others on one side
+    if sweep.get("finished") is False:
+        print("the sweep is not finished; its command resumes it")
+        return
+    short = 0
     for cell in cells_of(rows, by_seed=True):
         points = fit.valley(cell)
         left = points.index(fit.lowest(points))
         right = len(points) - 1 - left
         short += min(left, right) < 3
-    if sweep.get("finished") is False:
-        print("the sweep is not finished; its command resumes it")
-    elif short:
+    if short:
         print(
             f"{short} valleys have fewer than three learning rates on one side of the "
             "lowest loss; is the sweep finished?"
@@ -216,14 +217,13 @@ def panel_of_valleys(row: list[Cell], field: str, words: str, fixed: str) -> dic
 
 def valley_of(cell: Cell, degree: int = 3, window: int = 7) -> dict:
     """A valley for figures.draw_valleys: the points that the fit used, and the bottom."""
-    x, why_not = fit.bottom(cell, degree, window)
-    points = fit.valley(cell)
-    used = [(x, loss - fit.lowest_loss(cell)) for x, loss in fit.nearest(points, window)]
-    return dict(
-        points=[(x, above) for x, above in used if math.isfinite(above)],
-        degree=degree,
-        bottom=None if why_not else x,
-    )
+    lowest = fit.lowest_loss(cell)
+    points = []
+    for x, loss in fit.nearest(fit.valley(cell), window):
+        if math.isfinite(loss):
+            points.append((x, loss - lowest))
+    bottom, why_not = fit.bottom(cell, degree, window)
+    return dict(points=points, degree=degree, bottom=None if why_not else bottom)
 
 
 # -- The next runs -----------------------------------------------------------------------
@@ -281,6 +281,8 @@ def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
     low, high = fit.band(law, T, batch_tokens)
     if low < high:
         lines.append(f"95% band of this learning rate: {low:.2g} to {high:.2g}")
+    elif math.isnan(low) and "without_pairs" in law:
+        lines.append("no 95% band, because the law needs all its batch sizes or seeds")
     for name, value in (("total_tokens", T), ("batch_tokens", batch_tokens)):
         if name in law and not law[name][0] <= value <= law[name][1]:
             low, high = map(figures.size, law[name])
@@ -430,6 +432,8 @@ def ratio_of(wide: Cell, narrow: Cell) -> fit.Estimate:
 
 # -- A sweep of Power: its best a and b --------------------------------------------------
 
+PARABOLA = dict(degree=2, window=5)  # through the valleys of these scans
+
 
 def scans(rows: list[dict]) -> tuple[dict[str, list[Cell]], dict]:
     """Cells of the runs of Power that only differ in a or in b, and the common a and b.
@@ -444,9 +448,6 @@ def scans(rows: list[dict]) -> tuple[dict[str, list[Cell]], dict]:
         "a": cells_of(over_a, by_seed=True, tuned="power_a"),
         "b": cells_of(over_b, by_seed=True, tuned="power_b"),
     }, {"a": a, "b": b}
-
-
-PARABOLA = dict(degree=2, window=5)  # for these scans
 
 
 def report_power(rows: list[dict], out: Path) -> None:

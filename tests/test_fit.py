@@ -762,6 +762,7 @@ def test_two_batch_sizes_and_one_seed_have_no_interval():
     law = json.loads(json.dumps(fit.law_of(records), allow_nan=False))
     assert law["b"] == pytest.approx(-0.4) and law["b_interval"] is None
     assert np.isnan(fit.band(law, 1e6, 512)).all()
+    assert "no 95% band" in report.advice(law, 1e6, 4, 128)[0]
 
 
 def test_a_prediction_says_that_it_is_outside_its_sweep(tmp_path, capsys):
