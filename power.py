@@ -1,3 +1,11 @@
+"""The paper Power Scheduler in one file, without muP and MoE.
+
+    pip install torch numpy matplotlib
+    python power.py        two or three minutes on a laptop
+
+It has no flags, and draws four figures. docs/power.ipynb has its output.
+"""
+
 # %% [markdown]
 # # Power Scheduler in one file
 #
@@ -6,15 +14,13 @@
 # for a laptop. It finds the law of the best learning rate in short runs, puts it into a
 # schedule, ends one longer Power run at three lengths, and races it against runs that
 # knew theirs.
-#
-#     pip install torch numpy matplotlib
-#     python power.py        two or three minutes on a laptop; draws four figures
 
 # %%
 import copy
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +32,10 @@ IN_NOTEBOOK = "ipykernel" in sys.modules
 if not IN_NOTEBOOK:
     os.environ["MPLBACKEND"] = "Agg"  # a program draws into files
 import matplotlib.pyplot as plt  # noqa: E402
+
+if __name__ == "__main__" and "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
 
 torch.set_num_threads(1)  # more threads do not help a model as small as ours
 SEQ_LEN = 128  # tokens per sequence
@@ -76,25 +86,26 @@ def decay(schedule, T, decay_tokens):
     return decayed
 
 
-def share_done(n, T):
-    """How much of the run after its warmup is over, from 0 to 1."""
-    return min(max((n - WARMUP) / (T - WARMUP), 0.0), 1.0)
+def share_done(n, start, T):
+    """How much of the run from start to T is over, from 0 to 1."""
+    return min(max((n - start) / (T - start), 0.0), 1.0)
 
 
-def cosine(lr, T):
-    """Half a cosine, from lr to a tenth of it."""
+def cosine(lr, warmup_tokens, T):
+    """Half a cosine, from lr after the warmup to a tenth of it."""
 
     def schedule(n):
-        return lr * (0.55 + 0.45 * math.cos(math.pi * share_done(n, T)))
+        done = share_done(n, warmup_tokens, T)
+        return lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     return schedule
 
 
-def linear(lr, T):
-    """A straight line from lr to 0."""
+def linear(lr, warmup_tokens, T):
+    """A straight line, from lr after the warmup to 0."""
 
     def schedule(n):
-        return lr * (1 - share_done(n, T))
+        return lr * (1 - share_done(n, warmup_tokens, T))
 
     return schedule
 
@@ -133,8 +144,8 @@ if __name__ == "__main__":  # also in a notebook, but not for those who import t
     T = 1_280_000
     stable = {"WSD": constant(0.006), "Power": power_law(0.6, -0.3, 0.25, 0.064, q=0.5)}
     examples = {name: decay(warmup(stable[name], WARMUP), T, T // 10) for name in stable}
-    examples["cosine"] = warmup(cosine(0.01, T), WARMUP)
-    examples["linear"] = warmup(linear(0.01, T), WARMUP)
+    examples["cosine"] = warmup(cosine(0.01, WARMUP, T), WARMUP)
+    examples["linear"] = warmup(linear(0.01, WARMUP, T), WARMUP)
     n = np.linspace(0, T, 1281)
     _, ax = plt.subplots()
     for name, schedule in examples.items():
@@ -159,12 +170,15 @@ M_EMB = WIDTH**0.5  # multiplies the embedding, whose entries then have size 1
 
 
 def rotary_table():
+    """Cosines and signed sines by which a position turns pairs of entries of a head."""
     d_head = WIDTH // HEADS
+    position = torch.arange(SEQ_LEN).double()
     frequency = 10000.0 ** -(torch.arange(0, d_head, 2).double() / d_head)
-    angle = torch.outer(torch.arange(SEQ_LEN).double(), frequency)  # [T, d_head / 2]
+    angle = torch.outer(position, frequency)  # [S, d_head / 2]
     cos = torch.cat((angle.cos(), angle.cos()), dim=1)
     sin = torch.cat((-angle.sin(), angle.sin()), dim=1)
-    return torch.stack((cos, sin)).float()[:, :, None]  # [2, T, 1, d_head]
+    table = torch.stack((cos, sin)).float()
+    return table.unsqueeze(2)  # [2, S, 1, d_head], the same for all heads
 
 
 class Attention(nn.Module):
@@ -176,17 +190,19 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.register_buffer("rotary", rotary_table(), persistent=False)
 
-    def rotate(self, x):  # x [B, T, heads, d_head]
+    def rotate(self, x):  # x [B, S, heads, d_head]
+        """(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves of a head."""
         cos, sin = self.rotary
-        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (x2, x1)
+        return x * cos + swapped * sin
 
-    def forward(self, x):  # x [B, T, width]
-        B, T, _ = x.shape
-        q = self.rotate(self.q(x).view(B, T, HEADS, -1)).transpose(1, 2)
-        k = self.rotate(self.k(x).view(B, T, HEADS, -1)).transpose(1, 2)
-        v = self.v(x).view(B, T, HEADS, -1).transpose(1, 2)  # [B, heads, T, d_head]
+    def forward(self, x):  # x [B, S, width]
+        B, S, _ = x.shape
+        q = self.rotate(self.q(x).view(B, S, HEADS, -1)).transpose(1, 2)
+        k = self.rotate(self.k(x).view(B, S, HEADS, -1)).transpose(1, 2)
+        v = self.v(x).view(B, S, HEADS, -1).transpose(1, 2)  # [B, heads, S, d_head]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(B, T, WIDTH))
+        return self.out(y.transpose(1, 2).reshape(B, S, WIDTH))
 
 
 class MLP(nn.Module):
@@ -224,12 +240,12 @@ class GPT(nn.Module):
             if p.dim() == 2:  # gains stay 1
                 p.data.normal_(0.0, INIT_STD)
 
-    def forward(self, idx, targets):  # both [B, T]
+    def forward(self, idx, targets):  # both [B, S]
         """Mean cross-entropy in nats per token."""
         x = self.embed(idx) * M_EMB
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.norm(x), self.embed.weight)  # [B, T, V]
+        logits = F.linear(self.norm(x), self.embed.weight)  # [B, S, VOCAB]
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -320,12 +336,13 @@ class Run:
         return loss.detach()
 
     def train(self, schedule, until, look_every=None):
-        """Train to `until` tokens. The learning rate is that of the middle of a step."""
+        """Train to `until` tokens. A step has the learning rate of its middle."""
         step_tokens = self.batch_size * SEQ_LEN
         while self.tokens + step_tokens <= until:
-            before = self.tokens
-            self.step(schedule(before + step_tokens / 2))
-            if look_every and self.tokens // look_every > before // look_every:
+            middle = self.tokens + step_tokens / 2
+            self.step(schedule(middle))
+            # a smaller remainder means that this step has passed a multiple
+            if look_every and self.tokens % look_every < step_tokens:
                 self.look()
         return self
 
@@ -377,6 +394,16 @@ def vertex(losses):
     return 2 ** (-c1 / (2 * c2))  # where the slope 2 c2 x + c1 is 0
 
 
+def wsd_losses(lr, batch_size):
+    """Train WSD, and print its losses. -> {T: loss}"""
+    schedule = warmup(constant(lr), WARMUP)
+    _, branches = trunk_and_branches(schedule, batch_size, SWEEP_LENGTHS)
+    losses = {T: branch.loss for T, branch in branches.items()}
+    shown = ", ".join(f"{loss:.3f}" for loss in losses.values())
+    print(f"  batch {batch_size}, lr {lr:.4f}: {shown}", flush=True)
+    return losses
+
+
 def sweep():
     """-> {(batch size, T): {learning rate: loss}}"""
     valleys = {}
@@ -385,12 +412,8 @@ def sweep():
             valleys[batch_size, T] = {}
         middle = 0.016 * math.sqrt(batch_size / 8)  # a guess, which the fit corrects
         for lr in (middle / 4, middle / 2, middle, middle * 2, middle * 4):
-            schedule = warmup(constant(lr), WARMUP)
-            _, branches = trunk_and_branches(schedule, batch_size, SWEEP_LENGTHS)
-            for T, branch in branches.items():
-                valleys[batch_size, T][lr] = branch.loss
-            shown = [f"{branch.loss:.3f}" for branch in branches.values()]
-            print(f"  batch {batch_size}, lr {lr:.4f}: {', '.join(shown)}", flush=True)
+            for T, loss in wsd_losses(lr, batch_size).items():
+                valleys[batch_size, T][lr] = loss
     return valleys
 
 
@@ -441,9 +464,10 @@ def fit_law(minima):
 
 
 def law_at(law, T, batch_size):
-    """The best learning rate of a WSD run."""
+    """The best learning rate of a WSD run of T tokens. `power_law` puts n where T is."""
     a, b, q = law
-    return a * beta_of(batch_size) ** q * T**b
+    beta = beta_of(batch_size)
+    return beta**q * a * T**b
 
 
 # %%
@@ -493,20 +517,31 @@ LR_MAX = 0.064  # the highest learning rate of the sweep; above it, the law is a
 LOOK_EVERY = 80_000  # tokens
 
 
-def train_runs(name, law, factor, lengths, seed=0):
-    """-> {T: run}. Power has one trunk for all lengths."""
+def train_power(law, factor, lengths, seed=0):
+    """One run that ends at every length. -> {T: branch}"""
     a, b, q = law
-    if name == "Power":
-        stable = power_law(factor * a, b, beta_of(BATCH_SIZE), LR_MAX, q)
-        schedule = warmup(stable, WARMUP)
-        return trunk_and_branches(schedule, BATCH_SIZE, lengths, LOOK_EVERY, seed)[1]
-    shape = cosine if name == "cosine" else linear
+    stable = power_law(factor * a, b, beta_of(BATCH_SIZE), LR_MAX, q)
+    schedule = warmup(stable, WARMUP)
+    _, branches = trunk_and_branches(schedule, BATCH_SIZE, lengths, LOOK_EVERY, seed)
+    return branches
+
+
+def train_planned(shape, law, factor, lengths):
+    """A run for every length. shape: `cosine` or `linear`. -> {T: run}"""
     runs = {}
     for T in lengths:
-        schedule = warmup(shape(factor * law_at(law, T, BATCH_SIZE), T), WARMUP)
-        runs[T] = Run(BATCH_SIZE, seed).train(schedule, T, LOOK_EVERY)
+        peak = factor * law_at(law, T, BATCH_SIZE)
+        schedule = warmup(shape(peak, WARMUP, T), WARMUP)
+        runs[T] = Run(BATCH_SIZE).train(schedule, T, LOOK_EVERY)
         runs[T].look()
     return runs
+
+
+RACERS = {
+    "Power": train_power,
+    "cosine": partial(train_planned, cosine),
+    "linear": partial(train_planned, linear),
+}
 
 
 def tune(name, law):
@@ -514,7 +549,8 @@ def tune(name, law):
     T = LENGTHS[0]
     losses = {}
     for factor in FACTORS[name]:
-        losses[factor] = train_runs(name, law, factor, [T])[T].loss
+        runs = RACERS[name](law, factor, [T])
+        losses[factor] = runs[T].loss
     best = vertex(losses)
     shown = ", ".join(f"{loss:.3f} with {factor:g}" for factor, loss in losses.items())
     print(f"  {name:6} {shown}; so we take {best:.2f}", flush=True)
@@ -525,7 +561,7 @@ def tune(name, law):
 if __name__ == "__main__":
     print(f"loss at T = {LENGTHS[0]:,} with three factors")
     factors = {name: tune(name, law) for name in FACTORS}
-    runs = {name: train_runs(name, law, factors[name], LENGTHS) for name in FACTORS}
+    runs = {name: RACERS[name](law, factors[name], LENGTHS) for name in FACTORS}
 
     print("\n        T   Power   cosine   linear   longest cosine, cut short")
     longest = runs["cosine"][LENGTHS[-1]]
@@ -537,7 +573,7 @@ if __name__ == "__main__":
     T = LENGTHS[0]
     ends = [runs["Power"][T].loss]
     for seed in (1, 2):
-        again = train_runs("Power", law, factors["Power"], [T], seed)
+        again = train_power(law, factors["Power"], [T], seed)
         ends.append(again[T].loss)
     print(f"\nPower at T = {T:,} from three seeds:", ", ".join(f"{x:.3f}" for x in ends))
 

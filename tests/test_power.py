@@ -35,10 +35,10 @@ def test_its_schedules_are_ours(q, lr_max):
         one = power.decay(power.warmup(one, warm), T, T // 10)
         other = schedules.decay(schedules.warmup(other, warm), T, T // 10, "exp")
         assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
-    one = power.warmup(power.cosine(0.01, T), warm)
+    one = power.warmup(power.cosine(0.01, warm, T), warm)
     other = schedules.warmup(schedules.cosine(0.01, warm, T, 0.1), warm)
     assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
-    one = power.warmup(power.linear(0.01, T), warm)
+    one = power.warmup(power.linear(0.01, warm, T), warm)
     held = schedules.warmup(schedules.constant(0.01), warm)
     other = schedules.decay(held, T, T - warm, "linear")
     assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
@@ -120,13 +120,13 @@ SMALLER = {  # tokens, so that the whole program takes seconds
 }
 
 
-def run_as_program(folder: Path, source: str) -> subprocess.CompletedProcess:
+def run_as_program(folder: Path, source: str, *argv: str) -> subprocess.CompletedProcess:
     """With the MPLBACKEND of a notebook's `!python power.py`, or any other."""
     for old, new in SMALLER.items():
         assert old in source
         source = source.replace(old, new)
     (folder / "power.py").write_text(source, encoding="utf-8")
-    command = [sys.executable, "power.py"]
+    command = [sys.executable, "power.py", *argv]
     env = os.environ | {"MPLBACKEND": "nonsense"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
@@ -137,6 +137,12 @@ def test_the_whole_file_runs(tmp_path):
     assert done.stdout.count("batch ") == 10 and "best learning rate =" in done.stdout
     assert {path.name for path in tmp_path.glob("*.png")} == FIGURES
     assert all((tmp_path / name).stat().st_size > 10_000 for name in FIGURES)
+
+
+def test_help_is_its_docstring_and_trains_nothing(tmp_path):
+    done = run_as_program(tmp_path, SOURCE, "--help")
+    assert done.returncode == 0 and done.stdout.strip() == power.__doc__.strip()
+    assert list(tmp_path.glob("*.png")) == []
 
 
 def test_a_folder_that_it_may_not_write_to_ends_it_before_its_work(tmp_path):
