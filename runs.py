@@ -40,8 +40,10 @@ from tools.flags import UserError
 # `stages` and so on, or, at 0 tokens, a checkpoint without weights.
 
 
-def plan(typed: dict, resume: bool, branch: Path | None) -> tuple[TrainConfig, dict]:
-    """The config of a run, and its start.
+def plan(
+    typed: dict, resume: bool, branch: Path | None
+) -> tuple[TrainConfig, dict | None]:
+    """The config of a run, and its start, None if the run is finished.
 
     typed: fields from the command line. Raises UserError or OSError.
     """
@@ -71,7 +73,7 @@ def new_start(cfg: TrainConfig) -> dict:
 
 def resumed_run(
     saved: dict, typed: dict, branch: Path | None
-) -> tuple[TrainConfig, dict]:
+) -> tuple[TrainConfig, dict | None]:
     """Continue the run in --out. It keeps its settings, except for those marked `runtime`.
 
     saved: its config.json. typed and branch may repeat the flags that started the run,
@@ -101,6 +103,8 @@ def resumed_run(
     cfg = saved_config(fields, out / "config.json")
 
     # 3. Its newest checkpoint. A run without one starts as it did the first time
+    if (out / "record.json").exists() and (out / "curve.png").exists():
+        return cfg, None
     paths = checkpoints(out)
     if paths:
         start = read_checkpoint(paths[-1])

@@ -417,14 +417,12 @@ def main(argv: list[str] | None = None) -> int:
         typed, actions = parse(argv)
         devices.join(typed.get("device", "auto"))
         rank, _ = devices.rank_and_world()
-        saved = Path(typed.get("out", ""))
-        finished = actions.resume and (saved / "record.json").exists()
-        if finished and (saved / "curve.png").exists():
-            if rank == 0:
-                flags.say(f"{saved} is finished already")
-            return 0
         with devices.rank_0_first():
             cfg, start = runs.plan(typed, actions.resume, actions.branch)
+            if start is None:
+                if rank == 0:
+                    flags.say(f"{cfg.out} is finished already")
+                return 0
             cfg = devices.resolve_device(cfg)
             devices.check_memory(cfg, empty_model(cfg).n_params())
             cfg, corpus = load_data(cfg, typed, start)
@@ -443,9 +441,10 @@ def main(argv: list[str] | None = None) -> int:
             flags.say(text)
 
     tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
+    finished = actions.resume and Path(cfg.out, "record.json").exists()
     try:
         with signals.stop_request(actions.time_limit) as must_stop:
-            if not finished:
+            if not finished:  # or else only its sample and curve are missing
                 finished = train_run(cfg, corpus, out, start, must_stop)
             if finished and out:
                 show(cfg, out, corpus.tokenizer)

@@ -497,3 +497,6 @@ def test_the_printed_command_finishes_the_run_once(out, corpus_path, tmp_path, c
     before = files(tmp_path)
     assert train.main(words[2:]) == 0  # as a restarted job would
     assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
+    assert "--branch" in one_line(
+        train.main, [*words[2:], "--total_tokens=20480"], capsys
+    )
