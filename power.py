@@ -597,8 +597,9 @@ if __name__ == "__main__":
 # **First the tries.** A learning rate that is wrong by a factor of two costs about as
 # much as the tuned schedules differ, or more. So tune it before you compare schedules.
 #
-# **Then the noise.** The last line repeats one run from other initial weights. A
-# difference that is smaller than their spread says nothing.
+# **Then the noise.** The last line repeats one run from other initial weights. The race
+# has the first of them for every run, so its differences vary less than this spread. But
+# one seed cannot say how much less, and a difference below the spread is only a hint.
 #
 # **Power and cosine.** One run that may end anywhere should be about as good as a run
 # that was planned for each length. That is the claim of the paper. A cosine had to know
