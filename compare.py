@@ -194,7 +194,7 @@ def trials_of(runs: Runs, name: str, seed: int) -> dict[float, list]:
 
 
 def tune(runs: Runs, name: str, seeds: list[int]) -> dict[int, float]:
-    """{seed: the learning rate with the lowest mean loss}, {} if nobody ran this line.
+    """{seed: the learning rate with the lowest mean loss}, {} if this line has no runs.
 
     Raises UserError if a run of the tuning is missing.
     """
@@ -222,7 +222,7 @@ def losses_of_lines(
 ) -> tuple[dict, dict, Callable]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
-    Of the lines that somebody ran. A line has the cells in which no seed lacks its run.
+    Lines without runs are left out. A line has the cells in which no seed lacks its run.
     Raises UserError if all have none. The third value is a function from line and cell to
     {seed: record}.
     """

@@ -246,7 +246,7 @@ def without_pair(cells: list[Cell], pair: tuple) -> list[Cell]:
 
 
 def without_seed(cells: list[Cell], seed) -> list[Cell]:
-    """The cells without the losses of a seed. A cell that has no other seed is gone."""
+    """The cells without the losses of a seed. A cell with no other seed is left out."""
     found = []
     for cell in cells:
         losses = {s: some for s, some in cell.losses.items() if s != seed}

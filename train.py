@@ -399,7 +399,7 @@ def load_data(
 
 
 def check_text(cfg: TrainConfig, corpus, start: dict) -> None:
-    """Raise UserError if a run reads other tokens or another text than its start did."""
+    """Raise UserError if the tokenizer or the text is not that of the start."""
     if "model" not in start:  # a new run
         return
     known = start.get("token_hash")
