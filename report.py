@@ -129,6 +129,8 @@ def print_law(cells: list[Cell]) -> None:
     b_paper = fit.reading(cells, fit.paper_b, 3)
     b_step_law = fit.reading(cells, fit.step_law_b, 1)
     print("\nlr = a beta^q T^b, 95% intervals")
+    if len(set().union(*(cell.losses for cell in cells))) == 1:
+        print("(of one seed: another seed may move the law further than they say)")
     print(f"{'all cells':<29} b {show(b)}  q {show(q)}")
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s:.2f} there, and b + (q - 1) {s:.2f} = {expected:.3f}")
@@ -313,15 +315,20 @@ def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str
     schedules = schedules_of(law, T, batch_size * seq_len)
     settings = law.get("flags")
     if settings is None:
-        return ["schedules in the flags of train.py:", *map(as_flags, schedules)]
+        lines = [f"{name}: {as_flags(one)}" for name, one in schedules.items()]
+        return ["schedules in the flags of train.py", *lines]
     run = {"total_tokens": f"{T:.15g}", "batch_size": f"{batch_size:g}"}
     if seq_len != law["seq_len"]:
         run["seq_len"] = f"{seq_len:g}"
-    return [f"python train.py {as_flags(settings | run | one)}" for one in schedules]
+    lines = []
+    for name, schedule in schedules.items():
+        lines.append(f"{name}:")
+        lines.append(f"python train.py {as_flags(settings | run | schedule)}")
+    return lines
 
 
-def schedules_of(law: dict, T: float, batch_tokens: float) -> list[dict]:
-    """Fields of train.py: Power, WSD, and a linear decay to 0 over the whole run.
+def schedules_of(law: dict, T: float, batch_tokens: float) -> dict[str, dict]:
+    """Fields of train.py for Power, WSD, and a linear decay to 0 over the whole run.
 
     The sweep measured nothing below its shortest T, and a much higher ceiling costs loss,
     so lr_max of Power is the learning rate of the law there. A linear decay to 0 has its
@@ -339,8 +346,9 @@ def schedules_of(law: dict, T: float, batch_tokens: float) -> list[dict]:
     wsd = {"schedule": "wsd", "lr": f"{lr:.4g}"}
     linear = {"schedule": "wsd", "lr": f"{2 * lr:.4g}"}
     linear |= {"decay_shape": "linear", "decay_share": 1, "decay_tokens": None}
+    planned = {"WSD, which needs T": wsd, "linear to 0, which needs T": linear}
     # train.py has no Power that rises with n, or falls with the batch size
-    return [power, wsd, linear] if law["b"] <= 0 <= law["q"] else [wsd, linear]
+    return {"Power": power} | planned if law["b"] <= 0 <= law["q"] else planned
 
 
 def as_flags(fields: dict) -> str:

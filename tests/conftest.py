@@ -1,7 +1,6 @@
 import os
 import random
 import signal
-from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 # the same tests on a machine with a GPU
@@ -13,14 +12,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
-import torch
 
 import data
-import train
+import forked
 
-# 400 tokens take longer than the training of a small run
-train.sample = partial(train.sample, max_new_tokens=20)
-torch.set_num_threads(1)  # these models are so small that a second thread only waits
+forked.make_small()
 
 
 @pytest.fixture(scope="session")

@@ -383,7 +383,7 @@ FILES = {
     ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
     ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
     ("--source blank --out c", "too little text to divide; 1 empty texts skipped"),
-    ("--source f --out f/c", "'f'"),
+    ("--source f --out f/c", "data.py: f: "),
     ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
     ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
     ("--source f --out c --tokenizer bad.tiktoken", "ranks"),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import data
-import forks
+import forked
 import runs
 import train
 from test_train import MOE, metrics, one_step, read, same, weights
@@ -39,7 +39,9 @@ def launch(world: int, fields: dict, change: Callable | None = None) -> list:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
     where["WORLD_SIZE"] = str(world)
     return [
-        forks.start(run, argv_of(fields), change, **where, RANK=str(i), LOCAL_RANK=str(i))
+        forked.start(
+            run, argv_of(fields), change, **where, RANK=str(i), LOCAL_RANK=str(i)
+        )
         for i in range(world)
     ]
 
@@ -56,7 +58,7 @@ def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
     for p in processes:
         p.join(timeout=120)
         p.kill()
-    outputs = [forks.printed(p) for p in processes]
+    outputs = [forked.printed(p) for p in processes]
     assert [p.exitcode for p in processes] == [status] * len(processes), outputs
     return outputs
 
@@ -180,7 +182,7 @@ def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
 def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path):
     save_gradients(0, 1, corpus_path, tmp_path)
     finish(
-        [forks.start(save_gradients, rank, 2, corpus_path, tmp_path) for rank in (0, 1)]
+        [forked.start(save_gradients, rank, 2, corpus_path, tmp_path) for rank in (0, 1)]
     )
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for process in two:
@@ -206,7 +208,7 @@ def test_half_an_environment_of_torchrun_is_one_line(
     complete = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="0")
     where = {name: value for name, value in (complete | changed).items() if value}
     fields = argv_of(TINY | {"data": corpus_path, "out": tmp_path / "run"})
-    ((_, error),) = finish([forks.start(run, fields, None, **where)], status=2)
+    ((_, error),) = finish([forked.start(run, fields, None, **where)], status=2)
     assert len(error.splitlines()) == 1
     assert says in error and not (tmp_path / "run").exists()
 

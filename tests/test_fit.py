@@ -786,7 +786,7 @@ def test_a_prediction_says_that_it_is_outside_its_sweep(tmp_path, capsys):
 @pytest.mark.parametrize("law", [dict(b=0.1), dict(q=-0.1)], ids=str)
 def test_a_law_that_power_cannot_follow_gives_no_power_run(law):
     made = fit.law_of(wsd_records(widths=[32])) | law
-    assert [fields["schedule"] for fields in report.schedules_of(made, 1e6, 1024)] == [
+    assert [one["schedule"] for one in report.schedules_of(made, 1e6, 1024).values()] == [
         "wsd",
         "wsd",
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import forks
+import forked
 import train
 from test_resume import assert_same, everything
 from test_train import flags, read
@@ -46,7 +46,7 @@ def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, corpus_path):
     kills, status = 0, 9
     while status == 9:
         out, kills = f"killed-{kills}", kills + 1
-        process = forks.start(train_and_die, [*argv, f"--out={out}"], kind, kills)
+        process = forked.start(train_and_die, [*argv, f"--out={out}"], kind, kills)
         process.join()
         status = process.exitcode
         if status == 9:

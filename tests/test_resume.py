@@ -17,7 +17,7 @@ import torch
 
 import data
 import eval as evaluation
-import forks
+import forked
 import runs
 import schedules
 import train
@@ -179,7 +179,7 @@ def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_p
     argv, run = [*flags(corpus_path, out="run", **SAVES), "--resume"], tmp_path / "run"
     rng = random.Random(0)
     for _ in range(2):
-        process = forks.start(train.main, argv)
+        process = forked.start(train.main, argv)
         while process.is_alive() and not (run / "metrics.jsonl").exists():
             time.sleep(0.005)
         time.sleep(0.05 + rng.random() * 0.3)

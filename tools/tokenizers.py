@@ -36,10 +36,16 @@ def load_tokenizer(name: str):
             return JsonTokenizer(file)
         if file:
             return read_tiktoken(file)
-        if name in tiktoken.list_encoding_names():
-            return tiktoken.get_encoding(name)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--tokenizer {name}: cannot be loaded ({error})") from None
+    if name in tiktoken.list_encoding_names():
+        try:
+            return tiktoken.get_encoding(name)
+        except (OSError, ValueError):
+            raise UserError(
+                f"--tokenizer {name}: tiktoken cannot download it; without a network, "
+                "choose bytes, or a .tiktoken or .json file"
+            ) from None
     known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
     raise UserError(
         f"--tokenizer {name}: unknown; choose {known}, or a .tiktoken or .json file"
