@@ -57,7 +57,7 @@ def with_and_without_mup(rows: list[dict]) -> bool:
 
 
 def read_sweep(folders: list[Path]) -> dict:
-    """The sweep.json of a folder, {} if it has none, or if there are several folders."""
+    """The sweep.json of a folder. {} if it has none, or for several folders."""
     path = folders[0] / "sweep.json"
     if len(folders) > 1 or not path.exists():
         return {}
