@@ -201,6 +201,11 @@ def open_corpus(path: Path) -> Corpus:
         val = np.memmap(path / "val.bin", meta["dtype"], mode="r")
         if (len(train), len(val)) != (meta["train_tokens"], meta["val_tokens"]):
             raise UserError("meta.json has different counts")
+    except FileNotFoundError as error:
+        lost = Path(error.filename).name
+        raise UserError(
+            f"--data {path}: has no {lost}; prepare it with data.py"
+        ) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     name = meta["tokenizer"]

@@ -130,7 +130,7 @@ def print_law(cells: list[Cell]) -> None:
     b_step_law = fit.reading(cells, fit.step_law_b, 1)
     print("\nlr = a beta^q T^b, 95% intervals")
     if len(set().union(*(cell.losses for cell in cells))) == 1:
-        print("(of one seed: another seed may move the law further than they say)")
+        print("(one seed: another one may move the law out of these intervals)")
     print(f"{'all cells':<29} b {show(b)}  q {show(q)}")
     print(f"{'paper, three best batches':<29} b {show(b_paper)}  q 1")
     print(f"    beta grows as T^{s:.2f} there, and b + (q - 1) {s:.2f} = {expected:.3f}")

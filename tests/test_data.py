@@ -23,6 +23,7 @@ import sweep
 import train
 from test_mistakes import one_line
 from test_train import flags
+from tools.flags import UserError
 from tools.prepare import read_files
 from tools.tokenizers import bytes_per_token, load_tokenizer
 
@@ -419,3 +420,10 @@ def test_a_signal_leaves_nothing_behind(number, word_tokenizer, tmp_path):
     assert process.returncode == 2
     assert error == "data.py: interrupted; run the same command again\n"
     assert {path.name for path in tmp_path.iterdir()} == {"pipe.jsonl", "words.tiktoken"}
+
+
+def test_a_folder_without_a_corpus_says_what_it_lacks(tmp_path):
+    with pytest.raises(
+        flags.UserError, match="has no meta.json; prepare it with data.py"
+    ):
+        data.open_corpus(tmp_path)
