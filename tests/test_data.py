@@ -423,7 +423,5 @@ def test_a_signal_leaves_nothing_behind(number, word_tokenizer, tmp_path):
 
 
 def test_a_folder_without_a_corpus_says_what_it_lacks(tmp_path):
-    with pytest.raises(
-        flags.UserError, match="has no meta.json; prepare it with data.py"
-    ):
+    with pytest.raises(UserError, match="has no meta.json; prepare it with data.py"):
         data.open_corpus(tmp_path)
