@@ -131,7 +131,7 @@ PRESETS = {
 class TrainConfig(GPTConfig):
     """Everything that determines a run. Lengths are in tokens, batch sizes in sequences."""
 
-    preset: str = option("laptop", "row of PRESETS and RECIPES", choices=tuple(PRESETS))
+    preset: str = option("laptop", "row of PRESETS", choices=tuple(PRESETS))
     schedule: str = option("power", "learning-rate schedule", choices=tuple(SCHEDULES))
     total_tokens: int = option(help="tokens to train on", above=0, at_most=10**15)
     batch_size: int = option(help="sequences per optimizer step", above=0)

@@ -506,9 +506,9 @@ def main(argv: list[str] | None = None) -> int:
         return flags.fail("runs.py", f"{args.folder}: no runs below this folder")
     for folder, saved in found.items():
         total = saved["config"]["total_tokens"]
-        tokens = [int(path.stem) for path in checkpoints(folder)]
+        lines = files.read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+        seen = lines[-1]["tokens"] if lines else 0
         finished = "finished" if (folder / "record.json").exists() else ""
-        seen = max(tokens, default=0)
         print(f"{seen:>18,} of {total:,} tokens {finished:>9}   {folder}")
     return 0
 

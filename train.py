@@ -440,7 +440,8 @@ def main(argv: list[str] | None = None) -> int:
         if out:
             flags.say(text)
 
-    tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, on {cfg.device} in {cfg.dtype}")
+    where = f"on {cfg.device} in {cfg.dtype}, from {start['tokens']:,} tokens"
+    tell(f"{cfg.out}: {cfg.preset} under {cfg.schedule}, {where}")
     finished = actions.resume and Path(cfg.out, "record.json").exists()
     try:
         with signals.stop_request(actions.time_limit) as must_stop:

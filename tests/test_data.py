@@ -390,7 +390,7 @@ FILES = {
     ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
     ("--source f --out c --tokenizer few.tiktoken", "no token for the byte 1"),
     ("--source f --out c --tokenizer null.json", "null.json: cannot be loaded"),
-    ("--source x.jsonl --out c", "line 1 has no text 'text'"),
+    ("--source x.jsonl --out c", "x.jsonl: line 1 is no JSON object"),
     ("--source a.jsonl --out c", "'text', but body; choose --text_field"),
     ("--source a.jsonl.gz --out c", "a.jsonl.gz: Not a gzipped file"),
     ("--source half.gz --out c", "half.gz: Compressed file ended"),

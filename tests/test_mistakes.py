@@ -195,3 +195,8 @@ def test_only_a_lost_process_is_called_that(text, reason, monkeypatch):
     monkeypatch.setattr(devices.dist, "is_initialized", lambda: True)
     found = devices.reason_of(RuntimeError(text))
     assert (reason or "") in (found or "") and (found is None) == (reason is None)
+
+
+def test_a_failing_disk_is_named_without_the_number_of_the_error():
+    error = OSError(28, "No space left on device", "out/ckpt")
+    assert devices.reason_of(error) == "out/ckpt: No space left on device"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import runs
 import sweep
 import train
 from model import empty_model
@@ -367,6 +368,11 @@ def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, c
     two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
     assert sweep.main(two) == 0 and records() == undisturbed
     assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
+    capsys.readouterr()
+    assert runs.main(["out"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        seen, total = line.split(" tokens")[0].split(" of ")
+        assert seen.strip() == total
 
 
 def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):

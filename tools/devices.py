@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from tools.flags import UserError
+from tools.flags import UserError, plain
 
 
 def pick_device(name: str = "auto") -> str:
@@ -224,7 +224,7 @@ def reason_of(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
         return "out of memory; try a smaller --micro_batch_size or --recompute"
     if isinstance(error, OSError):  # such as a full disk
-        return str(error)
+        return plain(error)
     if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
         return "--compile: no working C++ compiler; install one, or use --no-compile"
     if dist.is_initialized() and re.search(LOST_CONNECTION, text):

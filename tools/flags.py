@@ -169,11 +169,18 @@ def end_with_reader() -> None:
 
 def fail(prog: str, error: Exception | str, status: int = 2) -> int:
     """Print the error of a user as one line, and return the exit status."""
-    if isinstance(error, OSError) and error.filename:
-        error = f"{error.filename2 or error.filename}: {error.strerror}"
+    if isinstance(error, OSError):
+        error = plain(error)
     text = f"{prog}: {error}".replace("\n", "\\n")  # as in the name of a file
     print(text, file=sys.stderr, flush=True)
     return status
+
+
+def plain(error: OSError) -> str:
+    """The file and what is wrong with it, without the number of the error."""
+    if error.filename:
+        return f"{error.filename2 or error.filename}: {error.strerror}"
+    return str(error)
 
 
 def word(path) -> str:

@@ -86,10 +86,12 @@ def read_lines(lines: Iterable[bytes], field: str, notes: Counter) -> Iterator[s
     """The texts of JSON lines. The first line must have one, because the field may be wrong."""
     for i, line in enumerate(lines):
         row = parse(line)
-        if i == 0 and field not in (row or {}):
-            fields = ", ".join(row or {}) or "nothing"
+        if i == 0 and row is None:
+            raise UserError("line 1 is no JSON object")
+        if i == 0 and field not in row:
             raise UserError(
-                f"line 1 has no text {field!r}, but {fields}; choose --text_field"
+                f"line 1 has no text {field!r}, but {', '.join(row) or 'nothing'}; "
+                "choose --text_field"
             )
         if row is None:
             notes["lines that are no JSON object skipped"] += 1
