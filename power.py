@@ -380,8 +380,8 @@ def trunk_and_branches(schedule, batch_size, lengths, look_every=None, seed=0):
 # ## A sweep: the best learning rate of every T and batch size
 #
 # The loss against the learning rate is a *valley*. We try five learning rates, and take
-# the lowest point of a parabola through their losses. (A real sweep needs more: fit.py
-# takes a cubic and several seeds.)
+# the lowest point of a parabola near their losses, because the lowest try may be luck.
+# (A real sweep needs more: fit.py takes a cubic and several seeds.)
 
 # %%
 BATCHES = (2, 8)  # sequences per step
@@ -505,10 +505,11 @@ if __name__ == "__main__":
 # ## The race
 #
 # One Power run ends at three lengths. Every cosine and every straight line is planned
-# for one length. How high should they start? Power is above the law of T until it
-# decays, and the others are below their peaks from the warmup on. So we scale the
-# learning rate of the law by a factor. For each schedule we try three factors at the
-# first length, and take the lowest point of a parabola again.
+# for one length. The idea tells how the learning rate of Power falls, but not how high
+# it is, because Power had a higher one before n, where a run of the law held it. And the
+# others are below their peaks from the warmup on. So we scale the learning rate of the
+# law by a factor. For each schedule we try three factors at the first length, and take
+# the lowest point of a parabola again.
 
 # %%
 BATCH_SIZE = 8  # of the race
@@ -567,7 +568,8 @@ if __name__ == "__main__":
     longest = runs["cosine"][LENGTHS[-1]]
     for T in LENGTHS:
         ends = [runs[name][T].loss for name in FACTORS]
-        ends.append(np.interp(T, *zip(*longest.curve)))
+        tokens, losses = zip(*longest.curve)
+        ends.append(np.interp(T, tokens, losses))
         print(f"{T:9,}   " + "    ".join(f"{loss:.3f}" for loss in ends))
 
     T = LENGTHS[0]

@@ -193,26 +193,27 @@ def exponent(name: str) -> Estimate:
 
 def draw(path: Path) -> None:
     """The gap of the lines to linear to 0 against T."""
-    colors = {
-        "constant": COLORS["wsd"],
-        "Power (fitted)": COLORS["power"],
-        "Power (fitted), decayed": COLORS["other"],
-        "constant, weight decay 0": COLORS["average"],
-        "schedule-free": COLORS["cosine"],
+    shown = {
+        "Power (fitted)": ("Power, averaged", COLORS["power"]),
+        "wsd-0.1": ("WSD, searched at every T", COLORS["wsd"]),
+        "Power (fitted), decayed": ("Power", COLORS["other"]),
+        NO_DECAY + ", decayed": ("constant, weight decay 0", COLORS["average"]),
     }
+    lengths = [T for T in planned()["linear-0"] if T >= 1_280_000]
+    colors = dict(shown.values())
     groups = {}
-    for name in colors:
+    for name, (label, _) in shown.items():
         points = []
-        for T in any_time()[name]:
+        for T in lengths:
             mean = gap(name, T).mean()
             error, _ = fit.error_of(over_seeds(gap(name, T)))
             points.append((np.log2(T), mean, mean - error, mean + error, mean))
-        groups[name] = points
+        groups[label] = points
     draw_points(
         path,
         groups,
         colors,
-        title="Schedules that need no T, averaged unless decayed",
+        title="In longer runs, linear to 0 is ahead",
         xlabel="run length T (tokens)",
         ylabel="loss minus linear to 0 (nats)",
     )
