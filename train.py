@@ -298,15 +298,16 @@ def losses_of(model: GPT, cfg: TrainConfig, corpus, max_tokens: int | None) -> d
         losses = [validation_loss(model, s, max_tokens) for s in corpus.sources.values()]
     if len(losses) == 1:
         return losses[0]
-    nats = 0.0  # per token of the mixture
+    averages = dict.fromkeys(losses[0], 0.0)  # per token of the mixture
     size = 0.0  # its bytes per token, times ln 2
     for share, loss in zip(corpus.shares, losses):
-        nats += share * loss["val_loss"]
+        for name in averages:
+            averages[name] += share * loss[name]
         size += share * loss["val_loss"] / loss["val_bpb"]
-    of_sources = {
-        f"val_loss_{name}": loss["val_loss"] for name, loss in zip(corpus.sources, losses)
-    }
-    return {"val_loss": nats, "val_bpb": nats / size, **of_sources}
+    averages["val_bpb"] = averages["val_loss"] / size
+    for name, loss in zip(corpus.sources, losses):
+        averages[f"val_loss_{name}"] = loss["val_loss"]
+    return averages
 
 
 def evaluate(cfg: TrainConfig, state: State, corpus) -> tuple[dict, dict]:
