@@ -57,4 +57,4 @@ def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, corpus_path):
         assert (Path(out) / "curve.png").read_bytes()[-8:-4] == b"IEND"
         assert read(Path(out) / "record.json")["tokens"] == 768
         assert list(Path(out).rglob("*.tmp")) == []
-    assert status == 0 and kills > 2
+    assert status == 0 and kills > 1  # the last was not killed
