@@ -518,22 +518,22 @@ LR_MAX = 0.064  # the highest learning rate of the sweep; above it, the law is a
 LOOK_EVERY = 80_000  # tokens
 
 
-def train_power(law, factor, lengths, seed=0):
+def train_power(law, factor, lengths, look_every=None, seed=0):
     """One run that ends at every length. -> {T: branch}"""
     a, b, q = law
     stable = power_law(factor * a, b, beta_of(BATCH_SIZE), LR_MAX, q)
     schedule = warmup(stable, WARMUP)
-    _, branches = trunk_and_branches(schedule, BATCH_SIZE, lengths, LOOK_EVERY, seed)
+    _, branches = trunk_and_branches(schedule, BATCH_SIZE, lengths, look_every, seed)
     return branches
 
 
-def train_planned(shape, law, factor, lengths):
+def train_planned(shape, law, factor, lengths, look_every=None):
     """A run for every length. shape: `cosine` or `linear`. -> {T: run}"""
     runs = {}
     for T in lengths:
         peak = factor * law_at(law, T, BATCH_SIZE)
         schedule = warmup(shape(peak, WARMUP, T), WARMUP)
-        runs[T] = Run(BATCH_SIZE).train(schedule, T, LOOK_EVERY)
+        runs[T] = Run(BATCH_SIZE).train(schedule, T, look_every)
         runs[T].look()
     return runs
 
@@ -562,7 +562,9 @@ def tune(name, law):
 if __name__ == "__main__":
     print(f"loss at T = {LENGTHS[0]:,} with three factors")
     factors = {name: tune(name, law) for name in FACTORS}
-    runs = {name: RACERS[name](law, factors[name], LENGTHS) for name in FACTORS}
+    runs = {}
+    for name in FACTORS:
+        runs[name] = RACERS[name](law, factors[name], LENGTHS, LOOK_EVERY)
 
     print("\n        T   Power   cosine   linear   longest cosine, cut short")
     longest = runs["cosine"][LENGTHS[-1]]
@@ -575,7 +577,7 @@ if __name__ == "__main__":
     T = LENGTHS[0]
     ends = [runs["Power"][T].loss]
     for seed in (1, 2):
-        again = train_power(law, factors["Power"], [T], seed)
+        again = train_power(law, factors["Power"], [T], seed=seed)
         ends.append(again[T].loss)
     print(f"\nPower at T = {T:,} from three seeds:", ", ".join(f"{x:.3f}" for x in ends))
 
