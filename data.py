@@ -304,7 +304,7 @@ def token_hash(tokenizer) -> str:
 def check_tokenizer(
     path: Path | str, config: dict, corpus: Corpus, known: str | None = None
 ) -> None:
-    """Raise UserError if the model at this path, with this config, has another tokenizer.
+    """Raise UserError if the model at this path, with this config, has other tokens.
 
     known: the token_hash of the model, if its checkpoint has one.
     """
