@@ -515,7 +515,7 @@ if __name__ == "__main__":
 BATCH_SIZE = 8  # of the race
 FACTORS = {"Power": (1 / 2, 1, 2), "cosine": (1, 2, 4), "linear": (1, 2, 4)}
 LR_MAX = 0.064  # the highest learning rate of the sweep; above it, the law is a guess
-LOOK_EVERY = 80_000  # tokens
+LOOK_EVERY = 160_000  # tokens
 
 
 def train_power(law, factor, lengths, look_every=None, seed=0):
