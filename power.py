@@ -505,11 +505,10 @@ if __name__ == "__main__":
 # ## The race
 #
 # One Power run ends at three lengths. Every cosine and every straight line is planned
-# for one length. The idea tells how the learning rate of Power falls, but not how high
-# it is, because Power had a higher one before n, where a run of the law held it. And the
-# others are below their peaks from the warmup on. So we scale the learning rate of the
-# law by a factor. For each schedule we try three factors at the first length, and take
-# the lowest point of a parabola again.
+# for one length. How high should they start? The runs of the law held their learning
+# rate. Power had a higher one before, and the others are below their peaks from the
+# warmup on. So we scale the learning rate of the law by a factor. For each schedule we
+# try three factors at the first length, and take the lowest point of a parabola again.
 
 # %%
 BATCH_SIZE = 8  # of the race

@@ -158,6 +158,21 @@ def test_the_mixture_of_the_decay_changes_nothing_before_it(sources, monkeypatch
     assert record("plain")["fingerprint"] != two["fingerprint"]
 
 
+def test_every_metric_is_averaged_over_a_mixture(sources, monkeypatch):
+    """Also one that a fork adds."""
+    real = train.validation_loss
+    accuracy = {"web": 0.5, "code": 0.25}
+
+    def with_accuracy(model, source, max_tokens):
+        losses = real(model, source, max_tokens)
+        return losses | {"accuracy": accuracy[source.path.name]}
+
+    monkeypatch.setattr(train, "validation_loss", with_accuracy)
+    web_and_code = mixture(sources, web=0.75, code=0.25)
+    assert train.main(flags(web_and_code, out="run")) == 0
+    assert record("run")["accuracy"] == 0.75 * 0.5 + 0.25 * 0.25
+
+
 def test_a_branch_with_a_decay_mixture_is_the_separate_run(sources):
     """Also if it stops and resumes, before the decay and in it."""
     stage_1, stage_2 = (
