@@ -74,9 +74,8 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
         raise flags.UserError(
             f"--batch_size {cfg.batch_size}: must be a multiple of {world} processes"
         )
-    sequences = cfg.batch_size // world  # of a GPU, in a step
-    n_passes = train.n_passes(sequences, cfg.micro_batch_size)
-    per_pass = sequences // n_passes
+    passes = train.micro_batches(cfg, 0, 0, world)  # of the first GPU, in a step
+    per_pass = len(passes[0])
 
     # 2. A GPU computes in bfloat16, unless a flag sets this
     dtype = "bfloat16" if cfg.dtype == "auto" else cfg.dtype
@@ -95,7 +94,7 @@ def dry_run(cfg: TrainConfig, world: int) -> str:
     steps = f"{n_steps:,} steps of {cfg.batch_tokens:,} tokens"
     lines = [
         f"{cfg.preset} under {cfg.schedule}: {steps}",
-        f"GPUs:   {world}, with {n_passes} x {per_pass} sequences per GPU and step",
+        f"GPUs:   {world}, with {len(passes)} x {per_pass} sequences per GPU and step",
         f"FLOPs:  {flops:.3g}, backward included, causal attention counted once",
         f"memory: {sum(gib.values()):.3g} GiB per GPU in {dtype}, compiled",
         f"        {parts}",

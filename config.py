@@ -5,6 +5,7 @@ A field of these classes is a flag of train.py with its help, type and limits. A
 the command line comes before the preset, and the preset before the default here.
 The mark `runtime` says that a field changes how we compute or report a run, but not its
 loss. A resumed run may change these fields, and two runs that differ only there are equal.
+The mark `fixed` says that a branch may not change a field, as it may not the shape.
 
     python config.py        list the presets with all their values
 """
@@ -131,7 +132,7 @@ PRESETS = {
 class TrainConfig(GPTConfig):
     """Everything that determines a run. Lengths are in tokens, batch sizes in sequences."""
 
-    preset: str = option("laptop", "row of PRESETS", choices=tuple(PRESETS))
+    preset: str = option("laptop", "row of PRESETS", choices=tuple(PRESETS), fixed=True)
     schedule: str = option("power", "learning-rate schedule", choices=tuple(SCHEDULES))
     total_tokens: int = option(help="tokens to train on", above=0, at_most=10**15)
     batch_size: int = option(help="sequences per optimizer step", above=0)
@@ -260,6 +261,8 @@ class TrainConfig(GPTConfig):
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 RUNTIME = {name for name, field in FIELDS.items() if field.metadata.get("runtime")}
+FIXED = {name for name, field in FIELDS.items() if field.metadata.get("fixed")}
+FIXED |= {field.name for field in dataclasses.fields(GPTConfig)}
 
 
 def runtime_fields(config: dict) -> set[str]:
@@ -269,10 +272,6 @@ def runtime_fields(config: dict) -> set[str]:
     depends on the sequences per pass.
     """
     return RUNTIME - {"micro_batch_size"} if config.get("n_expert") else RUNTIME
-
-
-# no branch may change these
-SHAPE = {field.name for field in dataclasses.fields(GPTConfig)} | {"preset"}
 
 
 def make_config(**typed) -> TrainConfig:
@@ -326,16 +325,17 @@ def with_defaults(kind: type, fields: dict) -> dict:
     usual = {f.name: f.default for f in dataclasses.fields(kind)}
     fields = {name: x for name, x in usual.items() if x is not MISSING} | fields
     flags.check_limits(kind, fields)  # first, because we divide by some
-
-    def default(name: str, value) -> None:
+    following = {
+        "n_kv_head": fields["n_head"],
+        "n_ffn": round(2.5 * fields["n_embd"]),
+        "m_width": fields["n_embd"] / fields["base_width"],
+        "attention_multiplier": fields["n_head"] / fields["n_embd"],
+    }
+    for name, value in following.items():
         if fields[name] is None:
             fields[name] = value
-
-    default("n_kv_head", fields["n_head"])
-    default("n_ffn", round(2.5 * fields["n_embd"]))
-    default("m_width", fields["n_embd"] / fields["base_width"])
-    default("attention_multiplier", fields["n_head"] / fields["n_embd"])
-    default("logits_scaling", fields["m_width"])
+    if fields["logits_scaling"] is None:
+        fields["logits_scaling"] = fields["m_width"]
     return fields
 
 

@@ -130,21 +130,18 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     half = ((n - 1).bit_length() + 1) // 2
     low_bits = 2**half - 1
 
-    def four_rounds(x: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        left = x >> half
-        right = x & low_bits
-        for round_key in keys:
+    # 3. Four rounds. The halves can hold numbers from n up, which take them again
+    x = x.copy()
+    todo = np.full(len(x), True)
+    while todo.any():
+        left = x[todo] >> half
+        right = x[todo] & low_bits
+        for round_key in keys[:, todo]:
             new_right = left ^ (scramble(right + round_key) & low_bits)
             left = right
             right = new_right
-        return left << half | right
-
-    # 3. The halves can hold numbers from n up. Permute these until they are below n
-    x = four_rounds(x, keys)
-    outside = x >= n
-    while outside.any():
-        x[outside] = four_rounds(x[outside], keys[:, outside])
-        outside = x >= n
+        x[todo] = left << half | right
+        todo = x >= n
     return x
 
 
@@ -176,13 +173,7 @@ def load_corpus(data: str | None, tokenizer="bytes", stages: list | None = None)
         import mixture  # here, because it imports this file
 
         return mixture.load_mixture(data, tokenizer, parsed)
-    return open_folder(folders.pop(), tokenizer)
-
-
-def open_folder(folder: str, tokenizer: str) -> Corpus:
-    if folder == "embedded":
-        return embedded_corpus(tokenizer)
-    return open_corpus(Path(folder))
+    return open_corpus(folders.pop(), tokenizer)
 
 
 NEEDED = set(
@@ -190,8 +181,12 @@ NEEDED = set(
 )
 
 
-def open_corpus(path: Path) -> Corpus:
-    """Map a prepared folder into memory. Raises UserError if it is missing or damaged."""
+def open_corpus(folder: str | Path, tokenizer="bytes") -> Corpus:
+    """Map the files of a folder into memory. "embedded" is the embedded corpus in `tokenizer`.
+
+    Raises UserError if the folder is missing or damaged.
+    """
+    path = embedded_corpus(tokenizer) if folder == "embedded" else Path(folder)
     try:
         meta = json.loads((path / "meta.json").read_text())
         missing = NEEDED - meta.keys()
@@ -214,8 +209,8 @@ def open_corpus(path: Path) -> Corpus:
     return Corpus(path, meta, tokenizers.load_tokenizer(name), train, val)
 
 
-def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
-    """The default corpus, prepared at its first use."""
+def embedded_corpus(tokenizer: str) -> Path:
+    """The folder of the default corpus, prepared at its first use."""
     import torch  # here, because it takes a second, and other corpora do not need it
 
     # 1. The folder has the version of its text and the tokenizer in its name
@@ -235,7 +230,7 @@ def embedded_corpus(tokenizer: str = "bytes") -> Corpus:
         except (UserError, OSError):
             if not path.exists():  # otherwise another process was faster
                 raise
-    return open_corpus(path)
+    return path
 
 
 def embedded_texts(folder: Path) -> Iterator[str]:
@@ -248,15 +243,6 @@ def embedded_texts(folder: Path) -> Iterator[str]:
     for name in sorted(paths - {"version.py"}):
         if name.endswith(".py"):
             yield (folder / name).read_text(encoding="utf-8")
-
-
-def vocab_size_of(data_flag: str | None, tokenizer: str) -> int:
-    """Number of tokens of the corpus or mixture that --data names, embedded in `tokenizer`."""
-    # all folders of a mixture have one tokenizer
-    folder = next(iter(flags.parse_mixture(data_flag or "embedded")))
-    if folder == "embedded":  # not prepared yet, perhaps
-        return tokenizers.load_tokenizer(tokenizer).n_vocab
-    return open_corpus(Path(folder)).meta["vocab_size"]
 
 
 def is_prepared(data_flag: str | None) -> bool:
@@ -301,29 +287,10 @@ def token_hash(tokenizer) -> str:
     return hashlib.sha256(lengths.tobytes()).hexdigest()[:16]
 
 
-def check_tokenizer(
-    path: Path | str, config: dict, corpus: Corpus, known: str | None = None
-) -> None:
-    """Raise UserError if the model at this path, with this config, has other tokens.
-
-    known: the token_hash of the model, if its checkpoint has one.
-    """
-    if known and known != token_hash(corpus.tokenizer):
-        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
-    try:
-        tokenizer = tokenizer_of(config)
-    except (UserError, OSError):  # if its corpus is gone, we trust the new corpus
-        return
-    compare_tokenizers(tokenizer, path, corpus)
-
-
-def compare_tokenizers(tokenizer, path: Path | str, corpus: Corpus) -> None:
-    """Raise UserError if a corpus has other tokens than the tokenizer of this path."""
-    # other tokens have other lengths
-    expected = tokenizers.bytes_per_token(tokenizer)
-    found = tokenizers.bytes_per_token(corpus.tokenizer)
-    if not np.array_equal(expected, found):
-        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {path}")
+def check_tokenizer(corpus: Corpus, expected: str, owner: Path | str) -> None:
+    """Raise UserError if a corpus has other tokens than its owner, who has this token_hash."""
+    if token_hash(corpus.tokenizer) != expected:
+        raise UserError(f"--data {corpus.path}: its tokenizer is not that of {owner}")
 
 
 # -- Command line ------------------------------------------------------------------------
@@ -366,7 +333,7 @@ def main(argv: list[str] | None = None) -> int:
             prepare(texts, args.tokenizer, args.out, args.val_fraction, notes)
             corpus = open_corpus(args.out)
         else:
-            corpus = embedded_corpus(args.tokenizer)
+            corpus = open_corpus("embedded", args.tokenizer)
     except (UserError, OSError) as error:
         return flags.fail("data.py", error)
     except KeyboardInterrupt:

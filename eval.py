@@ -302,7 +302,8 @@ def print_loss(model: GPT, args: argparse.Namespace) -> None:
     if args.dtype == "auto":  # compute as in training, to find the loss of the record
         args.dtype = config.get("dtype", "float32")
     corpus = data.load_corpus(args.data or config["data"], config["tokenizer"])
-    data.check_tokenizer(args.model, config, corpus)
+    known = model.token_hash or data.token_hash(data.tokenizer_of(config))
+    data.check_tokenizer(corpus, known, args.model)
     for source in corpus.sources.values():
         data.check_corpus(model.cfg, source)
         with devices.mixed_precision(args):

@@ -14,8 +14,8 @@ from os.path import basename
 
 import numpy as np
 
-from data import Corpus, compare_tokenizers, n_sequences, open_folder, read_sequences
-from data import scramble, shuffled
+from data import Corpus, check_tokenizer, n_sequences, open_corpus, read_sequences
+from data import scramble, shuffled, token_hash
 from tools import flags
 
 
@@ -130,10 +130,10 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> M
             raise flags.UserError(
                 f"--decay_data {folder}: --data has one of this name; rename it"
             )
-        sources[name] = open_folder(folder, tokenizer)
+        sources[name] = open_corpus(folder, tokenizer)
     first = sources[basename(folders[0])]
     for source in sources.values():
-        compare_tokenizers(first.tokenizer, first.path, source)
+        check_tokenizer(source, token_hash(first.tokenizer), first.path)
 
     # 2. Call the folders by their names, which stay if you move them
     named_stages = []

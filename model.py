@@ -58,10 +58,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """x [B, T, C] -> [B, T, C]."""
         B, T, C = x.shape
-        D = self.cfg.d_head
-        q = self.q(x).view(B, T, -1, D)  # [B, T, H, D]
-        k = self.k(x).view(B, T, -1, D)  # [B, T, G, D]
-        v = self.v(x).view(B, T, -1, D)  # [B, T, G, D]
+        q = self.q(x).view(B, T, self.cfg.n_head, -1)  # [B, T, H, D]
+        k = self.k(x).view(B, T, self.cfg.n_kv_head, -1)  # [B, T, G, D]
+        v = self.v(x).view(B, T, self.cfg.n_kv_head, -1)  # [B, T, G, D]
         q = rotate(q, rope)
         k = rotate(k, rope)
         # muP: the scale is 1 / d_head instead of 1 / sqrt(d_head)
@@ -316,6 +315,7 @@ def load_model(
 
     # 3. Add the facts that our programs need
     model.run = run  # its config, with the name of its tokenizer
+    model.token_hash = saved.get("token_hash")  # of its tokens, if the weights are ours
     model.averaged = averaged
     return model.to(device).eval()
 
@@ -361,6 +361,8 @@ def import_granite(folder: Path, to: Path) -> str:
 
     Returns a line about it. Raises UserError or OSError.
     """
+    import data  # a file of the project that comes later in the reading order
+
     model = load_model(folder)  # checks shapes and names
     if not granite.is_granite(folder):
         raise flags.UserError(f"--import {folder}: is no Granite folder")
@@ -371,6 +373,7 @@ def import_granite(folder: Path, to: Path) -> str:
         "model": model.state_dict(),
         "tokens": 0,
         "fingerprint": None,  # of unknown text
+        "token_hash": data.token_hash(data.tokenizer_of(model.run)),
     }
     runs.write_checkpoint(to, content)
     return f"{to}: {model.n_params():,} parameters; python train.py --branch {to}"

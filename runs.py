@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import data
-from config import SHAPE, TrainConfig, make_config, runtime_fields, saved_config
+from config import FIXED, TrainConfig, make_config, runtime_fields, saved_config
 from schedules import SCHEDULES, is_planned, unread
 from tools import devices, files, flags, tokenizers
 from tools.flags import UserError
@@ -129,11 +129,11 @@ def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
     """
     old = parent["config"]
     tokens = parent["tokens"]
-    for name in sorted(SHAPE & typed.keys() & old.keys()):
+    for name in sorted(FIXED & typed.keys() & old.keys()):
         if typed[name] != old[name] and (name != "seq_len" or tokens > 0):
             raise UserError(
                 f"--{name} {typed[name]}: the checkpoint has {old[name]}, "
-                "and a branch keeps the shape of its parent"
+                "and a branch cannot change it"
             )
     if "optimizer" not in parent and tokens > 0:
         raise UserError(f"--branch {parent['path']}: weights alone; choose one in ckpt/")
@@ -230,7 +230,12 @@ def with_vocabulary(typed: dict) -> dict:
     """The same fields, with the vocabulary of their corpus unless they have one."""
     if "vocab_size" in typed:
         return typed
-    size = data.vocab_size_of(typed.get("data"), typed.get("tokenizer", "bytes"))
+    # all folders of a mixture have one tokenizer
+    folder = next(iter(flags.parse_mixture(typed.get("data", "embedded"))))
+    if folder == "embedded":  # not prepared yet, perhaps
+        size = tokenizers.load_tokenizer(typed.get("tokenizer", "bytes")).n_vocab
+    else:
+        size = data.open_corpus(folder).meta["vocab_size"]
     return typed | {"vocab_size": size}
 
 

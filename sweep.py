@@ -519,7 +519,7 @@ def one_per_shape(configs: list[TrainConfig]) -> Iterable[TrainConfig]:
     """A config for every shape of a model."""
     found = {}
     for cfg in configs:
-        found[tuple(getattr(cfg, name) for name in sorted(config.SHAPE))] = cfg
+        found[tuple(getattr(cfg, name) for name in sorted(config.FIXED))] = cfg
     return found.values()
 
 

@@ -65,7 +65,8 @@ def optimizer_step(
         group["lr"] = lr * group["lr_scale"]  # muP's multiplier, see mup.rules
 
     # 2. Add up the gradients of the micro-batches
-    parts = micro_batches(cfg, tokens)
+    rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
+    parts = micro_batches(cfg, tokens, rank, world)
     batch_loss = 0.0
     for i, part in enumerate(parts):
         inputs, targets = corpus.draw(part, cfg.seq_len, cfg.data_seed)
@@ -89,20 +90,19 @@ def optimizer_step(
     return batch_loss, grad_norm, routing
 
 
-def micro_batches(cfg: TrainConfig, tokens: int) -> list[np.ndarray]:
-    """Positions in the run of the sequences that this process reads in a step, in equal parts."""
-    rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
+def micro_batches(
+    cfg: TrainConfig, tokens: int, rank: int, world: int
+) -> list[np.ndarray]:
+    """Positions in the run of the sequences that a process reads in the step after `tokens`.
+
+    They are in as few equal parts as micro_batch_size allows.
+    """
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
-    return np.split(mine, n_passes(len(mine), cfg.micro_batch_size))
-
-
-def n_passes(n: int, most: int | None) -> int:
-    """The smallest number of equal passes over n sequences, at most `most` in a pass."""
-    k = math.ceil(n / (most or n))
-    while n % k:
-        k += 1
-    return k
+    n_parts = math.ceil(len(mine) / (cfg.micro_batch_size or len(mine)))
+    while len(mine) % n_parts:
+        n_parts += 1
+    return np.split(mine, n_parts)
 
 
 # -- The loop ----------------------------------------------------------------------------
@@ -403,8 +403,7 @@ def check_text(cfg: TrainConfig, corpus, start: dict) -> None:
     """Raise UserError if the tokenizer or the text is not that of the start."""
     if "model" not in start:  # a new run
         return
-    known = start.get("token_hash")
-    data.check_tokenizer(start["path"], start["config"], corpus, known)
+    data.check_tokenizer(corpus, start["token_hash"], start["path"])
     found = corpus.meta["fingerprint"]
     if start["fingerprint"] not in (None, found):
         raise flags.UserError(

@@ -19,6 +19,7 @@ import torch
 
 import data
 import eval as evaluation
+import runs
 import sweep
 import train
 from test_mistakes import one_line
@@ -111,16 +112,16 @@ def test_the_embedded_corpus_is_prepared_once(
     monkeypatch.setattr(data, "__file__", str(tmp_path / "data.py"))
     monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
     name = f"torch{version('torch').split('+')[0]}"
-    assert data.embedded_corpus().path == tmp_path / "data" / f"{name}-bytes"
+    assert data.open_corpus("embedded").path == tmp_path / "data" / f"{name}-bytes"
     monkeypatch.setattr(data, "embedded_texts", None)
     assert data.load_corpus(None).meta == data.load_corpus("embedded").meta
     monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
     first = data.embedded_corpus(
         word_tokenizer
-    ).path  # two files of one name are two tokenizers
+    )  # two files of one name are two tokenizers
     lines = Path(word_tokenizer).read_bytes().splitlines(keepends=True)
     Path(word_tokenizer).write_bytes(b"".join(lines[:-1]))
-    assert data.embedded_corpus(word_tokenizer).path != first
+    assert data.embedded_corpus(word_tokenizer) != first
 
 
 @pytest.fixture
@@ -335,8 +336,9 @@ def test_a_run_takes_the_vocabulary_of_its_corpus(documents, word_tokenizer, tmp
 
 
 def test_the_embedded_vocabulary_is_that_of_its_tokenizer(word_tokenizer):
-    assert data.vocab_size_of(None, "bytes") == 256
-    assert data.vocab_size_of("embedded", word_tokenizer) == 262
+    assert runs.with_vocabulary({}) == {"vocab_size": 256}
+    typed = {"data": "embedded", "tokenizer": word_tokenizer}
+    assert runs.with_vocabulary(typed) == typed | {"vocab_size": 262}
 
 
 @pytest.mark.parametrize("name", ["words", "bytes"])

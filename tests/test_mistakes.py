@@ -104,6 +104,7 @@ def folder(corpus_path, tmp_path_factory):
     (train, "--branch nowhere", "nowhere"), (train, "--branch file", "not a checkpoint"),
     (train, "--branch .", "checkpoint"),
     (train, "--branch run --data words", "words: its tokenizer is not that of"),
+    (train, "--branch run --preset 12M", "a branch cannot change it"),
     (train, "--profile trace.json", "--profile"),
     (train, "--total_tokens 1e19", "--total_tokens 10000000000000000000: must be at most"),
     (train, "--vocab_size 1e18", "--vocab_size 1000000000000000000: must be below"),

@@ -25,7 +25,6 @@ from test_mistakes import one_line
 from test_train import flags, metrics, read, same, weights
 from tools import devices
 from tools.files import lock, read_metrics
-from tools.flags import UserError
 from tools.signals import stop_request
 
 ROOT = Path(__file__).parent.parent
@@ -266,12 +265,18 @@ def test_a_resumed_branch_keeps_its_parent(corpus_path, tmp_path, capsys):
     assert read(tmp_path / "b" / "record.json")["tokens"] == 10240
 
 
-def test_a_branch_keeps_its_tokenizer_even_if_the_first_corpus_is_gone(corpus):
+def test_a_branch_keeps_its_tokenizer_even_if_the_first_corpus_is_gone(
+    corpus_path, capsys
+):
     """The checkpoint has a hash of the tokens."""
-    gone = dict(data="/gone", tokenizer="a.tiktoken")
-    data.check_tokenizer("old.pt", gone, corpus, data.token_hash(corpus.tokenizer))
-    with pytest.raises(UserError, match="its tokenizer is not that of old.pt"):
-        data.check_tokenizer("old.pt", gone, corpus, "another")
+    checkpoint = runs.checkpoints(stopped_run(corpus_path))[-1]
+    edit(checkpoint, data="/gone", tokenizer="a.tiktoken")
+    branch = [f"--branch={checkpoint}", "--decay_tokens=512", f"--data={corpus_path}"]
+    assert train.main(branch) == 0
+    saved = torch.load(checkpoint, weights_only=True)
+    torch.save(saved | {"token_hash": "another"}, checkpoint)
+    error = one_line(train.main, branch, capsys)
+    assert f"its tokenizer is not that of {checkpoint}" in error
 
 
 def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_path):

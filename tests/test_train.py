@@ -238,12 +238,20 @@ def test_ctrl_c_before_the_first_step_is_quiet(module, corpus_path):
     assert said in ([], ["train.py: interrupted before the first step"])
 
 
-@pytest.mark.parametrize("n, most, passes", [
-    (8, None, 1), (8, 8, 1), (8, 20, 1), (8, 4, 2), (7, 3, 7), (96, 8, 12),
-    (12, 8, 2),  # two passes of 6, where 8 does not divide 12
+@pytest.mark.parametrize("world, n, most, passes", [
+    (1, 8, None, 1), (1, 8, 8, 1), (5, 8, 20, 1), (1, 8, 4, 2), (3, 7, 3, 7), (1, 96, 8, 12),
+    (2, 12, 8, 2),  # two passes of 6, where 8 does not divide 12
 ])  # fmt: skip
-def test_a_batch_takes_as_few_equal_passes_as_possible(n, most, passes):
-    assert train.n_passes(n, most) == passes
+def test_a_batch_takes_as_few_equal_passes_as_possible(world, n, most, passes):
+    fields = dict(batch_size=world * n, micro_batch_size=most, seq_len=16)
+    cfg = train.make_config(**fields)
+    read = []
+    for rank in range(world):
+        parts = train.micro_batches(cfg, 160 * world * n, rank, world)
+        assert len(parts) == passes
+        assert {len(part) for part in parts} == {n // passes}
+        read += [g for part in parts for g in part]
+    assert sorted(read) == list(range(10 * world * n, 11 * world * n))
     fewer = [k for k in range(1, passes) if n % k == 0 and n // k <= (most or n)]
     assert fewer == []
 

@@ -21,7 +21,7 @@ class UserError(ValueError):
 LIMITS = dict(above=gt, at_least=ge, at_most=le, below=lt)
 
 
-MARKS = {"choices", "runtime"}
+MARKS = {"choices", "runtime", "fixed"}
 
 
 def option(default=dataclasses.MISSING, help: str = "", **marks):
