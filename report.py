@@ -83,9 +83,13 @@ def middle_shape(cells: list[Cell]) -> list[Cell]:
 
 def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
     """Print the law and the next runs, write law.json, and draw the figures."""
-    cells = fit.fitted_cells(rows)
-    law = fit.as_json(cells, rows[0]) | {"flags": sweep.get("flags")}
     print_runs(rows, sweep)
+    try:
+        cells = fit.fitted_cells(rows)
+    except flags.UserError:  # too few cells for a law
+        print_minima(cells_of(rows))
+        raise
+    law = fit.as_json(cells, rows[0]) | {"flags": sweep.get("flags")}
     print_law(cells)
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "law.json", law)
@@ -93,6 +97,13 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
     print_next_runs(law, cells, out / "law.json")
     draw_valleys(out / "valleys.png", cells)
     draw_law(out / "law.png", cells, law["seq_len"])
+
+
+def print_minima(cells: list[Cell]) -> None:
+    """Print the best learning rate of every cell that has one."""
+    for cell, x in fit.minima(cells):
+        where = f"{cell.shape}, {label(cell, 'T')}, {label(cell, 'batch_size')}"
+        print(f"{where}: best learning rate {2**x:.3g}")
 
 
 def print_runs(rows: list[dict], sweep: dict) -> None:

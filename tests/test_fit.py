@@ -587,6 +587,18 @@ def test_records_that_cannot_be_fitted_are_refused(change, says, tmp_path, capsy
     assert [path.name for path in folder.iterdir()] == ["records.jsonl"]
 
 
+def test_without_a_law_it_prints_the_best_learning_rates(tmp_path, capsys):
+    """At one batch size, a sweep still finds them."""
+    records = [r for r in wsd_records(a=16, b=-0.5, widths=[64]) if r["batch_size"] == 4]
+    assert "two batch sizes" in refused([write(records, tmp_path / "a")], capsys)
+    fit.main([str(tmp_path / "a")])
+    lines = capsys.readouterr().out.splitlines()
+    for T in BUDGETS:
+        best = 16 * (4 * 128 / 4096) ** 0.6 * T**-0.5
+        where = f"T = {report.figures.size(T)}, batch size 4"
+        assert f"width 64, {where}: best learning rate {best:.3g}" in lines
+
+
 @pytest.mark.parametrize("decay", [lambda T: 8000, lambda T: T // 5, lambda T: 0])
 def test_decays_of_equal_tokens_or_equal_share_are_one_setting(decay, tmp_path):
     records = [
