@@ -20,7 +20,6 @@ Losses are in nats per token. `python fit.py FOLDER` prints the tables of a comp
 
 import math
 import sys
-from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -143,6 +142,10 @@ class Runs(NamedTuple):
                 return record
         return None
 
+    def of_seeds(self, name: str, rates: dict[int, float], cell: tuple) -> dict:
+        """{seed: record} of a line, None for a missing run. rates: {seed: its learning rate}."""
+        return {seed: self.find(name, lr, cell, seed) for seed, lr in rates.items()}
+
 
 def has_fields(record: dict, fields: dict) -> bool:
     """Is this the run of a line? Of a and q under Power, only a beta^q counts in a cell."""
@@ -156,7 +159,7 @@ def has_fields(record: dict, fields: dict) -> bool:
     return math.isclose(one, other, rel_tol=1e-3)  # a has four digits
 
 
-def index_runs(records: list[dict], lines: dict[str, Line]) -> Runs:
+def index_runs(records: list[dict], lines: dict[str, Line] = LINES) -> Runs:
     """Sort the records by cell and seed, and find where the lines were tuned.
 
     Raises UserError if no run tuned them.
@@ -217,40 +220,32 @@ def tune(runs: Runs, name: str, seeds: list[int]) -> dict[int, float]:
 # -- 3. In which cells we test it --------------------------------------------------------
 
 
-def losses_of_lines(
-    records: list[dict], lines: dict[str, Line] = LINES
-) -> tuple[dict, dict, Callable]:
+def losses_of_lines(runs: Runs) -> tuple[dict, dict]:
     """Return {line: {cell: {seed: loss}}} and {line: {seed: tuned learning rate}}.
 
     Lines without runs are left out. A line has the cells in which no seed lacks its run.
-    Raises UserError if all have none. The third value is a function from line and cell to
-    {seed: record}.
+    Raises UserError if all have none.
     """
     # 1. Every seed tunes every line. (A search for WSD may have other seeds.)
-    runs = index_runs(records, lines)
-    tests = [r for r in records if r["seed"] < TUNING]
-    seeds = sorted({(r["seed"] - TUNING) // 2 for r in records if r["seed"] >= TUNING})
-    tuned = {name: tune(runs, name, seeds) for name in lines}
+    seeds = sorted({(seed - TUNING) // 2 for _, seed in runs.records if seed >= TUNING})
+    tuned = {name: tune(runs, name, seeds) for name in runs.lines}
     best = {name: rates for name, rates in tuned.items() if rates}
 
     # 2. Look up the test runs with the tuned learning rates.
-    def runs_of(name: str, cell: tuple) -> dict:
-        """{seed: record}, None for a missing run."""
-        return {seed: runs.find(name, best[name][seed], cell, seed) for seed in seeds}
-
-    cells = sorted({cell_of(r) for r in tests}, key=narrow_first)
+    tested = {cell for cell, seed in runs.records if seed < TUNING}
+    cells = sorted(tested, key=narrow_first)
     losses = {}
-    for name in best:
+    for name, rates in best.items():
         losses[name] = {}
         for cell in cells:
-            found = runs_of(name, cell)
+            found = runs.of_seeds(name, rates, cell)
             if None not in found.values():
                 losses[name][cell] = {seed: r["loss"] for seed, r in found.items()}
     if not any(losses.values()):
         raise flags.UserError(
             "no cell of the comparison has all its runs; is the sweep still running?"
         )
-    return losses, best, runs_of
+    return losses, best
 
 
 def searched(records: list[dict], fields: dict = WSD) -> dict:
@@ -349,8 +344,9 @@ SEARCHED = "WSD, searched in every cell"
 
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figure."""
-    lines, best, _ = losses_of_lines(records)
-    print_tuning(best, index_runs(records, LINES).rates)
+    runs = index_runs(records)
+    lines, best = losses_of_lines(runs)
+    print_tuning(best, runs.rates)
     with_search = lines | {SEARCHED: searched(records)}
     panels = []
     for kind in ("dense", "MoE"):

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit
-from compare import VERBS, differences, losses_of_lines, verdict
+from compare import VERBS, differences, index_runs, losses_of_lines, verdict
 from records import read_rows
 from tools import figures, flags
 from tools.flags import UserError
@@ -56,7 +56,8 @@ def losses_of_cut_cosine(longest: dict, cells: list) -> dict:
 def draw(path: Path, records: list[dict]) -> None:
     """The figure for the widest shape and the smallest batch size. Raises UserError."""
     # 1. The cells of the figure, in order of T
-    lines, _, runs_of = losses_of_lines(records)
+    runs = index_runs(records)
+    lines, best = losses_of_lines(runs)
     power = lines[POWER]
     planned = lines[PLANNED]
     shape = widest_dense({shape for shape, _, _ in power})
@@ -64,7 +65,8 @@ def draw(path: Path, records: list[dict]) -> None:
     cells = [cell for cell in power if (cell[0], cell[2]) == (shape, batch_size)]
 
     # 2. All lines, minus the planned cosine of the same length
-    cut = losses_of_cut_cosine(runs_of(PLANNED, cells[-1]), cells)
+    longest = runs.of_seeds(PLANNED, best[PLANNED], cells[-1])
+    cut = losses_of_cut_cosine(longest, cells)
     named = {
         "one Power run": power,
         "planned cosines": planned,

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import anytime
 import rivals
-from compare import comparison, differences, losses_of_lines
+from compare import comparison, differences, index_runs, losses_of_lines
 from fit import Estimate, mean_of, show
 from laws import slope_per_step
 from records import read_rows
@@ -63,7 +63,7 @@ def records() -> list[dict]:
 @cache
 def lines() -> dict:
     """{line: {cell: {seed: loss}}}"""
-    losses, _, _ = losses_of_lines(records())
+    losses, _ = losses_of_lines(index_runs(records()))
     return losses
 
 
@@ -136,11 +136,13 @@ def pairs_table() -> Table:
 
 def anytime_table() -> Table:
     """The cells of anytime.png."""
-    *_, runs_of = losses_of_lines(records())
+    runs = index_runs(records())
+    _, best = losses_of_lines(runs)
     power, cosine = lines()[POWER], lines()[COSINE]
     shape, batch_size = "width 128", 2
     cells = [cell for cell in power if cell[::2] == (shape, batch_size)]
-    cut = anytime.losses_of_cut_cosine(runs_of(COSINE, cells[-1]), cells)
+    longest = runs.of_seeds(COSINE, best[COSINE], cells[-1])
+    cut = anytime.losses_of_cut_cosine(longest, cells)
     rows = []
     for cell in cells:
         gap = show(differences(power, cosine, [cell]))

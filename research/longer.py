@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from compare import AVERAGED, LINEAR, POWER, WSD, Line, losses_of_lines, searched
+from compare import AVERAGED, LINEAR, POWER, WSD, Line
+from compare import index_runs, losses_of_lines, searched
 from fit import Estimate, mean_of, show
 from records import cell_of, read_records, read_rows, row
 from tables import Table
@@ -95,7 +96,7 @@ def any_time() -> dict:
     folders = [RUNS / name for name in ("any-time", "added", "schedule-free")]
     # read_rows would refuse to mix weight decays
     records = [row(r) for folder in folders for r in read_records(folder)]
-    losses, tuned, _ = losses_of_lines(records, ANY_TIME)
+    losses, tuned = losses_of_lines(index_runs(records, ANY_TIME))
     decayed: dict = {}
     for r in read_rows([RUNS / "wsd-0"]):
         if r["lr"] == tuned[NO_DECAY].get(r["seed"]):

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from compare import AVERAGED, LINEAR, LINES, POWER, WSD, Line
-from compare import differences, holm, losses_of_lines, mean_loss, needs_T, verdict
+from compare import differences, holm, index_runs, losses_of_lines
+from compare import mean_loss, needs_T, verdict
 from fit import Estimate, show
 from tables import Table
 from records import read_records, read_rows, row
@@ -81,14 +82,16 @@ def lines() -> dict:
         ROOT / "research/results/compare-laptop",
         ROOT / "research/results/search-laptop",
     ]
-    found, _, _ = losses_of_lines(read_rows(folders))
+    found, _ = losses_of_lines(index_runs(read_rows(folders)))
     for name, new in NEW.items():
         # read_rows would refuse to mix weight decays
         records = [row(r) for r in read_records(RUNS / name)]
-        more, _, runs_of = losses_of_lines(records, new)
+        runs = index_runs(records, new)
+        more, best = losses_of_lines(runs)
         if AVERAGED_LINEAR in more:  # its loss is without the average, which we take here
+            rates = best[AVERAGED_LINEAR]
             for cell, losses in more[AVERAGED_LINEAR].items():
-                for seed, run in runs_of(AVERAGED_LINEAR, cell).items():
+                for seed, run in runs.of_seeds(AVERAGED_LINEAR, rates, cell).items():
                     losses[seed] = run["average_val_loss"]
         found |= more
     for name, losses in found.items():

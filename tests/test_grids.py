@@ -187,7 +187,8 @@ def test_compare_gives_tuning_and_lines_back(scale, drawn, capsys):
     seeds = range(grid["rows"][0][2])
     other = next(r for r in records if r["seed"] >= 100 and r["schedule"] == "wsd")
     of_a_search = other | dict(seed=0, lr=1e-6)
-    lines, best, _ = compare.losses_of_lines([*records, of_a_search])
+    runs = compare.index_runs([*records, of_a_search])
+    lines, best = compare.losses_of_lines(runs)
     cells = {cell_of(r) for r in records if r["seed"] < compare.TUNING}
     _, batch_size, lengths = grid["tune"]
     tune = batch_size, *lengths, records[0]["seq_len"]
