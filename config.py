@@ -148,7 +148,10 @@ class TrainConfig(GPTConfig):
     power_q: float = option(1.0, "q of the power schedule, 1 in the paper", at_least=0)
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
     decay_share: float | None = option(
-        0.1, "the decay as a share of total_tokens", at_least=0, at_most=1
+        None,
+        "the decay, as a share of total_tokens (default: 0.1)",
+        at_least=0,
+        at_most=1,
     )
     decay_tokens: int | None = option(
         None, "tokens of the decay, in place of decay_share", at_least=0
@@ -280,20 +283,20 @@ def make_config(**typed) -> TrainConfig:
     if preset not in PRESETS:
         raise UserError(f"--preset {preset}: must be one of {', '.join(PRESETS)}")
     fields = PRESETS[preset] | typed
-    if "decay_share" in typed and "decay_tokens" not in typed:
-        fields["decay_tokens"] = None  # not those of the preset
+    if typed.get("decay_share") is not None:  # instead of the decay_tokens of the preset
+        fields["decay_tokens"] = typed.get("decay_tokens")
     fields = with_defaults(TrainConfig, fields)
 
-    # The decay takes decay_tokens, or a share of the run, at most all after the warmup.
+    # The decay takes decay_tokens, or a share of the run, at most all after the warmup
     share = fields["decay_share"]
     tokens = fields["decay_tokens"]
     if not has_decay(fields["schedule"]):
         fields["decay_tokens"] = 0
-    elif tokens is not None and "decay_share" not in typed:
-        fields["decay_share"] = None  # it has no effect
-    elif share is not None:
+    elif share is not None or tokens is None:
+        share = 0.1 if share is None else share
         total = fields["total_tokens"]
         longest = max(0, total - fields["warmup_tokens"])
+        fields["decay_share"] = share
         fields["decay_tokens"] = min(int(share * total), longest)
         if tokens not in (None, fields["decay_tokens"]):
             raise UserError(

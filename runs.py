@@ -145,8 +145,6 @@ def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
     fields = old | dict(out=None, device="auto", compile=None, decay_tokens=None)
     if "decay_tokens" in typed:
         fields["decay_share"] = None
-    elif old.get("decay_share") is None:
-        fields["decay_share"] = TrainConfig.decay_share
     if typed.get("decay_tokens"):
         fields["total_tokens"] = tokens + typed["decay_tokens"]
     cfg = make_config(**fields | typed)

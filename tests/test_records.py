@@ -143,6 +143,20 @@ def test_a_saved_config_comes_back_as_it_was():
         assert saved_config(json.loads(json.dumps(vars(cfg))), "here") == cfg
 
 
+def test_the_decay_is_a_tenth_unless_one_of_its_fields_says_more():
+    total = dict(total_tokens=10**6, warmup_tokens=10**5)
+    for fields, share, tokens in (
+        ({}, 0.1, 10**5), ({"decay_share": None, "decay_tokens": None}, 0.1, 10**5),
+        ({"decay_share": 0.25}, 0.25, 250_000), ({"decay_tokens": 7}, None, 7),
+        ({"decay_share": 1.0}, 1.0, 900_000),  # all after the warmup
+        ({"schedule": "cosine", "decay_share": 0.25}, 0.25, 0),
+    ):  # fmt: skip
+        cfg = make_config(**total | fields)
+        assert (cfg.decay_share, cfg.decay_tokens) == (share, tokens)
+    cfg = make_config(preset="1B-moe", decay_share=0.5)  # it has decay_tokens
+    assert cfg.decay_tokens == cfg.total_tokens // 2
+
+
 @pytest.mark.parametrize("change, says", [
     ({"fixed_norm": "hidden"}, "here: this version has no setting fixed_norm"),
     ({"beta2": ...}, "here: made by an older version, without beta2"),
