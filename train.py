@@ -8,7 +8,7 @@
     python train.py --average --decay_tokens 0           average the weights instead of a decay
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the
-loop around it, then `train`, which logs, evaluates and saves. All flags are in config.py.
+loop around it, then `train_run`, which logs, evaluates and saves. All flags are in config.py.
 A run leaves a folder in runs/.
 """
 
@@ -50,15 +50,21 @@ from tools import devices, figures, flags, signals
 # -- One step ----------------------------------------------------------------------------
 
 
+class Step(NamedTuple):
+    """Results of a step, as tensors, because reading a value would make a GPU wait."""
+
+    lr: float
+    loss: torch.Tensor  # mean over the sequences of this process, in nats per token
+    grad_norm: torch.Tensor  # before clipping
+    routing: Routing | None  # of an MoE, in the last micro-batch
+
+
 def optimizer_step(
     cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float
-) -> tuple:
+) -> Step:
     """One update, with the batch that starts at token position `tokens` of the run.
 
-    model: a GPT, or one in DistributedDataParallel. Returns the mean loss of the
-    sequences of this process in nats per token, the norm of the gradient before clipping,
-    and the statistics of an MoE in the last micro-batch. They are tensors, because
-    reading a value would make a GPU wait.
+    model: a GPT, or one in DistributedDataParallel.
     """
     # 1. Set the learning rate
     for group in optimizer.param_groups:
@@ -87,7 +93,7 @@ def optimizer_step(
     optimizer.step()
     # DDP keeps the gradients in its buffers, and new ones would need memory beside them
     optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
-    return batch_loss, grad_norm, routing
+    return Step(lr, batch_loss, grad_norm, routing)
 
 
 def micro_batches(
@@ -123,15 +129,6 @@ def update_average(average: GPT, model: GPT, before: int, tokens: int) -> None:
     with torch.no_grad():
         for mean, weight in zip(average.parameters(), model.parameters()):
             mean.lerp_(weight, share)
-
-
-class Step(NamedTuple):
-    """Results of a step, as tensors, because reading a value would make a GPU wait."""
-
-    lr: float
-    loss: torch.Tensor  # mean over the sequences of this process, in nats per token
-    grad_norm: torch.Tensor  # before clipping
-    routing: Routing | None  # of an MoE, in the last micro-batch
 
 
 @dataclass
@@ -183,11 +180,11 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
     while state.tokens + cfg.batch_tokens <= cfg.total_tokens and not state.diverged:
         before = state.tokens
         lr = schedule(before + cfg.batch_tokens / 2)  # at the middle of the step
-        results = optimizer_step(cfg, model, state.optimizer, corpus, before, lr)
+        step = optimizer_step(cfg, model, state.optimizer, corpus, before, lr)
         state.tokens += cfg.batch_tokens
         if state.average:
             update_average(state.average, state.model, before, state.tokens)
-        yield Step(lr, *results)
+        yield step
 
 
 def train_run(

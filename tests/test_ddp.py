@@ -173,8 +173,9 @@ def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
         replicate = torch.nn.parallel.DistributedDataParallel
     corpus = data.open_corpus(corpus_path)
-    gradients, (*_, routing) = one_step(corpus, replicate, **MOE, router_aux_weight=1.0)
-    torch.save({"gradients": gradients, "load": routing.load}, out / f"{world}-{rank}.pt")
+    gradients, step = one_step(corpus, replicate, **MOE, router_aux_weight=1.0)
+    found = {"gradients": gradients, "load": step.routing.load}
+    torch.save(found, out / f"{world}-{rank}.pt")
     if world > 1:
         os._exit(0)  # as train.py ends
 

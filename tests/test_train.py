@@ -58,14 +58,14 @@ def same(one: dict, other: dict) -> bool:
     )
 
 
-def one_step(corpus, replicate=lambda model: model, **changed) -> tuple[dict, tuple]:
+def one_step(corpus, replicate=lambda model: model, **changed) -> tuple[dict, train.Step]:
     """The gradients of a first step in float64, by name, and what optimizer_step returns."""
     cfg = train.make_config(**SMALL | {"grad_clip": 0.0} | changed)
     model = train.build(cfg).model.double()
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
     optimizer.zero_grad = lambda **_: None  # keep the gradients
-    results = train.optimizer_step(cfg, replicate(model), optimizer, corpus, 0, lr=1.0)
-    return {name: p.grad for name, p in model.named_parameters()}, results
+    step = train.optimizer_step(cfg, replicate(model), optimizer, corpus, 0, lr=1.0)
+    return {name: p.grad for name, p in model.named_parameters()}, step
 
 
 def norm_of(gradients: dict) -> float:
@@ -258,13 +258,13 @@ def test_a_batch_takes_as_few_equal_passes_as_possible(world, n, most, passes):
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(corpus):
     results = [one_step(corpus, batch_size=16, micro_batch_size=m) for m in (16, 8, 2, 1)]
-    whole, (loss_of_whole, norm_of_whole, _) = results[0]
-    assert norm_of_whole.item() == pytest.approx(norm_of(whole), rel=1e-9)
-    for gradients, (loss, norm, _) in results[1:]:
+    whole, step_of_whole = results[0]
+    assert step_of_whole.grad_norm.item() == pytest.approx(norm_of(whole), rel=1e-9)
+    for gradients, step in results[1:]:
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, whole[name], rtol=1e-6, atol=1e-12)
-        assert loss.item() == pytest.approx(loss_of_whole.item(), rel=1e-12)
-        assert norm.item() == pytest.approx(norm_of_whole.item(), rel=1e-9)
+        assert step.loss.item() == pytest.approx(step_of_whole.loss.item(), rel=1e-12)
+        assert step.grad_norm.item() == pytest.approx(norm_of(whole), rel=1e-9)
 
 
 def test_each_group_gets_its_multiplier_and_weight_decay(corpus):
