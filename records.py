@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from config import runtime_fields
-from schedules import PAPER_SEQ_LEN, SCHEDULES, READ_BY_SOME, unread
+from schedules import PAPER_SEQ_LEN, READ_BY_SOME, unread
 from tools import files, flags, tables
 from tools.flags import UserError
 
@@ -39,9 +39,7 @@ def settings(config: dict, without=()) -> dict:
     All but those that its schedule does not read, and those in `without`. A field of a
     fork counts, too.
     """
-    skip = runtime_fields(config) | NAMES | set(without)
-    if config["schedule"] in SCHEDULES:
-        skip |= unread(config["schedule"])
+    skip = runtime_fields(config) | NAMES | set(without) | unread(config["schedule"])
     return {name: value for name, value in config.items() if name not in skip}
 
 
@@ -392,45 +390,41 @@ OF_A_SHAPE = set(
 def check_same_settings(records: list[dict]) -> None:
     """Raise UserError if records differ in a setting that no experiment varies.
 
+    We compare every record with the first of all, of its shape, and of its schedule.
     Decays of one kind must take the same share of the run, or the same number of tokens.
     """
-    by_shape: dict = {}
-    by_schedule: dict = {}
+    n_schedules = len({r["config"]["schedule"] for r in records})
+    varied = VARIED | OF_A_LINE if n_schedules > 1 else VARIED
+    first: dict = {}  # group of records -> its first
     by_decay: dict = {}
     for r in records:
         config = r["config"]
-        decay = config["schedule"], config.get("average"), config.get("decay_shape")
-        by_shape.setdefault(shape_of(config), []).append(r)
-        by_schedule.setdefault(config["schedule"], []).append(r)
+        schedule = config["schedule"]
+        for group in ("all", ("shape", shape_of(config)), ("schedule", schedule)):
+            check_pair(first.setdefault(group, r), r, varied)
+        decay = schedule, config.get("average"), config.get("decay_shape")
         by_decay.setdefault(decay, []).append(r)
-
-    varied = VARIED | OF_A_LINE if len(by_schedule) > 1 else VARIED
-    unread_by_some = set()
-    for schedule in by_schedule.keys() & SCHEDULES.keys():
-        unread_by_some |= unread(schedule)
-    check_equal(records, varied | OF_A_SHAPE | unread_by_some)
-    for some in by_shape.values():
-        check_equal(some, varied | unread_by_some)
-    for some in by_schedule.values():
-        check_equal(some, varied | OF_A_SHAPE)
     for some in by_decay.values():
         check_decays(some)
 
 
-def check_equal(records: list[dict], varied: set[str]) -> None:
-    """Raise UserError if a setting outside `varied`, or the text, differs in these records."""
+def check_pair(one: dict, other: dict, varied: set[str]) -> None:
+    """Raise UserError if two records differ in their text, or in a setting outside `varied`.
 
-    def compared(record: dict) -> dict:
-        text = {"fingerprint": record["origin"].get("fingerprint")}
-        return settings(record["config"], varied) | text
-
-    first = compared(records[0])
-    for r in records:
-        names = differing(first, compared(r))
-        if names:
-            raise UserError(
-                f"runs with different {names[0]}; fit them separately (--only)"
-            )
+    Two shapes may differ in what makes a shape, and two schedules in what one of them
+    does not read.
+    """
+    pair = one, other
+    varied = varied.union(*(unread(r["config"]["schedule"]) for r in pair))
+    if shape_of(one["config"]) != shape_of(other["config"]):
+        varied |= OF_A_SHAPE
+    compared = []
+    for r in pair:
+        text = {"fingerprint": r["origin"].get("fingerprint")}
+        compared.append(settings(r["config"], varied) | text)
+    names = differing(*compared)
+    if names:
+        raise UserError(f"runs with different {names[0]}; fit them separately (--only)")
 
 
 def check_decays(records: list[dict]) -> None:

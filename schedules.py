@@ -143,7 +143,9 @@ READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values()))
 
 
 def unread(schedule: str) -> set[str]:
-    """The fields of a config that other schedules read, and this schedule does not."""
+    """The fields of a config that only other schedules read, none for an unknown schedule."""
+    if schedule not in SCHEDULES:
+        return set()
     return READ_BY_SOME - SCHEDULES[schedule].reads
 
 
