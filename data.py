@@ -59,15 +59,12 @@ class Corpus:
         lengths than the text has. Scaled, they add up to the bytes of the texts.
         """
         val_bytes = self.meta["val_bytes"]
-        written = self.meta.get("val_token_bytes", val_bytes)
+        written = self.meta["val_token_bytes"]
         return tokenizers.bytes_per_token(self.tokenizer) * (val_bytes / max(1, written))
 
-    # a mixture has several sources, and their shares in the validation loss
     @property
-    def sources(self) -> dict[str, "Corpus"]:
+    def sources(self) -> dict[str, "Corpus"]:  # a mixture has several
         return {basename(self.path): self}
-
-    shares = (1.0,)
 
 
 def n_sequences(tokens: np.memmap, seq_len: int, max_tokens: int | None = None) -> int:
@@ -177,7 +174,8 @@ def load_corpus(data: str | None, tokenizer="bytes", stages: list | None = None)
 
 
 NEEDED = set(
-    "tokenizer vocab_size dtype train_tokens val_tokens val_bytes fingerprint".split()
+    "tokenizer vocab_size dtype train_tokens val_tokens val_bytes val_token_bytes "
+    "fingerprint".split()
 )
 
 
@@ -201,7 +199,7 @@ def open_corpus(folder: str | Path, tokenizer="bytes") -> Corpus:
         raise UserError(
             f"--data {path}: has no {lost}; prepare it with data.py"
         ) from None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"--data {path}: {error}; prepare it with data.py") from None
     name = meta["tokenizer"]
     if tokenizers.tokenizer_file(name):  # the corpus has a copy of it

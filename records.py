@@ -105,7 +105,7 @@ def read_file(file: Path) -> list[dict]:
         except json.JSONDecodeError:
             warning = f"{file}: line {i} is not a whole record, so we ignore it"
             print(warning, file=sys.stderr)
-        except (ValueError, OverflowError, RecursionError) as error:
+        except ValueError as error:
             raise UserError(f"{file}: line {i}: {error}") from None
     return records
 
@@ -116,7 +116,7 @@ def read_shared(file: Path) -> dict:
         return {}
     try:
         return as_parts(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: damaged ({error})") from None
 
 

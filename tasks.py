@@ -150,7 +150,7 @@ def read_questions(name: str, path: Path, limit: int | None = None) -> list[Ques
             for text in (*question.contexts, *question.choices, question.group):
                 if not isinstance(text, str):
                     raise UserError(f"{text!r} is not a text")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"{path}, line {number}: not an item of {name} ({error!r})"
             ) from None

@@ -80,11 +80,10 @@ def test_settings_that_do_not_change_a_run_may_differ():
     assert len(read_rows([write(some)])) == 2
 
 
-DEEP = "[" * 100_000 + "]" * 100_000
 WRONG = [
     ({"seed": None}, {}, "seed null"), ({"decay_tokens": None}, {}, "decay_tokens null"),
     ({"lr": float("inf")}, {}, "lr inf"), ({"batch_size": float("inf")}, {}, "batch_size inf"),
-    ({"lr": "high"}, {}, "lr 'high'"), ({"total_tokens": 10**400}, {}, "line 2"),
+    ({"lr": "high"}, {}, "lr 'high'"),
     ({}, {"loss": "2"}, "loss '2'"), ({}, {"loss": None}, "loss None"),
 ]  # fmt: skip
 
@@ -99,7 +98,7 @@ def test_an_odd_value_is_one_line(config, results, says, capsys):
 
 
 @pytest.mark.parametrize("line, says", [
-    (DEEP, "line 1"), ('{"lr": 1' + "0" * 5000 + "}", "line 1"), ("5", "not a record"),
+    ('{"lr": 1' + "0" * 5000 + "}", "line 1"), ("5", "not a record"),
     ('{"config": 5}', "not a record"),
     ('{"config": {"lr": [1]}}', "lr [1]"),
     ('{"config": {"lr": 1, "total_tokens": 9, "batch_size": 1, "seq_len": 9}}', "no loss"),

@@ -117,7 +117,7 @@ def read_json(file: Path) -> dict:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise UserError("not a JSON object")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: damaged ({error}); is the download complete?") from None
     return content
 

@@ -36,7 +36,7 @@ def load_tokenizer(name: str):
             return JsonTokenizer(file)
         if file:
             return read_tiktoken(file)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"--tokenizer {name}: cannot be loaded ({error})") from None
     if name in tiktoken.list_encoding_names():
         try:
