@@ -143,8 +143,14 @@ class Runs(NamedTuple):
         return None
 
     def of_seeds(self, name: str, rates: dict[int, float], cell: tuple) -> dict:
-        """{seed: record} of a line, None for a missing run. rates: {seed: its learning rate}."""
-        return {seed: self.find(name, lr, cell, seed) for seed, lr in rates.items()}
+        """{seed: record} of a line in a cell, None for a missing run.
+
+        rates: {seed: learning rate of the line}.
+        """
+        found = {}
+        for seed, lr in rates.items():
+            found[seed] = self.find(name, lr, cell, seed)
+        return found
 
 
 def has_fields(record: dict, fields: dict) -> bool:
