@@ -232,7 +232,7 @@ def losses_of_lines(runs: Runs) -> tuple[dict, dict]:
     Lines without runs are left out. A line has the cells in which no seed lacks its run.
     Raises UserError if all have none.
     """
-    # 1. Every seed tunes every line. (A search for WSD may have other seeds.)
+    # 1. Every seed tunes every line. (Other runs beside them may have other seeds.)
     seeds = sorted({(seed - TUNING) // 2 for _, seed in runs.records if seed >= TUNING})
     tuned = {name: tune(runs, name, seeds) for name in runs.lines}
     best = {name: rates for name, rates in tuned.items() if rates}
@@ -252,35 +252,6 @@ def losses_of_lines(runs: Runs) -> tuple[dict, dict]:
             "no cell of the comparison has all its runs; is the sweep still running?"
         )
     return losses, best
-
-
-def searched(records: list[dict], fields: dict = WSD) -> dict:
-    """{cell: {seed: loss}} of a schedule at the best learning rate of the *other* seeds.
-
-    So no run chooses for itself. In cells where at least two seeds tried seven learning
-    rates or more.
-    """
-    tried: dict = {}  # cell -> seed -> learning rate -> loss
-    for r in records:
-        if r["seed"] < TUNING and fields.items() <= r.items():
-            seeds = tried.setdefault(cell_of(r), {})
-            seeds.setdefault(r["seed"], {})[r["lr"]] = r["loss"]
-
-    found: dict = {}
-    for cell, seeds in tried.items():
-        seeds = {seed: losses for seed, losses in seeds.items() if len(losses) >= 7}
-        if len(seeds) < 2:
-            continue
-        rates = set.intersection(*(set(losses) for losses in seeds.values()))
-        found[cell] = {}
-        for seed in seeds:
-            others = [losses for other, losses in seeds.items() if other != seed]
-            tried_by_others = {}
-            for lr in sorted(rates):
-                tried_by_others[lr] = [losses[lr] for losses in others]
-            best = best_of(tried_by_others)
-            found[cell][seed] = seeds[seed][best]
-    return found
 
 
 # -- 4. A difference and its interval ----------------------------------------------------
@@ -345,20 +316,18 @@ def holm(differences: dict[str, Estimate], level: float = 0.05) -> list[str]:
 
 # -- The tables --------------------------------------------------------------------------
 
-SEARCHED = "WSD, searched in every cell"
-
 
 def comparison(records: list[dict], out: Path) -> None:
     """Print the tables, in Markdown, and draw the figure."""
     runs = index_runs(records)
     lines, best = losses_of_lines(runs)
     print_tuning(best, runs.rates)
-    with_search = lines | {SEARCHED: searched(records)}
+    when = {name: needs_T(line) for name, line in LINES.items()}
     panels = []
     for kind in ("dense", "MoE"):
         cells = common_cells(lines, moe=(kind == "MoE"))
         if cells:
-            panels.append(report_differences(with_search, cells, kind))
+            panels.append(report_differences(lines, cells, kind, when))
     figures.draw_differences(out / "compare.png", panels, LEVEL)
     print(f"\n{out}: compare.png")
 
@@ -400,8 +369,11 @@ def baseline_of(lines: dict, cells: list) -> str:
     return min(planned or means, key=means.get)
 
 
-def report_differences(lines: dict, cells: list, kind: str) -> dict:
-    """Print all lines minus the best planned line, and return a panel of compare.png."""
+def report_differences(lines: dict, cells: list, kind: str, when: dict) -> dict:
+    """Print all lines minus the best planned line, and return a panel of compare.png.
+
+    when: {line: when it needs T}.
+    """
     # 1. Subtract the best planned line, in the mean over all T, and at the longest T.
     whole = {name: some for name, some in lines.items() if some.keys() >= set(cells)}
     other = baseline_of(whole, cells)
@@ -414,8 +386,6 @@ def report_differences(lines: dict, cells: list, kind: str) -> dict:
         late[name] = differences(losses, lines[other], late_cells)
 
     # 2. Print a table, from the best line to the worst.
-    when = {name: needs_T(line) for name, line in LINES.items()}
-    when[SEARCHED] = "from the start"
     means = {name: gap.answer for name, gap in all_T.items()}
     order = sorted(means, key=means.get)
     baseline = mean_loss(lines[other], cells)

@@ -2,14 +2,14 @@
 
     python research/comparison.py
 
-Prints its tables of TABLES.md, from the committed records. `python fit.py
-research/results/compare-laptop research/results/search-laptop` prints the first two and draws them.
+Prints its tables of TABLES.md, from the committed records, and draws compare.png. `python fit.py
+research/results/compare-laptop research/results/search-laptop` prints the first two without their
+row for the search.
 """
 
 import contextlib
 import io
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +20,14 @@ sys.path.insert(0, str(ROOT))
 
 import anytime
 import rivals
-from compare import comparison, differences, index_runs, losses_of_lines
+from compare import LEVEL, LINES, TUNING, best_of, common_cells, differences
+from compare import index_runs, losses_of_lines, needs_T, report_differences
 from fit import Estimate, mean_of, show
 from laws import slope_per_step
-from records import read_rows
+from records import cell_of, read_rows
 from tables import Table
 from tools import flags
-from tools.figures import size
+from tools.figures import draw_differences, size
 
 FOLDERS = [
     ROOT / "research/results/compare-laptop",
@@ -34,6 +35,7 @@ FOLDERS = [
 ]
 POWER, AVERAGED = "Power (fitted)", "Power (fitted), averaged"
 WSD, LINEAR, COSINE = "WSD (fitted)", "linear to 0 (fitted)", "cosine (fitted)"
+SEARCHED = "WSD, searched in every cell"
 ABOUT = {
     "dense": "Mean loss, and its difference from the best planned line, over all T and at the "
     "longest. Widths 64 and 128, batch sizes 2 and 8, T from 80k to 1.28M, five seeds (three "
@@ -67,11 +69,58 @@ def lines() -> dict:
     return losses
 
 
+def searched(records: list[dict], fields: dict) -> dict:
+    """{cell: {seed: loss}} of a schedule at the best learning rate of the *other* seeds.
+
+    So no run chooses for itself. In cells where at least two seeds tried seven learning
+    rates or more.
+    """
+    tried: dict = {}  # cell -> seed -> learning rate -> loss
+    for r in records:
+        if r["seed"] < TUNING and fields.items() <= r.items():
+            seeds = tried.setdefault(cell_of(r), {})
+            seeds.setdefault(r["seed"], {})[r["lr"]] = r["loss"]
+
+    found: dict = {}
+    for cell, seeds in tried.items():
+        seeds = {seed: losses for seed, losses in seeds.items() if len(losses) >= 7}
+        if len(seeds) < 2:
+            continue
+        rates = set.intersection(*(set(losses) for losses in seeds.values()))
+        found[cell] = {}
+        for seed in seeds:
+            others = [losses for other, losses in seeds.items() if other != seed]
+            tried_by_others = {}
+            for lr in sorted(rates):
+                tried_by_others[lr] = [losses[lr] for losses in others]
+            best = best_of(tried_by_others)
+            found[cell][seed] = seeds[seed][best]
+    return found
+
+
+def print_differences() -> list[dict]:
+    """Print the tables, with a row for the search, and return the panels of compare.png."""
+    with_search = lines() | {SEARCHED: searched(records(), LINES["WSD"].fields)}
+    when = {name: needs_T(line) for name, line in LINES.items()}
+    when[SEARCHED] = "from the start"
+    panels = []
+    for kind in ABOUT:
+        cells = common_cells(lines(), moe=(kind == "MoE"))
+        panels.append(report_differences(with_search, cells, kind, when))
+    return panels
+
+
+def draw_all() -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        panels = print_differences()
+    draw_differences(ROOT / "assets/compare.png", panels, LEVEL)
+
+
 def comparison_tables() -> list[Table]:
-    """The two tables that fit.py prints."""
+    """The tables that print_differences prints."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), tempfile.TemporaryDirectory() as out:
-        comparison(records(), Path(out))
+    with contextlib.redirect_stdout(printed):
+        print_differences()
     found = {"dense": [], "MoE": []}
     rows = []
     for line in printed.getvalue().splitlines():
@@ -173,6 +222,7 @@ def tables() -> list[Table]:
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("comparison.py", __doc__).parse_args(argv)
     print(*tables(), sep="\n\n")
+    draw_all()
     return 0
 
 

@@ -17,7 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 import fit
 from compare import AVERAGED, LINEAR, POWER, WSD, Line
-from compare import index_runs, losses_of_lines, searched
+from compare import index_runs, losses_of_lines
+from comparison import searched
 from fit import Estimate, mean_of, show
 from records import cell_of, read_records, read_rows, row
 from tables import Table

@@ -32,7 +32,6 @@ FIGURES = {  # figure of assets/ -> the command that draws it, with the name tha
     "law.png": "fit.py research/results/bend-laptop --only warmup_tokens=80000 --only n_embd=32",
     "transfer.png": "fit.py research/results/transfer-quick",
     "power-scan.png": "fit.py research/results/power-laptop",
-    "compare.png": "fit.py research/results/compare-laptop research/results/search-laptop",
     "anytime.png": "research/anytime.py research/results/compare-laptop",
     "against.png": "research/against.py weight_decay=0,0.1,0.3 research/results/memory-laptop",
     "warmup.png": "research/against.py warmup_tokens=5000,80000,320000 "
@@ -74,7 +73,7 @@ def text() -> str:
 
 def draw() -> None:
     """All figures of assets/ that come from our runs."""
-    for name in ("curves", "exponents", "policies", "longer"):
+    for name in ("curves", "exponents", "policies", "comparison", "longer"):
         import_module(name).draw_all()
     for name, command in FIGURES.items():
         with tempfile.TemporaryDirectory() as out:

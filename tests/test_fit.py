@@ -477,18 +477,6 @@ def test_a_tuned_learning_rate_at_the_edge_of_its_trials_is_named(capsys):
     assert "without runs: Power" in rest
 
 
-def test_the_search_for_a_seed_is_decided_by_the_others():
-    losses = {
-        0: [5, 4, 3, 2, 3, 4, 1],
-        1: [7, 6, 3, 5, 6, 7, 8],
-        2: [7, 6, 6, 3, 5, 6, 9],
-    }
-    rows = [dict(shape="x", total_tokens=9, batch_size=1, seed=s, lr=i, loss=y, diverged=False)
-            | compare.WSD for s, some in losses.items() for i, y in enumerate(some)]  # fmt: skip
-    rows.append(rows[0] | dict(seed=3))  # one learning rate is no search
-    assert compare.searched(rows) == {("x", 9, 1): {0: 2, 1: 5, 2: 6}}
-
-
 # -- Records that fit together -----------------------------------------------------------
 
 

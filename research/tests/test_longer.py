@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import compare
+import comparison
 import longer
 import rivals
 from compare import LINEAR, WSD
@@ -76,6 +77,18 @@ def test_a_line_that_chooses_its_weight_decay_meets_the_better_linear_line(losse
     )
     losses(linear_0=0.05)
     assert longer.linear_for("constant, weight decay 0", LENGTHS[0]) == "linear-0.1"
+
+
+def test_the_search_for_a_seed_is_decided_by_the_others():
+    losses = {
+        0: [5, 4, 3, 2, 3, 4, 1],
+        1: [7, 6, 3, 5, 6, 7, 8],
+        2: [7, 6, 6, 3, 5, 6, 9],
+    }
+    rows = [dict(shape="x", total_tokens=9, batch_size=1, seed=s, lr=i, loss=y, diverged=False)
+            | WSD for s, some in losses.items() for i, y in enumerate(some)]  # fmt: skip
+    rows.append(rows[0] | dict(seed=3))  # one learning rate is no search
+    assert comparison.searched(rows, WSD) == {("x", 9, 1): {0: 2, 1: 5, 2: 6}}
 
 
 def test_planned_lines_get_the_learning_rate_of_the_other_seeds(tmp_path, monkeypatch):
