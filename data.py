@@ -17,6 +17,8 @@ loader needs no state. A run that reads several corpora has them in a mixture
 import argparse
 import hashlib
 import json
+import os
+import re
 import shlex
 import signal
 from collections import Counter
@@ -163,7 +165,7 @@ def load_corpus(data: str | None, tokenizer="bytes", stages: list | None = None)
     parsed = []
     folders = set()
     for start, text in stages or [(0, data)]:
-        shares = flags.parse_mixture(text)  # {folder: share}
+        shares = parse_mixture(text)  # {folder: share}
         parsed.append((start, shares))
         folders.update(shares)
     if len(folders) > 1:
@@ -180,9 +182,10 @@ NEEDED = set(
 
 
 def open_corpus(folder: str | Path, tokenizer="bytes") -> Corpus:
-    """Map the files of a folder into memory. "embedded" is the embedded corpus in `tokenizer`.
+    """Map the files of a folder into memory.
 
-    Raises UserError if the folder is missing or damaged.
+    "embedded" is the embedded corpus in `tokenizer`. Raises UserError if the folder is
+    missing or damaged.
     """
     path = embedded_corpus(tokenizer) if folder == "embedded" else Path(folder)
     try:
@@ -243,9 +246,40 @@ def embedded_texts(folder: Path) -> Iterator[str]:
             yield (folder / name).read_text(encoding="utf-8")
 
 
+def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
+    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
+    shares = {}
+    for part in text.split(","):
+        pattern = r"(?s)(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?"  # (?s): . is any character
+        folder, share = re.fullmatch(pattern, part).groups("1")
+        folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
+        if basename(folder) in map(basename, shares):
+            raise UserError(
+                f"{flag} {text}: two folders have the name {basename(folder)}"
+            )
+        shares[folder] = float(share)
+    if (
+        "" in shares
+        or min(shares.values()) < 0
+        or not abs(sum(shares.values()) - 1) < 1e-6
+    ):
+        raise UserError(
+            f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2"
+        )
+    return shares
+
+
+def format_mixture(shares: dict[str, float]) -> str:
+    """The text that parse_mixture reads."""
+    alone = len(shares) == 1
+    return ",".join(
+        folder if alone else f"{folder}:{share}" for folder, share in shares.items()
+    )
+
+
 def is_prepared(data_flag: str | None) -> bool:
     """Does --data name folders of data.py, which have a tokenizer already?"""
-    return bool(data_flag) and "embedded" not in flags.parse_mixture(data_flag)
+    return bool(data_flag) and "embedded" not in parse_mixture(data_flag)
 
 
 def tokenizer_name(cfg, corpus: Corpus) -> str:
@@ -286,7 +320,7 @@ def token_hash(tokenizer) -> str:
 
 
 def check_tokenizer(corpus: Corpus, expected: str, owner: Path | str) -> None:
-    """Raise UserError if a corpus has other tokens than its owner, who has this token_hash."""
+    """Raise UserError if a corpus does not have its owner's tokens, of this token_hash."""
     if token_hash(corpus.tokenizer) != expected:
         raise UserError(f"--data {corpus.path}: its tokenizer is not that of {owner}")
 

@@ -213,7 +213,7 @@ def least_squares(y: list, columns: list[list], groups: list) -> tuple[list, dic
     return solution[:k].tolist(), dict(zip(names, solution[k:].tolist()))
 
 
-def law(cells: list[Cell], degree: int = 3, window: int = 7) -> Law:
+def fit_law(cells: list[Cell], degree: int = 3, window: int = 7) -> Law:
     """The law of all cells. Its values are NaN if T and beta vary together."""
     found = minima(cells, degree, window)
     best = [x for _, x in found]
@@ -445,7 +445,7 @@ def fitted_cells(rows: list[dict]) -> list[Cell]:
     """The cells that have a minimum. Raises UserError if they do not determine a, b and q."""
     cells = cells_of(rows)
     found = [cell for cell, _ in minima(cells)]
-    if not math.isfinite(law(found).b):
+    if not math.isfinite(fit_law(found).b):
         if all(math.isinf(lowest_loss(cell)) for cell in cells):
             raise UserError(f"all {len(rows):,} runs diverged; try lower learning rates")
         raise UserError(
@@ -480,7 +480,7 @@ def as_json(cells: list[Cell], row: dict) -> dict:
 
     def numbers(some: list[Cell]) -> list[float]:
         """log2 a, b and q. Without one of the shapes, there is no mean a."""
-        found = law(some)
+        found = fit_law(some)
         log2_a = [found.log2_a.get(shape, math.nan) for shape in shapes]
         return [np.mean(log2_a), found.b, found.q]
 

@@ -14,8 +14,8 @@ from os.path import basename
 
 import numpy as np
 
-from data import Corpus, check_tokenizer, n_sequences, open_corpus, read_sequences
-from data import scramble, shuffled, token_hash
+from data import Corpus, check_tokenizer, n_sequences, open_corpus, parse_mixture
+from data import read_sequences, scramble, shuffled, token_hash
 from tools import flags
 
 
@@ -118,7 +118,7 @@ def load_mixture(data: str, tokenizer: str, stages: list[tuple[int, dict]]) -> M
     #    of later stages
     now = 0
     for i, (_, mixture) in enumerate(stages):
-        if mixture == flags.parse_mixture(data):
+        if mixture == parse_mixture(data):
             now = i
     folders = []
     for _, mixture in stages[now:]:
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("data", help="as --data of train.py")
     args = parser.parse_args(argv)
     try:
-        shares = flags.parse_mixture(args.data)
+        shares = parse_mixture(args.data)
     except flags.UserError as error:
         return flags.fail("mixture.py", error)
     names, counts = mixed(np.arange(32), shares, seed=0)

@@ -409,7 +409,7 @@ def check_same_settings(records: list[dict]) -> None:
 
 
 def check_pair(one: dict, other: dict, varied: set[str]) -> None:
-    """Raise UserError if two records differ in their text, or in a setting outside `varied`.
+    """Raise UserError if two records differ in their text, or a setting outside `varied`.
 
     Two shapes may differ in what makes a shape, and two schedules in what one of them
     does not read.

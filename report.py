@@ -87,7 +87,9 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
     try:
         cells = fit.fitted_cells(rows)
     except flags.UserError:  # too few cells for a law
-        print_minima(cells_of(rows))
+        for cell, x in fit.minima(cells_of(rows)):
+            where = f"{cell.shape}, {label(cell, 'T')}, {label(cell, 'batch_size')}"
+            print(f"{where}: best learning rate {2**x:.3g}")
         raise
     law = fit.as_json(cells, rows[0]) | {"flags": sweep.get("flags")}
     print_law(cells)
@@ -97,13 +99,6 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
     print_next_runs(law, cells, out / "law.json")
     draw_valleys(out / "valleys.png", cells)
     draw_law(out / "law.png", cells, law["seq_len"])
-
-
-def print_minima(cells: list[Cell]) -> None:
-    """Print the best learning rate of every cell that has one."""
-    for cell, x in fit.minima(cells):
-        where = f"{cell.shape}, {label(cell, 'T')}, {label(cell, 'batch_size')}"
-        print(f"{where}: best learning rate {2**x:.3g}")
 
 
 def print_runs(rows: list[dict], sweep: dict) -> None:
@@ -132,7 +127,7 @@ def print_runs(rows: list[dict], sweep: dict) -> None:
 
 def print_law(cells: list[Cell]) -> None:
     """Print the law, the readings of the papers, and a of every shape."""
-    laws = jackknife(cells, fit.law)
+    laws = jackknife(cells, fit.fit_law)
     b = fit.apply(attrgetter("b"), laws)
     q = fit.apply(attrgetter("q"), laws)
     s = round(fit.growth(cells), 2) + 0.0  # never -0.00
@@ -161,7 +156,7 @@ def print_law(cells: list[Cell]) -> None:
 def draw_law(path: Path, cells: list[Cell], seq_len: float) -> None:
     """The law of the shape with most minima, with a ring at the best batch sizes of every T."""
     shape = statistics.mode(cell.shape for cell in cells)
-    law = fit.law(cells)
+    law = fit.fit_law(cells)
     groups: dict = {}
     for cell in cells:
         if cell.shape == shape:

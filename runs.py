@@ -217,8 +217,8 @@ def with_absolute_paths(typed: dict) -> dict:
     typed = dict(typed)
     for name in ("data", "decay_data"):
         if name in typed:
-            shares = flags.parse_mixture(typed[name], f"--{name}")
-            typed[name] = flags.format_mixture(shares)
+            shares = data.parse_mixture(typed[name], f"--{name}")
+            typed[name] = data.format_mixture(shares)
     if tokenizers.tokenizer_file(typed.get("tokenizer", "")):
         typed["tokenizer"] = str(Path(typed["tokenizer"]).resolve())
     return typed
@@ -229,7 +229,7 @@ def with_vocabulary(typed: dict) -> dict:
     if "vocab_size" in typed:
         return typed
     # all folders of a mixture have one tokenizer
-    folder = next(iter(flags.parse_mixture(typed.get("data", "embedded"))))
+    folder = next(iter(data.parse_mixture(typed.get("data", "embedded"))))
     if folder == "embedded":  # not prepared yet, perhaps
         size = tokenizers.load_tokenizer(typed.get("tokenizer", "bytes")).n_vocab
     else:

@@ -143,7 +143,7 @@ READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values()))
 
 
 def unread(schedule: str) -> set[str]:
-    """The fields of a config that only other schedules read, none for an unknown schedule."""
+    """Fields of a config that only other schedules read; none for one from elsewhere."""
     if schedule not in SCHEDULES:
         return set()
     return READ_BY_SOME - SCHEDULES[schedule].reads

@@ -8,8 +8,8 @@
     python train.py --average --decay_tokens 0           average the weights instead of a decay
 
 Read `optimizer_step`, from one batch to the weight update, then `training_steps`, the
-loop around it, then `train_run`, which logs, evaluates and saves. All flags are in config.py.
-A run leaves a folder in runs/.
+loop around it, then `train_run`, which logs, evaluates and saves. All flags are in
+config.py. A run leaves a folder in runs/.
 """
 
 import signal
@@ -99,9 +99,9 @@ def optimizer_step(
 def micro_batches(
     cfg: TrainConfig, tokens: int, rank: int, world: int
 ) -> list[np.ndarray]:
-    """Positions in the run of the sequences that a process reads in the step after `tokens`.
+    """Positions in the run of the sequences that a process reads in a step.
 
-    They are in as few equal parts as micro_batch_size allows.
+    The step starts at `tokens`. As few equal parts as micro_batch_size allows.
     """
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]

@@ -73,7 +73,9 @@ def mean_loss(cells: list[Cell]) -> float:
 
 def change_of(name: str, one: list[Cell], two: list[Cell]) -> Estimate:
     """Change of b or q between two sweeps of the same cells."""
-    before, after = [apply(attrgetter(name), jackknife(c, fit.law)) for c in (one, two)]
+    before, after = [
+        apply(attrgetter(name), jackknife(c, fit.fit_law)) for c in (one, two)
+    ]
     return apply(operator.sub, after, before)
 
 
@@ -93,11 +95,13 @@ def print_changes(one: list[Cell], two: list[Cell]) -> None:
         print(f"{name:<26} {len(before):5d}  {shift:<32} {deeper:+.4f}")
 
     # 2. The law, unless the cells have a single batch size or T
-    if math.isfinite(fit.law(one).b):
+    if math.isfinite(fit.fit_law(one).b):
         for name in ("b", "q"):
             answers = []
             for cells in (one, two):
-                answers.append(show(apply(attrgetter(name), jackknife(cells, fit.law))))
+                answers.append(
+                    show(apply(attrgetter(name), jackknife(cells, fit.fit_law)))
+                )
             change = show(change_of(name, one, two))
             print(f"{name} {answers[0]} -> {answers[1]}, change {change}")
 
@@ -119,8 +123,8 @@ def draw(path: Path, field: str, sets: dict[str, list[Cell]]) -> None:
         groups[f"{name} {value}"] = [report.point(cell.T, cell) for cell in here]
 
     title = name.capitalize()
-    if math.isfinite(fit.law(first).b):
-        title += f": T^{fit.law(first).b:.2f} to T^{fit.law(last).b:.2f} over all cells"
+    if math.isfinite(fit.fit_law(first).b):
+        title += f": T^{fit.fit_law(first).b:.2f} to T^{fit.fit_law(last).b:.2f} over all cells"
     xlabel = f"run length T (tokens), {shape}, batch size {batch_size:g}"
     colors = figures.shades(groups, "other")
     figures.draw_points(path, groups, colors, title, xlabel)

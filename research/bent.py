@@ -177,7 +177,7 @@ def interaction(cells: list[Cell]) -> float:
 
 def gain(cells: list[Cell]) -> fit.Estimate:
     """Mean squared error of held-out cells, straight minus bent. The better law has less."""
-    straight = held_out(cells, fit.law, of_straight)
+    straight = held_out(cells, fit.fit_law, of_straight)
     bent = held_out(cells, partial(fit_bent, sweep=cells), of_bent)
     gains = {cell[:3]: gap for cell, gap in zip(cells, straight - bent)}
 

@@ -195,7 +195,7 @@ def print_roots(name: str, variances: np.ndarray) -> None:
 def answers(rows: list[dict]) -> dict[str, Estimate]:
     """All answers of a sweep."""
     cells = fit.fitted_cells(rows)
-    law = jackknife(cells, fit.law)
+    law = jackknife(cells, fit.fit_law)
     return {
         "b": fit.apply(attrgetter("b"), law),
         "q": fit.apply(attrgetter("q"), law),

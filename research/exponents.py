@@ -26,7 +26,7 @@ def by_question() -> dict:
     """{question: (the exponent, that of a paper, its name)}, at width 32."""
     only = ["warmup_tokens=80000", "n_embd=32"]
     cells = fit.fitted_cells(read_rows([ROOT / "research/results/bend-laptop"], only))
-    fixed = fit.apply(attrgetter("b"), fit.jackknife(cells, fit.law))
+    fixed = fit.apply(attrgetter("b"), fit.jackknife(cells, fit.fit_law))
     at_best = fit.reading(cells, fit.step_law_b, 1)
     divided = fit.reading(cells, fit.paper_b, 3)
     return {

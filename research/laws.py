@@ -53,7 +53,7 @@ def cells_of(folder: str, *choices: str) -> list[Cell]:
 
 def of_law(cells: list[Cell], name: str) -> Estimate:
     """b or q."""
-    return apply(attrgetter(name), jackknife(cells, fit.law))
+    return apply(attrgetter(name), jackknife(cells, fit.fit_law))
 
 
 # -- The law of every sweep --------------------------------------------------------------
@@ -127,7 +127,7 @@ def changes_table() -> Table:
 
 def widths_table() -> Table:
     cells = cells_of(*SWEEPS["warmup 2,000"])
-    laws = jackknife(cells, fit.law)
+    laws = jackknife(cells, fit.fit_law)
     by_width = {}
     rows = []
     for width in (32, 64, 128):
@@ -195,7 +195,7 @@ def parabolas_table() -> Table:
         for window in (5, 7):
             cells = fit.cells_of(records(*SWEEPS[name]), by_seed=True)
             cells = [cell for cell, _ in fit.minima(cells, degree=2, window=window)]
-            laws = jackknife(cells, partial(fit.law, degree=2, window=window))
+            laws = jackknife(cells, partial(fit.fit_law, degree=2, window=window))
             answers = [show(apply(attrgetter(answer), laws), 2) for answer in "bq"]
             rows.append([f"{name}, {window}", *answers])
     return Table(

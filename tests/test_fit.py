@@ -155,14 +155,14 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
 )
 def test_a_clean_law_is_recovered(law):
     records = wsd_records(**law)
-    found = fit.law(cells_of(records))
+    found = fit.fit_law(cells_of(records))
     assert (found.b, found.q) == pytest.approx((law["b"], law["q"]))
     assert 2 ** np.array([*found.log2_a.values()]) == pytest.approx(
         [law["a"]] * 3, rel=1e-4
     )
     by_seed = fit.cells_of(rows_of(records), by_seed=True)
     for window in (5, 7):
-        parabolas = fit.law(by_seed, degree=2, window=window)
+        parabolas = fit.fit_law(by_seed, degree=2, window=window)
         assert (parabolas.b, parabolas.q) == pytest.approx((law["b"], law["q"]))
     if law["q"] == 1:
         assert fit.paper_law(cells_of(records)) == pytest.approx(
@@ -208,7 +208,7 @@ def test_least_squares_is_that_of_numpy_and_nan_if_undetermined():
     assert [slope, *constants.values()] == pytest.approx(expected)
     (one, two), constants = fit.least_squares(y, [x, 3 * x + 1], groups)
     assert np.isnan([one, two, *constants.values()]).all()
-    assert np.isnan(fit.law([]).b)
+    assert np.isnan(fit.fit_law([]).b)
 
 
 def test_diverged_runs_do_not_move_the_law():
@@ -220,7 +220,7 @@ def test_diverged_runs_do_not_move_the_law():
             r |= dict(diverged=True, val_loss=None)
     usable = cells_of(records)
     assert len(usable) >= len(WIDTHS) * len(BATCHES) * len(BUDGETS) - 5
-    assert fit.law(usable).b == pytest.approx(-0.4, abs=1e-3)
+    assert fit.fit_law(usable).b == pytest.approx(-0.4, abs=1e-3)
 
 
 # -- Intervals ---------------------------------------------------------------------------
@@ -279,8 +279,8 @@ def test_a_jackknife_is_a_dumb_loop_that_deletes_records():
         )
     without_seeds = [[r for r in records if r["seed"] != seed] for seed in range(3)]
     answers = [
-        lambda cells: fit.law(cells).b,
-        lambda cells: fit.law(cells).q,
+        lambda cells: fit.fit_law(cells).b,
+        lambda cells: fit.fit_law(cells).q,
         fit.paper_b,
         fit.step_law_b,
     ]
@@ -311,7 +311,7 @@ def test_an_interval_does_not_depend_on_rounding():
     """Without the middle one of three batch sizes, q is the same but for rounding."""
     records = wsd_records(noise=0.004, cells=0.1, widths=[32])
     records = [r for r in records if r["batch_size"] in (1, 2, 4)]
-    q_of = lambda cells: fit.law(cells).q
+    q_of = lambda cells: fit.fit_law(cells).q
     expected = fit.interval(fit.jackknife(cells_of(records), q_of))
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -324,7 +324,7 @@ def test_the_difference_of_equal_sweeps_is_certain():
     """The second sweep is the first at twice the learning rates, so that b does not change."""
     records = wsd_records(noise=0.004, widths=[32])
     doubled = [r | {"lr": 2 * r["lr"]} for r in records]
-    laws = [fit.jackknife(cells_of(some), fit.law) for some in (records, doubled)]
+    laws = [fit.jackknife(cells_of(some), fit.fit_law) for some in (records, doubled)]
     b, other = [fit.apply(attrgetter("b"), some) for some in laws]
     change = fit.apply(sub, other, b)
     low, high = fit.interval(change)
@@ -746,7 +746,7 @@ def test_the_band_is_the_interval_of_the_predictions():
     for T, batch in ((10**5, 2), (10**8, 64)):
 
         def prediction(cells) -> float:
-            found = fit.law(cells)
+            found = fit.fit_law(cells)
             log2_beta = math.log2(batch * 128 / 4096)
             return found.log2_a["width 32"] + found.b * math.log2(T) + found.q * log2_beta
 

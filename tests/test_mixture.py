@@ -11,7 +11,7 @@ import eval as evaluation
 import model as model_file
 import train
 from mixture import Mixture, mixed
-from tools.flags import format_mixture, parse_mixture
+from data import format_mixture, parse_mixture
 from test_resume import assert_same, everything, stop
 from test_train import flags as small, metrics, read, same, weights
 

@@ -5,13 +5,11 @@ import argparse
 import dataclasses
 import math
 import os
-import re
 import shlex
 import signal
 import sys
 import typing
 from operator import ge, gt, le, lt
-from os.path import basename
 
 
 class UserError(ValueError):
@@ -119,37 +117,6 @@ def at_least(low: float, kind=whole_number):
         return kind(text)
 
     return number
-
-
-def parse_mixture(text: str, flag: str = "--data") -> dict[str, float]:
-    """'web:0.8,code:0.2' -> {'/home/me/web': 0.8, '/home/me/code': 0.2}, or raise UserError."""
-    shares = {}
-    for part in text.split(","):
-        pattern = r"(?s)(.*?)(?::(-?\d*\.?\d+(?:e-?\d+)?))?"  # (?s): . is any character
-        folder, share = re.fullmatch(pattern, part).groups("1")
-        folder = folder if folder in ("", "embedded") else os.path.abspath(folder)
-        if basename(folder) in map(basename, shares):
-            raise UserError(
-                f"{flag} {text}: two folders have the name {basename(folder)}"
-            )
-        shares[folder] = float(share)
-    if (
-        "" in shares
-        or min(shares.values()) < 0
-        or not abs(sum(shares.values()) - 1) < 1e-6
-    ):
-        raise UserError(
-            f"{flag} {text}: needs shares that add up to 1, as in web:0.8,code:0.2"
-        )
-    return shares
-
-
-def format_mixture(shares: dict[str, float]) -> str:
-    """The text that parse_mixture reads."""
-    alone = len(shares) == 1
-    return ",".join(
-        folder if alone else f"{folder}:{share}" for folder, share in shares.items()
-    )
 
 
 def say(text: str) -> None:

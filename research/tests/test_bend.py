@@ -69,7 +69,7 @@ MANY = pytest.param(200, [32, 64, 128], 0.93, marks=pytest.mark.slow)
 def test_b_and_q_are_unbiased_and_covered(worlds, widths, least):
     off, hit = [], []
     for seed in range(worlds):
-        laws = fit.jackknife(fit.fitted_cells(rows_of(world(seed, widths))), fit.law)
+        laws = fit.jackknife(fit.fitted_cells(rows_of(world(seed, widths))), fit.fit_law)
         b, q = [fit.apply(attrgetter(name), laws) for name in "bq"]
         off.append([b.answer - B, q.answer - Q])
         ends = fit.interval(b), fit.interval(q)
@@ -126,7 +126,7 @@ def test_noise_without_a_bend_is_no_gain():
 
 def test_held_out_error_is_that_of_a_dumb_loop():
     cells = cells_of(bent_rows(0.004))
-    errors = bent.held_out(cells, fit.law, bent.of_straight)
+    errors = bent.held_out(cells, fit.fit_law, bent.of_straight)
     best = dict(zip(cells_names(cells), [x for _, x in fit.minima(cells)]))
     for (_, T, batch), error in zip(best, errors):
         squares = []
