@@ -60,19 +60,18 @@ class Step(NamedTuple):
 
 
 def optimizer_step(
-    cfg: TrainConfig, model, optimizer, corpus, tokens: int, lr: float
+    cfg: TrainConfig, model, optimizer, corpus, parts: list[np.ndarray], lr: float
 ) -> Step:
-    """One update, with the batch that starts at token position `tokens` of the run.
+    """One update, with a batch whose parts pass through the model one after another.
 
-    model: a GPT, or one in DistributedDataParallel.
+    parts: the sequences of every part, see micro_batches. model: a GPT, or one in
+    DistributedDataParallel.
     """
     # 1. Set the learning rate
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]  # muP's multiplier, see mup.rules
 
     # 2. Add up the gradients of the micro-batches
-    rank, world = devices.rank_and_world()  # this is process number `rank` of `world`
-    parts = micro_batches(cfg, tokens, rank, world)
     batch_loss = 0.0
     for i, part in enumerate(parts):
         inputs, targets = corpus.draw(part, cfg.seq_len, cfg.data_seed)
@@ -99,9 +98,10 @@ def optimizer_step(
 def micro_batches(
     cfg: TrainConfig, tokens: int, rank: int, world: int
 ) -> list[np.ndarray]:
-    """Positions in the run of the sequences that a process reads in a step.
+    """Divide the step after `tokens` into as few equal parts as micro_batch_size allows.
 
-    The step starts at `tokens`. As few equal parts as micro_batch_size allows.
+    Returns the positions in the run of the sequences of every part, for process number
+    `rank` of `world`.
     """
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
@@ -172,7 +172,8 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
     """
     schedule = make_schedule(cfg)
     model = state.model
-    if devices.rank_and_world()[1] > 1:
+    rank, world = devices.rank_and_world()
+    if world > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         # the rotary tables never change. (As an argument, newer versions of torch warn.)
         model.broadcast_buffers = False
@@ -180,7 +181,8 @@ def training_steps(cfg: TrainConfig, state: State, corpus) -> Iterator[Step]:
     while state.tokens + cfg.batch_tokens <= cfg.total_tokens and not state.diverged:
         before = state.tokens
         lr = schedule(before + cfg.batch_tokens / 2)  # at the middle of the step
-        step = optimizer_step(cfg, model, state.optimizer, corpus, before, lr)
+        parts = micro_batches(cfg, before, rank, world)
+        step = optimizer_step(cfg, model, state.optimizer, corpus, parts, lr)
         state.tokens += cfg.batch_tokens
         if state.average:
             update_average(state.average, state.model, before, state.tokens)

@@ -64,7 +64,8 @@ def one_step(corpus, replicate=lambda model: model, **changed) -> tuple[dict, tr
     model = train.build(cfg).model.double()
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
     optimizer.zero_grad = lambda **_: None  # keep the gradients
-    step = train.optimizer_step(cfg, replicate(model), optimizer, corpus, 0, lr=1.0)
+    parts = train.micro_batches(cfg, 0, *devices.rank_and_world())
+    step = train.optimizer_step(cfg, replicate(model), optimizer, corpus, parts, lr=1.0)
     return {name: p.grad for name, p in model.named_parameters()}, step
 
 
@@ -270,7 +271,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(corpus):
 def test_each_group_gets_its_multiplier_and_weight_decay(corpus):
     cfg = devices.resolve_device(train.make_config(**SMALL | {"n_embd": 64}))  # m_width 2
     state = train.build(cfg)
-    train.optimizer_step(cfg, state.model, state.optimizer, corpus, 0, lr=0.02)
+    parts = train.micro_batches(cfg, 0, 0, 1)
+    train.optimizer_step(cfg, state.model, state.optimizer, corpus, parts, lr=0.02)
     groups = state.optimizer.param_groups
     got = {group["role"]: (group["lr"], group["weight_decay"]) for group in groups}
     wide = {"hidden": (0.01, 0.1), "output": (0.01, 0.1)}
