@@ -467,11 +467,8 @@ class Run:
         for path in set(paths) - set(keep):
             path.unlink()
 
-    def finish(self, results: dict, look_at=()) -> None:
-        """Write record.json, the mark of a finished run.
-
-        look_at: run lengths T, for which it gets the loss where a run of T tokens ends.
-        """
+    def finish(self, results: dict) -> None:
+        """Write record.json, the mark of a finished run."""
         if self.out is None:
             return
         lines = files.read_metrics(self.out)
@@ -483,10 +480,6 @@ class Run:
             # evaluations only slow the line after them
             "tokens_per_second": round(np.median(speeds or [0])),
         }
-        batch = self.cfg.batch_tokens
-        looks = {line["tokens"]: line["val_loss"] for line in lines if "val_loss" in line}
-        for T in look_at:
-            results[f"val_loss_at_{T}"] = looks.get(T - T % batch)
         config = dataclasses.asdict(self.cfg)
         record = {"config": config, "results": results, "origin": self.origin}
         files.write_json(self.out / "record.json", record)

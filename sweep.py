@@ -61,13 +61,8 @@ from tools.signals import stop_request
 # -- A run of a sweep --------------------------------------------------------------------
 
 
-def make_run(
-    cfg: TrainConfig, folder: Path, look_at: list, device: str, must_stop
-) -> bool:
-    """Train a run in its folder, as train.py does. Returns whether it is finished.
-
-    look_at: run lengths T at which to note the loss of a longer run.
-    """
+def make_run(cfg: TrainConfig, folder: Path, device: str, must_stop) -> bool:
+    """Train a run in its folder, as train.py does. Returns whether it is finished."""
     corpus = open_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
@@ -81,7 +76,7 @@ def make_run(
             if cfg.device == "cpu":
                 torch.set_num_threads(1)  # a worker per core
             with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-                return train.train_run(cfg, corpus, folder, start, must_stop, look_at)
+                return train.train_run(cfg, corpus, folder, start, must_stop)
         finally:
             torch.set_num_threads(threads)
 
@@ -225,10 +220,9 @@ def search(loss: Callable, middle: dict[int, int]) -> set[tuple[int, int]]:
 @functools.cache
 def config_of_run(**fields) -> TrainConfig:
     """The config of a run, without the fields that its schedule does not read."""
-    # validate at the end, and on the way only where make_run looks
-    usual = {"eval_every": 10**18, "eval_tokens": fields.get("final_eval_tokens")}
+    fields = fields | {"eval_every": 10**18}  # validate only at the end
     skip = unread(fields["schedule"])
-    read = {name: x for name, x in (usual | fields).items() if name not in skip}
+    read = {name: x for name, x in fields.items() if name not in skip}
     return make_config(**read)
 
 
@@ -344,19 +338,13 @@ class Plan(NamedTuple):
         """The runs that are left, if the best learning rates are those that we guess."""
         return self.missing(guessed=True)
 
-    def jobs(self) -> dict[str, tuple]:
-        """{trunk: (its next run, T at which to look at the loss without a decay)}, longest first.
-
-        We look at the longest cosine at all shorter T, for its loss if cut short there.
-        """
-        *shorter, longest = self.grid["budgets"]
+    def jobs(self) -> dict[str, TrainConfig]:
+        """{trunk: its next run}, the longest trunk first."""
         cost = {}
         jobs = {}
         for trunk, configs in by_trunk(self.missing()).items():
-            cfg = configs[0]
-            cut_short = is_planned(cfg.schedule) and cfg.total_tokens == longest
-            jobs[trunk] = cfg, shorter if cut_short else []
-            cost[trunk] = tokens_of(configs) * cfg.n_embd
+            jobs[trunk] = configs[0]
+            cost[trunk] = tokens_of(configs) * configs[0].n_embd
         return {trunk: jobs[trunk] for trunk in sorted(jobs, key=cost.get, reverse=True)}
 
     def learn(self, record: dict) -> None:
@@ -385,10 +373,10 @@ def make_missing(
                 stop()
             if stopping:
                 todo = {}
-            for trunk, (cfg, look_at) in todo.items():
+            for trunk, cfg in todo.items():
                 if trunk not in running and len(running) < slots:
                     folder = folder_of(cfg, sweep)
-                    running[trunk] = folder, submit(make_run, cfg, folder, look_at)
+                    running[trunk] = folder, submit(make_run, cfg, folder)
 
             # 2. Take the results of those that ended. If a cluster stopped a run at a time
             # limit, it is still missing, and starts again

@@ -195,12 +195,10 @@ def train_run(
     out: Path | None,
     start: dict | None = None,
     must_stop=signals.never,
-    look_at: tuple = (),
 ) -> bool:
     """Train a run and write its folder `out`, which only rank 0 has. -> is it finished?
 
-    Once must_stop(), we save and return False. start: see runs.plan, by default a new
-    run. look_at: run lengths T, to validate where a run of T tokens would end.
+    Once must_stop(), we save and return False. start: see runs.plan, by default a new run.
     """
     start = start or runs.new_start(cfg)
     state = build(cfg)
@@ -220,8 +218,7 @@ def train_run(
             state.diverged = not math.isfinite(loss)
 
         # 2. Validate
-        look = any(tokens <= T < tokens + batch for T in look_at)
-        if (look or tokens % cfg.eval_every < batch) and not last:
+        if tokens % cfg.eval_every < batch and not last:
             losses = validation_losses(cfg, state, corpus, cfg.eval_tokens)
             run.log_validation(tokens, losses)
 
@@ -237,7 +234,7 @@ def train_run(
     # 4. Evaluate, and write the record
     losses, results = evaluate(cfg, state, corpus)
     run.log_validation(state.tokens, losses, f" on {results['val_tokens']:,} tokens")
-    run.finish(results, look_at)
+    run.finish(results)
     return True
 
 

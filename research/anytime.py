@@ -2,9 +2,9 @@
 
     python research/anytime.py research/results/compare-laptop research/results/search-laptop
 
-Draws a figure of research/methods.md, from a comparison (`python sweep.py compare`). All
-losses are relative to cosines that were planned for the length at which you stop. Both
-follow our law.
+Draws a figure of research/methods.md, from our comparison. Its records have the losses of the
+longest cosines at all shorter T, which sweep.py noted up to commit 500a068. All losses are relative
+to cosines that were planned for the length at which you stop. Both follow our law.
 """
 
 import math
@@ -47,7 +47,7 @@ def losses_of_cut_cosine(longest: dict, cells: list) -> dict:
         for seed, record in longest.items():
             if record is None or name not in record:
                 raise UserError(
-                    "the longest cosines are missing; is the sweep still running?"
+                    "no losses of the longest cosines at shorter T; see research/methods.md"
                 )
             cut[cell][seed] = math.inf if record["diverged"] else record[name]
     return cut
