@@ -615,7 +615,7 @@ def conclude(out: Path, plan: Plan) -> None:
     if min(plan.known.values()) == math.inf:
         flags.say(f"finished, but all {n:,} runs diverged; is the text or a flag wrong?")
     else:
-        flags.say(f"finished: {n:,} runs; next: python fit.py {flags.word(out)}")
+        flags.say(f"finished: {n:,} runs; next: python fit.py {shlex.quote(str(out))}")
 
 
 def engine(args: argparse.Namespace, device: str, must_stop: Callable):

@@ -22,6 +22,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -454,7 +455,7 @@ def main(argv: list[str] | None = None) -> int:
             "train.py", reason + (hint if isinstance(error, OSError) else "")
         )
     if not finished:
-        again = f"python train.py --out {flags.word(cfg.out)} --resume"
+        again = f"python train.py --out={shlex.quote(cfg.out)} --resume"
         tell(f"stopped and saved; continue: {again}")
         return 3
     return 0

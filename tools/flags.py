@@ -5,7 +5,6 @@ import argparse
 import dataclasses
 import math
 import os
-import shlex
 import signal
 import sys
 import typing
@@ -148,9 +147,3 @@ def plain(error: OSError) -> str:
     if error.filename:
         return f"{error.filename2 or error.filename}: {error.strerror}"
     return str(error)
-
-
-def word(path) -> str:
-    """A path as a word of a command that we print, also if it has spaces or a dash at its start."""
-    text = str(path)
-    return shlex.quote("./" + text if text.startswith("-") else text)
