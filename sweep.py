@@ -60,10 +60,12 @@ from tools.signals import stop_request
 
 # -- A run of a sweep --------------------------------------------------------------------
 
+load_corpus = functools.cache(data.load_corpus)  # once for all runs of a worker
+
 
 def make_run(cfg: TrainConfig, folder: Path, device: str, must_stop) -> bool:
     """Train a run in its folder, as train.py does. Returns whether it is finished."""
-    corpus = open_corpus(cfg.data, cfg.tokenizer)
+    corpus = load_corpus(cfg.data, cfg.tokenizer)
     tokenizer = data.tokenizer_name(cfg, corpus)
     cfg = dataclasses.replace(cfg, device=device, tokenizer=tokenizer)
     cfg = devices.resolve_device(cfg)
@@ -79,11 +81,6 @@ def make_run(cfg: TrainConfig, folder: Path, device: str, must_stop) -> bool:
                 return train.train_run(cfg, corpus, folder, start, must_stop)
         finally:
             torch.set_num_threads(threads)
-
-
-@functools.cache
-def open_corpus(data_flag: str | None, tokenizer: str) -> data.Corpus:
-    return data.load_corpus(data_flag, tokenizer)
 
 
 def start_of(cfg: TrainConfig, folder: Path) -> dict:
