@@ -116,6 +116,8 @@ class Cell(NamedTuple):
     batch_size: float
     beta: float  # the batch size in sequences of 4096 tokens
     losses: dict  # seed -> {x: loss}
+    degree: int = 3  # of the curve through its valley
+    window: int = 7  # points that the curve goes through
 
 
 def cells_of(rows: list[dict], by_seed: bool = False, tuned: str = "lr") -> list[Cell]:
@@ -163,24 +165,24 @@ def lowest_loss(cell: Cell) -> float:
     return min((loss for _, loss in valley(cell)), default=math.inf)
 
 
-def bottom(cell: Cell, degree: int = 3, window: int = 7) -> tuple[float, str]:
+def bottom(cell: Cell) -> tuple[float, str]:
     """log2 of the best learning rate of a cell, and why it is unusable, or ""."""
-    return vertex(valley(cell), degree, window)
+    return vertex(valley(cell), cell.degree, cell.window)
 
 
-def minima(cells: list[Cell], degree: int = 3, window: int = 7) -> list[tuple]:
+def minima(cells: list[Cell]) -> list[tuple]:
     """(cell, log2 of its best learning rate) for every cell that has one."""
     found = []
     for cell in cells:
-        x, why_not = bottom(cell, degree, window)
+        x, why_not = bottom(cell)
         if not why_not:
             found.append((cell, x))
     return found
 
 
-def reasons(cells: list[Cell], degree: int = 3, window: int = 7) -> str:
+def reasons(cells: list[Cell]) -> str:
     """Why cells are left out, with their numbers; "" if none is."""
-    why_not = Counter(bottom(cell, degree, window)[1] for cell in cells)
+    why_not = Counter(bottom(cell)[1] for cell in cells)
     return ", ".join(f"{n} {why}" for why, n in why_not.items() if why)
 
 
@@ -213,9 +215,9 @@ def least_squares(y: list, columns: list[list], groups: list) -> tuple[list, dic
     return solution[:k].tolist(), dict(zip(names, solution[k:].tolist()))
 
 
-def fit_law(cells: list[Cell], degree: int = 3, window: int = 7) -> Law:
+def fit_law(cells: list[Cell]) -> Law:
     """The law of all cells. Its values are NaN if T and beta vary together."""
-    found = minima(cells, degree, window)
+    found = minima(cells)
     best = [x for _, x in found]
     T = [math.log2(cell.T) for cell, _ in found]
     beta = [math.log2(cell.beta) for cell, _ in found]

@@ -223,15 +223,15 @@ def panel_of_valleys(row: list[Cell], field: str, words: str, fixed: str) -> dic
     )
 
 
-def valley_of(cell: Cell, degree: int = 3, window: int = 7) -> dict:
+def valley_of(cell: Cell) -> dict:
     """A valley for figures.draw_valleys: the points that the fit used, and the bottom."""
     lowest = fit.lowest_loss(cell)
     points = []
-    for x, loss in fit.nearest(fit.valley(cell), window):
+    for x, loss in fit.nearest(fit.valley(cell), cell.window):
         if math.isfinite(loss):
             points.append((x, loss - lowest))
-    bottom, why_not = fit.bottom(cell, degree, window)
-    return dict(points=points, degree=degree, bottom=None if why_not else bottom)
+    bottom, why_not = fit.bottom(cell)
+    return dict(points=points, degree=cell.degree, bottom=None if why_not else bottom)
 
 
 # -- The next runs -----------------------------------------------------------------------
@@ -446,22 +446,21 @@ def ratio_of(wide: Cell, narrow: Cell) -> fit.Estimate:
 
 # -- A sweep of Power: its best a and b --------------------------------------------------
 
-PARABOLA = dict(degree=2, window=5)  # through the valleys of these scans
-
 
 def scans(rows: list[dict]) -> tuple[dict[str, list[Cell]], dict]:
     """Cells of the runs of Power that only differ in a or in b, and the common a and b.
 
-    With a cell for every seed. x is log2 a, or b.
+    With a cell for every seed, and parabolas through their valleys. x is log2 a, or b.
     """
     a = statistics.mode(row["power_a"] for row in rows)
     b = statistics.mode(row["power_b"] for row in rows)
     over_a = [row for row in rows if row["power_b"] == b]
     over_b = [row for row in rows if row["power_a"] == a]
-    return {
-        "a": cells_of(over_a, by_seed=True, tuned="power_a"),
-        "b": cells_of(over_b, by_seed=True, tuned="power_b"),
-    }, {"a": a, "b": b}
+    found = {}
+    for name, some in (("a", over_a), ("b", over_b)):
+        cells = cells_of(some, by_seed=True, tuned=f"power_{name}")
+        found[name] = [cell._replace(degree=2, window=5) for cell in cells]
+    return found, {"a": a, "b": b}
 
 
 def report_power(rows: list[dict], out: Path) -> None:
@@ -469,10 +468,8 @@ def report_power(rows: list[dict], out: Path) -> None:
     found, center = scans(rows)
     panels = []
     for name in ("a", "b"):
-        if not fit.minima(found[name], **PARABOLA):
-            raise flags.UserError(
-                f"no best {name}: {fit.reasons(found[name], **PARABOLA)}"
-            )
+        if not fit.minima(found[name]):
+            raise flags.UserError(f"no best {name}: {fit.reasons(found[name])}")
         print_best(name, found[name])
         panels.append(panel_of_best(name, found[name], center))
     figures.draw_valleys(out / "power-scan.png", panels)
@@ -488,12 +485,12 @@ def print_best(name: str, cells: list[Cell]) -> None:
     """Print the best a or b, a row for every T and a column for every batch size."""
     best: dict = {}  # (T, batch size) -> the best values, of all shapes and seeds
     every = []
-    for cell, x in fit.minima(cells, **PARABOLA):
+    for cell, x in fit.minima(cells):
         best.setdefault((cell.T, cell.batch_size), []).append(value_at(name, x))
         every.append(value_at(name, x))
     batches = sorted({cell.batch_size for cell in cells})
 
-    left_out = fit.reasons(cells, **PARABOLA) or "none"
+    left_out = fit.reasons(cells) or "none"
     print(f"best {name}, mean over seeds; left out: {left_out}")
     print(f"{'T':>8} " + "".join(f"{f'batch {B:g}':>11}" for B in batches))
     for T in sorted({cell.T for cell in cells}):
@@ -510,7 +507,7 @@ def panel_of_best(name: str, cells: list[Cell], center: dict) -> dict:
     some = [cell for cell in middle_shape(cells) if cell.T == longest]
     groups: dict = {}
     for cell in some:  # in order of batch size
-        valley = valley_of(cell, **PARABOLA)
+        valley = valley_of(cell)
         groups.setdefault(label(cell, "batch_size"), []).append(valley)
 
     best = []

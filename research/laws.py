@@ -194,8 +194,9 @@ def parabolas_table() -> Table:
     for name in ("warmup 2,000", "warmup 32,000"):
         for window in (5, 7):
             cells = fit.cells_of(records(*SWEEPS[name]), by_seed=True)
-            cells = [cell for cell, _ in fit.minima(cells, degree=2, window=window)]
-            laws = jackknife(cells, partial(fit.fit_law, degree=2, window=window))
+            cells = [cell._replace(degree=2, window=window) for cell in cells]
+            cells = [cell for cell, _ in fit.minima(cells)]
+            laws = jackknife(cells, fit.fit_law)
             answers = [show(apply(attrgetter(answer), laws), 2) for answer in "bq"]
             rows.append([f"{name}, {window}", *answers])
     return Table(
@@ -335,7 +336,7 @@ def power_table() -> Table:
     scans, center = report.scans(records("power-laptop"))
     rows = []
     for name, step, words in (("a", 1, "a factor of 2"), ("b", 0.06, "0.06")):
-        found = fit.minima(scans[name], **report.PARABOLA)
+        found = fit.minima(scans[name])
         best = [report.value_at(name, x) for _, x in found]
         costs = [cost_beside(scans[name], step * side) for side in (-1, 1)]
         row = [name, f"{statistics.mean(best):.2f}", f"{statistics.stdev(best):.2f}"]

@@ -162,7 +162,8 @@ def test_a_clean_law_is_recovered(law):
     )
     by_seed = fit.cells_of(rows_of(records), by_seed=True)
     for window in (5, 7):
-        parabolas = fit.fit_law(by_seed, degree=2, window=window)
+        cells = [cell._replace(degree=2, window=window) for cell in by_seed]
+        parabolas = fit.fit_law(cells)
         assert (parabolas.b, parabolas.q) == pytest.approx((law["b"], law["q"]))
     if law["q"] == 1:
         assert fit.paper_law(cells_of(records)) == pytest.approx(

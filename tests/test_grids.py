@@ -101,7 +101,7 @@ def test_power_gives_the_best_a_and_b_back(scale, drawn, capsys):
     )
     cells, _ = report.scans(records)
     for name, best in (("a", math.log2(a)), ("b", b)):
-        found = [x for _, x in fit.minima(cells[name], **report.PARABOLA)]
+        found = [x for _, x in fit.minima(cells[name])]
         number = len(batches) * len(grid["budgets"]) * seeds
         assert found == pytest.approx([best] * number, abs=1e-3)
 
