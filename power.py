@@ -356,21 +356,24 @@ class Run:
         return self.curve[-1][1]
 
     def branch(self):
-        """A copy that goes its own way from here, where we take a look."""
+        """A copy that goes its own way from here."""
         # one deepcopy of both, so that the optimizer's copy updates the model's copy
-        branch = copy.deepcopy(self)
-        branch.look()
-        return branch
+        return copy.deepcopy(self)
 
 
 def trunk_and_branches(schedule, batch_size, lengths, look_every=None, seed=0):
-    """Train one trunk, and a branch for each length T. -> trunk, {T: branch}"""
+    """Train one trunk, and a branch for each length T. -> trunk, {T: branch}
+
+    A branch looks where it ends. With look_every, it also does where it begins.
+    """
     trunk = Run(batch_size, seed)
     branches = {}
     for T in lengths:
         decay_tokens = T // 10
         trunk.train(schedule, T - decay_tokens, look_every)
         branches[T] = trunk.branch()
+        if look_every:
+            branches[T].look()
         branches[T].train(decay(schedule, T, decay_tokens), T, look_every)
         branches[T].look()
     return trunk, branches

@@ -46,12 +46,12 @@ HINTS = {  # function -> the number of its exercise, and a hint
     "branch": (
         5,
         "What must the copy have so that it trains on as the trunk would? What may it "
-        "share with the trunk? Take one look where it leaves.",
+        "share with the trunk?",
     ),
     "trunk_and_branches": (
         5,
         "A decay takes the last T // 10 tokens. Train every token of the trunk only once. "
-        "End the curve of every branch with a look.",
+        "End the curve of every branch with a look. With look_every, begin it with one, too.",
     ),
 }
 

@@ -45,16 +45,18 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
     ("branch", "copy.deepcopy(self)", "copy.copy(self)", "move the trunk's weights"),
     ("branch", "copy.deepcopy(self)", "self", "yours is the trunk"),
     ("branch", "copy.deepcopy(self)", "Run(self.batch_size)", "the tokens of its trunk"),
-    ("branch", "return", "branch.optimizer = make_optimizer(branch.model)\n    return",
+    ("branch", "return copy.deepcopy(self)", "branch = copy.deepcopy(self)\n    "
+     "branch.optimizer = make_optimizer(branch.model)\n    return branch",
      "copy of the optimizer's state"),
-    ("branch", "copy.deepcopy(self)", "copy.copy(self)\n    "
+    ("branch", "return copy.deepcopy(self)", "branch = copy.copy(self)\n    "
      "branch.model = copy.deepcopy(self.model)\n    "
-     "branch.optimizer = copy.deepcopy(self.optimizer)", "the weights of the branch"),
-    ("branch", "copy.deepcopy(self)", "copy.copy(self)\n    branch.curve = []\n    "
-     "branch.model = copy.deepcopy(self.model)\n    "
+     "branch.optimizer = copy.deepcopy(self.optimizer)\n    return branch",
+     "the weights of the branch"),
+    ("branch", "return copy.deepcopy(self)", "branch = copy.copy(self)\n    "
+     "branch.curve = []\n    branch.model = copy.deepcopy(self.model)\n    "
      "branch.optimizer = make_optimizer(branch.model)\n    "
-     "branch.optimizer.load_state_dict(self.optimizer.state_dict())", "AdamW's moments"),
-    ("branch", "branch.look()", "", "one look where it leaves"),
+     "branch.optimizer.load_state_dict(self.optimizer.state_dict())\n    return branch",
+     "AdamW's moments"),
     ("trunk_and_branches", "T // 10", "T // 5", "T // 10"),
     ("trunk_and_branches", "decay(schedule, T, decay_tokens)", "schedule", "T // 10"),
     ("trunk_and_branches", "    branches[T].look()", "    pass", "end with a look"),
