@@ -14,9 +14,10 @@ import numpy as np
 
 import fit
 from compare import comparison
+from config import FIELDS, TrainConfig, make_config, runtime_fields
 from fit import Cell, Law, cells_of, jackknife, show
 from records import STANDARD
-from schedules import PAPER_LAW, PAPER_SEQ_LEN
+from schedules import PAPER_LAW, PAPER_SEQ_LEN, unread
 from tools import figures, files, flags
 
 
@@ -91,7 +92,7 @@ def report_law(rows: list[dict], out: Path, sweep: dict) -> None:
             where = f"{cell.shape}, {label(cell, 'T')}, {label(cell, 'batch_size')}"
             print(f"{where}: best learning rate {2**x:.3g}")
         raise
-    law = fit.as_json(cells, rows[0]) | {"flags": sweep.get("flags")}
+    law = fit.as_json(cells, rows[0]) | {"flags": flags_of(rows)}
     print_law(cells)
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "law.json", law)
@@ -237,6 +238,43 @@ def valley_of(cell: Cell) -> dict:
 # -- The next runs -----------------------------------------------------------------------
 
 
+def flags_of(rows: list[dict]) -> dict | None:
+    """The fields that make a run of train.py like those of the widest shape.
+
+    Without run length, batch size, learning rate and seed. None for a table from
+    elsewhere, which lacks some fields.
+    """
+    # 1. The fields on which the runs agree, unless their preset has the same value
+    widest = cells_of(rows)[-1].shape
+    rows = [row for row in rows if row["shape"] == widest]
+    first = rows[0]
+    if not FIELDS.keys() <= first.keys():
+        return None
+    skip = {"preset", "schedule", "total_tokens", "batch_size", "lr", "seed", "data_seed"}
+    skip |= {"final_eval_tokens"} | runtime_fields(first) | unread("wsd")
+    if first["decay_share"] is not None:
+        skip.add("decay_tokens")
+    if first["data"] and "embedded" not in first["data"]:
+        skip.add("tokenizer")  # the corpus has it
+    preset = {"preset": first["preset"], "total_tokens": 10**15}
+    usual = vars(make_config(**preset))
+    found = {}
+    for name in FIELDS.keys() - skip:
+        values = {row[name] for row in rows}
+        if len(values) == 1 and values != {usual[name]}:
+            found[name] = first[name]
+
+    # 2. Without those that follow from others, as n_ffn from n_embd
+    for name in sorted(found):
+        rest = {other: value for other, value in found.items() if other != name}
+        follows = FIELDS[name].default is None
+        if follows and vars(make_config(**preset | rest))[name] == found[name]:
+            found = rest
+    if first["preset"] != TrainConfig.preset:
+        found["preset"] = first["preset"]
+    return {name: found[name] for name in FIELDS if name in found}
+
+
 def print_next_runs(law: dict, cells: list[Cell], path: Path) -> None:
     """Print the commands of runs four times as long as the longest."""
     T = 4 * law["total_tokens"][1]
@@ -316,7 +354,7 @@ def advice(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
 def commands(law: dict, T: float, batch_size: float, seq_len: float) -> list[str]:
     """The commands of Power, WSD and a linear decay to 0 that follow a law.
 
-    With the settings of the sweep, if we know them.
+    With the settings of the sweep, if all fields of train.py are known.
     """
     schedules = schedules_of(law, T, batch_size * seq_len)
     settings = law.get("flags")

@@ -522,34 +522,11 @@ def read_done(
         plan.learn(record)
 
 
-def common_flags(configs: list[TrainConfig]) -> dict:
-    """The fields that all these runs have, unless their preset has the same value.
-
-    fit.py adds run length, batch size and learning rate, so we leave these out.
-    """
-    skip = {"preset", "total_tokens", "batch_size", "seed", "data_seed", "lr"}
-    skip |= {"final_eval_tokens"} | config.runtime_fields(vars(configs[0]))
-    if configs[0].decay_share is not None:
-        skip.add("decay_tokens")
-    preset = configs[0].preset
-    found = {} if preset == TrainConfig.preset else {"preset": preset}
-    # a field may follow from those before it, as n_ffn from n_embd
-    for name in config.FIELDS:
-        values = {getattr(cfg, name) for cfg in configs}
-        usual = getattr(make_config(**found | {"total_tokens": 10**15}), name)
-        if name not in skip and len(values) == 1 and values != {usual}:
-            found[name] = values.pop()
-    return found
-
-
-def describe(
-    args: argparse.Namespace, configs: list[TrainConfig], finished: bool
-) -> None:
-    """Write sweep.json, from which fit.py makes the commands of the next runs."""
+def describe(args: argparse.Namespace, finished: bool) -> None:
+    """Write sweep.json, which tells fit.py what these runs are."""
     content = {
         "command": shlex.join(["python", *sys.argv]),
         "experiment": args.experiment,
-        "flags": common_flags(configs),
         "finished": finished,
     }
     files.write_json(args.out / "sweep.json", content)
@@ -580,7 +557,7 @@ def main(argv: list[str] | None = None) -> int:
             flags.say(f"{args.out}: {len(plan.known):,} runs are done, {todo}")
             if args.dry_run:
                 return 0
-            describe(args, configs, finished=not left)
+            describe(args, finished=not left)
             if left:
                 place, slots = engine(args, left[0].device, must_stop)
                 with place as (submit, stop):
@@ -588,7 +565,7 @@ def main(argv: list[str] | None = None) -> int:
             if must_stop():
                 flags.say("stopped and saved; the same command resumes")
                 return 3
-            describe(args, configs, finished=True)
+            describe(args, finished=True)
     except BrokenExecutor:
         return flags.fail(
             "sweep.py", "a worker died; out of memory? The same command resumes"

@@ -15,8 +15,8 @@ import fit
 import report
 import schedules
 import train
-from config import make_config
-from records import read_rows, rows_of
+from config import FIELDS, make_config
+from records import read_rows, rows_of, settings
 from schedules import make_schedule
 from test_figures import figures  # noqa: F401  (checks the layout of all figures)
 from test_mistakes import one_line
@@ -690,13 +690,18 @@ def test_predict(T, batch, says, tmp_path, capsys):
 FLAGS = dict(n_layer=2, n_embd=32, n_head=2, warmup_tokens=3000, weight_decay=0.05)
 
 
-def swept(path: Path, flags: dict | None = FLAGS) -> Path:
-    """The folder of a sweep around a law, with the sweep.json that the sweep wrote."""
-    records = wsd_records(widths=[32], a=3.0, b=-0.3, q=0.5, noise=0.002)
-    folder = write([r | {"warmup_tokens": 3000} for r in records], path)
-    if flags:
-        (folder / "sweep.json").write_text(json.dumps({"flags": flags}))
-    return folder
+def complete(row: dict, **fields) -> dict:
+    """A row with all fields of a config, as those of train.py have."""
+    names = ("total_tokens", "batch_size", "seed", "lr", "schedule", "dtype")
+    own = {name: row[name] for name in names}
+    result = {name: row[name] for name in ("val_loss", "diverged", "fingerprint")}
+    return vars(make_config(**own | fields)) | result
+
+
+def swept(path: Path) -> Path:
+    """The folder of a sweep around a law."""
+    rows = wsd_records(widths=[32], a=3.0, b=-0.3, q=0.5, noise=0.002)
+    return write([complete(row, **FLAGS) for row in rows], path)
 
 
 def pasted(lines: str) -> list:
@@ -735,8 +740,36 @@ def test_pasted_commands_follow_the_law(tmp_path, capsys):
         assert falls(n) == pytest.approx(expected, rel=0.001, abs=1e-12)
 
 
-def test_a_sweep_without_sweep_json_gives_the_flags_of_schedules_only(tmp_path, capsys):
-    assert fit.main([str(swept(tmp_path / "a", flags=None))]) == 0
+@pytest.mark.parametrize("fields", [
+    {}, {"decay_share": 0.2}, {"decay_tokens": 5000}, {"preset": "36M", "n_ffn": 64},
+    {"n_expert": 4, "n_expert_active": 2, "n_ffn": 16}, {"n_kv_head": 1, "m_width": 3.0},
+    {"data": "/there", "tokenizer": "a.json", "vocab_size": 300}, {"tie_embeddings": False},
+], ids=str)  # fmt: skip
+def test_pasted_commands_have_the_settings_of_the_widest_shape(fields, tmp_path, capsys):
+    """And of the runs that --only chose."""
+    rows = []
+    for row in wsd_records(widths=[32, 64], seeds=1):
+        shape = dict(n_embd=row["n_embd"], n_head=2, n_layer=1, seq_len=128)
+        for weight_decay in (0.0, 0.3):
+            more = shape | {"warmup_tokens": 3000, "weight_decay": weight_decay} | fields
+            rows.append(complete(row, **more))
+    folder = write(rows, tmp_path / "a")
+    assert fit.main([str(folder), "--only", "weight_decay=0"]) == 0
+    power, wsd, linear = pasted(capsys.readouterr().out)
+    like = next(r for r in rows if r["weight_decay"] == 0 and r["n_embd"] == 64)
+    like = {name: like[name] for name in FIELDS}
+    tuned = "total_tokens batch_size lr power_a power_b power_q lr_max schedule".split()
+    free = [*tuned, "decay_tokens", "decay_shape"]
+    for cfg in (power, wsd, linear):
+        assert settings(vars(cfg), free) == settings(like, free)
+        assert (cfg.data, cfg.preset) == (like["data"], like["preset"])
+    for cfg in (power, wsd):
+        assert cfg.decay_share == like["decay_share"]
+        assert cfg.decay_share or cfg.decay_tokens == like["decay_tokens"]
+
+
+def test_rows_without_all_settings_give_the_flags_of_schedules_only(tmp_path, capsys):
+    assert fit.main([str(write(wsd_records(widths=[32]), tmp_path / "a"))]) == 0
     said = capsys.readouterr().out
     assert "--power_q" in said and "python train.py" not in said
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {  # story file -> the story files at its top
     "tasks": set(), "eval": {"model", "data", "tasks"},
     "train": {"schedules", "config", "mup", "moe", "model", "data", "runs", "eval"},
     "fit": {"schedules", "records"}, "compare": {"schedules", "records", "fit"},
-    "report": {"schedules", "records", "fit", "compare"},
+    "report": {"schedules", "config", "records", "fit", "compare"},
     "grids": {"schedules", "config", "records"},
     "sweep": {"schedules", "config", "records", "data", "runs", "model", "train", "compare",
               "grids"},
