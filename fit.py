@@ -584,20 +584,23 @@ def main(argv: list[str] | None = None) -> int:
         help="print the best learning rate for T and batch size",
     )
     add("--total_tokens", type=flags.whole_number, help="run length T, for --predict")
-    add("--batch_size", type=float, help="sequences per optimizer step, for --predict")
+    size = "sequences per optimizer step, for --predict"
+    add("--batch_size", type=flags.whole_number, help=size)
     add(
         "--seq_len",
-        type=float,
-        help="tokens per sequence (default: as in --law; else 4096)",
+        type=flags.whole_number,
+        help="tokens per sequence, for --predict (default: as in --law; else 4096)",
     )
-    add(
-        "--law",
-        default="paper",
-        help="for --predict, paper or a law.json (default: paper)",
-    )
+    add("--law", help="law.json, for --predict (default: the law of the paper)")
     args = parser.parse_args(argv)
     if not (args.folders or args.predict):
         parser.error("name the folder of a sweep, or --predict; see --help")
+    of_prediction = ("total_tokens", "batch_size", "seq_len", "law")
+    of_report = ("folders", "columns", "out", "only")
+    for name in of_report if args.predict else of_prediction:
+        if getattr(args, name):
+            how = "with" if args.predict else "without"
+            parser.error(f"{name}: has no effect {how} --predict")
     try:
         if args.predict:
             report.report_prediction(args)

@@ -10,6 +10,7 @@ down to `GPT.forward`.
 """
 
 import dataclasses
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -341,6 +342,8 @@ def export(run: Path, to: Path) -> str:
     idx = torch.arange(min(model.cfg.vocab_size, model.cfg.seq_len, 64))[None]
     with torch.no_grad():
         logits = model(idx)
+    if not logits.isfinite().all():
+        raise flags.UserError(f"--export {run}: its outputs are not numbers; it diverged")
     compared = granite.write_folder(
         to,
         fields=dataclasses.asdict(model.cfg),
@@ -376,7 +379,8 @@ def import_granite(folder: Path, to: Path) -> str:
         "token_hash": data.token_hash(data.tokenizer_of(model.run)),
     }
     runs.write_checkpoint(to, content)
-    return f"{to}: {model.n_params():,} parameters; python train.py --branch {to}"
+    branch = f"python train.py --branch {shlex.quote(str(to))} --schedule wsd --lr 1e-4"
+    return f"{to}: {model.n_params():,} parameters; train it further, as in {branch}"
 
 
 def main(argv: list[str] | None = None) -> int:

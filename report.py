@@ -408,9 +408,8 @@ def as_flags(fields: dict) -> str:
 
 def report_prediction(args) -> None:
     """Print the learning rate for --predict, and the rest to standard error. Raises UserError."""
-    if args.law == "paper":
-        law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
-    else:
+    law = PAPER_LAW | {"seq_len": PAPER_SEQ_LEN}
+    if args.law:
         law = fit.read_law(args.law)
     seq_len = law["seq_len"] if args.seq_len is None else args.seq_len
     numbers = {
@@ -423,7 +422,7 @@ def report_prediction(args) -> None:
             raise flags.UserError(f"--{name} {value}: --predict needs a number above 0")
     # alone on standard output, so that lr=$(python fit.py --predict ...) works
     print(f"{fit.predict(law, args.total_tokens, args.batch_size * seq_len):.2g}")
-    if args.law != "paper":
+    if args.law:
         for line in advice(law, args.total_tokens, args.batch_size, seq_len):
             print(line, file=sys.stderr)
 

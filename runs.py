@@ -31,7 +31,7 @@ import torch
 
 import data
 from config import FIXED, TrainConfig, make_config, runtime_fields, saved_config
-from schedules import SCHEDULES, is_planned, unread
+from schedules import SCHEDULES, has_decay, is_planned, unread
 from tools import devices, files, flags, tokenizers
 from tools.flags import UserError
 
@@ -145,6 +145,11 @@ def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
     fields = old | dict(out=None, device="auto", compile=None, decay_tokens=None)
     if "decay_tokens" in typed:
         fields["decay_share"] = None
+    elif old.get("decay_share") is None and has_decay(old.get("schedule", "constant")):
+        fields["decay_share"] = old["decay_tokens"] / old["total_tokens"]
+    schedule = (old | typed).get("schedule", TrainConfig.schedule)
+    if typed.get("decay_tokens") == 0 or not has_decay(schedule):
+        fields["decay_data"] = None  # of the decay that this branch does not have
     if typed.get("decay_tokens"):
         fields["total_tokens"] = tokens + typed["decay_tokens"]
     cfg = make_config(**fields | typed)
@@ -163,7 +168,8 @@ def start_from(parent: dict, cfg: TrainConfig) -> dict:
         )
     if total < tokens + cfg.batch_tokens:
         raise UserError(
-            f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already"
+            f"--total_tokens {total:,}: the checkpoint has seen {tokens:,} already, "
+            f"and a batch has {cfg.batch_tokens:,}"
         )
     same_schedule = cfg.schedule == old.get("schedule")
     if same_schedule and is_planned(cfg.schedule) and total != old["total_tokens"]:
@@ -504,7 +510,10 @@ def main(argv: list[str] | None = None) -> int:
         total = saved["config"]["total_tokens"]
         lines = files.read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
         seen = lines[-1]["tokens"] if lines else 0
-        finished = "finished" if (folder / "record.json").exists() else ""
+        # a sweep moves the records of its runs
+        batch = saved["config"]["batch_size"] * saved["config"]["seq_len"]
+        is_finished = (folder / "record.json").exists() or seen + batch > total
+        finished = "finished" if is_finished else ""
         print(f"{seen:>18,} of {total:,} tokens {finished:>9}   {folder}")
     return 0
 

@@ -470,6 +470,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
         if swept.count(name) > 1:
             parser.error(f"--sweep {name}: twice; name all its values at once")
     typed = {name: value for name, value in vars(args).items() if name in config.FIELDS}
+    for name in typed.keys() & set(swept):
+        parser.error(f"--{name} {typed[name]}: --sweep {name} has its values already")
     args.out = Path(typed.pop("out", f"runs/{args.experiment}-{args.scale}"))
     return args, typed
 
@@ -512,6 +514,13 @@ def read_done(
     args: argparse.Namespace, plan: Plan, configs: list[TrainConfig], fingerprint: str
 ) -> None:
     """Tell the plan which runs are done. Raises UserError for records of another sweep."""
+    file = args.out / "sweep.json"
+    if file.exists():
+        made_by = json.loads(file.read_text(encoding="utf-8"))["experiment"]
+        if made_by != args.experiment:
+            raise flags.UserError(
+                f"--out {args.out}: is of sweep.py {made_by}; choose another folder"
+            )
     found = records.read_records(args.out)
     free = ("seed", "data_seed")  # a folder may have more seeds than a sweep
     if args.experiment != "power":

@@ -1,6 +1,7 @@
 """Granite checkpoints in and out, against transformers' own classes."""
 
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -154,6 +155,15 @@ def test_released_weights_can_be_trained_on(corpus_path, runs, capsys):
         assert flag in one_line(train.main, [*flags, *wrong], capsys)
     for argv in (["released", "--to=released.pt"], ["new", "--to=x"], ["released"]):
         one_line(model_file.main, ["--import", *argv], capsys)
+
+
+def test_a_diverged_model_is_not_exported(runs, capsys):
+    checkpoint = max((runs / "dense/ckpt").glob("*.pt"))
+    saved = torch.load(checkpoint, weights_only=True)
+    saved["model"]["norm.weight"].fill_(math.nan)
+    torch.save(saved, "diverged.pt")
+    error = one_line(model_file.main, ["--export", "diverged.pt", "--to", "x"], capsys)
+    assert "it diverged" in error and not Path("x").exists()
 
 
 def write(content: str, name: str = "config.json"):

@@ -241,6 +241,30 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
         )
 
 
+@pytest.mark.parametrize("parent, more, share", [
+    ({"decay_tokens": 0}, [], 0.0), ({"decay_tokens": 2560}, [], 0.25),
+    ({"decay_share": 0.5}, [], 0.5), ({"schedule": "cosine"}, ["--schedule=wsd"], 0.1),
+    ({"decay_tokens": 2560}, ["--decay_share=0.1"], 0.1), ({}, [], 0.1),
+], ids=str)  # fmt: skip
+def test_a_branch_decays_over_the_share_of_its_parent(parent, more, share, corpus_path):
+    argv = flags(corpus_path, out="run", save_every=256, keep_checkpoints=40, **parent)
+    assert train.main(argv) == 0
+    branch = ["--branch=run/ckpt/0000000000002560.pt", "--total_tokens=20480", *more]
+    typed, actions = train.parse(branch)
+    cfg, _ = runs.plan(typed, False, actions.branch)
+    assert (cfg.decay_share, cfg.decay_tokens) == (share, int(share * 20480))
+
+
+def test_a_branch_without_a_decay_needs_no_text_for_it(corpus_path):
+    argv = flags(corpus_path, out="run", decay_data=str(corpus_path), save_every=2560)
+    assert train.main(argv) == 0
+    for end in ("--decay_tokens=0", "--schedule=constant"):
+        branch = ["--branch=run", "--total_tokens=20480", end]
+        typed, actions = train.parse(branch)
+        cfg, _ = runs.plan(typed, False, actions.branch)
+        assert cfg.decay_data is None and cfg.decay_tokens == 0
+
+
 def test_every_process_resumes_on_its_own_gpu(corpus_path, monkeypatch):
     """Rank 0 saved the name of its GPU."""
     run = stopped_run(corpus_path)

@@ -366,7 +366,7 @@ def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, c
     assert runs.main(["out"]) == 0
     for line in capsys.readouterr().out.splitlines():
         seen, total = line.split(" tokens")[0].split(" of ")
-        assert seen.strip() == total
+        assert seen.strip() == total and " finished " in line
 
 
 def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
@@ -637,6 +637,9 @@ def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, caps
     assert "has records with" in one_line(
         sweep.main, ["power", *tiny[2:], "--widths=32"], capsys
     )
+    Path("out/sweep.json").write_text('{"experiment": "transfer"}')
+    assert "is of sweep.py transfer" in one_line(sweep.main, tiny, capsys)
+    Path("out/sweep.json").unlink()
     train.data.prepare(documents[:200], "bytes", Path("other"))
     assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other"], capsys)
 
