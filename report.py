@@ -241,8 +241,8 @@ def valley_of(cell: Cell) -> dict:
 def flags_of(rows: list[dict]) -> dict | None:
     """The fields that make a run of train.py like those of the widest shape.
 
-    Without run length, batch size, learning rate and seed. None for a table from
-    elsewhere, which lacks some fields.
+    Without run length, batch size, learning rate and seed. None if rows lack some fields,
+    as those of a table from elsewhere do.
     """
     # 1. The fields on which the runs agree, unless their preset has the same value
     widest = cells_of(rows)[-1].shape

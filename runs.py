@@ -124,8 +124,8 @@ def resumed_run(
 def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
     """A new run from a checkpoint of its parent, whose settings it keeps unless typed.
 
-    Its decay has the usual length, or the share that the parent has. --decay_tokens
-    without --total_tokens starts the decay right here.
+    Its decay takes the share of the run that it has in the parent. --decay_tokens without
+    --total_tokens starts the decay right here.
     """
     old = parent["config"]
     tokens = parent["tokens"]
@@ -143,9 +143,12 @@ def branched_run(parent: dict, typed: dict) -> tuple[TrainConfig, dict]:
             "for example --schedule wsd --lr 1e-4"
         )
     fields = old | dict(out=None, device="auto", compile=None, decay_tokens=None)
+    decays = "schedule" in old and has_decay(
+        old["schedule"]
+    )  # imported weights have none
     if "decay_tokens" in typed:
         fields["decay_share"] = None
-    elif old.get("decay_share") is None and has_decay(old.get("schedule", "constant")):
+    elif decays and old["decay_share"] is None:
         fields["decay_share"] = old["decay_tokens"] / old["total_tokens"]
     schedule = (old | typed).get("schedule", TrainConfig.schedule)
     if typed.get("decay_tokens") == 0 or not has_decay(schedule):
