@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench
+import model as model_file
 import train
 from model import GPT
 from test_mistakes import one_line
@@ -49,7 +50,9 @@ def kept_bytes(cfg: train.TrainConfig) -> int:
 ])  # fmt: skip
 def test_the_memory_estimate_is_what_autograd_keeps(shape, dtype, monkeypatch):
     """Two layers more need as many bytes more as bench.py says, if dtypes are those of a GPU."""
-    monkeypatch.setattr("tools.devices.attention_dtype", lambda x: x.dtype)
+    attend = model_file.attend  # on a CPU it would use the dtype of q, float32
+    as_on_a_gpu = lambda q, k, v, scale: attend(q.to(v.dtype), k.to(v.dtype), v, scale)
+    monkeypatch.setattr(model_file, "attend", as_on_a_gpu)
     monkeypatch.setattr("tools.devices.is_hopper", lambda x: True)  # it groups experts
     kept, estimates = [], []
     for n_layer in (1, 3):

@@ -109,16 +109,6 @@ def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-def attention_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which to attend, x.dtype except on a CPU.
-
-    There the backward pass of attention in bfloat16 takes 4 times as long as in float32.
-    """
-    if x.is_cpu:
-        return torch.promote_types(x.dtype, torch.float32)
-    return x.dtype
-
-
 def is_hopper(x: torch.Tensor) -> bool:
     """Is x on an H100, an H200 or another GPU of their generation?"""
     return x.is_cuda and torch.cuda.get_device_properties(x.device).major == 9
