@@ -5,7 +5,7 @@ A field of these classes is a flag of train.py with its help, type and limits. A
 the command line comes before the preset, and the preset before the default here.
 The mark `runtime` says that a field changes how we compute or report a run, but not its
 loss. A resumed run may change these fields, and two runs that differ only there are equal.
-The mark `fixed` says that a branch may not change a field, as it may not the shape.
+The mark `fixed` says that a branch may not change a field. The shape is fixed, too.
 
     python config.py        list the presets with all their values
 """
@@ -148,10 +148,7 @@ class TrainConfig(GPTConfig):
     power_q: float = option(1.0, "q of the power schedule, 1 in the paper", at_least=0)
     warmup_tokens: int = option(10**9, "tokens of linear warmup", at_least=0)
     decay_share: float | None = option(
-        None,
-        "the decay, as a share of total_tokens (default: 0.1)",
-        at_least=0,
-        at_most=1,
+        None, "the decay as a share of the run (default: 0.1)", at_least=0, at_most=1
     )
     decay_tokens: int | None = option(
         None, "tokens of the decay, in place of decay_share", at_least=0

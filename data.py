@@ -129,7 +129,7 @@ def permutation(x: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     half = ((n - 1).bit_length() + 1) // 2
     low_bits = 2**half - 1
 
-    # 3. Four rounds. The halves can hold numbers from n up, which take them again
+    # 3. Four rounds. Numbers from n up, which the halves can hold, go through them again
     x = x.copy()
     todo = np.full(len(x), True)
     while todo.any():
@@ -320,7 +320,7 @@ def token_hash(tokenizer) -> str:
 
 
 def check_tokenizer(corpus: Corpus, expected: str, owner: Path | str) -> None:
-    """Raise UserError if a corpus does not have its owner's tokens, of this token_hash."""
+    """Raise UserError if the token_hash of a corpus is not the expected one, its owner's."""
     if token_hash(corpus.tokenizer) != expected:
         raise UserError(f"--data {corpus.path}: its tokenizer is not that of {owner}")
 

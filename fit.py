@@ -599,8 +599,9 @@ def main(argv: list[str] | None = None) -> int:
     of_report = ("folders", "columns", "out", "only")
     for name in of_report if args.predict else of_prediction:
         if getattr(args, name):
+            flag = name if name == "folders" else f"--{name}"
             how = "with" if args.predict else "without"
-            parser.error(f"{name}: has no effect {how} --predict")
+            parser.error(f"{flag}: has no effect {how} --predict")
     try:
         if args.predict:
             report.report_prediction(args)

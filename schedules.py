@@ -143,7 +143,7 @@ READ_BY_SOME = set().union(*(kind.reads for kind in SCHEDULES.values()))
 
 
 def unread(schedule: str) -> set[str]:
-    """Fields of a config that only other schedules read; none for one from elsewhere."""
+    """Fields that other schedules read, and this one does not. Empty if it is unknown."""
     if schedule not in SCHEDULES:
         return set()
     return READ_BY_SOME - SCHEDULES[schedule].reads

@@ -65,8 +65,8 @@ def optimizer_step(
 ) -> Step:
     """One update, with a batch whose parts pass through the model one after another.
 
-    parts: the sequences of every part, see micro_batches. model: a GPT, or one in
-    DistributedDataParallel.
+    parts: where in the run their sequences are, see micro_batches. model: a GPT, or one
+    in DistributedDataParallel.
     """
     # 1. Set the learning rate
     for group in optimizer.param_groups:
@@ -101,8 +101,8 @@ def micro_batches(
 ) -> list[np.ndarray]:
     """Divide the step after `tokens` into as few equal parts as micro_batch_size allows.
 
-    Returns the positions in the run of the sequences of every part, for process number
-    `rank` of `world`.
+    Returns where in the run the sequences of every part are, for process number `rank` of
+    `world`.
     """
     batch = tokens // cfg.seq_len + np.arange(cfg.batch_size)
     mine = batch[rank::world]
