@@ -78,7 +78,7 @@ def verdicts(name: str) -> list[str]:
             continue
         cases = [{}]
         if "kind" in inspect.signature(function).parameters:
-            cases = [{"kind": "hidden"}, {"kind": "output"}]
+            cases = [{"kind": "hidden"}, {"kind": "branch_out"}]
         for case in cases:
             with pytest.MonkeyPatch.context() as patch:
                 if "monkeypatch" in inspect.signature(function).parameters:

@@ -139,13 +139,13 @@ def start_and_change(rule, width: int) -> tuple[float, float]:
 
 def test_rules_change_nothing_at_the_base_width():
     table = rules_at(1)
-    for kind in ("embedding", "hidden", "output"):
+    for kind in ("embedding", "hidden", "branch_out"):
         rule = table[kind]
         check_value(rule.init_std, 0.1, f"m_width = 1, init_std = 0.1: that of {kind}")
         check_value(rule.lr_scale, 1, f"m_width = 1: lr_scale of {kind}")
 
 
-@pytest.mark.parametrize("kind", ["hidden", "output"])
+@pytest.mark.parametrize("kind", ["hidden", "branch_out"])
 def test_rules_make_every_width_alike(kind):
     start, change = start_and_change(rules_at(1)[kind], BASE_WIDTH)
     for m in (4, 16):
@@ -168,7 +168,7 @@ def test_rules_leave_embedding_and_gains_as_they_are():
 
 
 def test_rules_shrink_matrices_only():
-    for kind, decay in (("embedding", 1), ("hidden", 1), ("output", 1), ("gain", 0)):
+    for kind, decay in (("embedding", 1), ("hidden", 1), ("branch_out", 1), ("gain", 0)):
         what = (
             f"AdamW shrinks weights by lr times decay, and lr is scaled: decay of {kind}"
         )
