@@ -2,33 +2,34 @@ import os
 import random
 import signal
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
-# the same tests on a machine with a GPU
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # models in tests are small
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same tests on a machine with a GPU
 
-# A shell ignores Ctrl-C in what it starts in the background, and nohup SIGHUP. Programs that the
-# tests start would inherit this.
+# A shell ignores Ctrl-C in what it starts in the background, and the programs that tests
+# start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
+import torch
 
 import data
-import forked
 
-forked.make_small()
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
-    """Small documents with a little structure: a model can learn from them in seconds."""
+    """Small documents with a little structure, which a model learns in seconds."""
     rng = random.Random(0)
     names = ["alpha", "beta", "gamma", "delta", "épsilon", "ζ"]
-
-    def function() -> str:
-        return f"def {rng.choice(names)}({rng.choice(names)}):\n    return {rng.randrange(10)}\n"
-
-    return ["".join(function() for _ in range(rng.randrange(1, 40))) for _ in range(300)]
+    texts = []
+    for _ in range(300):
+        lines = []
+        for _ in range(rng.randrange(1, 40)):
+            lines.append(f"def {rng.choice(names)}({rng.choice(names)}):")
+            lines.append(f"    return {rng.randrange(10)}\n")
+        texts.append("\n".join(lines))
+    return texts
 
 
 @pytest.fixture(scope="session")
