@@ -1,7 +1,7 @@
 "use strict";
 // The page to drag. Its parts: 1 small tools, 2 the state, which is also in the address,
-// 3 charts and controls, 4 and 5 the two steps, and 6 what connects them. All numbers are in
-// page_data.json, so nothing is fitted here. x always is log2 of a learning rate.
+// 3 charts and controls, 4 and 5 the two steps, and 6 what connects them. page.py has made all
+// numbers, so nothing is fitted here. x always is log2 of a learning rate.
 
 // -- 1 Small tools -------------------------------------------------------------------------
 
@@ -26,7 +26,10 @@ function interpolate(at, x, y) {
   return y[i - 1] + share * (y[i] - y[i - 1]);
 }
 
-// -- 2 The state, which is also in the address, after # ----------------------------------------
+// -- 2 The state, which is also in the address ------------------------------------------------
+//
+// So a link opens a view: #step=1&end=1 stops the three runs at the second T, and
+// #step=2&stop=2&batch=8 asks for the best learning rate at batch size 8.
 
 const POLICIES = DATA.policies.map((policy) => policy.name);
 const BATCHES = DATA.policies[0].batches.map((one) => one.batch);
@@ -36,10 +39,10 @@ const CHOICES = {  // name: allowed values, of which the first is the start
 };
 const NUMBERS = {  // name: [start, low, high, step]
   step: [1, 1, 2, 1],
-  stop: [1, 0, 4, 1],  // the T at which step 1 stops
+  end: [0, 0, 3, 1],  // the T at which step 1 stops
+  stop: [1, 0, 4, 1],  // the T at which step 2 stops
   guess: [-8.25, -10.6, -4.4, 0.05],
   shown: [0, 0, 1, 1],  // do we say what the guess costs?
-  end: [0, 0, 3, 1],  // the T at which step 2 stops
 };
 const START = { seen: "" };  // seen: the policies whose answer was shown
 for (const [name, values] of Object.entries(CHOICES)) START[name] = values[0];
@@ -228,7 +231,115 @@ function say(id, text) {
   saying = setTimeout(() => ($("status").innerHTML = text.replaceAll("<sup>", "^")), 500);
 }
 
-// -- 4 Step 1: you must stop somewhere --------------------------------------------------------
+// -- 4 Step 1: when will the run stop? --------------------------------------------------------
+
+const RACE = DATA.race;
+const LONGEST = RACE.lengths.at(-1);
+const FIRST = 200000;  // tokens, at which the figure begins
+
+function renderRace() {
+  const run = RACE.lengths[state.end];
+  renderLosses(run);
+  renderSchedules(run);
+
+  const losses = run.losses;
+  const [power, planned, cut] = [losses.power, losses.planned, losses.cut].map(mean);
+  const bySeed = losses.power.map((loss, seed) => loss - losses.planned[seed]);
+  const [low, high] = [min(...bySeed), max(...bySeed)];
+  const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
+  let verdict = "The seeds disagree on which is lower";
+  if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
+  if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
+  let text = `At ${size(run.T)} tokens, Power ends at ${nats(power)} nats, and the planned cosine at
+    ${nats(planned)}. <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}.
+    The cosine had to know this end from its start, and Power at nine tenths of it. `;
+  if (run === LONGEST) text += "Here both cosines are the same run.";
+  else {
+    const lr = interpolate(run.T, ...LONGEST.cosine_lr);
+    text += `The cosine for ${size(LONGEST.T)}, cut short here, ends ${nats(cut - planned)} above the
+      planned one, because its learning rate is still ${short(lr)}.`;
+  }
+  say("said1", text);
+}
+
+function renderLosses(run) {
+  const { T } = run;
+  const f = frame("losses", [log2(FIRST), log2(LONGEST.T)], [1.17, 2.1], { left: 2.6, right: 8.3 });
+  let svg = axisX(f, RACE.lengths.map((one) => one.T)) + axisY(f, LOSS_TICKS);
+  const between = ([tokens, losses], end) =>
+    tokens.map((n, i) => [n, losses[i]]).filter(([n]) => FIRST <= n && n <= end + 1);
+  const curve = (points, color, width, dashes) => {
+    const pixels = points.map(([n, loss]) => [f.px(log2(n)), f.py(loss)]);
+    svg += path(pixels, stroke(color, width, dashes));
+  };
+  const ends = [
+    ["Power", "var(--power)", mean(run.losses.power)],
+    ["planned", "var(--cosine)", mean(run.losses.planned)],
+  ];
+  if (run !== LONGEST) {
+    const cut = mean(run.losses.cut);
+    ends.push(["cut short", "var(--cut)", cut]);
+    curve([...between(LONGEST.cosine, T), [T, cut]], "var(--cut)", 2, "2 3");
+  }
+  curve(between(run.cosine, T), "var(--cosine)", 2.5, "7 4");
+  curve(between(RACE.trunk, 0.9 * T), "var(--power)", 2);
+  for (const one of RACE.lengths.slice(0, state.end + 1)) {
+    const start = between(RACE.trunk, 0.9 * one.T).at(-1);
+    curve([start, ...between(one.power, one.T)], "var(--power)", one === run ? 3.5 : 1.5);
+  }
+  const x = f.px(log2(T));
+  svg += stopMark(f, "end", x, "var(--ink)");
+  const heights = apart(ends.map(([, , loss]) => f.py(loss)), 1.2 * f.letter, f.y0, f.y1);
+  ends.forEach(([name, color, loss], k) => {
+    svg += dot(x, f.py(loss), 5, color);
+    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(2)} ${name}`,
+      { anchor: "start", color, bold: true });
+  });
+  draw(f, svg);
+}
+
+function renderSchedules(run) {
+  const { T } = run;
+  const highest = max(...RACE.lengths[0].cosine_lr[1]);
+  const f = frame("schedules", [0, LONGEST.T], [0, 1.05 * highest], { left: 3.6, right: 6 });
+  let svg = axisY(f, [0, 0.005, 0.01, 0.015].map((lr) => [lr, lr]));
+  for (const one of RACE.lengths.slice(1))
+    svg += words(f.px(one.T), f.h - 0.4 * f.letter, size(one.T));
+  const curve = ([tokens, rates], [from, to], look) => {
+    const inside = tokens.filter((n) => from < n && n < to);
+    const points = [from, ...inside, to].map((n) => [f.px(n), f.py(interpolate(n, tokens, rates))]);
+    svg += path(points, look);
+  };
+  if (run !== LONGEST) {
+    curve(LONGEST.cosine_lr, [T, LONGEST.T], stroke("var(--cut)", 1, "2 5"));
+    curve(LONGEST.cosine_lr, [0, T], stroke("var(--cut)", 2, "2 3"));
+    svg += dot(f.px(T), f.py(interpolate(T, ...LONGEST.cosine_lr)), 5, "var(--cut)");
+  }
+  curve(run.cosine_lr, [0, T], stroke("var(--cosine)", 2.5, "7 4"));
+  curve(RACE.trunk_lr, [0.9 * T, 0.9 * LONGEST.T], stroke("var(--power)", 1, "2 5"));
+  curve(RACE.trunk_lr, [0, 0.9 * T], stroke("var(--power)", 3));
+  curve(run.power_lr, [0.9 * T, T], stroke("var(--power)", 3));
+  svg += stopMark(f, "end", f.px(T), "var(--ink)", "");
+  draw(f, svg);
+}
+
+function setUpRace() {
+  const tokens = () => `${size(RACE.lengths[state.end].T)} tokens`;
+  slider("end-bar", "end", "<b>STOP</b>", tokens, (end) => change({ end }));
+  dragged.end = (x, _, id) => {
+    const t = id === "losses" ? x : log2(max(x, 1));
+    change({ end: t - log2(RACE.lengths[0].T) });
+  };
+  listen("losses", "end");
+  listen("schedules", "end");
+  $("about1").innerHTML = `Width ${RACE.width}, batch size ${RACE.batch}, means of ${RACE.seeds} seeds.
+    <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
+    <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
+    <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. A run that holds its
+    learning rate, <i>WSD</i>, can also stop anywhere. power.py races it against Power.`;
+}
+
+// -- 5 Step 2: which learning rate is best? --------------------------------------------------
 
 const LENGTHS = DATA.policies[0].batches[0].best.map((one) => one.T);
 const LAST = LENGTHS.length - 1;
@@ -263,11 +374,11 @@ function renderStop() {
       [${low.toFixed(2)}, ${high.toFixed(2)}]</span>. `;
   }
   if (state.shown) {
-    text += `Your guess of ${rate(state.guess)} costs ${costOf(here, state.guess)} nats, and the
-      best learning rate of ${size(LENGTHS[QUESTION])} tokens would cost
-      ${costOf(here, here.best[QUESTION].x)}. Below 0.005, we cannot tell.`;
+    text += `Your guess of ${rate(state.guess)} costs ${costOf(here, state.guess)} nats, and keeping
+      the best of ${size(LENGTHS[QUESTION])} would cost ${costOf(here, here.best[QUESTION].x)}.
+      Below 0.005, we cannot tell.`;
   }
-  say("said1", text);
+  say("said2", text);
   $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";
 }
 
@@ -442,118 +553,9 @@ function setUpStop() {
   listen("best", "stop");
 }
 
-// -- 5 Step 2: stop here, in three runs -------------------------------------------------------
-
-const RACE = DATA.race;
-const LONGEST = RACE.lengths.at(-1);
-const FIRST = 200000;  // tokens, at which the figure begins
-
-function renderRace() {
-  const run = RACE.lengths[state.end];
-  renderLosses(run);
-  renderSchedules(run);
-
-  const losses = run.losses;
-  const [power, planned, cut] = [losses.power, losses.planned, losses.cut].map(mean);
-  const bySeed = losses.power.map((loss, seed) => loss - losses.planned[seed]);
-  const [low, high] = [min(...bySeed), max(...bySeed)];
-  const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
-  let verdict = "The seeds disagree on which is lower";
-  if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
-  if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
-  let text = `At ${size(run.T)} tokens, the planned cosine ends at ${nats(planned)} nats, and Power
-    at ${nats(power)}. <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}.
-    The planned cosine had to know this end from the start, and Power at nine tenths of it. `;
-  if (run === LONGEST) text += "The longest cosine is the planned one.";
-  else {
-    const lr = interpolate(run.T, ...LONGEST.cosine_lr);
-    text += `The cosine for ${size(LONGEST.T)}, cut short here, is ${nats(cut - planned)} above the
-      planned one. Its learning rate is still ${short(lr)}.`;
-  }
-  say("said2", text);
-}
-
-function renderLosses(run) {
-  const { T } = run;
-  const f = frame("losses", [log2(FIRST), log2(LONGEST.T)], [1.17, 2.1], { left: 2.6, right: 8.3 });
-  let svg = axisX(f, RACE.lengths.map((one) => one.T)) + axisY(f, LOSS_TICKS);
-  const between = ([tokens, losses], end) =>
-    tokens.map((n, i) => [n, losses[i]]).filter(([n]) => FIRST <= n && n <= end + 1);
-  const curve = (points, color, width, dashes) => {
-    const pixels = points.map(([n, loss]) => [f.px(log2(n)), f.py(loss)]);
-    svg += path(pixels, stroke(color, width, dashes));
-  };
-  const ends = [
-    ["Power", "var(--power)", mean(run.losses.power)],
-    ["planned", "var(--cosine)", mean(run.losses.planned)],
-  ];
-  if (run !== LONGEST) {
-    const cut = mean(run.losses.cut);
-    ends.push(["cut short", "var(--cut)", cut]);
-    curve([...between(LONGEST.cosine, T), [T, cut]], "var(--cut)", 2, "2 3");
-  }
-  curve(between(run.cosine, T), "var(--cosine)", 2.5, "7 4");
-  curve(between(RACE.trunk, 0.9 * T), "var(--power)", 2);
-  for (const one of RACE.lengths.slice(0, state.end + 1)) {
-    const start = between(RACE.trunk, 0.9 * one.T).at(-1);
-    curve([start, ...between(one.power, one.T)], "var(--power)", one === run ? 3.5 : 1.5);
-  }
-  const x = f.px(log2(T));
-  svg += stopMark(f, "end", x, "var(--ink)");
-  const heights = apart(ends.map(([, , loss]) => f.py(loss)), 1.2 * f.letter, f.y0, f.y1);
-  ends.forEach(([name, color, loss], k) => {
-    svg += dot(x, f.py(loss), 5, color);
-    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(2)} ${name}`,
-      { anchor: "start", color, bold: true });
-  });
-  draw(f, svg);
-}
-
-function renderSchedules(run) {
-  const { T } = run;
-  const highest = max(...RACE.lengths[0].cosine_lr[1]);
-  const f = frame("schedules", [0, LONGEST.T], [0, 1.05 * highest], { left: 3.6, right: 6 });
-  let svg = axisY(f, [0, 0.005, 0.01, 0.015].map((lr) => [lr, lr]));
-  for (const one of RACE.lengths.slice(1))
-    svg += words(f.px(one.T), f.h - 0.4 * f.letter, size(one.T));
-  const curve = ([tokens, rates], [from, to], look) => {
-    const inside = tokens.filter((n) => from < n && n < to);
-    const points = [from, ...inside, to].map((n) => [f.px(n), f.py(interpolate(n, tokens, rates))]);
-    svg += path(points, look);
-  };
-  if (run !== LONGEST) {
-    curve(LONGEST.cosine_lr, [T, LONGEST.T], stroke("var(--cut)", 1, "2 5"));
-    curve(LONGEST.cosine_lr, [0, T], stroke("var(--cut)", 2, "2 3"));
-    svg += dot(f.px(T), f.py(interpolate(T, ...LONGEST.cosine_lr)), 5, "var(--cut)");
-  }
-  curve(run.cosine_lr, [0, T], stroke("var(--cosine)", 2.5, "7 4"));
-  curve(RACE.trunk_lr, [0.9 * T, 0.9 * LONGEST.T], stroke("var(--power)", 1, "2 5"));
-  curve(RACE.trunk_lr, [0, 0.9 * T], stroke("var(--power)", 3));
-  curve(run.power_lr, [0.9 * T, T], stroke("var(--power)", 3));
-  svg += stopMark(f, "end", f.px(T), "var(--ink)", "");
-  draw(f, svg);
-}
-
-function setUpRace() {
-  const tokens = () => `${size(RACE.lengths[state.end].T)} tokens`;
-  slider("end-bar", "end", "<b>STOP</b>", tokens, (end) => change({ end }));
-  dragged.end = (x, _, id) => {
-    const t = id === "losses" ? x : log2(max(x, 1));
-    change({ end: t - log2(RACE.lengths[0].T) });
-  };
-  listen("losses", "end");
-  listen("schedules", "end");
-  $("about2").innerHTML = `Means of ${RACE.seeds} seeds at width ${RACE.width} and batch size
-    ${RACE.batch}. <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
-    <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
-    <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. The peak of the
-    cosine was tuned at ${size(LONGEST.T)} and is higher for shorter runs. <b>Any schedule with a late
-    decay can stop like Power</b>, also one that holds its learning rate. The README compares them.`;
-}
-
 // -- 6 All together ---------------------------------------------------------------------------
 
-const STEPS = [["Stop", renderStop], ["Three runs", renderRace]];
+const STEPS = [["Stop", renderRace], ["Best learning rate", renderStop]];
 
 function render() {
   STEPS.forEach(([, renderStep], i) => {
@@ -569,8 +571,8 @@ for (const button of $("steps").children) {
   button.onclick = () => change({ step: +button.value });
   refresh.push(() => (button.ariaCurrent = +button.value === state.step ? "step" : null));
 }
-setUpStop();
 setUpRace();
+setUpStop();
 for (const type of ["change", "click"]) addEventListener(type, write);
 addEventListener("hashchange", read);
 addEventListener("resize", render);

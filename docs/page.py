@@ -2,47 +2,274 @@
 
     python docs/page.py
 
-page.template.html has the words, page.css the looks, page.js all that moves, and
-page_data.json the numbers. We only put them together, so every machine writes the same bytes.
+page.template.html has the words, page.css the looks, and page.js all that moves. The
+numbers come from research/results, rounded to the digits that the page can show.
 """
 
+import json
+import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools import figures, flags
+import fit
+from schedules import make_schedule
+from tools import files, flags
+
+RESULTS = ROOT / "research/results"
+RACE_LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # T of step 1, in tokens
+LENGTHS = (320_000, 640_000, 1_280_000, 2_560_000, 5_120_000)  # T of step 2
+WEIGHT_DECAYS = (0, 0.1, 0.3)
+RATES = {  # batch size -> the three learning rates whose curves we draw
+    2: (0.0016, 0.0032, 0.0064),
+    8: (0.004525, 0.0064, 0.009051),
+    32: (0.0064, 0.0128, 0.0256),
+}
+FIRST = 140_000  # tokens, at which the curves of step 2 begin
 
 
-def colors() -> str:
-    """The colors of all figures of the project, as custom properties of CSS."""
-    rows = [f"--{name}: {color};" for name, color in figures.COLORS.items()]
-    for name, (low, high) in figures.HUES.items():
-        name = name.replace(" ", "-")
-        rows += [f"--{name}-low: {low};", f"--{name}-high: {high};"]
-    return " ".join(rows)
+def rounded(values, digits: int) -> list:
+    return np.round(np.asarray(values, float), digits).tolist()
+
+
+# -- Step 1: one Power run, and cosines --------------------------------------------------
+
+
+def learning_rates(row: dict, begin: float = 0) -> list[list]:
+    """The schedule of a run, [tokens, learning rates]."""
+    schedule = make_schedule(SimpleNamespace(**row))
+    tokens = np.linspace(begin, row["total_tokens"], 81)
+    if begin < row["warmup_tokens"]:
+        tokens = np.sort(np.append(tokens, row["warmup_tokens"]))  # the kink
+    return [rounded(tokens, 0), rounded([schedule(n) for n in tokens], 6)]
+
+
+def race() -> dict:
+    """Curves and losses of the runs of curves-laptop, as means over the seeds."""
+    folder = RESULTS / "curves-laptop"
+    curves = files.read_json(folder / "curves.json")
+    seeds = sorted({name.rpartition("-")[2] for name in curves})
+    rows = fit.read_sweep(folder)
+
+    def mean_curve(name: str, begin: float = 0) -> list[list]:
+        some = [curves[f"{name}-{seed}"] for seed in seeds]
+        tokens = np.array(some[0]["tokens"])
+        loss = np.mean([curve["val_loss"] for curve in some], axis=0)
+        later = tokens > begin
+        return [tokens[later].tolist(), rounded(loss[later], 4)]
+
+    def losses_at(name: str, T: int) -> list[float]:
+        some = [curves[f"{name}-{seed}"] for seed in seeds]
+        losses = [np.interp(T, curve["tokens"], curve["val_loss"]) for curve in some]
+        return rounded(losses, 4)
+
+    def run(schedule: str, T: int, decay_tokens: int) -> dict:
+        wanted = {"schedule": schedule, "total_tokens": T, "decay_tokens": decay_tokens}
+        return next(row for row in rows if row.items() >= wanted.items())
+
+    longest = RACE_LENGTHS[-1]
+    trunk = run("power", longest, 0)
+    lengths = []
+    for T in RACE_LENGTHS:
+        start = T - T // 10  # of the decay
+        losses = {
+            "power": losses_at(f"power-{T}", T),
+            "planned": losses_at(f"cosine-{T}", T),
+            "cut": losses_at(f"cosine-{longest}", T),
+        }
+        lengths.append(
+            {
+                "T": T,
+                "power": mean_curve(f"power-{T}", begin=start),
+                "power_lr": learning_rates(run("power", T, T // 10), begin=start),
+                "cosine": mean_curve(f"cosine-{T}"),
+                "cosine_lr": learning_rates(run("cosine", T, 0)),
+                "losses": losses,
+            }
+        )
+    return {
+        "seeds": len(seeds),
+        "batch": trunk["batch_size"],
+        "width": trunk["n_embd"],
+        "trunk": mean_curve("power-trunk"),
+        "trunk_lr": learning_rates(trunk),
+        "lengths": lengths,
+    }
+
+
+# -- Step 2: the best learning rate against T, at several weight decays ------------------
+
+
+def curves_of(folder: Path) -> dict:
+    """{(batch size, seed, T, lr): (tokens, loss)} of the training curves."""
+    found = {}
+    for curve in files.read_json(folder / "curves.json"):
+        key = tuple(curve[name] for name in ("batch_size", "seed", "total_tokens", "lr"))
+        found[key] = np.array(curve["tokens"]), np.array(curve["loss"])
+    return found
+
+
+def trunks(curves: dict, batch_size: int, seed: int) -> tuple:
+    """The stable phases at three learning rates, x [n] in log2 tokens and losses [3, n].
+
+    A point is taken from the shortest run that has not begun to decay there. All runs of
+    one seed read the same text, so they share the noise of the batches. We remove it: it is
+    the difference between the mean of the three and a smooth curve.
+    """
+    x, losses = [], []
+    begin = FIRST
+    for T in LENGTHS:
+        runs = [curves[batch_size, seed, T, lr] for lr in RATES[batch_size]]
+        tokens = runs[0][0]
+        here = (begin < tokens) & (tokens <= 0.9 * T)
+        x.append(np.log2(tokens[here]))
+        losses.append([loss[here] for _, loss in runs])
+        begin = 0.9 * T
+    x = np.concatenate(x)
+    losses = np.concatenate(losses, axis=1)
+    mean = losses.mean(axis=0)
+    center = x.mean()
+    smooth = np.polyval(np.polyfit(x - center, mean, 5), x - center)
+    return x, losses - (mean - smooth)
+
+
+def drop(curves: dict, batch_size: int, seed: int, T: int) -> float:
+    """How far a decay ends below the trunk that goes on to T, in training loss.
+
+    The mean of three learning rates still has the noise of the batches. So we fit the trunk
+    by a line in log tokens, and what the decay adds by a parabola.
+    """
+    runs = [curves[batch_size, seed, T, lr] for lr in RATES[batch_size]]
+    tokens = runs[0][0]
+    loss = np.mean([loss for _, loss in runs], axis=0)
+    here = tokens > 0.5 * T
+    done = np.maximum((tokens[here] - 0.9 * T) / (0.1 * T), 0)  # share of the decay
+    trunk = np.log2(tokens[here])
+    design = np.column_stack([np.ones_like(trunk), trunk, done, done**2])
+    solution = np.linalg.lstsq(design, loss[here], rcond=None)[0]
+    return -float(solution[2:].sum())
+
+
+def trunk_at(T: int, x: np.ndarray, loss: np.ndarray) -> float:
+    """Where a trunk would be at T, by a line through its octave before the decay."""
+    begin = math.log2(0.9 * T)
+    octave = (begin - 1 < x) & (x <= begin)
+    return float(np.polyval(np.polyfit(x[octave], loss[octave], 1), math.log2(T)))
+
+
+def binned(x: np.ndarray, losses: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Mean losses [3, bins] between the edges."""
+    place = np.digitize(x, edges) - 1
+    means = [losses[:, place == i].mean(axis=1) for i in range(len(edges) - 1)]
+    return np.array(means).T
+
+
+def curves_and_ends(curves: dict, valleys: dict, batch_size: int) -> dict:
+    """The curves of three learning rates and the losses at the ends of their branches.
+
+    valleys: {T: [(log2 of the learning rate, validation loss)]}
+    """
+    # 1. The trunks, as means over the seeds in bins of 1/8 octave
+    edges = np.arange(math.log2(FIRST), math.log2(0.9 * LENGTHS[-1]) + 1e-9, 1 / 8)
+    seeds = sorted({seed for B, seed, _, _ in curves if B == batch_size})
+    lines = [binned(*trunks(curves, batch_size, seed), edges) for seed in seeds]
+    losses = np.mean(lines, axis=0)
+    middle = (edges[1:] + edges[:-1]) / 2
+
+    # 2. Where every branch ends. Its height is that of the training loss. The differences
+    #    between the three are those of the validation loss, which decides who wins.
+    validation, heights = [], []
+    for T, points in valleys.items():
+        at_rate = {round(2**x, 7): loss for x, loss in points}
+        final = np.array([at_rate[lr] for lr in RATES[batch_size]])
+        fall = np.mean([drop(curves, batch_size, seed, T) for seed in seeds])
+        level = trunk_at(T, middle, losses.mean(axis=0)) - fall
+        validation.append(final)
+        heights.append(level + final - final.mean())
+    return {
+        "rates": RATES[batch_size],
+        "x": rounded(middle, 3),
+        "trunks": rounded(losses, 4),
+        "ends": rounded(heights, 4),
+        "val_loss": rounded(validation, 5),
+    }
+
+
+def above_lowest(points: list[tuple]) -> list[list[float]]:
+    """[log2 of the learning rate, loss minus the lowest] of a valley."""
+    _, lowest = fit.lowest(points)
+    finite = [(x, loss) for x, loss in points if math.isfinite(loss)]
+    return [[round(x, 3), round(loss - lowest, 5)] for x, loss in finite]
+
+
+def policy(weight_decay: float) -> dict:
+    """The curves, minima and law of the runs at a weight decay."""
+    folder = RESULTS / f"memory-laptop/{weight_decay}"
+    runs = fit.runs_of(fit.read_sweep(folder))
+    best = fit.minima(runs)
+    runs = [run for run in runs if run.cell in best]
+    shapes = [runs[0].cell.shape]  # only one
+
+    def b_of(some: list) -> np.ndarray:
+        return fit.law(some, shapes)[:1]
+
+    b, q, log2_a = fit.law(runs, shapes)
+    seeds = sorted({run.seed for run in runs})
+    of_seed = [fit.minima([run for run in runs if run.seed == seed]) for seed in seeds]
+    curves = curves_of(folder)
+    batches = []
+    for batch_size in RATES:
+        cells = sorted(cell for cell in best if cell.batch_size == batch_size)
+        points = fit.valleys_of(runs)
+        valleys = {cell.T: points[cell] for cell in cells}
+        minima = []
+        for cell in cells:
+            several = [some[cell] for some in of_seed if cell in some]
+            x = round(best[cell], 3)
+            minima.append({"T": cell.T, "x": x, "seeds": rounded(several, 3)})
+        height = log2_a + q * math.log2(cells[0].beta)
+        line = [height + b * math.log2(T) for T in (LENGTHS[0], LENGTHS[-1])]
+        batches.append(
+            {
+                "batch": batch_size,
+                "best": minima,
+                "valley": above_lowest(valleys[LENGTHS[-1]]),
+                "line": rounded(line, 3),  # of the law, at the shortest and the longest T
+            }
+            | curves_and_ends(curves, valleys, batch_size)
+        )
+    (interval,) = fit.jackknife(runs, b_of)
+    name = f"weight decay {weight_decay}"
+    return {"name": name, "b": rounded(interval, 2), "batches": batches}
+
+
+# -- The page ----------------------------------------------------------------------------
+
+
+def numbers() -> dict:
+    return {"policies": [policy(one) for one in WEIGHT_DECAYS], "race": race()}
 
 
 def source(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def page() -> str:
-    style = source("page.css").replace("{{COLORS}}", colors())
-    html = source("page.template.html").replace("{{STYLE}}", style)
+def page(data: dict) -> str:
+    html = source("page.template.html").replace("{{STYLE}}", source("page.css"))
     html = html.replace("{{SCRIPT}}", source("page.js"))
-    return html.replace("{{DATA}}", source("page_data.json").strip())
+    return html.replace("{{DATA}}", json.dumps(data, separators=(",", ":")))
 
 
 def main(argv: list[str] | None = None) -> int:
     flags.program_parser("page.py", __doc__).parse_args(argv)
-    try:
-        text = page()
-        (ROOT / "docs/index.html").write_text(text, encoding="utf-8", newline="\n")
-        print(f"docs/index.html, {len(text.encode()) / 1000:.0f} KB")
-    except OSError as error:
-        return flags.fail("page.py", error)
+    text = page(numbers())
+    (ROOT / "docs/index.html").write_text(text, encoding="utf-8", newline="\n")
+    print(f"docs/index.html, {len(text.encode()) / 1000:.0f} KB")
     return 0
 
 
