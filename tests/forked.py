@@ -14,8 +14,10 @@ import torch
 import train
 
 context = multiprocessing.get_context("forkserver")
-# the first optimizer imports torch._dynamo, which takes a second
-context.set_forkserver_preload(["train", "test_train", "torch._dynamo"])
+# the first optimizer imports torch._dynamo, and the first figure pyplot
+context.set_forkserver_preload(
+    ["train", "torch._dynamo", "matplotlib.pyplot", "pytest", "test_train"]
+)
 
 
 def make_small() -> None:
@@ -25,7 +27,10 @@ def make_small() -> None:
 
 
 def start(function: Callable, *args, **environment: str) -> BaseProcess:
-    """Call a function in a new process. What it prints is in PID.out and PID.err."""
+    """Call a function in a new process, whose exit status is what the function returns.
+
+    What it prints is in PID.out and PID.err.
+    """
     process = context.Process(target=call, args=(function, args, environment))
     with pytest.MonkeyPatch.context() as patch:
         # the first start is also that of the server, which forgets sys.path in Python 3.11
@@ -39,9 +44,10 @@ def call(function: Callable, args: tuple, environment: dict) -> None:
         os.dup2(os.open(f"{os.getpid()}.{ending}", os.O_WRONLY | os.O_CREAT), stream)
     os.environ.update(environment)
     make_small()
-    function(*args)
+    sys.exit(function(*args))
 
 
 def printed(process: BaseProcess) -> tuple[str, str]:
     """Its standard output and standard error."""
-    return tuple(Path(f"{process.pid}.{ending}").read_text() for ending in ("out", "err"))
+    files = [Path(f"{process.pid}.{ending}") for ending in ("out", "err")]
+    return tuple(file.read_text() for file in files)
