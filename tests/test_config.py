@@ -1,0 +1,184 @@
+"""The configuration: the paper's models, defaults that follow from other fields, and limits."""
+
+import dataclasses
+import shlex
+
+import pytest
+
+import config
+import train
+from config import FIELDS, PRESETS, RUNTIME, GPTConfig, make_config
+from model import empty_model
+from tools import flags
+from tools.flags import UserError
+
+# -- Presets -----------------------------------------------------------------------------
+
+PAPER = {  # m_width, m_emb, m_res, init_std, parameters, active ones without the embedding
+    "12M": (0.5, 1, 1, 0.02, 12_329_088, 6_037_632),
+    "36M": (1, 1, 1, 0.02, 36_716_800, 24_133_888),
+    "121M": (2, 1, 1, 0.02, 121_668_096, 96_502_272),
+    "36M-power": (1, 12, 0.26, 0.1, 36_716_800, 24_133_888),
+    "1B": (6, 12, 0.22, 0.1, 1_208_083_968, 1_132_586_496),
+    "1B-moe": (4, 12, 0.28, 0.1, 1_334_625_280, 378_323_968),
+    "PowerLM-3B": (8, 12, 0.22, 0.1, 3_510_819_072, 3_397_572_864),
+    "PowerMoE-3B": (6, 12, 0.22, 0.1, 3_298_788_864, 807_372_288),
+}
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_presets_are_the_papers_tables(preset):
+    cfg = make_config(preset=preset)
+    *multipliers, parameters, active = PAPER[preset]
+    assert [cfg.m_width, cfg.m_emb, cfg.m_res, cfg.init_std] == multipliers
+    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size) == (64, 4096, 49152)
+    assert cfg.logits_scaling == cfg.m_width and cfg.attention_multiplier == 1 / 64
+    model = empty_model(cfg)
+    embedding = cfg.vocab_size * cfg.n_embd
+    assert model.n_params() == parameters
+    assert model.n_active_params() == active + embedding
+    # an untied head costs parameters, and a token uses as many of them as before
+    untied = empty_model(make_config(preset=preset, tie_embeddings=False))
+    assert untied.n_params() == parameters + embedding
+    assert untied.n_active_params() == active + embedding
+
+
+def test_presets_train_as_in_the_paper():
+    moe = make_config(preset="PowerMoE-3B")
+    assert (moe.total_tokens, moe.decay_tokens) == (3 * 10**12, 500 * 10**9)
+    dense = make_config(preset="PowerLM-3B")
+    assert dense.decay_start == 10**12 and dense.batch_size == 1024
+    assert make_config(preset="1B", schedule="wsd").lr == 0.01
+    for preset in PAPER:
+        cfg = make_config(preset=preset)
+        assert (cfg.power_a, cfg.power_b, cfg.power_q, cfg.lr_max) == (4, -0.51, 1, 0.02)
+        assert (cfg.beta1, cfg.beta2, cfg.adam_eps) == (0.9, 0.95, 1e-10)
+        assert (cfg.weight_decay, cfg.grad_clip, cfg.warmup_tokens) == (0.1, 1, 10**9)
+
+
+def test_a_typed_field_comes_before_the_preset_and_the_preset_before_the_default():
+    assert make_config().preset == "laptop"
+    assert make_config(preset="1B").n_layer == 40
+    assert make_config(preset="1B", n_layer=2).n_layer == 2
+    assert make_config(preset="1B").power_a == FIELDS["power_a"].default
+    assert PRESETS["laptop"]["power_a"] != FIELDS["power_a"].default
+
+
+def test_main_lists_all_presets(capsys):
+    assert config.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(PRESETS)
+    assert len(lines) == len(PRESETS) * (1 + len(FIELDS))
+
+
+# -- Fields that follow from others ------------------------------------------------------
+
+
+def test_the_shape_follows_from_the_width():
+    shape = dict(n_layer=1, n_embd=512, n_head=8, seq_len=8, vocab_size=9)
+    cfg = GPTConfig(**shape)
+    assert (cfg.d_head, cfg.n_kv_head, cfg.n_ffn) == (64, 8, 1280)
+    assert (cfg.m_width, cfg.logits_scaling, cfg.attention_multiplier) == (2, 2, 1 / 64)
+    cfg = GPTConfig(**shape, base_width=64, logits_scaling=3.0, n_ffn=7)
+    assert (cfg.m_width, cfg.logits_scaling, cfg.n_ffn) == (8, 3, 7)
+
+
+def test_the_decay_is_a_tenth_of_the_run_if_the_schedule_has_one():
+    assert make_config(total_tokens=3 * 10**6).decay_tokens == 3 * 10**5
+    assert make_config(total_tokens=3 * 10**6).decay_start == 27 * 10**5
+    assert make_config(decay_tokens=0).decay_tokens == 0
+    for kind in ("cosine", "constant"):
+        assert make_config(schedule=kind).decay_tokens == 0
+
+
+# -- Settings of checkpoints -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_saved_settings_make_the_same_config(preset):
+    cfg = make_config(preset=preset, schedule="wsd", lr=0.5, seed=2**63 - 1)
+    assert make_config(**dataclasses.asdict(cfg)) == cfg
+
+
+def test_a_field_that_an_older_checkpoint_lacks_takes_its_default():
+    cfg = make_config(preset="1B", n_layer=7, lr=0.5)
+    older = dataclasses.asdict(cfg)
+    for name in ("grad_clip", "m_emb"):  # the value of the class, and of the preset
+        del older[name]
+    assert make_config(**older) == cfg
+
+
+def test_a_field_that_we_do_not_know_is_refused():
+    with pytest.raises(UserError, match="z_loss, zz"):
+        make_config(preset="1B", z_loss=0.1, zz=2)
+
+
+def test_runtime_fields_are_not_about_what_a_run_learns():
+    assert {"out", "device", "compile", "recompute", "save_every"} <= RUNTIME
+    assert not RUNTIME & {"n_embd", "lr", "seed", "data", "dtype", "total_tokens"}
+
+
+# -- Mistakes ----------------------------------------------------------------------------
+
+MISTAKES = [
+    dict(n_layer=0),
+    dict(n_head=3),  # does not divide 128
+    dict(n_head=128),  # one entry per head cannot be rotated
+    dict(n_kv_head=3),
+    dict(n_expert=4),
+    dict(n_expert_active=2),
+    dict(vocab_size=1),
+    dict(lr=0.0),
+    dict(lr=float("nan")),
+    dict(power_b=0.1),
+    dict(beta2=1.0),
+    dict(min_lr_ratio=1.1, schedule="cosine"),
+    dict(seed=2**63),
+    dict(total_tokens=1000),  # less than a batch
+    dict(warmup_tokens=10**7),
+    dict(decay_tokens=3 * 10**6, warmup_tokens=3 * 10**5),
+    dict(decay_data="x", schedule="constant"),
+]
+
+
+@pytest.mark.parametrize("fields", MISTAKES, ids=str)
+def test_a_mistake_is_one_line_with_the_flag(fields):
+    with pytest.raises(UserError) as error:
+        make_config(**fields)
+    assert f"--{next(iter(fields))} " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words", ["--n_layer 0", "--n_layer 1.5", "--schedule no", "--lrr 1"]
+)
+def test_a_mistake_on_the_command_line_is_status_2(words, capsys):
+    try:
+        status = train.main(words.split())
+    except SystemExit as stop:  # of argparse
+        status = stop.code
+    assert status == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and words.split()[0] in said.err
+
+
+# -- Flags -------------------------------------------------------------------------------
+
+
+def test_every_field_is_a_flag_and_only_typed_flags_count():
+    words = "--n_layer 2 --total_tokens 2B --compile --no-recompute --lr 1e-3 --out a"
+    typed, _ = train.parse(words.split())
+    assert typed == dict(
+        n_layer=2, total_tokens=2 * 10**9, compile=True, recompute=False, lr=1e-3, out="a"
+    )
+    assert train.parse(flags.as_flags(typed).split())[0] == typed
+    cfg = make_config(device="cpu", out="a b", compile=False)
+    given = {name: x for name, x in dataclasses.asdict(cfg).items() if x is not None}
+    assert train.parse(shlex.split(flags.as_flags(given)))[0] == given
+
+
+@pytest.mark.parametrize(
+    "text, number", [("2B", 2e9), ("2e9", 2e9), ("1.5M", 1.5e6), ("7k", 7e3)]
+)
+def test_numbers_have_units(text, number):
+    assert flags.whole_number(text) == number
