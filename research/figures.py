@@ -1,0 +1,232 @@
+"""The figures of README.md and docs/ that come from our runs.
+
+    python research/figures.py --out assets
+
+They are curves.png, decay.png, valleys.png, longer.png and transfer.png. The programs
+schedules.py, power.py and fit.py draw the others. A schedule has the same color and line
+in all of them.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import fit
+import tables
+from config import make_config
+from schedules import make_schedule
+from tables import ENDS, LENGTHS
+from tools.figures import COLORS, figure, shades, size
+
+BLUE = COLORS["power"]
+GRAY = COLORS["cosine"]
+GREEN = COLORS["average"]
+RED = "#a32020"  # a cosine that is stopped early
+WIDTH = 6.5  # inches; a page shows it at 600 pixels, a slide from edge to edge
+
+
+def curve(name: str, of="val_loss", begin: float = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, and the mean loss over the seeds, of "power-trunk" or "cosine-800000"."""
+    curves = [tables.loss_curves()[f"{name}-{seed}"] for seed in range(3)]
+    tokens = np.array(curves[0]["tokens"])
+    loss = np.mean([some[of] for some in curves], axis=0)
+    return tokens[tokens > begin] / 1e6, loss[tokens > begin]
+
+
+def branch(T: int) -> tuple[list, list]:
+    """The curve of the Power run that leaves the trunk and ends at T."""
+    begin = T - T // 10
+    tokens, loss = curve(f"power-{T}", begin=begin)
+    leaves = tables.curve_at("power-trunk", begin).mean()
+    return [begin / 1e6, *tokens], [leaves, *loss]
+
+
+def draw_curves(path: Path) -> None:
+    """One Power run, planned cosines, and a cosine that is stopped early."""
+    with figure(path, 3.7, width=WIDTH) as (ax,):
+        # 1. The lines
+        for T in ENDS:
+            ax.plot(*curve(f"cosine-{T}"), "--", color=GRAY, linewidth=1)
+        ax.plot(*curve("power-trunk"), color=BLUE)
+        for T in ENDS:
+            ax.plot(*branch(T), color=BLUE, linewidth=2.8)
+
+        # 2. Where they end
+        for T in ENDS:
+            at = T / 1e6
+            ax.plot(at, tables.curve_at(f"cosine-{T}", T).mean(), "s", color=GRAY)
+            ax.plot(at, tables.curve_at(f"power-{T}", T).mean(), "o", color=BLUE)
+            cut = tables.curve_at(f"cosine-{ENDS[-1]}", T).mean()
+            if T < ENDS[-1]:
+                ax.plot(at, cut, "X", color=RED, markersize=8)
+
+        # 3. Words beside them
+        ax.text(1.75, 1.465, "one Power run ...", color=BLUE)
+        ax.text(1.75, 1.415, "... decays to end at four lengths", color=BLUE)
+        ax.text(0.80, 1.25, "cosines, each planned for its length", color=GRAY)
+        ax.text(0.90, 1.59, "the longest cosine, stopped early", color=RED)
+        ax.set(xlim=(0, 3.35), ylim=(1.18, 1.9))
+        ax.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
+        ax.set(xlabel="tokens (means of three seeds)")
+        ax.set(ylabel="validation loss (nats per byte)")
+        ax.set_title("One Power run ends as low as cosines that knew their length")
+
+
+def draw_decay(path: Path, T: int = ENDS[2]) -> None:
+    """Why a decay lowers the loss: a trunk, its branch, and an average of its weights."""
+    begin = (T - T // 10) / 1e6
+    first = begin - T / 4e6
+    last = T / 1e6 + T / 8e6
+    layout = dict(sharex=True, height_ratios=(2, 1))
+    with figure(path, 4.2, 2, width=WIDTH, **layout) as (losses, rates):
+        # 1. The losses
+        losses.plot(*curve("power-trunk"), color=BLUE, linewidth=1.2)
+        average = curve("power-trunk", "average_val_loss")
+        losses.plot(*average, "-.", color=GREEN, linewidth=1.8)
+        losses.plot(*branch(T), color=BLUE, linewidth=2.8)
+
+        # 2. The learning rates
+        trunk = make_schedule(make_config(total_tokens=2 * T, decay_tokens=0))
+        decayed = make_schedule(make_config(total_tokens=T))
+        n = np.linspace(first, last, 1001)
+        rates.plot(n, [trunk(x * 1e6) for x in n], color=BLUE, linewidth=1.2)
+        n = np.linspace(begin, T / 1e6, 201)
+        rates.plot(n, [decayed(x * 1e6) for x in n], color=BLUE, linewidth=2.8)
+
+        # 3. Words
+        losses.text(1.44, 1.43, "the run continues", color=BLUE)
+        losses.text(1.46, 1.372, "a copy decays", color=BLUE, ha="right")
+        losses.text(1.06, 1.345, "average of its weights", color=GREEN)
+        losses.set_title("A decay lowers the loss, and so does an average")
+        losses.set(ylabel="loss (nats per byte)", xlim=(first, last), ylim=(1.28, 1.51))
+        xlabel = "tokens (millions; means of three seeds)"
+        rates.set(ylabel="learning rate", xlabel=xlabel, ylim=(0, None))
+
+
+def draw_valleys(path: Path, panels: list[dict]) -> None:
+    """Valleys in panels beside each other, with a triangle below each minimum.
+
+    A panel has a title, where {ratio} is the last minimum over the first, an xlabel, and
+    valleys {label: points (log2 of the learning rate, mean loss)}.
+    """
+    row = 0.017  # nats from one label to the next
+    layout = dict(width=WIDTH, beside=True, sharey=True, sharex=True)
+    with figure(path, 3.9, len(panels), **layout) as axes:
+        for ax, panel in zip(axes, panels):
+            valleys = panel["valleys"]
+            bottoms = {label: fit.vertex(points)[0] for label, points in valleys.items()}
+            by_bottom = sorted(bottoms, key=bottoms.get, reverse=True)
+            for color, label in zip(shades(len(valleys)), valleys):
+                # 1. The points, and the cubic through them
+                x, loss = np.array(fit.near_lowest(valleys[label], 7)).T
+                loss -= loss.min()
+                cubic = np.polynomial.Polynomial.fit(x, loss, 3)
+                along = np.linspace(x[0], x[-1])
+                ax.plot(2**along, cubic(along), color=color)
+                ax.plot(2**x, loss, "o", color=color, markersize=3.5)
+
+                # 2. Its minimum, with the labels one below the other
+                y = -row * (1 + by_bottom.index(label))
+                at = 2 ** bottoms[label]
+                ax.vlines(at, y, 0, color=color, linewidth=0.8)
+                ax.plot(at, y, "^", color=color)
+                ax.text(1.1 * at, y, label, color=color, va="center")
+            ax.axhline(0, color="black", linewidth=0.6)
+            first, *_, last = bottoms.values()
+            ax.set_title(panel["title"].format(ratio=f"{2 ** (last - first):.2g}"))
+            ax.set(xscale="log", xlabel=panel["xlabel"])
+        ticks = [0.001, 0.002, 0.004, 0.008, 0.016]
+        axes[0].set_xticks(ticks, map(str, ticks))
+        axes[0].set_xticks([], minor=True)
+        axes[0].set_yticks([0, 0.05, 0.1, 0.15, 0.2])
+        axes[0].set(ylabel="mean loss above lowest (nats)", ylim=(None, 0.16))
+
+
+def valleys_panels() -> list[dict]:
+    valleys = fit.valleys_of(fit.runs_of(tables.rows_in("wsd-laptop")))
+    cells = sorted(cell for cell in valleys if cell.shape == "width 64")
+    over_T = [cell for cell in cells if cell.batch_size == 2]
+    over_batch = [cell for cell in cells if cell.T == 1_280_000]
+    return [
+        dict(
+            title="16× the tokens,\n{ratio}× the best learning rate",
+            xlabel="learning rate (batch size 2)",
+            valleys={f"T = {size(cell.T)}": valleys[cell] for cell in over_T},
+        ),
+        dict(
+            title="8× the batch size,\n{ratio}× the best learning rate",
+            xlabel="learning rate (T = 1.28M)",
+            valleys={
+                f"batch size {cell.batch_size}": valleys[cell] for cell in over_batch
+            },
+        ),
+    ]
+
+
+def transfer_panels() -> list[dict]:
+    valleys = fit.valleys_of(fit.runs_of(tables.rows_in("transfer-quick")))
+    standard = {}
+    scaled = {}
+    for cell, points in valleys.items():
+        by_width = standard if cell.shape.endswith(fit.STANDARD) else scaled
+        by_width[cell.shape.removesuffix(fit.STANDARD)] = points
+    better = "4× the width,\n{ratio}× the best learning rate"
+    xlabel = "learning rate"
+    return [
+        dict(title=f"Without μP: {better}", xlabel=xlabel, valleys=standard),
+        dict(title=f"With μP: {better}", xlabel=xlabel, valleys=scaled),
+    ]
+
+
+LOOKS = {  # of longer.png: label, color, line, marker
+    "Power (fitted), averaged": ("Power, averaged", GREEN, "-.", "D"),
+    "WSD, searched": ("WSD", COLORS["wsd"], "-", "s"),
+    "Power (fitted)": ("Power", BLUE, "-", "o"),
+    "constant, weight decay 0": ("constant, weight decay 0", COLORS["wsd"], ":", "^"),
+}
+
+
+def draw_longer(path: Path) -> None:
+    """The gap to linear to 0 against T."""
+    lengths = LENGTHS[2:]
+    with figure(path, 4.1, width=WIDTH) as (ax,):
+        ax.axhline(0, color=COLORS["other"], linewidth=2.4)
+        for i, (name, (label, color, line, marker)) in enumerate(LOOKS.items()):
+            gaps = np.array([tables.gap(name, T) for T in lengths])  # [T, seeds]
+            mean = gaps.mean(axis=1)
+            error = gaps.std(axis=1, ddof=1) / math.sqrt(gaps.shape[1])
+            x = np.log2(lengths) + 0.03 * (i - 1.5)  # beside each other
+            bars = dict(capsize=3, elinewidth=1.2)
+            ax.errorbar(x, mean, error, color=color, ls=line, marker=marker, **bars)
+            y = mean[-1] + (0.003 if label.startswith("constant") else 0)
+            ax.text(x[-1] + 0.2, y, label, color=color, va="center")
+        ax.text(x[-1] + 0.2, -0.003, "linear to 0", color=COLORS["other"], va="center")
+        ax.set_xticks(np.log2(lengths), [size(T) for T in lengths])
+        words = """run length T (tokens)
+Bars are standard errors of three seeds. We searched linear to 0 and WSD
+at every T, and tuned Power and constant at 320k and 640k."""
+        ax.set_xlabel(words, loc="left")
+        ax.set(ylabel="loss minus linear to 0 (nats)")
+        ax.set_title("Power's gap to linear to 0 grows up to 5M tokens, then shrinks")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("assets"), help="a folder")
+    out = parser.parse_args(argv).out
+    draw_curves(out / "curves.png")
+    draw_decay(out / "decay.png")
+    draw_valleys(out / "valleys.png", valleys_panels())
+    draw_valleys(out / "transfer.png", transfer_panels())
+    draw_longer(out / "longer.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,484 @@
+"""All tables of our runs, from the records in results/.
+
+    python research/tables.py > research/TABLES.md
+
+A page that quotes a number has <!--n:TABLE / ROW / COLUMN--> before it, and a test compares
+the two.
+"""
+
+import math
+import statistics
+import sys
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fit
+from fit import show
+from tools import files
+from tools.figures import size
+
+RESULTS = ROOT / "research/results"
+HEAD = """# All tables
+
+`python research/tables.py` prints this page from the records in results/. Losses are in nats
+per token, and brackets are 95% intervals ([how](notes.md#how-we-fit-and-compare))."""
+
+
+def table(name: str, about: str, head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join([f"## {name}\n\n{about}\n", *lines])
+
+
+# -- The records -------------------------------------------------------------------------
+
+
+@cache
+def rows_in(folder: str) -> list[dict]:
+    """The runs of a folder of results/ as flat dicts of settings, results and origin."""
+    shared = files.read_json(RESULTS / folder / "settings.json")
+    rows = []
+    for record in fit.read_records(RESULTS / folder / "records.jsonl"):
+        row = {"loss": fit.loss_of(record)}
+        for part in ("config", "results", "origin"):
+            row |= shared[part] | record.get(part, {})
+        rows.append(row)
+    return rows
+
+
+@cache
+def loss_curves() -> dict:
+    """{"power-trunk-0": {"tokens": [...], "val_loss": [...]}} of the default run."""
+    return files.read_json(RESULTS / "curves-laptop/curves.json")
+
+
+def over_seeds(values) -> list[float]:
+    """The mean of values [seeds], and the ends of its interval by Student's t."""
+    n = len(values)
+    half = fit.student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    mean = np.mean(values)
+    return [mean, mean - half, mean + half]
+
+
+# -- Laws --------------------------------------------------------------------------------
+
+SWEEPS = {
+    "warmup 2,000": "wsd-laptop",
+    "warmup 32,000": "wsd-laptop-long",
+    "weight decay 0": "memory-laptop/0",
+    "weight decay 0.1": "memory-laptop/0.1",
+    "weight decay 0.3": "memory-laptop/0.3",
+    "recipe": "recipe/sweep",
+}
+
+
+@cache
+def runs_with_minima(folder: str) -> list[fit.Run]:
+    """The runs of the cells that have a best learning rate."""
+    runs = fit.runs_of(rows_in(folder))
+    best = fit.minima(runs)
+    return [run for run in runs if run.cell in best]
+
+
+def b_and_q(runs: list[fit.Run]) -> np.ndarray:
+    """The answers and intervals of b and q [2, 3]."""
+    shapes = fit.shapes_of([run.cell for run in runs])
+    return fit.jackknife(runs, lambda some: fit.law(some, shapes)[:2])
+
+
+def laws() -> str:
+    rows = []
+    for name, folder in SWEEPS.items():
+        runs = runs_with_minima(folder)
+        b, q = b_and_q(runs)
+        b_paper, _ = fit.jackknife(runs, fit.paper_law)
+        n_cells = len({run.cell for run in runs})
+        answers = [show(answer, 2) for answer in (b, q, b_paper)]
+        rows.append([name, f"{len(rows_in(folder)):,}", str(n_cells), *answers])
+    about = (
+        "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
+        "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
+        "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
+        "(`memory-laptop`). *Recipe*: manual pages, one seed (`recipe/sweep`). The others have "
+        "a weight decay of 0.1. *Paper*: q = 1, at the three best batch sizes of every T."
+    )
+    return table("laws", about, ["sweep", "runs", "cells", "b", "q", "b, paper"], rows)
+
+
+def widths() -> str:
+    runs = runs_with_minima("wsd-laptop")
+    shapes = fit.shapes_of([run.cell for run in runs])
+
+    def log2_ratios(some: list[fit.Run]) -> np.ndarray:
+        """log2 of a, relative to the first width."""
+        log2_a = fit.law(some, shapes)[2:]
+        return log2_a - log2_a[0]
+
+    rows = []
+    for shape, ratio in zip(shapes, fit.jackknife(runs, log2_ratios)):
+        b, _ = b_and_q([run for run in runs if run.cell.shape == shape])
+        a = "1.00" if shape == shapes[0] else show(2**ratio, 2)
+        rows.append([shape.removeprefix("width "), a, show(b, 2)])
+    about = "`a` relative to width 32, and b of every width (`wsd-laptop`)."
+    return table("widths", about, ["width", "a", "b"], rows)
+
+
+def cost_beside(runs: list[fit.Run], step: float) -> float:
+    """Mean loss above the lowest, a step beside the best x that we tried, over all cells."""
+    costs = []
+    for points in fit.valleys_of(runs).values():
+        best, lowest = fit.lowest(points)
+        for x, loss in points:
+            if math.isclose(x - best, step, rel_tol=0.01) and loss < math.inf:
+                costs.append(loss - lowest)
+    return statistics.fmean(costs)
+
+
+def valleys() -> str:
+    runs = runs_with_minima("wsd-laptop")
+    best = {}
+    for cell, x in fit.minima(runs).items():
+        if cell.shape == "width 64":
+            best[cell.T, cell.batch_size] = 2**x
+    rows = [
+        ["16 times T", f"{best[1_280_000, 2] / best[80_000, 2]:.2f}"],
+        ["8 times the batch size", f"{best[1_280_000, 8] / best[1_280_000, 1]:.1f}"],
+        ["half the best learning rate costs", f"{cost_beside(runs, -1):.3f}"],
+        ["twice the best learning rate costs", f"{cost_beside(runs, 1):.3f}"],
+    ]
+    about = (
+        "By how much the best learning rate changes (width 64; from T = 80k to 1.28M at batch "
+        "size 2, and from batch size 1 to 8 at T = 1.28M), and what a learning rate beside it "
+        "costs on average over all cells (`wsd-laptop`)."
+    )
+    return table("valleys", about, ["", "answer"], rows)
+
+
+def transfer() -> str:
+    runs = fit.runs_of(rows_in("transfer-quick"))
+    rows = []
+    for name, suffix in (("with μP", ""), ("without μP", fit.STANDARD)):
+        shapes = [f"width {width}{suffix}" for width in (32, 64, 128)]
+
+        def log2_best(some: list[fit.Run]) -> np.ndarray:
+            """log2 of the best learning rate of every width, and of the last / the first."""
+            best = {cell.shape: x for cell, x in fit.minima(some).items()}
+            x = [best[shape] for shape in shapes]
+            return np.array([*x, x[-1] - x[0]])
+
+        some = [run for run in runs if run.cell.shape in shapes]
+        *best, ratio = 2 ** fit.jackknife(some, log2_best, [fit.seed_of])
+        rows.append([name, *(show(lr, 4) for lr in best), show(ratio, 2)])
+    about = "Best learning rate by width, T = 80k, batch size 4, six seeds (`transfer-quick`)."
+    return table("transfer", about, ["", "width 32", "64", "128", "128 over 32"], rows)
+
+
+def power() -> str:
+    rows = []
+    scans = {
+        "a": (
+            lambda row: math.log2(row["power_a"]),
+            ("power_b", -0.51),
+            1,
+            "a factor of 2",
+        ),
+        "b": (lambda row: row["power_b"], ("power_a", 16.0), 0.06, "0.06"),
+    }
+    for name, (x, (other, center), step, words) in scans.items():
+        runs = fit.runs_of([r for r in rows_in("power-laptop") if r[other] == center], x)
+        best = []  # of every seed, by the parabola of fit.py
+        costs = []
+        for seed in sorted({run.seed for run in runs}):
+            some = [run for run in runs if run.seed == seed]
+            found = fit.minima(some, degree=2, window=5).values()
+            best += [2**bottom if name == "a" else bottom for bottom in found]
+            costs += [cost_beside(some, -step), cost_beside(some, step)]
+        row = [name, f"{statistics.mean(best):.2f}", f"{statistics.stdev(best):.2f}"]
+        rows.append([*row, f"{statistics.mean(costs):.3f} for {words}"])
+    about = (
+        "The best a at b = -0.51 and the best b at a = 16, over all T, batch sizes and seeds, "
+        "and what an error costs (`power-laptop`, width 64)."
+    )
+    head = ["", "mean", "standard deviation", "cost of an error"]
+    return table("power", about, head, rows)
+
+
+# -- The comparison ----------------------------------------------------------------------
+
+KINDS = {"dense": "compare-laptop", "MoE": "compare-laptop-moe"}
+
+
+@cache
+def tested(folder: str) -> list[fit.Run]:
+    """The runs that test the lines of a comparison, without those that tuned them."""
+    rows = [row for row in rows_in(folder) if "line" in row]
+    return fit.runs_of(rows, lambda row: 0.0)
+
+
+def difference(one: str, other: str, kind: str, T: int | None = None) -> str:
+    """Mean loss of a line minus another's, at all T or one."""
+    runs = [run for run in tested(KINDS[kind]) if T in (None, run.cell.T)]
+    if other not in {run.line for run in runs}:
+        return ""
+
+    def answer(some: list[fit.Run]) -> np.ndarray:
+        of_line = defaultdict(list)
+        for run in some:
+            of_line[run.line].append(run.loss)
+        return np.array([np.mean(of_line[one]) - np.mean(of_line[other])])
+
+    return show(fit.jackknife(runs, answer)[0])
+
+
+def comparison() -> str:
+    losses = defaultdict(list)
+    for run in tested("compare-laptop"):
+        losses[run.line].append(run.loss)
+    rows = []
+    for line in sorted(losses, key=lambda line: np.mean(losses[line])):
+        row = [line, f"{np.mean(losses[line]):.3f}"]
+        gaps = ["", ""]
+        if line != fit.BASELINE:
+            gaps = [
+                difference(line, fit.BASELINE, "dense"),
+                difference(line, fit.BASELINE, "dense", 1_280_000),
+            ]
+        rows.append(row + gaps)
+    about = (
+        "Mean loss, and its difference from a WSD that knew T, over all T and at the longest. "
+        "Widths 64 and 128, batch sizes 2 and 8, T from 80k to 1.28M, five seeds, of which "
+        "each tuned every schedule for itself (`compare-laptop`). *WSD* holds one learning "
+        "rate for all T, scaled by the root of the batch size. *Fitted*: ∝ T^-0.3, or n^-0.3 "
+        "for Power. *Paper*: the exponents of the paper."
+    )
+    head = ["line", "loss", f"minus {fit.BASELINE}", "at T = 1.28M"]
+    return table("comparison", about, head, rows)
+
+
+def pairs() -> str:
+    rows = []
+    for one, other in (
+        ("Power (fitted)", "WSD (fitted)"),
+        ("Power (fitted)", "WSD"),
+        ("Power (fitted)", "cosine (fitted)"),
+        ("Power (fitted)", "linear to 0 (fitted)"),
+        ("Power (paper)", "WSD (fitted)"),
+        ("Power (paper)", "WSD"),
+        ("Power (paper)", "cosine (fitted)"),
+    ):
+        row = [f"{one} minus {other}", difference(one, other, "dense")]
+        row += [difference(one, other, "dense", T) for T in (160_000, 1_280_000)]
+        rows.append([*row, difference(one, other, "MoE")])
+    about = (
+        "Differences of these lines. MoE: width 64 with eight experts, batch sizes 2 and 8, "
+        "five seeds (`compare-laptop-moe`)."
+    )
+    head = ["lines", "dense, all T", "T = 160k", "T = 1.28M", "MoE, all T"]
+    return table("pairs", about, head, rows)
+
+
+# -- Longer runs -------------------------------------------------------------------------
+
+LENGTHS = [320_000 * 2**k for k in range(7)]
+LONGER = {  # name -> (line, weight decay)
+    "constant, weight decay 0": ("constant", 0.0),
+    "Power (fitted)": ("Power (fitted)", 0.1),
+    "WSD, searched": ("WSD", 0.1),
+    "Power (fitted), averaged": ("Power (fitted), averaged", 0.1),
+}
+
+
+def losses_at(line: str, weight_decay: float, T: int) -> np.ndarray:
+    """The losses of a line of long-laptop [seeds].
+
+    If we searched its learning rate at every T, a seed gets the best of the other seeds, so
+    that no run chooses for itself.
+    """
+    tried = defaultdict(dict)  # learning rate -> seed -> loss
+    for row in rows_in("long-laptop"):
+        if (row["line"], row["weight_decay"], row["total_tokens"]) == (
+            line,
+            weight_decay,
+            T,
+        ):
+            loss = row["average_val_loss" if "averaged" in line else "val_loss"]
+            lr = row["lr"] if line in ("linear to 0", "WSD") else "tuned"
+            tried[lr][row["seed"]] = math.inf if loss is None else loss
+    found = []
+    for seed in range(3):
+        by_others = {}
+        for lr, losses in tried.items():
+            if len(losses) == 3:
+                by_others[lr] = sum(losses[other] for other in range(3) if other != seed)
+        found.append(tried[min(by_others, key=by_others.get)][seed])
+    return np.array(found)
+
+
+def gap(name: str, T: int) -> np.ndarray:
+    """Loss minus linear to 0 [seeds], at 0.1, or at its best weight decay for a line at 0."""
+    line, weight_decay = LONGER[name]
+    linear = [losses_at("linear to 0", 0.1, T)]
+    if weight_decay == 0:
+        linear.append(losses_at("linear to 0", 0.0, T))
+    return losses_at(line, weight_decay, T) - min(linear, key=np.mean)
+
+
+def longer() -> str:
+    lengths = LENGTHS[2:]
+    rows = [[name, *(show(over_seeds(gap(name, T))) for T in lengths)] for name in LONGER]
+    about = (
+        "Loss minus a linear decay to 0, whose learning rate we searched at every T "
+        "(`long-laptop`: width 32, batch size 8, three seeds). Weight decay is 0.1 in both, "
+        "but from the line at 0 we subtract the better of linear to 0 at 0 and at 0.1. *Constant* "
+        "is a WSD with one learning rate for every T, and *averaged* has an average of the "
+        "weights in place of the decay over the last tenth. We tuned Power and constant once, "
+        "at T = 320k and 640k, and searched WSD at every T."
+    )
+    return table("longer", about, ["line", *map(size, lengths)], rows)
+
+
+# -- The default run ---------------------------------------------------------------------
+
+ENDS = (400_000, 800_000, 1_600_000, 3_200_000)  # where one Power run ends
+
+
+def curve_at(name: str, T: int) -> np.ndarray:
+    """The losses where runs of the default pass T tokens [seeds]."""
+    curves = [loss_curves()[f"{name}-{seed}"] for seed in range(3)]
+    return np.array([np.interp(T, c["tokens"], c["val_loss"]) for c in curves])
+
+
+def curves() -> str:
+    rows = []
+    gaps = []
+    for T in ENDS:
+        power = curve_at(f"power-{T}", T)
+        cosine = curve_at(f"cosine-{T}", T)
+        cut = curve_at(f"cosine-{ENDS[-1]}", T)
+        gaps.append(power - cosine)
+        row = [size(T), *(f"{losses.mean():.3f}" for losses in (power, cosine, cut))]
+        late = "" if T == ENDS[-1] else show(over_seeds(cut - cosine))
+        rows.append([*row, show(over_seeds(power - cosine)), late])
+    rows.append(
+        ["mean of all T", "", "", "", show(over_seeds(np.mean(gaps, axis=0))), ""]
+    )
+    about = (
+        "The default run under one Power run with four decays, cosines planned for each "
+        "length, and the longest cosine, stopped there (`curves-laptop`, three seeds)."
+    )
+    head = ["T", "Power", "cosine", "longest cosine", "Power minus cosine"]
+    return table("curves", about, [*head, "longest cosine minus cosine"], rows)
+
+
+def decay() -> str:
+    T = ENDS[2]
+    drop = curve_at(f"power-{T}", T) - curve_at("power-trunk", T)
+    about = "Loss of this Power run after a decay minus that of the run that continues."
+    rows = [[f"T = {size(T)}", show(over_seeds(drop))]]
+    return table("decay", about, ["", "difference"], rows)
+
+
+def default_run() -> str:
+    power = None
+    rows = []
+    for schedule in ("power", "wsd", "cosine"):
+        by_lr = defaultdict(list)
+        for row in rows_in("laptop"):
+            if row["schedule"] == schedule:
+                by_lr[row["tuned_lr"]].append(row)
+        unread = {
+            lr: statistics.mean(row["val_loss_unread"] for row in runs)
+            for lr, runs in by_lr.items()
+        }
+        runs = sorted(by_lr[min(unread, key=unread.get)], key=lambda row: row["seed"])
+        losses = np.array([row["val_loss"] for row in runs])
+        tuned = f"learning rate {runs[0]['lr']:g}"
+        if schedule == "power":
+            power = losses
+            tuned = f"a = {runs[0]['power_a']:g}"
+        minus = "" if schedule == "power" else show(over_seeds(losses - power), 4)
+        rows.append(
+            [schedule, tuned, *(f"{x:.4f}" for x in (*losses, losses.mean())), minus]
+        )
+    losses = [row["val_loss"] for row in rows_in("laptop-moe")]
+    texts = [f"{x:.4f}" for x in (*losses, np.mean(losses))]
+    rows.append(["power, laptop-moe", "", *texts, ""])
+    about = (
+        "The preset `laptop`, 4.2M tokens, under three schedules, each with the learning rate "
+        "that was best on training text that the run had not read (`laptop`), and "
+        "`laptop-moe`. Since then the order of the text has changed, and with it the digits."
+    )
+    head = ["schedule", "tuned", "seed 0", "seed 1", "seed 2", "mean", "minus Power"]
+    return table("default run", about, head, rows)
+
+
+# -- The recipe, and two stages ----------------------------------------------------------
+
+RECIPE = {  # names of the runs in their origin
+    "power": "Power with our law",
+    "default": "Power with the defaults of train.py",
+    "wsd": "WSD at the learning rate of our law",
+    "wsddefault": "WSD with the defaults of train.py",
+    "wsdhigh": "WSD at √2 times the learning rate of our law",
+}
+
+
+def recipe() -> str:
+    losses = {row["run"]: row["val_loss"] for row in rows_in("recipe") if "run" in row}
+    rows = []
+    for name, words in RECIPE.items():
+        seeds = [losses[f"{name}-{seed}"] for seed in range(3)]
+        rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])
+    about = "Runs of docs/recipe.md at T = 1.28M (`recipe`)."
+    return table("recipe", about, ["run", "seed 0", "seed 1", "seed 2", "mean"], rows)
+
+
+def two_stages() -> str:
+    by_stages = defaultdict(dict)
+    for row in rows_in("two-stage"):
+        stages = "two" if row["decay_data"] else "one"
+        by_stages[stages][row["seed"]] = row
+    rows = []
+    for text in ("torch", "library", "clean"):
+        losses = {}
+        for stages, seeds in by_stages.items():
+            losses[stages] = np.array([seeds[s][f"val_loss_{text}"] for s in range(3)])
+        row = [text, *(f"{losses[stages].mean():.3f}" for stages in ("one", "two"))]
+        rows.append([*row, show(over_seeds(losses["two"] - losses["one"]))])
+    about = (
+        "Validation loss with the same data throughout, and with other data in the decay, of "
+        "which half is *clean*, a text that the stable phase has not seen (`two-stage`, three "
+        "seeds)."
+    )
+    head = ["validation text", "one stage", "two stages", "difference"]
+    return table("two stages", about, head, rows)
+
+
+def page() -> str:
+    """TABLES.md."""
+    tables = [
+        laws(),
+        widths(),
+        valleys(),
+        transfer(),
+        power(),
+        comparison(),
+        pairs(),
+        longer(),
+        curves(),
+        decay(),
+        default_run(),
+        recipe(),
+        two_stages(),
+    ]
+    return "\n\n".join([HEAD, *tables])
+
+
+if __name__ == "__main__":
+    print(page())
