@@ -1,93 +1,245 @@
-"""The model against the paper's counts, and itself without shortcuts. See also test_granite.py."""
+"""The model against the Granite classes of transformers, and against itself without shortcuts."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
-from config import make_config, make_shape
-from model import GPT, empty_model
+import model as model_file
+from config import PRESETS, GPTConfig, make_config
+from model import GPT, empty_model, load_model
+from tools import granite, run_folder
+from tools.flags import UserError
+from tools.tokenizers import Bytes
 
 TINY = dict(
-    n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=16, vocab_size=50, base_width=16
-)
+    n_layer=2, n_embd=32, n_head=4, seq_len=16, vocab_size=256, base_width=16,
+    m_emb=3.0, m_res=0.7, logits_scaling=1.3,
+)  # fmt: skip
+MOE = dict(n_expert=4, n_expert_active=2, n_ffn=16)
+SHAPES = {
+    "dense": dict(),
+    "grouped heads, untied": dict(n_kv_head=2, tie_embeddings=False),
+    "MoE": MOE,
+    "MoE, grouped heads": dict(n_kv_head=1, **MOE),
+}
 
 
 def tiny(**changed) -> GPT:
+    """A model far from its first weights, so that no term is negligible."""
     torch.manual_seed(0)
-    model = GPT(make_shape(**TINY | changed))
-    for (
-        p
-    ) in model.parameters():  # far from the first weights, so that no term is negligible
+    gpt = GPT(GPTConfig(**TINY | changed))
+    for p in gpt.parameters():
         p.data.add_(torch.randn_like(p) / p.shape[-1] ** 0.5)
-    return model.eval()
+    return gpt.eval()
 
 
-PAPER = {  # m_width, parameters, active parameters without the embedding, GFLOP per token
-    "12M": (0.5, 12_329_088, 6_037_632, 0.175), "36M": (1, 36_716_800, 24_133_888, 0.422),
-    "121M": (2, 121_668_096, 96_502_272, 1.13), "36M-power": (1, 36_716_800, 24_133_888, 0.422),
-    "1B": (6, 1_208_083_968, 1_132_586_496, 8.76),
-    "1B-moe": (4, 1_334_625_280, 378_323_968, 3.18),
-    "PowerLM-3B": (8, 3_510_819_072, 3_397_572_864, 23.3),
-    "PowerMoE-3B": (6, 3_298_788_864, 807_372_288, 6.50),
-}  # fmt: skip
+def some_tokens(*shape) -> torch.Tensor:
+    # without 255, which transformers takes for padding and does not train
+    return torch.randint(255, shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("preset", PAPER)
-def test_presets_are_the_papers_tables(preset):
-    cfg, (m_width, total, active, gflop) = make_config(preset=preset), PAPER[preset]
-    assert (cfg.d_head, cfg.seq_len, cfg.vocab_size, cfg.norm_eps) == (
-        64,
-        4096,
-        49152,
-        1e-5,
+# -- Against transformers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_gradients_are_those_of_transformers(shape):
+    ours = tiny(**SHAPES[shape])
+    Path("granite").mkdir()
+    granite.write_folder(Path("granite"), ours, Bytes())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("granite")
+    assert type(theirs).__name__.startswith(
+        "GraniteMoe" if ours.cfg.n_expert else "Granite"
     )
-    assert (
-        cfg.m_width == cfg.logits_scaling == m_width
-        and cfg.attention_multiplier == 1 / 64
+    idx = some_tokens(3, 16)
+    logits = ours(idx)
+    torch.testing.assert_close(logits, theirs(idx).logits, rtol=1e-4, atol=1e-5)
+
+    loss, _ = ours(idx[:, :-1], idx[:, 1:])
+    their_loss = theirs(idx, labels=idx).loss
+    assert loss.item() == pytest.approx(their_loss.item(), rel=1e-5)
+    loss.backward()
+    their_loss.backward()
+    embedding = theirs.get_input_embeddings().weight
+    torch.testing.assert_close(
+        ours.embed.weight.grad, embedding.grad, rtol=1e-3, atol=1e-5
     )
-    model, untied = (
-        empty_model(cfg),
-        empty_model(dataclasses.replace(cfg, tie_embeddings=False)),
-    )
-    attention = 2 * cfg.n_embd**2 + 2 * cfg.n_embd * cfg.n_kv_head * 64
-    rest = attention + cfg.n_expert * cfg.n_embd + 2 * cfg.n_embd  # router and norms
-    layer = lambda experts: rest + experts * 3 * cfg.n_embd * cfg.n_ffn
-    embedding = cfg.vocab_size * cfg.n_embd
-    layers = cfg.n_layer * layer(cfg.n_expert or 1)
-    assert model.n_params() == total == layers + embedding + cfg.n_embd
-    assert active == cfg.n_layer * layer(cfg.n_expert_active or 1) + cfg.n_embd
-    assert model.n_active_params() == untied.n_active_params() == active + embedding
-    assert model.flops_per_token() == untied.flops_per_token()
-    assert model.flops_per_token() / 1e9 == pytest.approx(gflop, rel=0.005)
+
+    # a folder of transformers is a model of ours
+    read = load_model("granite")
+    assert read.cfg.n_expert == ours.cfg.n_expert and not read.training
+    torch.testing.assert_close(read(idx), logits, rtol=1e-5, atol=1e-6)
 
 
-def test_samples_are_among_the_top_k():
-    model, idx = tiny(), torch.randint(50, (64, 9))
-    with torch.no_grad():
-        likeliest = model(idx)[:, -1].topk(3).indices
-        new = torch.stack(
-            [model.generate(idx, 1, top_k=3)[:, -1] for _ in range(20)], dim=1
-        )
-    assert all(
-        set(some.tolist()) <= set(top.tolist()) for some, top in zip(new, likeliest)
-    )
-    assert (new != likeliest[:, :1]).any() and (new != new[:, :1]).any()
+# -- Against itself ----------------------------------------------------------------------
 
 
-@torch.no_grad()
-def test_a_text_slides_through_the_window():
-    """Greedy text that ends below, at and beyond seq_len, which is 16."""
-    model = tiny(tie_embeddings=False)  # tied, it repeats one token
-    for start, n in ((1, 0), (9, 7), (1, 40), (20, 5)):
-        text = torch.randint(50, (3, start))
-        idx = text
-        for _ in range(n):
-            window = idx if idx.shape[1] <= 16 else idx[:, -16:]
-            idx = torch.cat((idx, model(window)[:, -1:].argmax(-1)), dim=1)
-        assert torch.equal(model.generate(text, n, temperature=0), idx), (start, n)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_sees_only_what_is_before_it(shape):
+    gpt = tiny(**SHAPES[shape])
+    idx = some_tokens(2, 16)
+    changed = idx.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 255
+    differs = (gpt(idx) - gpt(changed)).abs().amax((0, 2)) > 1e-6
+    assert differs.tolist() == [False] * 9 + [True] * 7
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits():
+    gpt = tiny()
+    idx = some_tokens(3, 17)
+    loss, routing = gpt(idx[:, :-1], idx[:, 1:])
+    log_p = gpt(idx[:, :-1]).log_softmax(-1)
+    expected = -log_p.gather(2, idx[:, 1:, None]).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert routing is None
+
+
+def test_the_routing_of_an_moe_has_a_row_for_every_layer():
+    idx = some_tokens(3, 17)
+    _, routing = tiny(**MOE)(idx[:, :-1], idx[:, 1:])
+    assert routing.aux_loss.shape == routing.entropy.shape == (2,)
+    assert torch.allclose(routing.load.sum(-1), torch.ones(2))
+    assert len(routing.metrics()["max_load"]) == 2
+
+
+@pytest.mark.parametrize("shape", ["dense", "MoE"])
+def test_recomputing_changes_no_gradient(shape):
+    gradients = []
+    for recompute in (False, True):
+        gpt = tiny(**SHAPES[shape])
+        gpt.recompute = recompute
+        idx = some_tokens(3, 17)
+        gpt(idx[:, :-1], idx[:, 1:])[0].backward()
+        gradients.append([p.grad for p in gpt.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_in_bfloat16_only_the_precision_changes():
+    gpt = tiny()
+    idx = some_tokens(3, 17)
+    expected, _ = gpt(idx[:, :-1], idx[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert gpt(idx[:, :-1]).dtype == torch.bfloat16
+        loss, _ = gpt(idx[:, :-1], idx[:, 1:])
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
 
 
 def test_more_tokens_than_seq_len_are_refused():
     with pytest.raises(ValueError, match="17 tokens"):
-        tiny()(torch.zeros(1, 17, dtype=torch.long))
+        tiny()(some_tokens(1, 17))
+
+
+# -- Sampling ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_greedy_text_slides_through_the_window():
+    gpt = tiny(tie_embeddings=False)  # tied, it repeats one token
+    for start, n in ((1, 0), (9, 7), (1, 40), (20, 5)):  # below, at and beyond seq_len
+        text = some_tokens(3, start)
+        expected = text
+        for _ in range(n):
+            logits = gpt(expected[:, -16:])[:, -1]
+            expected = torch.cat((expected, logits.argmax(-1, keepdim=True)), dim=1)
+        assert torch.equal(gpt.generate(text, n, temperature=0), expected)
+
+
+@torch.no_grad()
+def test_samples_have_the_probabilities_of_the_top_k():
+    gpt = tiny()
+    idx = some_tokens(1, 9)
+    best, tokens = gpt(idx)[0, -1].topk(3)
+    expected = (best / 2).softmax(-1)
+    torch.manual_seed(0)
+    new = gpt.generate(idx.expand(5000, -1), 1, temperature=2, top_k=3)[:, -1]
+    shares = torch.stack([(new == token).float().mean() for token in tokens])
+    assert shares.sum().item() == pytest.approx(1)
+    torch.testing.assert_close(shares, expected, rtol=0, atol=0.03)
+
+
+# -- Size --------------------------------------------------------------------------------
+
+GFLOP = {  # per token, at sequences of 4096
+    "12M": 0.175, "36M": 0.422, "121M": 1.13, "1B": 8.76, "1B-moe": 3.18, "PowerLM-3B": 23.3,
+    "PowerMoE-3B": 6.50,
+}  # fmt: skip
+
+
+def test_main_lists_all_presets_with_the_operations_of_the_papers_models(capsys):
+    assert model_file.main([]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == list(PRESETS)
+    shown = {row[0]: float(row[-1]) for row in rows}
+    assert GFLOP == {name: pytest.approx(shown[name], rel=0.005) for name in GFLOP}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torch_counts_the_same_operations(shape):
+    gpt = tiny(**SHAPES[shape])
+    idx = some_tokens(3, 17)
+    with FlopCounterMode(display=False) as counter:
+        gpt(idx[:, :-1], idx[:, 1:])[0].backward()
+    attention = 6 * 2 * 32 * 16  # which torch does not count on a CPU
+    assert (
+        gpt.flops_per_token()
+        == counter.get_total_flops() / idx[:, 1:].numel() + attention
+    )
+
+
+def test_an_empty_model_takes_no_memory_and_no_random_numbers():
+    before = torch.get_rng_state()
+    gpt = empty_model(make_config(preset="PowerLM-3B"))
+    assert all(p.is_meta for p in gpt.parameters())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# -- Loading -----------------------------------------------------------------------------
+
+
+def write_run(gpt: GPT, out: Path, tokens: int) -> Path:
+    cfg = make_config(**dataclasses.asdict(gpt.cfg))
+    content = dict(config=dataclasses.asdict(cfg), model=gpt.state_dict(), tokens=tokens)
+    file = run_folder.checkpoint_file(out, tokens)
+    run_folder.write_checkpoint(file, content | {"optimizer": {}})
+    return file
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_is_its_newest_checkpoint(shape):
+    old, new = tiny(), tiny(**SHAPES[shape])
+    file = write_run(old, Path("run"), 9)
+    write_run(new, Path("run"), 10)
+    idx = some_tokens(2, 16)
+    loaded = load_model("run")
+    assert torch.equal(loaded(idx), new(idx))
+    assert loaded.cfg == new.cfg and not loaded.training
+    assert loaded.run["tokenizer"] == "bytes"
+    assert torch.equal(load_model(file)(idx), old(idx))
+
+
+def test_loading_in_bfloat16_keeps_the_rotary_table():
+    gpt = tiny()
+    write_run(gpt, Path("run"), 9)
+    loaded = load_model("run", dtype=torch.bfloat16)
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(loaded.rope, gpt.rope)
+    idx = some_tokens(2, 16)
+    torch.testing.assert_close(loaded(idx).float(), gpt(idx), rtol=0.1, atol=0.1)
+
+
+def test_what_is_no_model_is_one_line():
+    write_run(tiny(), Path("run"), 9)
+    Path("empty").mkdir()
+    Path("text.pt").write_text("no checkpoint")
+    shutil.copytree("run", "cut")
+    cut = run_folder.checkpoint_file(Path("cut"), 9)
+    cut.write_bytes(cut.read_bytes()[:1000])
+    for path in ("missing", "empty", "text.pt", "cut"):
+        with pytest.raises((UserError, OSError)) as error:
+            load_model(path)
+        assert path in str(error.value) and "\n" not in str(error.value)
