@@ -1,0 +1,345 @@
+"""The scores against lm-evaluation-harness, the losses against plain loops."""
+
+import json
+import math
+import random
+import socket
+from pathlib import Path
+
+import forked
+import harness
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import MAX_LEN, SUBJECTS
+
+import eval as evaluation
+import train
+from config import GPTConfig
+from eval import TASKS, Question, Request
+from model import GPT, load_model
+from tools import granite
+from tools.tokenizers import load_tokenizer
+
+
+def small_model(vocab_size: int, seq_len: int) -> GPT:
+    """New weights, so large that the model strongly prefers some texts."""
+    torch.manual_seed(0)
+    shape = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, base_width=32)
+    return GPT(
+        GPTConfig(**shape, vocab_size=vocab_size, seq_len=seq_len, init_std=0.4)
+    ).eval()
+
+
+def read_json(path: str) -> dict:
+    return json.loads(Path(path).read_text())
+
+
+# -- The harness -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory) -> Path:
+    """The folder of the items."""
+    return harness.write(tmp_path_factory.mktemp("items"), harness.all_items())
+
+
+@pytest.fixture(scope="module")
+def exported(items, tmp_path_factory) -> Path:
+    """A Granite folder, whose tokenizer came with a post-processor that adds a token."""
+    folder = tmp_path_factory.mktemp("exported")
+    texts = [file.read_text(encoding="utf-8") for file in sorted(items.iterdir())]
+    harness.train_tokenizer(folder / "trained.json", texts, size=600)
+    tokenizer = load_tokenizer(str(folder / "trained.json"))
+    granite.write_folder(folder, small_model(608, MAX_LEN), tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(exported) -> tuple[dict, dict]:
+    """The metrics and samples of the harness."""
+    pairs = []
+    for name in TASKS:
+        for subject in SUBJECTS if name == "mmlu" else [""]:
+            pairs.append((name, subject))
+    return harness.run_harness(exported, pairs)
+
+
+@pytest.fixture
+def argv(exported, items) -> list[str]:
+    return ["--model", str(exported), "--device", "cpu", "--data", str(items)]
+
+
+@pytest.fixture(scope="module")
+def ours(exported, items, tmp_path_factory) -> dict:
+    """What eval.py writes about all tasks."""
+    out = tmp_path_factory.mktemp("out") / "new" / "scores.json"
+    argv = ["--model", str(exported), "--device", "cpu", "--data", str(items)]
+    argv += ["--tasks", ",".join(TASKS), "--out", str(out)]
+    assert evaluation.main(argv) == 0
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def model(exported) -> GPT:
+    return load_model(exported)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_texts_and_likelihoods_equal_the_harness(name, theirs, model, items):
+    _, samples = theirs
+    tokenizer = load_tokenizer(model.run["tokenizer"])
+    ours = evaluation.read_task(name, items, None)
+    if name == "mmlu":  # the harness has a task for each subject
+        ours.sort(key=lambda question: question.subject)
+    found = []
+    for (task, _), of_task in samples.items():
+        if task == name:
+            found += sorted(of_task, key=lambda sample: sample["doc_id"])
+    assert len(found) == len(ours) == 12
+    for item, sample in zip(ours, found):
+        log_p = [response[0] for response in sample["resps"]]
+        if name == "wikitext":
+            text = evaluation.detokenize(item)
+            assert sample["arguments"][0][0] == text
+            requests = evaluation.rolling_windows(tokenizer, text, MAX_LEN)
+            total = sum(evaluation.score(model, list(requests)))
+            assert total == pytest.approx(log_p[0], rel=1e-5)
+        else:
+            texts = [(c, f" {choice}") for c, choice in zip(item.contexts, item.choices)]
+            assert [tuple(pair) for pair in sample["arguments"]] == texts
+            requests = evaluation.requests_of(tokenizer, item, MAX_LEN)
+            likelihoods = evaluation.score(model, list(requests))
+            assert likelihoods == pytest.approx([x[0] for x in log_p], abs=1e-3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_metrics_equal_the_harness(name, theirs, ours):
+    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
+
+    metrics = [found for (task, _), found in theirs[0].items() if task == name]
+    sizes = [12 // len(metrics)] * len(metrics)
+    compared = [
+        key for key in metrics[0] if key.endswith(",none") and "stderr" not in key
+    ]
+    for key in compared:
+        metric = key.removesuffix(",none")
+        expected = aggregate_subtask_metrics([found[key] for found in metrics], sizes)
+        assert ours[name][metric] == pytest.approx(expected, rel=1e-5), metric
+        if name != "wikitext":
+            errors = [found[f"{metric}_stderr,none"] for found in metrics]
+            assert ours[name][f"{metric}_stderr"] == pytest.approx(
+                pooled_sample_stderr(errors, sizes)
+            )
+    _, listed = TASKS[name]
+    assert set(listed) <= {key.removesuffix(",none") for key in compared}
+
+
+def test_pages_are_detokenized_as_in_the_harness():
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    rng = random.Random(0)
+    parts = """ @-@ | @,@ | @.@ | : | . |! | ? |( | )|[| ] |" |'| 's|s '|= =| = = = | ° | N |7|
+|word|/' 3/| { |}| """.split("|")
+    for _ in range(2000):
+        page = "".join(rng.choices(parts, k=rng.randint(1, 25)))
+        assert evaluation.detokenize(page) == wikitext_detokenizer({"page": page}), page
+
+
+# -- Scores ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def one_pass(model: GPT, request: Request) -> float:
+    """The score of a request from a pass of its own."""
+    ids = request.ids
+    log_p = model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    return sum(log_p[i - 1, ids[i]].item() for i in range(len(ids) - request.n, len(ids)))
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 10**6])
+def test_a_score_depends_only_on_its_request(batch_tokens, monkeypatch):
+    model = small_model(vocab_size=50, seq_len=64)
+    rng = random.Random(0)
+    requests = [Request([3, 4], 1), Request([3, 5], 1)]
+    requests.append(Request(rng.choices(range(50), k=65), 64))  # a full window
+    for _ in range(20):
+        context = rng.choices(range(50), k=rng.randint(1, 40))
+        for ending in ([7], [8], rng.choices(range(50), k=rng.randint(1, 20))):
+            requests.append(Request(context + ending, len(ending)))
+    monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: batch_tokens)
+    found = evaluation.score(model, requests)
+    expected = [one_pass(model, request) for request in requests]
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_equal_inputs_are_read_once():
+    model = small_model(vocab_size=50, seq_len=64)
+    read = []
+    model.embed.register_forward_hook(lambda _, inputs, output: read.append(output.shape))
+    evaluation.score(model, [Request([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
+    assert read == [(1, 3, 32)]
+
+
+class Words:
+    """A tokenizer with a token that may span a context and its choice."""
+
+    eot_token = 0
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        words = text.replace("one more", "one_more").split()
+        return [1 + sum(map(ord, word)) for word in words]
+
+
+def test_a_token_may_span_context_and_choice():
+    question = Question(["give me one"], ["more"], 0)
+    (request,) = evaluation.requests_of(Words(), question, 64)
+    assert request == (Words().encode_ordinary("give me one more"), 1, False)
+
+
+def test_questions_that_do_not_fit_are_counted(argv):
+    short = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
+    long = short | {"goal": " word" * 99}
+    harness.write(Path("long"), {"piqa": [short, long, short | {"sol2": " c" * 99}]})
+    flags = "--tasks piqa --data long --max_len 20 --out scores.json --dtype bfloat16"
+    assert evaluation.main([*argv, *flags.split()]) == 0
+    result = read_json("scores.json")["piqa"]
+    assert (result["n"], result["n_cut"], result["max_len"]) == (3, 2, 20)
+    assert result["dtype"] == "bfloat16"
+
+
+def test_two_processes_share_the_items(argv, ours):
+    """The same scores as from one process, and one of the two prints them."""
+    argv += ["--tasks", "arc_easy,mmlu,wikitext", "--out", "two.json"]
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = server.getsockname()[1]
+    processes = []
+    for rank in ("0", "1"):  # as torchrun starts them
+        place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+        place |= dict(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+        processes.append(forked.start(evaluation.main, argv, **place))
+    for process in processes:
+        process.join()
+    printed = [forked.printed(process)[0].count("arc_easy") for process in processes]
+    assert printed == [1, 0]
+    for name, result in read_json("two.json").items():
+        assert result == pytest.approx(ours[name])
+
+
+ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
+MISTAKES = {  # flags, piqa.jsonl, a part of the error
+    "no file": ("--data .", None, "piqa.jsonl"),
+    "no JSON": ("--data .", json.dumps(ITEM) + "\n{", "line 2"),
+    "no such field": ("--data .", '{"goal": "a"}', "sol1"),
+    "secret label": ("--data .", json.dumps(ITEM | {"label": -1}), "-1"),
+    "window": ("--max_len 9999", None, "--max_len 9999"),
+    "task": ("--tasks gsm8k", None, "gsm8k"),
+    "no data": ("--data=", None, "--data"),
+    "model": ("--model nowhere", None, "nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line(case, argv, capsys):
+    flags, content, says = MISTAKES[case]
+    if content:
+        Path("piqa.jsonl").write_text(content)
+    flags = [*argv, "--tasks", "piqa", "--out", "scores.json", *flags.split()]
+    assert evaluation.main(flags) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert not Path("scores.json").exists()
+
+
+def test_a_diverged_model_has_no_scores():
+    model = small_model(vocab_size=50, seq_len=64)
+    model.norm.weight.data[0] = math.nan
+    with pytest.raises(evaluation.UserError, match="diverged"):
+        evaluation.score(model, [Request([1, 2], 1)])
+
+
+# -- Losses and samples ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1000])
+def test_validation_loss_equals_a_plain_loop(max_tokens, corpus):
+    model = small_model(vocab_size=256, seq_len=32).train()
+    losses = evaluation.validation_loss(model, corpus, max_tokens)
+    assert model.training
+
+    n = (len(corpus.val) - 1) // 32
+    sequences = np.random.default_rng([0]).permutation(n)
+    if max_tokens:
+        sequences = sequences[: max_tokens // 32]
+    nats = []
+    for i in sequences:
+        ids = torch.from_numpy(corpus.val[32 * i : 32 * i + 33].astype(np.int64))
+        with torch.no_grad():
+            nats.append(F.cross_entropy(model(ids[None, :-1])[0], ids[1:]).item())
+    assert losses["val_loss"] == pytest.approx(np.mean(nats), rel=1e-6)
+    # the corpus is of bytes
+    assert corpus.meta["bytes_per_token"] == pytest.approx(1, abs=0.01)
+    bpb = np.mean(nats) / math.log(2) / corpus.meta["bytes_per_token"]
+    assert losses["val_bpb"] == pytest.approx(bpb, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def run(corpus_path, tmp_path_factory) -> Path:
+    """A run in bfloat16."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    flags = """--n_layer 1 --n_embd 16 --n_head 2 --seq_len 32 --batch_size 2 --dtype bfloat16
+        --total_tokens 640 --warmup_tokens 0 --device cpu --init_std 0.3"""
+    argv = [*flags.split(), "--data", str(corpus_path), "--out", str(out)]
+    assert train.main(argv) == 0
+    return out
+
+
+def test_a_loss_is_the_one_in_the_record(run, capsys):
+    """By default eval.py computes as the run did, in bfloat16."""
+    results = read_json(run / "record.json")["results"]
+    recorded = f"{results['val_loss']:.4f} nats per token, {results['val_bpb']:.4f} bits"
+    for path in (run, run / "ckpt" / f"{640:016d}.pt"):
+        assert evaluation.main(["--model", str(path), "--device", "cpu"]) == 0
+        assert recorded in capsys.readouterr().out
+
+
+def test_tasks_and_losses_have_the_dtype_of_training(run, items):
+    argv = ["--model", str(run), "--device", "cpu", "--data", str(items), "--limit", "3"]
+    argv += ["--tasks", "wikitext", "--max_len", "30"]
+    found = {}
+    for dtype in ("auto", "bfloat16", "float32"):
+        assert evaluation.main([*argv, "--dtype", dtype, "--out", dtype]) == 0
+        found[dtype] = read_json(dtype)["wikitext"]
+    assert found["auto"] == found["bfloat16"]
+    assert found["auto"]["n"] == 3
+    assert found["float32"]["bits_per_byte"] == pytest.approx(
+        found["auto"]["bits_per_byte"], rel=0.01
+    )
+    assert found["float32"]["bits_per_byte"] != found["auto"]["bits_per_byte"]
+
+
+def test_a_sample_continues_the_prompt(run, capsys):
+    argv = ["--model", str(run), "--device", "cpu", "--prompt", "def café"]
+    texts = []
+    for more in ("--seed 1", "--seed 1", "--seed 2", "--temperature 0 --seed 1"):
+        assert evaluation.main([*argv, "--max_new_tokens", "20", *more.split()]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+    assert all(text.startswith("def café") for text in texts)
+
+
+class Echo(GPT):
+    """A model that ends the text after two more tokens, and then goes on."""
+
+    def generate(self, idx, max_new_tokens, temperature, top_k):
+        assert idx.tolist() == [[255, 97]]  # end-of-text, "a"
+        return torch.tensor([[255, 97, 98, 260, 99, 255, 100]])
+
+
+def test_a_sample_ends_with_the_document():
+    model = Echo(small_model(vocab_size=300, seq_len=32).cfg)
+    # 260 is no token of the tokenizer
+    assert evaluation.sample(model, load_tokenizer("bytes"), "a") == "abc"
