@@ -22,13 +22,13 @@ import tables
 from config import make_config
 from schedules import make_schedule
 from tables import ENDS, LENGTHS
-from tools.figures import COLORS, figure, shades, size
+from tools import figures
+from tools.figures import COLORS, figure, size
 
 BLUE = COLORS["power"]
 GRAY = COLORS["cosine"]
 GREEN = COLORS["average"]
 RED = "#a32020"  # a cosine that is stopped early
-WIDTH = 6.5  # inches; a page shows it at 600 pixels, a slide from edge to edge
 
 
 def curve(name: str, of="val_loss", begin: float = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def branch(T: int) -> tuple[list, list]:
 
 def draw_curves(path: Path) -> None:
     """One Power run, planned cosines, and a cosine that is stopped early."""
-    with figure(path, 3.7, width=WIDTH) as (ax,):
+    with figure(path, 3.7) as (ax,):
         # 1. The lines
         for T in ENDS:
             ax.plot(*curve(f"cosine-{T}"), "--", color=GRAY, linewidth=1)
@@ -84,7 +84,7 @@ def draw_decay(path: Path, T: int = ENDS[2]) -> None:
     first = begin - T / 4e6
     last = T / 1e6 + T / 8e6
     layout = dict(sharex=True, height_ratios=(2, 1))
-    with figure(path, 4.2, 2, width=WIDTH, **layout) as (losses, rates):
+    with figure(path, 4.2, 2, **layout) as (losses, rates):
         # 1. The losses
         losses.plot(*curve("power-trunk"), color=BLUE, linewidth=1.2)
         average = curve("power-trunk", "average_val_loss")
@@ -109,79 +109,43 @@ def draw_decay(path: Path, T: int = ENDS[2]) -> None:
         rates.set(ylabel="learning rate", xlabel=xlabel, ylim=(0, None))
 
 
-def draw_valleys(path: Path, panels: list[dict]) -> None:
-    """Valleys in panels beside each other, with a triangle below each minimum.
-
-    A panel has a title, where {ratio} is the last minimum over the first, an xlabel, and
-    valleys {label: points (log2 of the learning rate, mean loss)}.
-    """
-    row = 0.017  # nats from one label to the next
-    layout = dict(width=WIDTH, beside=True, sharey=True, sharex=True)
-    with figure(path, 3.9, len(panels), **layout) as axes:
-        for ax, panel in zip(axes, panels):
-            valleys = panel["valleys"]
-            bottoms = {label: fit.vertex(points)[0] for label, points in valleys.items()}
-            by_bottom = sorted(bottoms, key=bottoms.get, reverse=True)
-            for color, label in zip(shades(len(valleys)), valleys):
-                # 1. The points, and the cubic through them
-                x, loss = np.array(fit.near_lowest(valleys[label], 7)).T
-                loss -= loss.min()
-                cubic = np.polynomial.Polynomial.fit(x, loss, 3)
-                along = np.linspace(x[0], x[-1])
-                ax.plot(2**along, cubic(along), color=color)
-                ax.plot(2**x, loss, "o", color=color, markersize=3.5)
-
-                # 2. Its minimum, with the labels one below the other
-                y = -row * (1 + by_bottom.index(label))
-                at = 2 ** bottoms[label]
-                ax.vlines(at, y, 0, color=color, linewidth=0.8)
-                ax.plot(at, y, "^", color=color)
-                ax.text(1.1 * at, y, label, color=color, va="center")
-            ax.axhline(0, color="black", linewidth=0.6)
-            first, *_, last = bottoms.values()
-            ax.set_title(panel["title"].format(ratio=f"{2 ** (last - first):.2g}"))
-            ax.set(xscale="log", xlabel=panel["xlabel"])
-        ticks = [0.001, 0.002, 0.004, 0.008, 0.016]
-        axes[0].set_xticks(ticks, map(str, ticks))
-        axes[0].set_xticks([], minor=True)
-        axes[0].set_yticks([0, 0.05, 0.1, 0.15, 0.2])
-        axes[0].set(ylabel="mean loss above lowest (nats)", ylim=(None, 0.16))
+def titled(panel: dict, title: str) -> dict:
+    """A panel of fit.py with a title, where {ratio} is its last minimum over the first."""
+    first, *_, last = [bottom for _, _, bottom in panel["valleys"].values()]
+    return panel | {"title": title.format(ratio=f"{2 ** (last - first):.2g}")}
 
 
-def valleys_panels() -> list[dict]:
-    valleys = fit.valleys_of(fit.runs_of(tables.rows_in("wsd-laptop")))
-    cells = sorted(cell for cell in valleys if cell.shape == "width 64")
-    over_T = [cell for cell in cells if cell.batch_size == 2]
-    over_batch = [cell for cell in cells if cell.T == 1_280_000]
-    return [
-        dict(
-            title="16× the tokens,\n{ratio}× the best learning rate",
-            xlabel="learning rate (batch size 2)",
-            valleys={f"T = {size(cell.T)}": valleys[cell] for cell in over_T},
-        ),
-        dict(
-            title="8× the batch size,\n{ratio}× the best learning rate",
-            xlabel="learning rate (T = 1.28M)",
-            valleys={
-                f"batch size {cell.batch_size}": valleys[cell] for cell in over_batch
-            },
-        ),
+def draw_valleys(path: Path) -> None:
+    """The valleys of width 64 over T, and over the batch size."""
+    runs = fit.runs_of(tables.rows_in("wsd-laptop"))
+    at = next(
+        run.cell
+        for run in runs
+        if (run.cell.shape, run.cell.T, run.cell.batch_size) == ("width 64", 1_280_000, 2)
+    )
+    over_T = "16× the tokens,\n{ratio}× the best learning rate"
+    over_batch = "8× the batch size,\n{ratio}× the best learning rate"
+    panels = [
+        titled(fit.panel(runs, at, "T"), over_T),
+        titled(fit.panel(runs, at, "batch_size"), over_batch),
     ]
+    figures.draw_valleys(path, panels)
 
 
-def transfer_panels() -> list[dict]:
-    valleys = fit.valleys_of(fit.runs_of(tables.rows_in("transfer-quick")))
-    standard = {}
-    scaled = {}
-    for cell, points in valleys.items():
-        by_width = standard if cell.shape.endswith(fit.STANDARD) else scaled
-        by_width[cell.shape.removesuffix(fit.STANDARD)] = points
-    better = "4× the width,\n{ratio}× the best learning rate"
-    xlabel = "learning rate"
-    return [
-        dict(title=f"Without μP: {better}", xlabel=xlabel, valleys=standard),
-        dict(title=f"With μP: {better}", xlabel=xlabel, valleys=scaled),
-    ]
+def draw_transfer(path: Path) -> None:
+    """The valleys of three widths, without and with muP."""
+    runs = fit.runs_of(tables.rows_in("transfer-quick"))
+    ratio = "4× the width,\n{ratio}× the best learning rate"
+    panels = []
+    for name, is_standard in (("Without μP", True), ("With μP", False)):
+        some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
+        panel = fit.panel(some, some[0].cell, "shape")
+        panel["valleys"] = {
+            shape.removesuffix(fit.STANDARD): valley
+            for shape, valley in panel["valleys"].items()
+        }
+        panels.append(titled(panel, f"{name}: {ratio}"))
+    figures.draw_valleys(path, panels)
 
 
 LOOKS = {  # of longer.png: label, color, line, marker
@@ -195,8 +159,8 @@ LOOKS = {  # of longer.png: label, color, line, marker
 def draw_longer(path: Path) -> None:
     """The gap to linear to 0 against T."""
     lengths = LENGTHS[2:]
-    with figure(path, 4.1, width=WIDTH) as (ax,):
-        ax.axhline(0, color=COLORS["other"], linewidth=2.4)
+    with figure(path, 4.1) as (ax,):
+        ax.axhline(0, color=COLORS["linear"], linewidth=2.4)
         for i, (name, (label, color, line, marker)) in enumerate(LOOKS.items()):
             gaps = np.array([tables.gap(name, T) for T in lengths])  # [T, seeds]
             mean = gaps.mean(axis=1)
@@ -206,7 +170,7 @@ def draw_longer(path: Path) -> None:
             ax.errorbar(x, mean, error, color=color, ls=line, marker=marker, **bars)
             y = mean[-1] + (0.003 if label.startswith("constant") else 0)
             ax.text(x[-1] + 0.2, y, label, color=color, va="center")
-        ax.text(x[-1] + 0.2, -0.003, "linear to 0", color=COLORS["other"], va="center")
+        ax.text(x[-1] + 0.2, -0.003, "linear to 0", color=COLORS["linear"], va="center")
         ax.set_xticks(np.log2(lengths), [size(T) for T in lengths])
         words = """run length T (tokens)
 Bars are standard errors of three seeds. We searched linear to 0 and WSD
@@ -222,8 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     out = parser.parse_args(argv).out
     draw_curves(out / "curves.png")
     draw_decay(out / "decay.png")
-    draw_valleys(out / "valleys.png", valleys_panels())
-    draw_valleys(out / "transfer.png", transfer_panels())
+    draw_valleys(out / "valleys.png")
+    draw_transfer(out / "transfer.png")
     draw_longer(out / "longer.png")
     return 0
 

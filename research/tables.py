@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections import defaultdict
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,28 @@ def valleys() -> str:
     return table("valleys", about, ["", "answer"], rows)
 
 
+def worth() -> str:
+    runs = runs_with_minima("wsd-laptop")
+    T, by_T = fit.by_length(runs)
+    regrets = {f"T = {size(length)}": by_T[length] for length in by_T if length > T}
+    regrets |= fit.by_size(runs, T)
+    rows = []
+    for name, of_cells in regrets.items():
+        law, kept, in_proportion = (fit.cost(column) for column in of_cells.T)
+        outside, mean, worst = law
+        others = [f"{mean:.4f}" for _, mean, _ in (kept, in_proportion)]
+        rows.append([name, str(len(of_cells)), f"{mean:.4f}", f"{worst:.4f}", *others])
+    about = (
+        f"What a law of the cells up to T = {size(T)}, or without the largest batch size or "
+        "the widest model, loses in the cells that it was not fitted to, in nats above the "
+        "minimum of their valleys (`wsd-laptop`). *Kept*: the law's "
+        "learning rate at the longest T and the largest batch size that were fitted. *In "
+        "proportion*: the same, in proportion to the batch size."
+    )
+    head = ["not fitted", "cells", "law", "its worst cell", "kept", "in proportion"]
+    return table("worth", about, head, rows)
+
+
 def transfer() -> str:
     runs = fit.runs_of(rows_in("transfer-quick"))
     rows = []
@@ -216,21 +239,24 @@ KINDS = {"dense": "compare-laptop", "MoE": "compare-laptop-moe"}
 
 @cache
 def tested(folder: str) -> list[fit.Run]:
-    """The runs that test the lines of a comparison, without those that tuned them."""
+    """The runs that test the lines of a comparison, without those that tuned them.
+
+    The x of a run is its line.
+    """
     rows = [row for row in rows_in(folder) if "line" in row]
-    return fit.runs_of(rows, lambda row: 0.0)
+    return fit.runs_of(rows, itemgetter("line"))
 
 
 def difference(one: str, other: str, kind: str, T: int | None = None) -> str:
     """Mean loss of a line minus another's, at all T or one."""
     runs = [run for run in tested(KINDS[kind]) if T in (None, run.cell.T)]
-    if other not in {run.line for run in runs}:
+    if other not in {run.x for run in runs}:
         return ""
 
     def answer(some: list[fit.Run]) -> np.ndarray:
         of_line = defaultdict(list)
         for run in some:
-            of_line[run.line].append(run.loss)
+            of_line[run.x].append(run.loss)
         return np.array([np.mean(of_line[one]) - np.mean(of_line[other])])
 
     return show(fit.jackknife(runs, answer)[0])
@@ -239,7 +265,7 @@ def difference(one: str, other: str, kind: str, T: int | None = None) -> str:
 def comparison() -> str:
     losses = defaultdict(list)
     for run in tested("compare-laptop"):
-        losses[run.line].append(run.loss)
+        losses[run.x].append(run.loss)
     rows = []
     for line in sorted(losses, key=lambda line: np.mean(losses[line])):
         row = [line, f"{np.mean(losses[line]):.3f}"]
@@ -466,6 +492,7 @@ def page() -> str:
         laws(),
         widths(),
         valleys(),
+        worth(),
         transfer(),
         power(),
         comparison(),
