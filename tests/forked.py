@@ -1,6 +1,5 @@
 """Processes for tests: forks of one that has imported train, which takes a program seconds."""
 
-import functools
 import multiprocessing
 import os
 import sys
@@ -11,19 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
-
 context = multiprocessing.get_context("forkserver")
 # the first optimizer imports torch._dynamo, and the first figure pyplot
 context.set_forkserver_preload(
     ["train", "torch._dynamo", "matplotlib.pyplot", "pytest", "test_train"]
 )
-
-
-def make_small() -> None:
-    """For small models: one thread, and a sample that takes no longer than the training."""
-    torch.set_num_threads(1)  # a second would only wait
-    train.sample = functools.partial(train.sample, max_new_tokens=20)
 
 
 def start(function: Callable, *args, **environment: str) -> BaseProcess:
@@ -43,7 +34,7 @@ def call(function: Callable, args: tuple, environment: dict) -> None:
     for stream, ending in enumerate(("out", "err"), start=1):
         os.dup2(os.open(f"{os.getpid()}.{ending}", os.O_WRONLY | os.O_CREAT), stream)
     os.environ.update(environment)
-    make_small()
+    torch.set_num_threads(1)
     sys.exit(function(*args))
 
 

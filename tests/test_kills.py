@@ -1,61 +1,149 @@
-"""Kill a run at every write: --resume always enters, and ends with the same bits."""
+"""Kill a run at any moment: nothing that was saved is lost, and it ends with the same bits."""
 
 import os
+import random
+import resource
+import signal
+import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import forked
 import train
 from test_resume import assert_same, everything
-from test_train import flags, read
+from test_train import STEP, argv, newest
+from tools import run_folder
 
-CALLS = {"rename": (os, "replace"), "fsync": (os, "fsync"), "unlink": (os, "unlink")}
-# steps of 256 tokens, and a checkpoint after each
-RUN = dict(decay_tokens=0, warmup_tokens=256, n_layer=1)
-RUN |= dict(save_every=256, keep_checkpoints=2)
+SAVES = dict(save_every=STEP, keep_checkpoints=2, eval_tokens=320, final_eval_tokens=640)
 
 
-def train_and_die(argv: list[str], kind: str, k: int) -> None:
-    """Train, and end without any cleanup right before the k-th call of this kind."""
-    module, name = CALLS[kind]
-    real, left = getattr(module, name), [k]
+@pytest.fixture(scope="module")
+def undisturbed(corpus_path, tmp_path_factory) -> dict:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert train.main(argv(data=corpus_path, out=run, **SAVES)) == 0
+    return everything(run)
 
-    def counted(*args, **kwargs):
+
+def assert_same_end(run, expected: dict) -> None:
+    """As assert_same. A kill after the last validation repeats its line in metrics.jsonl."""
+    found = everything(run)
+    assert found["metrics"][: len(expected["metrics"])] == expected["metrics"]
+    assert found["metrics"][-1] == expected["metrics"][-1]
+    assert_same(found, expected, but=("saved", "metrics"))
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.002)
+
+
+def assert_whole(run: Path) -> None:
+    """Every checkpoint that is there can be read."""
+    for path in run_folder.checkpoints(run):
+        assert run_folder.read_checkpoint(path)["tokens"] == int(path.stem)
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_again_and_again_a_run_ends_with_the_same_bits(
+    kills, undisturbed, corpus_path
+):
+    typed = [*argv(data=corpus_path, out="run", **SAVES), "--resume"]
+    rng = random.Random(kills)
+    run = Path("run")
+    n_killed = 0
+    while not (run / "record.json").exists():
+        process = forked.start(train.main, typed)
+        if n_killed < kills:
+            wait_for(Path(f"{process.pid}.out"))  # it has started
+            time.sleep(0.4 * rng.random())
+            process.kill()
+        process.join()
+        n_killed += process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL), forked.printed(process)
+        assert_whole(run)
+    assert n_killed > 1
+    assert_same_end(run, undisturbed)
+    assert (run / "curve.png").read_bytes()[-8:-4] == b"IEND"
+    assert list(run.rglob("*.tmp")) == []
+
+
+def die_at_rename(typed: list[str], k: int) -> None:
+    """Train, and end without any cleanup right before a file gets its name."""
+    real = os.replace
+    left = [k]
+
+    def counted(*paths):
         left[0] -= 1
         if left[0] == 0:
             os._exit(9)
-        return real(*args, **kwargs)
+        return real(*paths)
 
-    setattr(module, name, counted)
-    os._exit(train.main(argv))
-
-
-slow = pytest.mark.slow  # the renames are between these
+    os.replace = counted
+    os._exit(train.main(typed))
 
 
-@pytest.mark.parametrize("kind, tokens", [
-    ("rename", 768),
-    pytest.param("fsync", 768, marks=slow),
-    pytest.param("unlink", 1024, marks=slow),  # deletes two checkpoints
-])  # fmt: skip
-def test_killed_at_any_write_it_resumes_to_the_same_bits(kind, tokens, corpus_path):
-    argv = [*flags(corpus_path, **RUN, total_tokens=tokens), "--average"]
-    assert train.main([*argv, "--out=whole"]) == 0
-    expected, average = everything(Path("whole")), torch.load("whole/average.pt")["model"]
-    kills, status = 0, 9
+@pytest.mark.slow
+def test_killed_at_every_rename_a_run_ends_with_the_same_bits(corpus_path):
+    typed = argv(data=corpus_path, **SAVES | dict(total_tokens=5 * STEP))
+    assert train.main([*typed, "--out=whole"]) == 0
+    expected = everything("whole")
+    k = 1
+    status = 9
     while status == 9:
-        out, kills = f"killed-{kills}", kills + 1
-        process = forked.start(train_and_die, [*argv, f"--out={out}"], kind, kills)
+        process = forked.start(die_at_rename, [*typed, f"--out=run-{k}"], k)
         process.join()
         status = process.exitcode
-        if status == 9:
-            assert train.main([*argv, f"--out={out}", "--resume"]) == 0
-        assert_same(everything(Path(out)), expected)
-        again = torch.load(f"{out}/average.pt")["model"]
-        assert all(torch.equal(again[name], average[name]) for name in average)
-        assert (Path(out) / "curve.png").read_bytes()[-8:-4] == b"IEND"
-        assert read(Path(out) / "record.json")["tokens"] == tokens
-        assert list(Path(out).rglob("*.tmp")) == []
-    assert status == 0 and kills > 2
+        assert train.main([*typed, f"--out=run-{k}", "--resume"]) == 0
+        assert_same_end(f"run-{k}", expected)
+        k += 1
+    assert status == 0 and k > 7  # config, log, five checkpoints, record
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves(number, corpus_path):
+    typed = argv(data=corpus_path, out="run", total_tokens=10**8, decay_tokens=0)
+    process = forked.start(train.main, typed)
+    wait_for(Path("run/metrics.jsonl"))
+    time.sleep(0.1)
+    os.kill(process.pid, number)
+    process.join()
+    out, error = forked.printed(process)
+    assert process.exitcode == 3 and error == ""
+    assert "--out run --resume" in out.splitlines()[-1]
+    assert newest("run")["tokens"] > 0
+
+
+def train_one_endless_step(typed: list[str]) -> int:
+    """Train, but the first step does not end."""
+    train.optimizer_step = lambda *_: time.sleep(100)
+    return train.main(typed)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(corpus_path):
+    process = forked.start(train_one_endless_step, argv(data=corpus_path, out="run"))
+    wait_for(Path("run/metrics.jsonl"))
+    time.sleep(0.1)
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.05)
+    process.join(timeout=20)
+    assert process.exitcode == -signal.SIGINT
+
+
+def train_on_a_small_disk(typed: list[str]) -> int:
+    """Train, where no file can have more than 20 kB. (Python ignores SIGXFSZ.)"""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    return train.main(typed)
+
+
+def test_a_full_disk_is_one_line(undisturbed, corpus_path):
+    typed = [*argv(data=corpus_path, out="run", **SAVES), "--resume"]
+    process = forked.start(train_on_a_small_disk, typed)
+    process.join()
+    _, error = forked.printed(process)
+    assert process.exitcode == 2 and len(error.splitlines()) == 1
+    assert "train.py: run/ckpt/" in error
+    assert list(Path("run/ckpt").iterdir()) == []
+    assert train.main(typed) == 0
+    assert_same(everything("run"), undisturbed)

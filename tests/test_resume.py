@@ -1,78 +1,60 @@
-"""A run may be stopped at any moment, resumed, branched: nothing changes and nothing is lost."""
+"""A run may stop at any moment, resume and branch. It ends with the same bits."""
 
-import json
 import os
 import pickle
-import random
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import config
 import data
-import eval as evaluation
-import forked
-import runs
-import schedules
 import train
-from test_mistakes import one_line
-from test_train import flags, metrics, read, same, weights
-from tools import devices
-from tools.files import lock, read_metrics
-from tools.signals import stop_request
+from schedules import make_schedule
+from test_train import MOE, STEP, argv, assert_same_tensors, config_of, files_in
+from test_train import metrics, newest, one_line, record_of
+from tools import files, run_folder
 
-ROOT = Path(__file__).parent.parent
-SAVES = dict(save_every=3 * 256, keep_checkpoints=3)  # of 40 steps of 256 tokens
-RESUME, BRANCH = ["--out=run", "--resume"], ["--branch=run"]
-TIMELESS = {
-    "seconds",
-    "tokens_per_second",
-    "command",
-    "started",
-    "out",
-    "git_commit",
-    "git_dirty",
-}
+SHORT = dict(eval_tokens=320, final_eval_tokens=640)
+SAVES = SHORT | dict(save_every=3 * STEP, keep_checkpoints=3)  # of 30 steps
+RESUME = ["--out=run", "--resume"]
+BRANCH = ["--branch=run"]
+TIMES = {"seconds", "tokens_per_second", "command", "started", "git_commit", "out"}
 
 
-def everything(run: Path) -> dict:
-    """All results of a run except times."""
-    saved = torch.load(max((run / "ckpt").glob("*.pt")), weights_only=True)
-    timeless = lambda line: {
-        name: value for name, value in line.items() if name not in TIMELESS
-    }
-    return {
-        "model": saved["model"], "optimizer": saved["optimizer"]["state"],
-        "tokens": saved["tokens"], "metrics": [timeless(line) for line in read_metrics(run)],
-        "record": timeless(read(run / "record.json")), "sample": (run / "sample.txt").read_text(),
-    }  # fmt: skip
+def everything(run) -> dict:
+    """All that a run leaves, except for times and names."""
+
+    def without_times(fields: dict) -> dict:
+        return {name: value for name, value in fields.items() if name not in TIMES}
+
+    parts = {name: without_times(fields) for name, fields in record_of(run).items()}
+    lines = [without_times(line) for line in files.read_metrics(Path(run))]
+    sample = Path(run, "sample.txt").read_text(encoding="utf-8")
+    return parts | {"metrics": lines, "sample": sample, "saved": newest(run)}
 
 
-def assert_same(one: dict, other: dict) -> None:
-    for part in ("tokens", "metrics", "record", "sample"):
+def assert_same(one: dict, other: dict, but=("saved",)) -> None:
+    """Bit for bit, with weights and moments."""
+    for part in one.keys() - set(but):
         assert one[part] == other[part], part
-    assert same(one["model"], other["model"])
-    assert all(
-        same(state, other["optimizer"][i]) for i, state in one["optimizer"].items()
-    )
+    assert one["saved"]["tokens"] == other["saved"]["tokens"]
+    assert_same_tensors(one["saved"]["model"], other["saved"]["model"])
+    moments = [side["saved"]["optimizer"] for side in (one, other)]
+    assert moments[0].keys() == moments[1].keys()
+    for i in moments[0]:
+        assert_same_tensors(moments[0][i], moments[1][i])
 
 
-@pytest.fixture(scope="module")
-def undisturbed(corpus_path, tmp_path_factory) -> dict:
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert train.main(flags(corpus_path, out=run, **SAVES)) == 0
-    return everything(run)
-
-
-def stop(argv: list[str], steps: int, number=signal.SIGTERM) -> None:
-    """Train, with a signal after this many steps."""
-    real, left = train.optimizer_step, [steps]
+def stop(typed: list[str], steps: int, number=signal.SIGTERM) -> None:
+    """Train, with a signal during this step."""
+    real = train.optimizer_step
+    left = [steps]
 
     def counted(*args):
         left[0] -= 1
@@ -82,352 +64,143 @@ def stop(argv: list[str], steps: int, number=signal.SIGTERM) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "optimizer_step", counted)
-        assert train.main(argv) == 3
-
-
-def stopped_run(corpus_path, out="run") -> Path:
-    stop(flags(corpus_path, out=out, **SAVES), 20)
-    return Path(out).resolve()
-
-
-def files(folder: Path) -> dict:
-    """Every file of a folder, with the time of its last change."""
-    found = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
-    return {p: p.stat().st_mtime_ns for p in found}
+        assert train.main(typed) == 3
 
 
 def edit(file: Path, **changed) -> None:
-    """Change settings in a config.json, or in a checkpoint. None takes one away."""
+    """Change settings in a config.json or a checkpoint. None takes one away."""
     is_json = file.suffix == ".json"
-    content = read(file) if is_json else torch.load(file, weights_only=True)
-    content["config"] |= changed
+    content = files.read_json(file) if is_json else torch.load(file, weights_only=True)
     for name, value in changed.items():
+        content["config"][name] = value
         if value is None:
             del content["config"][name]
     if is_json:
-        file.write_text(json.dumps(content))
+        files.write_json(file, content)
     else:
         torch.save(content, file)
 
 
-@pytest.mark.parametrize("changed, says", [
-    ({"fixed_norm": "hidden"}, "this version has no setting fixed_norm"),
-    ({"power_q": None}, "power_q"),
-    ({"weight_decay": 0.5}, "weight_decay is 0.5, but it is 0.1 in"),
-], ids=["of a fork", "older", "edited"])  # fmt: skip
-def test_settings_that_we_would_drop_are_refused(changed, says, corpus_path, capsys):
-    """They may be those of a fork. A config.json that somebody edited is refused, too."""
-    run = stopped_run(corpus_path)
-    for file in (runs.checkpoints(run)[-1], run / "config.json"):
-        whole = file.read_bytes()
-        edit(file, **changed)
-        if "weight_decay" not in changed or file.suffix == ".json":
-            assert says in one_line(train.main, RESUME, capsys)
-        if file.suffix == ".pt" and "weight_decay" not in changed:
-            assert says in one_line(train.main, [*BRANCH, "--decay_tokens=512"], capsys)
-            assert says in one_line(evaluation.main, ["--model=run"], capsys)
-        file.write_bytes(whole)
-    assert train.main(RESUME) == 0
-
-
-@pytest.mark.parametrize("steps", [1, 7, 36, 37, 39])
-def test_a_signal_saves_and_resume_continues(steps, undisturbed, corpus_path, tmp_path):
-    number = {36: signal.SIGTERM, 37: signal.SIGHUP}.get(steps, signal.SIGINT)
-    stop(flags(corpus_path, out="run", **SAVES), steps, number)
-    assert not (tmp_path / "run" / "record.json").exists()
-    # its configuration is in its folder
-    assert train.main(["--out", "run", "--resume"]) == 0
-    assert_same(everything(tmp_path / "run"), undisturbed)
-
-
-def test_the_origin_is_that_of_the_start(corpus_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--first"])
-    run = stopped_run(corpus_path)
-    started = read(run / "config.json")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--second"])
-    assert train.main(RESUME) == 0
-    assert started["origin"]["command"] == "python train.py --first"
-    whole = json.loads((run / "record.json").read_text())
-    assert whole["origin"] == started["origin"]
-    config = read(run / "config.json")
-    (session,) = config["resumed"]
-    assert session["command"] == "python train.py --second"
-    assert config == started | {"resumed": [session]}
-
-
-def test_flags_that_only_report_may_change_on_resume(undisturbed, corpus_path, tmp_path):
-    run = stopped_run(corpus_path)
-    argv = (
-        "--log_every=512 --eval_every=1280 --save_every=512 --micro_batch_size=8".split()
-    )
-    assert train.main(["--out=run", "--resume", *argv]) == 0
-    assert same(weights(run), undisturbed["model"])
-    logged = [line["tokens"] // 256 for line in metrics(run)]
-    assert logged == [*range(1, 21), *range(22, 41, 2)]
-    assert [line["tokens"] // 256 for line in metrics(run, "val_loss")] == [
-        10,
-        20,
-        25,
-        30,
-        35,
-        40,
-    ]
-
-
-def test_killed_without_warning_it_ends_the_same(undisturbed, corpus_path, tmp_path):
-    argv, run = [*flags(corpus_path, out="run", **SAVES), "--resume"], tmp_path / "run"
-    rng = random.Random(0)
-    for _ in range(2):
-        process = forked.start(train.main, argv)
-        while process.is_alive() and not (run / "metrics.jsonl").exists():
-            time.sleep(0.005)
-        time.sleep(0.05 + rng.random() * 0.3)
-        process.kill()
-        process.join()
-    assert train.main(argv) == 0
-    assert_same(everything(run), undisturbed)
-    assert not list(run.rglob("*.tmp"))
-
-
-def test_a_failing_sample_loses_nothing(undisturbed, corpus_path, tmp_path):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(train, "sample", None)
-        train.main(flags(corpus_path, out="run", **SAVES))
-    assert read(tmp_path / "run" / "record.json")["tokens"] == 10240
-    assert train.main(RESUME) == 0 and (tmp_path / "run" / "curve.png").exists()
-    assert_same(everything(tmp_path / "run"), undisturbed)
-
-
-def test_a_failing_figure_does_not_fail_its_run(
-    undisturbed, corpus_path, tmp_path, capsys
-):
+@pytest.fixture(scope="module", autouse=True)
+def quick_end():
+    """No curve, and a short sample, which would take longer than the training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.figures, "draw_curve", None)
-        assert train.main(flags(corpus_path, out="run", **SAVES)) == 0
-    assert "no curve.png" in capsys.readouterr().out
-    assert read(tmp_path / "run" / "record.json")["tokens"] == 10240
-    assert train.main(RESUME) == 0 and (tmp_path / "run" / "curve.png").exists()
-    assert_same(everything(tmp_path / "run"), undisturbed)
+        patch.setattr(train.figures, "draw_curve", lambda *_: None)
+        patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
+        yield
 
 
-NOT_PLANNED = [name for name in schedules.SCHEDULES if not schedules.is_planned(name)]
+@pytest.fixture(scope="module")
+def folder(corpus_path, tmp_path_factory) -> Path:
+    """A folder with finished runs, `whole` and `cosine`, and `run`, stopped after 20 steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train.main(argv(data=corpus_path, out="whole", **SAVES)) == 0
+        stop(argv(data=corpus_path, out="run", **SAVES), 20)
+        cosine = argv(data=corpus_path, schedule="cosine", total_tokens=8 * STEP)
+        assert train.main([*cosine, "--out=cosine"]) == 0
+    return folder
 
 
-@pytest.mark.parametrize("schedule", NOT_PLANNED)
-def test_a_branch_is_the_separate_run(schedule, corpus_path, tmp_path):
-    """Branch off a long run for a shorter one, and off a short run for a longer one."""
-    totals = {"long": 60 * 256, "short": 40 * 256}
-    for out, total in totals.items():
-        saves = dict(save_every=6 * 256, keep_checkpoints=100)
-        argv = flags(corpus_path, out=out, schedule=schedule, total_tokens=total, **saves)
-        assert train.main(argv) == 0
-    for parent, separate in (("long", "short"), ("short", "long")):
-        path, length = (
-            f"{parent}/ckpt/{36 * 256:016d}.pt",
-            f"--total_tokens={totals[separate]}",
-        )
-        if (schedule, separate) == ("wsd", "short"):
-            length = "--decay_tokens=1024"  # alone, it cools down from here
-        assert train.main([f"--branch={path}", length, f"--out=from-{parent}"]) == 0
-        a, b = everything(tmp_path / f"from-{parent}"), everything(tmp_path / separate)
-        assert a["metrics"] == [
-            line for line in b["metrics"] if line["tokens"] > 36 * 256
-        ]
-        assert a["sample"] == b["sample"] and same(a["model"], b["model"])
-        assert a["record"]["val_loss"] == b["record"]["val_loss"]
-        assert (a["record"]["parent"], b["record"]["parent"]) == (
-            str(tmp_path / path),
-            None,
-        )
+@pytest.fixture
+def undisturbed(folder) -> dict:
+    """What a run leaves that nobody stops."""
+    return everything(folder / "whole")
 
 
-@pytest.mark.parametrize("parent, more, share", [
-    ({"decay_tokens": 0}, [], 0.0), ({"decay_tokens": 2560}, [], 0.25),
-    ({"decay_share": 0.5}, [], 0.5), ({"schedule": "cosine"}, ["--schedule=wsd"], 0.1),
-    ({"decay_tokens": 2560}, ["--decay_share=0.1"], 0.1), ({}, [], 0.1),
-], ids=str)  # fmt: skip
-def test_a_branch_decays_over_the_share_of_its_parent(parent, more, share, corpus_path):
-    argv = flags(corpus_path, out="run", save_every=256, keep_checkpoints=40, **parent)
-    assert train.main(argv) == 0
-    branch = ["--branch=run/ckpt/0000000000002560.pt", "--total_tokens=20480", *more]
-    typed, actions = train.parse(branch)
-    cfg, _ = runs.plan(typed, False, actions.branch)
-    assert (cfg.decay_share, cfg.decay_tokens) == (share, int(share * 20480))
+@pytest.fixture
+def run(folder) -> Path:
+    """The run stopped after 20 steps, in the current folder."""
+    shutil.copytree(folder / "run", "run")
+    return Path("run")
 
 
-def test_a_branch_without_a_decay_needs_no_text_for_it(corpus_path):
-    argv = flags(corpus_path, out="run", decay_data=str(corpus_path), save_every=2560)
-    assert train.main(argv) == 0
-    for end in ("--decay_tokens=0", "--schedule=constant"):
-        branch = ["--branch=run", "--total_tokens=20480", end]
-        typed, actions = train.parse(branch)
-        cfg, _ = runs.plan(typed, False, actions.branch)
-        assert cfg.decay_data is None and cfg.decay_tokens == 0
+# -- Stop and resume -----------------------------------------------------------------------
 
 
-def test_every_process_resumes_on_its_own_gpu(corpus_path, monkeypatch):
-    """Rank 0 saved the name of its GPU."""
-    run = stopped_run(corpus_path)
-    for file in (run / "config.json", runs.checkpoints(run)[-1]):
-        edit(file, device="cuda:0")
-    assert runs.plan({"out": "run"}, True, None)[0].device == "cuda:0"
-    monkeypatch.setattr(devices, "rank_and_world", lambda: (3, 8))
-    assert runs.plan({"out": "run"}, True, None)[0].device == "cuda"
+@pytest.mark.parametrize("steps", [1, 7, 27, 29])
+def test_a_signal_saves_and_the_run_resumes(steps, undisturbed, corpus_path, capsys):
+    number = signal.SIGINT if steps == 7 else signal.SIGTERM
+    stop(argv(data=corpus_path, out="run", **SAVES), steps, number)
+    assert newest("run")["tokens"] == steps * STEP
+    assert not Path("run/record.json").exists()
+    # the last line is the command that continues
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert train.main(words[words.index("train.py") + 1 :]) == 0
+    assert_same(everything("run"), undisturbed)
 
 
-def test_a_resumed_branch_keeps_its_parent(corpus_path, tmp_path, capsys):
-    """A cluster types the whole command again; another --branch is a mistake."""
-    argv = flags(corpus_path, out="run", total_tokens=20 * 256)
-    assert train.main(argv) == 0
-    again = ["--branch=run", "--total_tokens=10240", "--out=b", "--resume"]
-    assert train.main([*again, "--time_limit=0"]) == 3
-    (tmp_path / "other").mkdir()
-    for wrong in ("other", "b"):
-        error = one_line(train.main, [f"--branch={wrong}", "--out=b", "--resume"], capsys)
-        assert f"--branch {wrong}: the run in b started from" in error
-    assert train.main(again) == 0
-    assert read(tmp_path / "b" / "record.json")["tokens"] == 10240
-
-
-def test_a_branch_keeps_its_tokenizer_even_if_the_first_corpus_is_gone(
-    corpus_path, capsys
-):
-    """The checkpoint has a hash of the tokens."""
-    checkpoint = runs.checkpoints(stopped_run(corpus_path))[-1]
-    edit(checkpoint, data="/gone", tokenizer="a.tiktoken")
-    branch = [f"--branch={checkpoint}", "--decay_tokens=512", f"--data={corpus_path}"]
-    assert train.main(branch) == 0
-    saved = torch.load(checkpoint, weights_only=True)
-    torch.save(saved | {"token_hash": "another"}, checkpoint)
-    error = one_line(train.main, branch, capsys)
-    assert f"its tokenizer is not that of {checkpoint}" in error
-
-
-def test_a_branch_starts_before_the_decay_and_may_change_it(corpus_path, tmp_path):
-    assert (
-        train.main(flags(corpus_path, out="run", save_every=256, keep_checkpoints=2)) == 0
-    )
-    kept = runs.checkpoints(tmp_path / "run")
-    assert [int(path.stem) // 256 for path in kept] == [36, 39, 40]
-    kept[-1].write_bytes(b"")  # damaged, and not needed
-    argv = ["--branch=run", "--decay_shape=linear", "--weight_decay=0.5", "--out=b"]
-    assert (train.main(argv), train.main(["--branch=b", "--decay_tokens=512"])) == (0, 2)
-    record = read(tmp_path / "b" / "record.json")
-    assert (record["decay_shape"], record["weight_decay"]) == ("linear", 0.5)
-    assert record["parent"].endswith(kept[0].name)
-    saved = torch.load(runs.checkpoints(tmp_path / "b")[-1], weights_only=True)
-    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {
-        0,
-        0.5,
-    }
-
-
-def test_a_closed_output_is_a_stop_request(undisturbed, corpus_path, tmp_path):
-    """`python train.py | head -1` reads one line and leaves."""
-    argv = [*flags(corpus_path, out="run", **SAVES), "--resume"]
-    command = [sys.executable, ROOT / "train.py", *argv]
-    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipe)
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait() == 3 and process.stderr.read() == ""
-    assert 0 < torch.load(runs.checkpoints(tmp_path / "run")[-1])["tokens"] < 10240
-    assert train.main(argv) == 0
-    assert_same(everything(tmp_path / "run"), undisturbed)
-
-
-def test_nohup_keeps_a_run_alive():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stop_request() as must_stop:
-        signal.raise_signal(signal.SIGHUP)
-        assert not must_stop()
-    signal.signal(signal.SIGHUP, before)
-
-
-def test_other_files_among_the_checkpoints_are_left_alone(
-    undisturbed, corpus_path, tmp_path
-):
-    run = stopped_run(corpus_path)
-    (run / "ckpt/best.pt").write_bytes(runs.checkpoints(run)[0].read_bytes())
-    assert train.main(RESUME) == 0
-    (run / "ckpt/best.pt").unlink()  # it is still there
-    assert_same(everything(run), undisturbed)
-
-
-def test_a_run_killed_before_its_config_starts_again(undisturbed, corpus_path, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/.config.json.123.tmp").write_text('{"n_la')
-    assert train.main([*flags(corpus_path, out="run", **SAVES), "--resume"]) == 0
-    assert_same(everything(tmp_path / "run"), undisturbed)
-    assert not list((tmp_path / "run").rglob("*.tmp"))
-
-
-def test_a_folder_whose_config_is_not_that_of_a_run_is_refused(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    for content in ("", "null", "[1]", '{"model_type": "granite"}', '{"n_layer": 2'):
-        (tmp_path / "run/config.json").write_text(content)
-        assert "is not the folder of a run" in one_line(train.main, RESUME, capsys)
-
-
-def test_a_lost_run_that_was_killed_stays_lost(corpus_path, tmp_path):
-    """It has saved NaN, and was killed before its record."""
-    argv = [
-        *flags(corpus_path, out="run", save_every=256),
-        "--power_a=1e9",
-        "--lr_max=1e9",
-    ]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(train, "evaluate", None)
-        train.main(argv)
-    tokens = torch.load(runs.checkpoints(tmp_path / "run")[-1])["tokens"]
-    assert train.main(RESUME) == 0
-    record = read(tmp_path / "run/record.json")
-    assert record["diverged"] and record["tokens"] == tokens < 10240
-
-
-def test_a_branch_of_a_relative_path_resumes_from_any_folder(
-    corpus_path, tmp_path, monkeypatch
-):
-    stopped_run(corpus_path)
-    assert train.main(["--branch=run", "--decay_tokens=512", "--out=whole"]) == 0
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(train, "optimizer_step", None)  # killed before its first checkpoint
-        train.main(["--branch=run", "--decay_tokens=512", "--out=branch"])
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert train.main(["--out=../branch", "--resume"]) == 0
-    assert same(weights(tmp_path / "branch"), weights(tmp_path / "whole"))
-
-
-DAMAGES = {  # to the newest checkpoint, and what stands at the end of metrics.jsonl
-    "truncated": (lambda content: content[: len(content) // 2], b'{"step": 21, "tok'),
-    "a flipped bit": (lambda content: flipped(content, len(content) // 2), b""),
-    "an offset": (lambda content: flipped(content, len(content) - 46), b""),  # EINVAL
-    "no zip": (lambda content: b"what?", bytes(range(128, 256)) + b"\n[1, 2]\n"),
+KINDS = {
+    "MoE": dict(MOE, micro_batch_size=4),
+    "cosine": dict(schedule="cosine", dtype="bfloat16"),
+    "mixture": dict(schedule="wsd", data="a:0.7,b:0.3", decay_data="b"),
 }
 
 
-def flipped(content: bytes, at: int) -> bytes:
-    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_resumes(kind, corpus_path, documents, tmp_path):
+    (tmp_path / "a").symlink_to(corpus_path)
+    data.prepare(documents[:100], "bytes", tmp_path / "b")
+    fields = SHORT | dict(data="a", total_tokens=16 * STEP, save_every=5 * STEP)
+    typed = [*argv(**fields | KINDS[kind]), "--recompute", "--no-tie_embeddings"]
+    assert train.main([*typed, "--out=whole"]) == 0
+    stop([*typed, "--out=run"], 6)
+    stop([*typed, "--out=run", "--resume"], 9)
+    assert newest("run")["tokens"] == 15 * STEP
+    assert train.main(RESUME) == 0
+    assert_same(everything("run"), everything("whole"))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_an_older_checkpoint_resumes(
-    damage, undisturbed, corpus_path, capsys
-):
-    run, (damaged, tail) = stopped_run(corpus_path), DAMAGES[damage]
-    newest = runs.checkpoints(run)[-1]
-    newest.write_bytes(damaged(newest.read_bytes()))
-    with open(run / "metrics.jsonl", "ab") as file:
-        file.write(tail)
-    before = files(run)
-    error = one_line(train.main, RESUME, capsys)
-    assert (
-        f"{newest.name}: not a checkpoint, or a damaged one" in error
-        and "delete it" in error
-    )
-    assert files(run) == before
-    newest.unlink()
+def test_a_cluster_types_the_same_command_again(corpus_path):
+    """A time limit ends it after every step. The command both starts and continues."""
+    typed = argv(data=corpus_path, out="run", total_tokens=6 * STEP, **SHORT)
+    assert train.main(typed) == 0
+    whole = everything("run")
+    shutil.rmtree("run")
+    again = [*typed, "--resume", "--time_limit=0"]
+    statuses = [train.main(again) for _ in range(6)]
+    assert statuses == [3, 3, 3, 3, 3, 0]
+    assert_same(everything("run"), whole)
+
+    before = files_in(Path("run"))
+    assert train.main(again) == 0  # finished already
+    assert files_in(Path("run")) == before
+
+
+def test_a_killed_log_and_strange_files_do_no_harm(run, undisturbed):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"tokens": 5376, "lo')
+    (run / "ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
+    (run / "ckpt/best.pt").write_bytes(b"mine")
+    assert train.main(RESUME) == 0
+    assert (run / "ckpt/best.pt").read_bytes() == b"mine"
+    (run / "ckpt/best.pt").unlink()
+    assert list(run.rglob("*.tmp")) == []
+    assert_same(everything(run), undisturbed)
+
+
+def test_a_kill_before_the_first_checkpoint_starts_again(undisturbed, corpus_path):
+    typed = [*argv(data=corpus_path, out="run", **SAVES), "--resume"]
+    Path("run").mkdir()
+    Path("run/.config.json.tmp").write_text('{"n_la')
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(train, "optimizer_step", None)
+        train.main(typed)
+    assert Path("run/config.json").exists() and not Path("run/ckpt").exists()
+    assert train.main(typed) == 0
+    assert_same(everything("run"), undisturbed)
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_resumes(run, undisturbed, capsys):
+    file = run_folder.checkpoints(run)[-1]
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-100], b"what?", b""):
+        file.write_bytes(damaged)
+        before = files_in(run)
+        assert file.name in one_line(RESUME, capsys)
+        assert files_in(run) == before
+    file.unlink()
     assert train.main(RESUME) == 0
     assert_same(everything(run), undisturbed)
 
@@ -437,95 +210,201 @@ class Malice:
         return open, ("owned", "w")
 
 
-def test_a_pickle_that_runs_code_is_refused(corpus_path, tmp_path, capsys):
-    path = runs.checkpoints(stopped_run(corpus_path))[-1]
-    torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, path)
-    assert train.main(["--out", "run", "--resume"]) == 2
-    path.write_bytes(pickle.dumps(Malice()))
-    assert train.main(["--branch", str(path)]) == 2
-    assert not (tmp_path / "owned").exists()
-    assert "Traceback" not in capsys.readouterr().err
+def test_a_checkpoint_cannot_run_code(run, capsys):
+    file = run_folder.checkpoints(run)[-1]
+    torch.save({"config": Malice(), "tokens": 0, "model": {}, "optimizer": {}}, file)
+    one_line(RESUME, capsys)
+    file.write_bytes(pickle.dumps(Malice()))
+    one_line(["--branch", str(file)], capsys)
+    assert not Path("owned").exists()
 
 
-@pytest.fixture(scope="module")
-def two_runs(corpus_path, tmp_path_factory) -> Path:
-    """A folder with a stopped run and a cosine."""
-    folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        stop([*flags(corpus_path, out="run", **SAVES), "--average"], 20)
-        assert train.main(flags(corpus_path, out="cosine", schedule="cosine")) == 0
-    return folder
+def test_runtime_fields_may_change_on_resume(run, undisturbed):
+    changed = dict(log_every=2 * STEP, eval_every=5 * STEP, save_every=STEP)
+    typed = [f"--{name}={value}" for name, value in changed.items()]
+    assert train.main([*RESUME, *typed, "--recompute"]) == 0
+    assert_same_tensors(newest(run)["model"], undisturbed["saved"]["model"])
+    logged = [line["tokens"] // STEP for line in metrics(run)]
+    assert logged == [*range(1, 21), 22, 24, 26, 28, 30]
+    checked = [line["tokens"] // STEP for line in metrics(run, "val_loss")]
+    assert checked == [10, 20, 25, 30]
 
 
-@pytest.mark.parametrize("argv, says", [
-    ([*RESUME, "--power_a=0.5"], ("--power_a 0.5", "5.0")),
-    ([*RESUME, "--total_tokens=1e6"], ("--total_tokens 1000000", "10240", "--branch")),
-    ([*RESUME, "--data=other"], ("--data", "other")),
-    ([*BRANCH, "--n_embd=64"], ("--n_embd 64", "32")),
-    ([*BRANCH, "--preset=1B"], ("--preset 1B", "laptop")),
-    ([*BRANCH, "--total_tokens=5120"], ("--total_tokens 5,120", "5,120")),
-    ([*BRANCH, "--total_tokens=7000", "--decay_tokens=3000"], ("3,000", "4,000", "5,120")),
-    ([*BRANCH, "--lr=0.1"], ("--lr 0.1", "power")),
-    (["--branch=run/average.pt"], ("average.pt", "ckpt/")),
-    (["--branch=run/ckpt/0000000000009999.pt"], ("0000000000009999.pt", "no such")),
-    (["--branch=cosine", "--total_tokens=20480"], ("--total_tokens 20,480", "10,240")),
-    ([*BRANCH, "--out=cosine"], ("--out cosine", "--resume")),
-], ids=lambda argv: " ".join(argv)[:40])  # fmt: skip
-def test_what_does_not_fit_is_refused(argv, says, two_runs, capsys, monkeypatch):
-    monkeypatch.chdir(two_runs)
-    before = files(two_runs)
-    error = one_line(train.main, argv, capsys)
-    assert all(word in error for word in says), error
-    assert files(two_runs) == before
+@pytest.mark.parametrize("typed, word", [
+    ("--power_a=0.6", "power_a"),
+    ("--total_tokens=1e6", "--branch"),
+    ("--data=elsewhere", "elsewhere"),
+    ("--seed=1", "seed"),
+    ("--n_layer=2", "n_layer"),
+    ("--schedule=wsd", "schedule"),
+])  # fmt: skip
+def test_other_fields_may_not_change_on_resume(typed, word, run, capsys):
+    before = files_in(run)
+    assert word in one_line([*RESUME, typed], capsys)
+    assert files_in(run) == before
 
 
-def test_another_text_in_the_same_place_is_refused(
-    corpus_path, documents, tmp_path, capsys
+def test_a_field_of_a_later_version_takes_its_default_and_an_unknown_one_is_refused(
+    run, undisturbed, capsys
 ):
-    data.prepare(documents[:150], "bytes", tmp_path / "c")
-    stopped_run(tmp_path / "c")
-    for file in (tmp_path / "c").iterdir():
-        shutil.copy(corpus_path / file.name, file)
-    for argv in (RESUME, BRANCH):
-        assert "fingerprint" in one_line(train.main, argv, capsys)
-    assert train.main([*BRANCH, f"--data={corpus_path}", "--out=new"]) == 0  # on purpose
+    for file in (run_folder.checkpoints(run)[-1], run / "config.json"):
+        whole = file.read_bytes()
+        edit(file, of_a_fork=3)
+        start = RESUME if file.suffix == ".json" else [f"--branch={file}"]
+        assert "of_a_fork" in one_line(start, capsys)
+        file.write_bytes(whole)
+        edit(file, rope_theta=None, beta2=None)  # at their defaults
+    assert train.main(RESUME) == 0
+    assert_same(everything(run), undisturbed)
 
 
-def test_two_processes_in_one_folder(corpus_path, capsys):
-    held = lock(stopped_run(corpus_path) / ".lock")
-    assert "another process" in one_line(train.main, RESUME, capsys)
-    held.close()
+def test_a_folder_in_use_is_refused(run, capsys):
+    with files.locked(run):
+        assert "another process" in one_line(RESUME, capsys)
     assert train.main(RESUME) == 0
 
 
-def test_a_full_disk_leaves_whole_checkpoints(undisturbed, corpus_path, tmp_path, capsys):
-    """/dev/full is a disk that is always full; the second checkpoint goes there."""
-    real = open
+def test_two_states_from_one_checkpoint_are_independent(corpus_path):
+    """As in sweep.py, where runs share a trunk."""
+    cfg = config_of(data=str(corpus_path), total_tokens=8 * STEP)
+    corpus = data.load_corpus(cfg)
 
-    def disk(path, mode="r", *args, **kwargs):
-        full = "1536.pt." in str(path) and "w" in mode
-        return real("/dev/full" if full else path, mode, *args, **kwargs)
+    def train_until(state, tokens: int):
+        for _ in train.training_steps(cfg, state, corpus):
+            if state.tokens == tokens:
+                return state
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.open", disk)
-        error = one_line(train.main, flags(corpus_path, out="run", **SAVES), capsys)
-    assert "1536.pt" in error and "--resume" in error
-    assert train.main(RESUME) == 0
-    assert_same(everything(tmp_path / "run"), undisturbed)
+    state = train_until(train.build(cfg), 4 * STEP)
+    torch.save(train.checkpoint(cfg, state), "trunk.pt")
+    ends = []
+    for _ in range(2):
+        saved = run_folder.read_checkpoint(Path("trunk.pt"))
+        ends.append(train_until(train.build(cfg, saved), 8 * STEP))
+    ends.append(train_until(state, 8 * STEP))
+    for end in ends[1:]:
+        assert_same_tensors(end.model.state_dict(), ends[0].model.state_dict())
 
 
-@pytest.mark.parametrize("out", ["my runs/a b", "-dash"])
-def test_the_printed_command_finishes_the_run_once(out, corpus_path, tmp_path, capsys):
-    stop(flags(corpus_path, out=out, **SAVES), 20)
-    line = capsys.readouterr().out.splitlines()[-1]
-    words = shlex.split(line[line.index("python train.py") :])
-    assert train.main(words[2:]) == 0 and (tmp_path / out / "record.json").exists()
-    for checkpoint in (tmp_path / out / "ckpt").iterdir():
-        checkpoint.write_bytes(b"damaged")  # a finished run needs it no more
-    before = files(tmp_path)
-    assert train.main(words[2:]) == 0  # as a restarted job would
-    assert "finished already" in capsys.readouterr().out and files(tmp_path) == before
-    assert "--branch" in one_line(
-        train.main, [*words[2:], "--total_tokens=20480"], capsys
+# -- Branches ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["power", "wsd"])
+def test_a_branch_is_the_separate_run(schedule, corpus_path):
+    """From a long run to a shorter one, and from a short run to a longer one."""
+    totals = {"long": 30 * STEP, "short": 20 * STEP}
+    fields = dict(
+        data=corpus_path, schedule=schedule, save_every=6 * STEP, log_every=STEP
     )
+    for out, total in totals.items():
+        assert (
+            train.main(argv(**fields, out=out, total_tokens=total, keep_checkpoints=9))
+            == 0
+        )
+    for parent, separate in (("long", "short"), ("short", "long")):
+        start = run_folder.checkpoint_file(Path(parent), 18 * STEP)
+        length = f"--total_tokens={totals[separate]}"
+        if (schedule, separate) == ("wsd", "short"):
+            length = "--decay_tokens=512"  # alone, it decays from here
+        assert train.main([f"--branch={start}", length, f"--out=from-{parent}"]) == 0
+        branch = everything(f"from-{parent}")
+        alone = everything(separate)
+        assert branch["origin"]["parent"] == str(start.resolve())
+        alone["metrics"] = [x for x in alone["metrics"] if x["tokens"] > 18 * STEP]
+        assert_same(branch, alone, but=("saved", "origin", "config"))
+
+
+def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
+    typed = argv(
+        data=corpus_path, out="run", save_every=STEP, keep_checkpoints=2, **SHORT
+    )
+    assert train.main(typed) == 0
+    kept = run_folder.checkpoints(Path("run"))
+    assert [int(path.stem) // STEP for path in kept] == [27, 29, 30]
+    assert train.main([*BRANCH, "--total_tokens=10240", "--out=longer"]) == 0
+    record = record_of("longer")
+    assert record["origin"]["parent"] == str(kept[0].resolve())
+    # the decay keeps its share of the run
+    assert (
+        record["config"]["decay_tokens"] == record["results"]["tokens"] / 10 == 4 * STEP
+    )
+    # a branch that only decayed has no checkpoint before its decay
+    assert train.main([*BRANCH, "--decay_tokens=512", "--out=ended"]) == 0
+    assert record_of("ended")["results"]["tokens"] == 29 * STEP
+
+
+def test_a_branch_killed_before_its_first_checkpoint_resumes_from_its_parent(
+    run, tmp_path, monkeypatch
+):
+    """Also from a different folder."""
+    branch = [*BRANCH, "--total_tokens=6144"]
+    assert train.main([*branch, "--out=whole"]) == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(train, "optimizer_step", None)
+        train.main([*branch, "--out=killed"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert train.main(["--out=../killed", "--resume"]) == 0
+    assert_same(everything("../killed"), everything("../whole"))
+
+
+def test_a_stopped_branch_resumes_with_the_same_command(run):
+    branch = [*BRANCH, "--total_tokens=6144", "--resume"]
+    assert train.main([*branch, "--out=whole"]) == 0
+    stop([*branch, "--out=stopped"], 2)
+    assert train.main([*branch, "--out=stopped"]) == 0
+    assert_same(everything("stopped"), everything("whole"))
+
+
+def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
+    """Data, schedule and weight decay, with the weights and moments of its parent."""
+    data.prepare(documents[:150], "bytes", tmp_path / "other")
+    start = run_folder.checkpoints(run)[-1]
+    typed = f"--branch={start} --data=other --schedule=wsd --lr=0.01 --weight_decay=0.5"
+    typed += " --total_tokens=6144 --decay_shape=linear --out=branch"
+    assert train.main(typed.split()) == 0
+    cfg = config.make_config(**record_of("branch")["config"])
+    assert (cfg.schedule, cfg.decay_shape, cfg.warmup_tokens) == ("wsd", "linear", 1024)
+    schedule = make_schedule(cfg)
+    lines = metrics("branch")
+    rates = [schedule(STEP * (i + 0.5)) for i in range(20, 24)]
+    assert [line["lr"] for line in lines] == rates
+
+    saved = run_folder.read_checkpoint(start)
+    state = train.build(cfg, saved)
+    assert_same_tensors(state.model.state_dict(), saved["model"])
+    for i, moments in state.optimizer.state_dict()["state"].items():
+        assert_same_tensors(moments, saved["optimizer"][i])
+    decays = {
+        group["role"]: group["weight_decay"] for group in state.optimizer.param_groups
+    }
+    assert decays["hidden"] == 0.5 and decays["gain"] == 0
+    batch = data.load_corpus(cfg).draw(np.arange(160, 168), 32, 0)
+    loss, _ = state.model(*map(torch.from_numpy, batch))
+    assert lines[0]["loss"] == loss.item()
+
+
+@pytest.mark.parametrize("typed, word", [
+    ("--branch=run --n_embd=64", "n_embd"),
+    ("--branch=run --preset=1B", "preset"),
+    ("--branch=run --total_tokens=5120", "5,120"),
+    ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
+    ("--branch=run --total_tokens=7000 --decay_tokens=3000", "3,000"),
+    ("--branch=run --lr=0.1", "--lr"),  # Power has none
+    ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
+    ("--branch=cosine --total_tokens=20480", "cosine"),
+    ("--branch=cosine", "cosine"),  # nothing to train
+    ("--branch=run --out=cosine", "--resume"),
+    ("--branch=run --data=elsewhere", "elsewhere"),
+])  # fmt: skip
+def test_a_branch_that_cannot_be_is_refused(typed, word, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    before = files_in(folder)
+    assert word in one_line(typed.split(), capsys)
+    assert files_in(folder) == before
+
+
+def test_a_cosine_may_become_a_wsd(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    typed = "--branch=cosine --schedule=wsd --total_tokens=2560 --decay_tokens=256"
+    assert train.main([*typed.split(), "--out=wsd"]) == 0
+    assert record_of("wsd")["results"]["tokens"] == 2560
