@@ -1,49 +1,73 @@
 """muP: every parameter has its rule, each rule is needed, and the best learning rate transfers."""
 
+import ast
 import math
-import re
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+import transformers
 
-import data
 import mup
-import train
-from config import make_shape
+from config import GPTConfig
 from model import GPT
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
 MOE = dict(n_expert=8, n_expert_active=2)
 
+# -- The table ---------------------------------------------------------------------------
+
+
+def test_the_table_is_the_papers():
+    cfg = GPTConfig(**TINY, init_std=0.1)  # m_width 4
+    matrix = (0.05, 1 / 4, 1)
+    assert mup.rules(cfg) == {
+        "embedding": (0.1, 1, 1),
+        "hidden": matrix,
+        "branch_out": matrix,
+        "router": matrix,
+        "gain": (None, 1, 0),
+    }
+
 
 @pytest.mark.parametrize("shape", [{}, dict(tie_embeddings=False), MOE])
 def test_the_groups_are_the_model(shape):
-    model = GPT(make_shape(**TINY, **shape))
+    model = GPT(GPTConfig(**TINY, **shape))
     groups = mup.param_groups(model, mup.rules(model.cfg), weight_decay=0.1)
-    grouped = [id(p) for g in groups for p in g["params"]]
-    # all, and none twice
+    grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    golden = [
-        ("embedding", 1, 0.1),
-        ("hidden", 1 / 4, 0.1),
-        ("output", 1 / 4, 0.1),
-        ("gain", 1, 0),
-    ]
-    # in this order: a checkpoint numbers the optimizer's parameters by it
+    # in this order, because a checkpoint numbers the optimizer's parameters by it
+    golden = [("embedding", 1, 0.1), ("hidden", 1 / 4, 0.1), ("branch_out", 1 / 4, 0.1)]
     if shape == MOE:
-        golden.insert(3, ("router", 1 / 4, 0.1))
+        golden.append(("router", 1 / 4, 0.1))
+    golden.append(("gain", 1, 0))
     assert [(g["role"], g["lr_scale"], g["weight_decay"]) for g in groups] == golden
+    assert all(group["lr"] == group["lr_scale"] for group in groups)
+
+
+def test_every_parameter_has_its_role():
+    roles = mup.roles_in(GPT(GPTConfig(**TINY, **MOE)), mup.rules(GPTConfig(**TINY)))
+    assert {name: role for name, role in roles.items() if "blocks.1" not in name} == {
+        "embed.weight": "embedding",
+        "blocks.0.attn_norm.weight": "gain",
+        "blocks.0.attn.q.weight": "hidden",
+        "blocks.0.attn.k.weight": "hidden",
+        "blocks.0.attn.v.weight": "hidden",
+        "blocks.0.attn.out.weight": "branch_out",
+        "blocks.0.mlp_norm.weight": "gain",
+        "blocks.0.mlp.router.weight": "router",
+        "blocks.0.mlp.experts_in": "hidden",
+        "blocks.0.mlp.experts_out": "branch_out",
+        "norm.weight": "gain",
+    }
 
 
 @pytest.mark.parametrize("experts", [{}, MOE])
 def test_initial_weights_follow_the_table(experts):
-    shape = dict(n_layer=8, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
-    cfg = make_shape(
-        **shape, **experts, tie_embeddings=False, base_width=64, init_std=0.1
-    )
+    shape = dict(n_layer=4, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
+    shape |= dict(tie_embeddings=False, base_width=64, init_std=0.1)
     torch.manual_seed(0)
-    for name, p in GPT(cfg).named_parameters():
+    for name, p in GPT(GPTConfig(**shape, **experts)).named_parameters():
         if p.dim() == 1:
             assert (p == 1).all()
             continue
@@ -52,29 +76,40 @@ def test_initial_weights_follow_the_table(experts):
         assert abs(p.mean().item()) < 5 * std / math.sqrt(p.numel())
 
 
-def test_parameters_without_a_rule_are_refused_and_all_named():
-    model = GPT(make_shape(**TINY))
+def test_parameters_without_a_role_are_refused_and_all_named():
+    model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
-    misspelt = mup.ROLES | {"q_norm": "gain", "norm": "gian", "up": "hiden"}
-    for roles, parts in ((mup.ROLES, "q_norm"), (misspelt, "up, norm")):
-        for use in (
-            lambda: mup.init_weights(model, table, roles),
-            lambda: mup.param_groups(model, table, 0, roles),
-        ):
-            with pytest.raises(
-                KeyError, match=f"map: {parts}; choose from embedding, hidden"
-            ):
-                use()
+    misspelled = mup.ROLES | {"q_norm": "gain", "norm": "gian", "up": "hiden"}
+    for roles, parts in ((mup.ROLES, "q_norm"), (misspelled, "up, norm")):
+        with pytest.raises(KeyError, match=f"map: {parts};"):
+            mup.init_weights(model, table, roles)
+        with pytest.raises(KeyError, match=f"map: {parts};"):
+            mup.param_groups(model, table, 0, roles)
 
+
+def test_the_file_needs_no_other():
+    tree = ast.parse(Path(mup.__file__).read_text(encoding="utf-8"))
+    modules = set()
+    for node in tree.body:  # not in functions
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module)
+    assert modules and not modules & {"config", "model", "moe", "tools"}
+
+
+# -- The coordinate check ----------------------------------------------------------------
 
 BLOCKS = ("attn", "mlp")
 
 
-def check(**changed):
+def check(spots=BLOCKS, **changed):
     """Slopes of the sizes at the start, and of the changes, with one seed."""
-    spots = [*BLOCKS, *(["router"] if "n_expert" in changed else [])]
-    model_at = lambda width: mup.our_model(width, **changed)
+
+    def model_at(width):
+        return mup.our_model(width, **changed)
+
     slopes = mup.coordinate_check(model_at, spots, seeds=(0,))
     start = {spot: s.start for spot, s in slopes.items()}
     change = {spot: s.change for spot, s in slopes.items()}
@@ -83,38 +118,54 @@ def check(**changed):
 
 @pytest.mark.parametrize("shape", [{}, MOE], ids=["dense", "MoE"])
 def test_mup_is_flat(shape):
-    start, change = check(**shape)
-    assert set(change) == {*BLOCKS, "logits", *(["router"] if shape else [])}
+    spots = (*BLOCKS, "router") if shape else BLOCKS
+    start, change = check(spots, **shape)
+    assert set(change) == {*spots, "logits"}
     assert all(abs(slope) <= 0.25 for slope in change.values()), change
-    assert all(abs(start[spot]) <= 0.15 for spot in start if spot != "logits"), start
+    assert all(abs(start[spot]) <= 0.15 for spot in spots), start
     assert -0.7 <= start["logits"] <= -0.2
 
 
-def change_rules(monkeypatch, change) -> None:
-    """From here on, the table has the rows of change(table) in place of its own."""
-    rules = mup.rules
-    monkeypatch.setattr(mup, "rules", lambda cfg: rules(cfg) | change(cfg, rules(cfg)))
+def test_standard_parametrization_is_not():
+    _, change = check(under_mup=False)
+    assert min(change[spot] for spot in BLOCKS) >= 1.5 and change["logits"] >= 0.6
 
 
-def test_each_rule_is_needed(monkeypatch):
+def test_without_the_logit_divisor_the_logits_are_not_flat():
     _, change = check(logits_scaling=1.0)
-    assert change["logits"] >= 0.6, change
-    with monkeypatch.context() as patch:
-        change_rules(patch, lambda cfg, table: {"router": table["embedding"]})
-        start, change = check(**MOE)
+    assert change["logits"] >= 0.6
+
+
+def change_rules(monkeypatch, roles, **column) -> None:
+    """From here on, the table has another value in one column of these roles."""
+    rules = mup.rules
+
+    def changed(cfg):
+        table = rules(cfg)
+        return table | {role: table[role]._replace(**column) for role in roles}
+
+    monkeypatch.setattr(mup, "rules", changed)
+
+
+def test_without_the_divisor_of_the_learning_rate_the_changes_grow(monkeypatch):
+    change_rules(monkeypatch, ("hidden", "branch_out"), lr_scale=1.0)
+    _, change = check()
+    assert min(change[spot] for spot in BLOCKS) >= 0.7
+
+
+def test_without_the_divisor_of_the_initial_weights_the_start_grows(monkeypatch):
+    change_rules(monkeypatch, ("hidden", "branch_out"), init_std=0.02)
+    start, _ = check()
+    assert min(start[spot] for spot in BLOCKS) >= 0.7
+
+
+def test_a_router_needs_its_rule(monkeypatch):
+    change_rules(monkeypatch, ("router",), init_std=0.02, lr_scale=1.0)
+    start, change = check(("router",), **MOE)
     assert start["router"] >= 0.35 and change["router"] >= 0.5
-    for column in (dict(lr_scale=1.0), dict(init_std=0.02)):  # of the hidden matrices
-        roles = ("hidden", "output")
-        with monkeypatch.context() as patch:
-            change_rules(
-                patch, lambda cfg, table: {r: table[r]._replace(**column) for r in roles}
-            )
-            start, change = check()
-        sizes = change if "lr_scale" in column else start
-        assert min(sizes[spot] for spot in BLOCKS) >= 0.7, (column, sizes)
 
 
-def test_a_readout_may_start_at_0(capsys):
+def test_a_head_may_start_from_0(capsys):
     """Then its output has no slope before training, but its change has."""
 
     def from_0(width):
@@ -122,132 +173,73 @@ def test_a_readout_may_start_at_0(capsys):
         torch.nn.init.zeros_(model.head.weight)
         return model, groups
 
-    slopes = mup.coordinate_check(from_0, BLOCKS, seeds=(0,))
+    slopes = mup.coordinate_check(from_0, (), widths=(32, 64), seeds=(0,))
     assert math.isnan(slopes["logits"].start) and math.isfinite(slopes["logits"].change)
-    mup.report("muP", slopes)
-    assert "logits                   +nan" in capsys.readouterr().out
 
 
-def test_a_part_that_does_not_train_fails_the_check(capsys):
+def test_a_model_that_does_not_train_fails_the_check(capsys):
     def frozen(width):
         model, groups = mup.our_model(width)
         return model, [group | {"lr": 0.0} for group in groups]
 
-    assert not mup.report("frozen", mup.coordinate_check(frozen, BLOCKS, seeds=(0,)))
+    slopes = mup.coordinate_check(frozen, BLOCKS, widths=(32, 64), seeds=(0,))
+    assert not mup.report("frozen", slopes)
     assert "in attn, mlp, logits" in capsys.readouterr().out
 
 
-def test_a_single_width_has_no_slope():
-    with pytest.raises(ValueError, match="at least two"):
-        mup.coordinate_check(mup.our_model, BLOCKS, widths=(32,))
+def test_a_spot_without_a_module_is_named():
+    with pytest.raises(ValueError, match="'attention'"):
+        mup.coordinate_check(mup.our_model, ["attention"], widths=(32, 64))
 
 
-def router_share(width: int, steps: int) -> float:
-    """Share of the gradient at a layer's input that comes through the router, after some steps."""
-    model_at = lambda width: mup.our_model(width, **MOE)
-    *_, model = mup.train_a_little(model_at, width, (), 0, steps)
-    layer, sizes = model.blocks[0].mlp, []  # of the router, then of the whole layer
-    for module in (layer.router, layer):
-        module.register_full_backward_hook(
-            lambda _m, x, _y: sizes.append(x[0].abs().mean())
-        )
-    torch.manual_seed(0)
-    idx = torch.randint(mup.VOCAB_SIZE, (4, mup.SEQ_LEN + 1))
-    model(idx[:, :-1], idx[:, 1:])[0].backward()
-    return (sizes[0] / sizes[1]).item()
+@pytest.mark.parametrize(
+    "slopes, status", [((0.1, 0.1, 2), 0), ((0.1, -0.3, 2), 1), ((0.1, 0.1, 0.2), 1)]
+)
+def test_main_expects_that_mup_passes_and_standard_fails(
+    slopes, status, monkeypatch, capsys
+):
+    """The slopes of muP, its MoE and standard parametrization."""
+    left = list(slopes)
+
+    def found(_model_at, spots):
+        return dict.fromkeys(spots, mup.Slopes(start=0.0, change=left.pop(0)))
+
+    monkeypatch.setattr(mup, "coordinate_check", found)
+    assert mup.main([]) == status
+    verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    flat = ["pass" if abs(slope) <= 0.25 else "FAIL" for slope in slopes]
+    assert [word for word in verdicts if word in ("pass", "FAIL")] == flat
 
 
-def test_the_gradient_through_the_router(monkeypatch):
-    """The claim in mup.rules: flat at the start as hidden, and after some steps as a readout."""
-    slope = lambda steps: mup.slope([router_share(w, steps) for w in mup.WIDTHS])
-    assert abs(slope(0)) <= 0.2
-    assert 0.25 < slope(4) <= 0.55
-    readout = lambda cfg, table: {
-        "router": mup.Rule(cfg.init_std / cfg.m_width, 1 / cfg.m_width, 1.0)
-    }
-    change_rules(monkeypatch, readout)
-    assert abs(slope(4)) <= 0.25
+# -- A model of transformers, as in docs/mup.md ------------------------------------------
+
+LLAMA = {
+    "embed_tokens": "embedding", "q_proj": "hidden", "k_proj": "hidden", "v_proj": "hidden",
+    "gate_proj": "hidden", "up_proj": "hidden", "o_proj": "branch_out",
+    "down_proj": "branch_out", "input_layernorm": "gain", "post_attention_layernorm": "gain",
+    "norm": "gain",
+}  # fmt: skip
 
 
-def test_main_passes_and_fails_without_mup(capsys, monkeypatch):
-    # one seed of three
-    monkeypatch.setattr(mup.coordinate_check, "__defaults__", (mup.WIDTHS, (0,)))
-    assert mup.main([]) == 0
-    verdicts = re.findall(
-        r"^(pass|FAIL)  (.*?): .*?( in .*)?$", capsys.readouterr().out, re.M
-    )
-    assert verdicts == [
-        ("pass", "muP", ""),
-        ("pass", "muP MoE", ""),
-        ("FAIL", "standard", " in attn, mlp, logits"),
-    ]
-    # a slope of 1, which is right only for the last of the three, and a flat one
-    for slope, names in (
-        (1.0, "muP, muP MoE"),
-        (-0.3, "muP, muP MoE"),
-        (0.2, "standard"),
-    ):
-        slopes = {"mlp": mup.Slopes(start=0.0, change=slope)}
-        monkeypatch.setattr(mup, "coordinate_check", lambda *_: slopes)
-        assert mup.main([]) == 1
-        assert capsys.readouterr().out.endswith(f"unexpected: {names}\n")
-
-
-# -- What muP is for: the best learning rate of a narrow model is best for a wide model, too
-
-RATES = [2.0**-e for e in (6, 5, 4, 3)]
-
-
-@pytest.fixture(scope="module")
-def short(documents, tmp_path_factory) -> data.Corpus:
-    """A corpus of 16 sequences, two batches."""
-    folder = tmp_path_factory.mktemp("data") / "short"
-    data.prepare(["".join(documents)[:600]], "bytes", folder, val_fraction=0.1)
-    return data.open_corpus(folder)
-
-
-def final_loss(
-    corpus: data.Corpus, width: int, lr: float, use_mup=True, **experts
-) -> float:
-    """Loss after 40 steps of learning the corpus by heart, low at any width if lr is good."""
-    changed = dict(vocab_size=256, init_std=0.1, m_emb=10.0) | experts
-    shape = vars(mup.config_at(width, use_mup, **changed))
-    how = dict(
-        schedule="wsd", lr=lr, batch_size=8, total_tokens=40 * 256, warmup_tokens=0, device="cpu",
-        decay_tokens=40 * 256, decay_shape="linear", weight_decay=0.0, dtype="float32",
+def granite_at(width: int, divide_logits: bool = True):
+    m_width = width / 32
+    shape = transformers.GraniteConfig(
+        hidden_size=width, intermediate_size=80 * width // 32, num_hidden_layers=2,
+        num_attention_heads=width // 16, vocab_size=64, tie_word_embeddings=True,
+        attention_multiplier=1 / 16, logits_scaling=m_width if divide_logits else 1.0,
+        bos_token_id=0, eos_token_id=0, pad_token_id=None,
     )  # fmt: skip
-    losses = []
-    for seed in (0, 1):
-        cfg = train.make_config(**shape, **how, seed=seed, data_seed=seed)
-        steps = train.training_steps(cfg, train.build(cfg), corpus)
-        losses += [loss.item() for _, loss, *_ in steps][-2:]
-    return sum(losses) / len(losses)
+    model = transformers.GraniteForCausalLM(shape)
+    table = mup.rules(GPTConfig(**TINY, m_width=m_width))
+    mup.init_weights(model, table, LLAMA)
+    return model, mup.param_groups(model, table, weight_decay=0.0, roles=LLAMA)
 
 
-def best_log2_lr(losses: list[float]) -> float:
-    """Vertex of the parabola through the lowest point and its neighbors, in log2."""
-    i = int(np.argmin(losses))
-    assert 0 < i < len(losses) - 1, (
-        f"the best learning rate is at the edge of the grid: {losses}"
-    )
-    c, b, _ = np.polyfit([-1, 0, 1], losses[i - 1 : i + 2], 2)
-    return float(math.log2(RATES[i]) - b / (2 * c))
+def test_granite_passes_the_check_and_a_llama_fails_it(capsys):
+    def llama_at(width):
+        return granite_at(width, divide_logits=False)
 
-
-@pytest.mark.parametrize("widths, n_expert", [((32, 128), 0), ((32, 128), 4)])
-def test_the_best_learning_rate_transfers_to_a_wider_model(widths, n_expert, short):
-    experts = lambda width: (
-        dict(n_expert=4, n_expert_active=2, n_ffn=width) if n_expert else {}
-    )
-    narrow, wide = ([final_loss(short, width, lr, **experts(width)) for lr in RATES]
-                    for width in widths)  # fmt: skip
-    assert abs(best_log2_lr(narrow) - best_log2_lr(wide)) < 1
-    assert wide[int(np.argmin(narrow))] <= 1.01 * min(wide)
-    assert min(wide) <= min(narrow)  # and wider is not worse
-
-
-def test_under_standard_parametrization_it_does_not_transfer(short):
-    narrow = [final_loss(short, 32, lr, use_mup=False) for lr in RATES]
-    best = RATES[int(np.argmin(narrow))]
-    wide = {lr: final_loss(short, 128, lr, use_mup=False) for lr in (RATES[0], best)}
-    assert wide[best] > 2 * wide[RATES[0]]
+    spots = ["self_attn", "mlp"]
+    assert mup.report("Granite", mup.coordinate_check(granite_at, spots, seeds=(0,)))
+    assert not mup.report("Llama", mup.coordinate_check(llama_at, spots, seeds=(0,)))
+    assert capsys.readouterr().out.endswith("logits\n")
