@@ -1,7 +1,7 @@
 """lm-evaluation-harness without a network: its tasks and its model class, on our items.
 
-The items are few and nasty. They have the oddities of the real ones, such as labels from 1
-to 4, empty contexts, ties, and texts longer than the window.
+The items are few and nasty, with labels from 1 to 4, empty contexts, ties, spaces around
+choices, and a text longer than the window.
 """
 
 import json
@@ -18,117 +18,88 @@ SUBJECTS = ["abstract_algebra", "anatomy", "virology"]
 WORDS = """the a river stone quickly blue 12 3.5 naïve café 東京 of ? , ; don't (see) [x] "so" --
 it's €5 x=1 \\frac{1}{2} $2,000""".split()
 
-# -- Items -------------------------------------------------------------------------------
+# -- Item number i of every task, in the fields of the public dataset --------------------
+
+rng = random.Random(0)
 
 
-class Items:
-    """Makes item number i of every task, in the fields of the public dataset."""
+def text(least: int = 1, most: int = 12) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(least, most)))
 
-    def __init__(self, seed: int):
-        self.rng = random.Random(seed)
 
-    def text(self, least: int = 1, most: int = 12) -> str:
-        return " ".join(self.rng.choices(WORDS, k=self.rng.randint(least, most)))
+def labelled(i: int, labels: str) -> dict:
+    """Choices with labels, and the label of the right one."""
+    texts = [text(1, 8) for _ in labels]
+    if i % 4 == 1:
+        texts[0] = f"  {texts[0]} "
+    if i % 4 == 2:  # all equally likely
+        texts = [texts[0]] * len(labels)
+    choices = {"text": texts, "label": list(labels)}
+    return {"choices": choices, "answerKey": rng.choice(labels)}
 
-    def texts(self, n: int) -> list[str]:
-        return [self.text(1, 8) for _ in range(n)]
 
-    def labelled(self, i: int, labels: str) -> dict:
-        """Choices with labels, and the label of the right one."""
-        texts = self.texts(len(labels))
-        if i % 4 == 1:  # spaces around a choice
-            texts[0] = f"  {texts[0]} "
-        if i % 4 == 2:  # all equally likely
-            texts = [texts[0]] * len(labels)
-        choices = {"text": texts, "label": list(labels)}
-        return {"choices": choices, "answerKey": self.rng.choice(labels)}
+def arc(i: int) -> dict:
+    labels = ["ABCD", "1234", "ABC", "ABCDE"][i % 4]
+    return {"question": text(0, 30)} | labelled(i, labels)
 
-    def arc(self, i: int) -> dict:
-        labels = ["ABCD", "1234", "ABC", "ABCDE"][i % 4]
-        return {"question": self.text(0, 30)} | self.labelled(i, labels)
 
-    def openbookqa(self, i: int) -> dict:
-        stem = self.text(1, 30) + ["", " ", "\n"][i % 3]
-        if i == 5:
-            stem = ""
-        if i == 6:  # longer than the window
-            stem = self.text(200, 300)
-        item = {"question_stem": stem} | self.labelled(i, "ABCD")
-        item["answerKey"] = " " * (i % 3) + item["answerKey"]
-        return item
+def openbookqa(i: int) -> dict:
+    stem = text(1, 30) + ["", " ", "\n"][i % 3]
+    if i == 5:
+        stem = ""
+    if i == 6:  # longer than the window
+        stem = text(200, 300)
+    item = {"question_stem": stem} | labelled(i, "ABCD")
+    item["answerKey"] = " " * (i % 3) + item["answerKey"]
+    return item
 
-    def boolq(self, i: int) -> dict:
-        passage = self.text(10, 40) + " " * (i % 2)
-        return {"passage": passage, "question": self.text(), "label": i % 2}
 
-    def hellaswag(self, i: int) -> dict:
-        before = self.text()
-        if i % 2:
-            before = f" [header] {self.text()} [title] {self.text()}"
-        endings = [
-            f"{self.text()} [substeps] {self.text()}  {self.text()} ",
-            f" [title] {self.text()}",
-            self.text(),
-            f"{self.text()} [title] {self.text()} [step]",
-        ]
-        return {
-            "activity_label": self.text(1, 3),
-            "ctx_a": before,
-            "ctx_b": ["", self.text(), "ÉCOLE dort"][i % 3],
-            "endings": endings,
-            "label": str(self.rng.randrange(4)),
-            "ind": i,
-        }
+def boolq(i: int) -> dict:
+    passage = text(10, 40) + " " * (i % 2)
+    return {"passage": passage, "question": text(), "label": i % 2}
 
-    def piqa(self, i: int) -> dict:
-        sol2 = self.text() + " " * (i % 2)
-        return {"goal": self.text(0, 20), "sol1": self.text(), "sol2": sol2, "label": 0}
 
-    def winogrande(self, i: int) -> dict:
-        return {
-            "sentence": f"{self.text()} _ {self.text()}{' ' * (i % 3)}",
-            "option1": self.text(1, 2),
-            "option2": self.text(1, 3),
-            "answer": self.rng.choice("12"),
-        }
+def hellaswag(i: int) -> dict:
+    ctx_a = f" [header] {text()} [title] {text()}" if i % 2 else text()
+    ctx_b = ["", text(), "ÉCOLE dort"][i % 3]
+    item = {"ind": i, "activity_label": text(1, 3), "ctx_a": ctx_a, "ctx_b": ctx_b}
+    endings = [f"{text()} [substeps] {text()}  {text()} ", f" [title] {text()}", text()]
+    return item | {"endings": endings, "label": str(rng.randrange(3))}
 
-    def mmlu(self, i: int) -> dict:
-        return {
-            "question": " " * (i % 2) + self.text(3, 20) + "\n" * (i % 3),
-            "subject": SUBJECTS[i % 3],
-            "choices": self.texts(4),
-            "answer": self.rng.randrange(4),
-        }
 
-    def wikitext(self, i: int) -> dict:
-        lines = [f" = {self.text(1, 3)} = \n", " = = = Deep = = = \n", "\n"]
-        for _ in range(i + 1):
-            lines.append(
-                f" {self.text()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' "
-                f'( a {self.text()} ) [ 7 ] " {self.text(1, 4)} " : 20 ° N ; it \'s ! \n'
-            )
-        return {"page": "".join(lines)}
+def piqa(i: int) -> dict:
+    sol2 = text() + " " * (i % 2)
+    return {"goal": text(0, 20), "sol1": text(), "sol2": sol2, "label": 0}
+
+
+def winogrande(i: int) -> dict:
+    sentence = f"{text()} _ {text()}{' ' * (i % 3)}"
+    options = {"option1": text(1, 2), "option2": text(1, 3)}
+    return {"sentence": sentence} | options | {"answer": rng.choice("12")}
+
+
+def mmlu(i: int) -> dict:
+    question = " " * (i % 2) + text(3, 20) + "\n" * (i % 3)
+    item = {"question": question, "choices": [text(1, 5) for _ in "ABCD"]}
+    return item | {"answer": rng.randrange(4), "subject": SUBJECTS[i % 3]}
+
+
+def wikitext(i: int) -> dict:
+    page = f" = {text(1, 3)} = \n = = = Deep = = = \n\n"
+    for _ in range(i + 1):
+        page += f" {text()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {text()} ) "
+        page += f'[ 7 ] " {text(1, 4)} " : 20 ° N ; it \'s ! \n'
+    return {"page": page}
 
 
 def all_items() -> dict[str, list[dict]]:
     """Name of a file -> its 12 items. mmlu has examples too, 6 of each subject."""
-    make = Items(seed=0)
-    files = {
-        "wikitext": make.wikitext,
-        "arc_easy": make.arc,
-        "arc_challenge": make.arc,
-        "boolq": make.boolq,
-        "hellaswag": make.hellaswag,
-        "openbookqa": make.openbookqa,
-        "piqa": make.piqa,
-        "winogrande": make.winogrande,
-        "mmlu": make.mmlu,
-        "mmlu.dev": make.mmlu,
-    }
-    found = {}
-    for name, make_item in files.items():
-        found[name] = [make_item(i) for i in range(18 if name == "mmlu.dev" else 12)]
-    return found
+    rng.seed(0)
+    files = {"arc_easy": arc, "arc_challenge": arc}
+    for make in (boolq, hellaswag, openbookqa, piqa, winogrande, mmlu, wikitext):
+        files[make.__name__] = make
+    found = {name: [make(i) for i in range(12)] for name, make in files.items()}
+    return found | {"mmlu.dev": [mmlu(i) for i in range(18)]}
 
 
 def write(folder: Path, files: dict[str, list[dict]]) -> Path:
@@ -139,23 +110,19 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
     return folder
 
 
-# -- A tokenizer -------------------------------------------------------------------------
-
-
 def train_tokenizer(path: Path, texts: list[str], size: int) -> None:
     """Write a tokenizer.json, byte-level BPE, that adds a token before every text."""
     import tokenizers
 
     end = "<|endoftext|>"
     library = tokenizers.ByteLevelBPETokenizer()
-    library.train_from_iterator(
-        texts, vocab_size=size, special_tokens=[end], show_progress=False
-    )
-    template = tokenizers.processors.TemplateProcessing(
+    settings = dict(vocab_size=size, special_tokens=[end], show_progress=False)
+    library.train_from_iterator(texts, **settings)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{end} $A", special_tokens=[(end, library.token_to_id(end))]
     )
-    library._tokenizer.post_processor = template
     library.save(str(path))
+    assert json.loads(path.read_text(encoding="utf-8"))["post_processor"]
 
 
 # -- The harness -------------------------------------------------------------------------
@@ -169,7 +136,7 @@ DEFINITIONS = {  # where lm_eval/tasks has them, if not in NAME/NAME.yaml
 
 
 def make_task(name: str, subject: str, files: dict[str, list[dict]]):
-    """A task of the harness as it defines it, with our items instead of its download."""
+    """A task as the harness defines it, with our items instead of its download."""
     import lm_eval.tasks
     from datasets import Dataset, DatasetDict
     from lm_eval.api.task import ConfigurableTask
@@ -177,7 +144,7 @@ def make_task(name: str, subject: str, files: dict[str, list[dict]]):
 
     file = DEFINITIONS.get(name, f"{name}/{name}")
     items = files[name]
-    examples = items  # unused without shots
+    examples = items  # which only mmlu reads
     if name == "mmlu":
         file = f"mmlu/default/mmlu_{subject}"
         items = [item for item in items if item["subject"] == subject]
@@ -186,33 +153,36 @@ def make_task(name: str, subject: str, files: dict[str, list[dict]]):
     examples = Dataset.from_list(examples)
     splits = DatasetDict(test=items, validation=items, train=examples, dev=examples)
     config = load_yaml(Path(lm_eval.tasks.__file__).parent / f"{file}.yaml")
-    config["custom_dataset"] = lambda **_: splits
-    config["task"] = f"{name} {subject}"
+    config |= {"custom_dataset": lambda **_: splits, "task": f"{name} {subject}"}
     task = ConfigurableTask(config=config)
     task.set_config(key="num_fewshot", value=5 if name == "mmlu" else 0)
     task.set_fewshot_seed(seed=1234)
     return task
 
 
-def run_harness(model: Path, tasks: list[tuple[str, str]]) -> tuple[dict, dict]:
+def run_harness(model: Path, names: list[str]) -> tuple[dict, dict]:
     """Evaluate as lm_eval.simple_evaluate does, without its survey of the machine.
 
-    tasks: (name, subject) of each. Returns its metrics, (name, subject) -> dict, and its
-    samples, (name, subject) -> list of dicts.
+    Returns its metrics and samples, name -> a list with an entry for every subject.
     """
     import lm_eval.evaluator
     from lm_eval.models.huggingface import HFLM
 
     logging.disable(logging.WARNING)
+    files = all_items()
+    tasks = {}
+    for name in names:
+        for subject in SUBJECTS if name == "mmlu" else [""]:
+            tasks[f"{name} {subject}"] = make_task(name, subject, files)
     options = dict(device="cpu", dtype="float32", max_length=MAX_LEN, batch_size=8)
     reader = HFLM(pretrained=str(model), **options)
-    files = all_items()
-    work = {}
-    for name, subject in tasks:
-        work[f"{name} {subject}"] = make_task(name, subject, files)
-    task_dict = {"tasks": work, "groups": {}, "group_map": {}}
-    output = lm_eval.evaluator.evaluate(reader, task_dict, bootstrap_iters=2)
+    work = {"tasks": tasks, "groups": {}, "group_map": {}}
+    output = lm_eval.evaluator.evaluate(reader, work, bootstrap_iters=2)
     logging.disable(logging.NOTSET)
-    metrics = {tuple(key.split(" ")): x for key, x in output["results"].items()}
-    samples = {tuple(key.split(" ")): x for key, x in output["samples"].items()}
+    metrics = {name: [] for name in names}
+    samples = {name: [] for name in names}
+    for key in tasks:
+        name, _ = key.split(" ")
+        metrics[name].append(output["results"][key])
+        samples[name].append(output["samples"][key])
     return metrics, samples
