@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shlex
 import sys
 from base64 import b64encode
@@ -12,7 +11,6 @@ import harness
 import pytest
 import safetensors.torch
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 import eval as evaluation
@@ -24,40 +22,32 @@ from tools import granite
 from tools.run_folder import checkpoint_file, write_checkpoint
 from tools.tokenizers import load_tokenizer
 
+SHAPE = dict(
+    hidden_size=48,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    vocab_size=70,
+    max_position_embeddings=96,
+    rms_norm_eps=1e-4,
+    embedding_multiplier=3.5,
+    residual_multiplier=0.7,
+    attention_multiplier=0.2,
+    logits_scaling=2.5,
+    tie_word_embeddings=True,
+    rope_parameters={"rope_theta": 777.7, "rope_type": "default"},
+)
 
-def save_random(folder: Path, seed=0, tied=False, moe=False, shard="1GB") -> Path:
-    """A model of random shape, weights and multipliers, written by transformers."""
+
+def write_random(folder: Path, shard="1GB", **fields) -> Path:
+    """Random weights in a folder that transformers writes."""
     import transformers
 
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    n_kv_head = rng.choice([1, 2, 3])
-    n_head = n_kv_head * rng.choice([1, 2, 4])
-    theta = rng.choice([10000.0, 777.7])
-    fields = dict(
-        hidden_size=n_head * rng.choice([8, 16, 64]),
-        intermediate_size=8 * rng.randint(2, 25),
-        num_hidden_layers=rng.randint(1, 3),
-        num_attention_heads=n_head,
-        num_key_value_heads=n_kv_head,
-        vocab_size=rng.randint(20, 300),
-        max_position_embeddings=96,
-        rms_norm_eps=rng.choice([1e-5, 1e-6]),
-        tie_word_embeddings=tied,
-        embedding_multiplier=rng.uniform(0.5, 12),
-        residual_multiplier=rng.uniform(0.1, 1.3),
-        attention_multiplier=rng.uniform(0.01, 0.3),
-        logits_scaling=rng.uniform(0.5, 9),
-        rope_parameters=dict(rope_theta=theta, rope_type="default"),
-    )
-    if moe:
-        n_expert = rng.randint(2, 10)
-        fields["num_local_experts"] = n_expert
-        fields["num_experts_per_tok"] = rng.randint(1, n_expert)
-        config = transformers.GraniteMoeConfig(**fields)
-        theirs = transformers.GraniteMoeForCausalLM(config)
-    else:
-        theirs = transformers.GraniteForCausalLM(transformers.GraniteConfig(**fields))
+    torch.manual_seed(0)
+    kind = "GraniteMoe" if "num_local_experts" in fields else "Granite"
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | fields)
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config)
     for p in theirs.parameters():
         p.data += torch.randn_like(p) / p.shape[-1] ** 0.5
     theirs.save_pretrained(folder, max_shard_size=shard)
@@ -77,141 +67,107 @@ def assert_same(ours: GPT, theirs) -> None:
     idx = torch.randint(ours.cfg.vocab_size, (3, 32), generator=generator)
     expected = theirs(idx).logits
     assert (ours(idx) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    written = theirs.generate(
-        idx,
-        attention_mask=torch.ones_like(idx),
-        do_sample=False,
-        max_new_tokens=64,
-        min_new_tokens=64,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    greedy = dict(do_sample=False, max_new_tokens=64, eos_token_id=None, pad_token_id=0)
+    written = theirs.generate(idx, attention_mask=torch.ones_like(idx), **greedy)
     assert torch.equal(ours.generate(idx, 64, temperature=0), written)
 
 
 def change_config(folder: Path, **fields) -> None:
     file = folder / "config.json"
-    config = json.loads(file.read_text()) | fields
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def change_weights(folder: Path, change) -> None:
-    file = folder / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    change(weights)
-    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+def write_weights(folder: Path, weights: dict) -> None:
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 # -- In ----------------------------------------------------------------------------------
 
+MOE = dict(num_local_experts=7, num_experts_per_tok=3)
 RELEASED = {
-    "tied": dict(seed=8, tied=True),
-    "untied": dict(seed=2),
-    "MoE": dict(seed=9, moe=True, tied=True),
-    "shards": dict(seed=3, tied=True, shard="30KB"),
-    "MoE in shards": dict(seed=0, moe=True, shard="30KB"),
+    "tied": dict(),
+    "untied": dict(tie_word_embeddings=False),
+    "wide heads": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1),
+    "MoE": MOE,
+    "shards": dict(shard="30KB"),
+    "MoE in shards": dict(shard="30KB", tie_word_embeddings=False, **MOE),
 }
 
 
 @pytest.mark.parametrize("kind", RELEASED)
 def test_models_of_transformers_compute_the_same(kind, tmp_path):
-    folder = save_random(tmp_path / "granite", **RELEASED[kind])
+    folder = write_random(tmp_path / "granite", **RELEASED[kind])
     assert ("shards" in kind) == (len(list(folder.glob("*.safetensors"))) > 1)
     ours = load_model(folder)
     assert_same(ours, in_transformers(folder))
-    config = json.loads((folder / "config.json").read_text())
-    assert ours.cfg.logits_scaling == ours.cfg.m_width == config["logits_scaling"]
+    assert ours.cfg.logits_scaling == ours.cfg.m_width == 2.5
 
 
-def test_files_of_older_versions_compute_the_same(tmp_path):
-    """transformers 4 wrote rope_theta and torch_dtype."""
-    folder = save_random(tmp_path / "granite", seed=10)
+def test_older_config_files_are_read(tmp_path):
+    """transformers 4 wrote rope_theta."""
+    folder = write_random(tmp_path / "granite")
     theirs = in_transformers(folder)
-    config = json.loads((folder / "config.json").read_text())
-    rope = config.pop("rope_parameters")
-    config["torch_dtype"] = config.pop("dtype")
-    config |= {"rope_theta": rope["rope_theta"], "rope_scaling": None}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert config["rope_theta"] == 777.7
+    change_config(folder, rope_parameters=None, rope_theta=777.7, rope_scaling=None)
     assert_same(load_model(folder), theirs)
 
 
 def test_newer_names_of_experts_are_read(tmp_path):
     """Those that the weights have in the memory of transformers 5."""
-    folder = save_random(tmp_path / "granite", seed=7, moe=True)
+    folder = write_random(tmp_path / "granite", tie_word_embeddings=False, **MOE)
     theirs = in_transformers(folder)
-    weights = {name: weight.clone() for name, weight in theirs.state_dict().items()}
+    weights = theirs.state_dict()
     assert any("gate_up_proj" in name for name in weights)
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write_weights(folder, weights)
     assert_same(load_model(folder), theirs)
 
 
 def test_weights_keep_their_dtype(tmp_path):
-    folder = save_random(tmp_path / "granite", tied=True)
-
-    def halve(weights):
-        for name in weights:
-            weights[name] = weights[name].bfloat16()
-
-    change_weights(folder, halve)
-    assert load_model(folder).embed.weight.dtype == torch.bfloat16
-    ours = load_model(folder, dtype=torch.float32)
-    assert_same(ours, in_transformers(folder))
-    granite.compare(folder, load_model(folder))  # in bfloat16
+    folder = write_random(tmp_path / "granite")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    write_weights(folder, {name: weight.bfloat16() for name, weight in weights.items()})
+    ours = load_model(folder)
+    assert ours.embed.weight.dtype == torch.bfloat16
+    granite.compare(folder, ours)
+    assert_same(load_model(folder, dtype=torch.float32), in_transformers(folder))
 
 
-def drop_norm(weights):
-    del weights["model.norm.weight"]
-
-
-def add_bias(weights):
-    weights["model.layers.0.self_attn.q_proj.bias"] = torch.ones(1)
-
-
-def cut(folder: Path) -> None:
-    os.truncate(folder / "model.safetensors", 999)
+def change_names(folder: Path, old: str, new: str) -> None:
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    write_weights(folder, {name.replace(old, new): w for name, w in weights.items()})
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4}
-DAMAGES = {  # what is wrong, and a part of the error
-    "broken download": (cut, "model.safetensors"),
-    "missing weight": (lambda f: change_weights(f, drop_norm), "model.norm"),
-    "bias": (lambda f: change_weights(f, add_bias), "q_proj.bias"),
-    "activation": (lambda f: change_config(f, hidden_act="gelu"), "gelu"),
-    "positions": (lambda f: change_config(f, rope_parameters=YARN), "yarn"),
-    "older positions": (
-        lambda f: change_config(f, rope_parameters=None, rope_scaling={"type": "linear"}),
-        "linear",
-    ),
-    "other model": (
-        lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
-        "num_hidden_layers",
+OLD_ROPE = dict(rope_parameters=None, rope_scaling={"type": "linear"})
+DAMAGES = {  # a part of the error -> what is wrong
+    "model.safetensors": lambda f: os.truncate(f / "model.safetensors", 999),
+    "model.norm": lambda f: change_names(f, "model.norm.weight", "model.other"),
+    "q_proj.bias": lambda f: change_names(f, "q_proj.weight", "q_proj.bias"),
+    "gelu": lambda f: change_config(f, hidden_act="gelu"),
+    "yarn": lambda f: change_config(f, rope_parameters=YARN),
+    "linear": lambda f: change_config(f, **OLD_ROPE),
+    "num_hidden_layers": lambda f: (f / "config.json").write_text(
+        '{"model_type": "mamba"}'
     ),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_our_model_cannot_compute_is_refused(damage, tmp_path, capsys):
-    harm, says = DAMAGES[damage]
-    folder = save_random(tmp_path / "granite")
-    harm(folder)
+@pytest.mark.parametrize("says", DAMAGES)
+def test_a_model_that_ours_cannot_compute_is_refused(says, tmp_path, capsys):
+    folder = write_random(tmp_path / "granite")
+    DAMAGES[says](folder)
     capsys.readouterr()
-    for main, argv in (
-        (evaluation.main, ["--model", str(folder), "--device", "cpu"]),
-        (granite.main, ["import", str(folder), "new"]),
-    ):
-        assert main(argv) == 2
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
-    assert not Path("new").exists()
+    assert evaluation.main(["--model", str(folder), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
 
 
 def test_reading_needs_no_transformers(tmp_path, monkeypatch, capsys):
-    folder = save_random(tmp_path / "granite")
+    folder = write_random(tmp_path / "granite")
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if not installed
     load_model(folder)
     assert granite.main(["import", str(folder), "new"]) == 2
     assert "pip install transformers" in capsys.readouterr().err
+    assert not Path("new").exists()
 
 
 # -- Out, and in again -------------------------------------------------------------------
@@ -250,26 +206,13 @@ def test_runs_compute_the_same_in_transformers(kind, runs, tmp_path):
 
 
 def tokenizer_of(kind: str, documents: list[str]):
-    """bytes, or that of a new small file."""
+    """bytes, or the tokenizer of a new small file."""
     if kind == "json":  # adds a token before every text, as others use it
         harness.train_tokenizer(Path("tokenizer.json"), documents, size=300)
         return load_tokenizer("tokenizer.json")
     if kind == "tiktoken":
         tokens = [bytes([i]) for i in range(256)]
-        merged = [
-            "de",
-            "def",
-            "al",
-            "ph",
-            "alph",
-            "alpha",
-            " d",
-            " def",
-            "et",
-            "ret",
-            "ur",
-        ]
-        tokens += [word.encode() for word in merged]
+        tokens += [b"de", b"def", b"al", b"ph", b"alph", b"alpha", b" d", b" def", b"et"]
         lines = [f"{b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
         Path("small.tiktoken").write_text("\n".join(lines))
         return load_tokenizer("small.tiktoken")
@@ -278,7 +221,7 @@ def tokenizer_of(kind: str, documents: list[str]):
 
 @pytest.mark.parametrize("kind", ["bytes", "tiktoken", "json"])
 def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
-    """Also as lm_eval calls it, which asks for begin and end tokens."""
+    """Also as lm_eval calls it, which takes the tokens that a post-processor adds."""
     from transformers import AutoTokenizer
 
     tokenizer = tokenizer_of(kind, documents)
@@ -291,20 +234,19 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
     nasty = "  def f(x):\r\n\n\treturn x ,  y .\n Naïve café 東京 😀 don 't  "
     for text in [nasty, *documents[:20]]:
         ids = tokenizer.encode_ordinary(text)
-        assert theirs(text).input_ids == ids
+        assert theirs(text).input_ids == back.encode_ordinary(text) == ids
         assert theirs.decode(ids) == text
-        assert back.encode_ordinary(text) == ids
 
 
 def squared_relu(self, x):
     return self.down(F.relu(self.gate(x)) ** 2 * self.up(x)), None
 
 
-def near(q, k, v, scale):
-    """Attention to the last 64 tokens only."""
-    T = q.shape[1]
-    distance = torch.arange(T)[:, None] - torch.arange(T)
-    mask = (distance >= 0) & (distance < 64)
+def attend_nearby(q, k, v, scale):
+    """Attention to the last 80 tokens only."""
+    position = torch.arange(q.shape[1])
+    distance = position[:, None] - position
+    mask = (distance >= 0) & (distance < 80)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
     return y.transpose(1, 2)
@@ -312,7 +254,7 @@ def near(q, k, v, scale):
 
 CHANGES = {
     "activation": (model_file.MLP, "forward", squared_relu),
-    "window": (model_file, "attend", near),  # shows only after 64 tokens
+    "window": (model_file, "attend", attend_nearby),  # no difference in 80 tokens
 }
 
 
@@ -326,18 +268,17 @@ def test_a_changed_model_is_not_exported(change, runs, tmp_path, monkeypatch, ca
 
 def test_a_model_with_a_new_weight_is_not_exported(runs, tmp_path):
     model = load_model(runs / "dense")
-    model.blocks[1].attn.sink = nn.Parameter(torch.zeros(4))
+    model.blocks[1].attn.sink = torch.nn.Parameter(torch.zeros(4))
     with pytest.raises(granite.UserError, match="blocks.1.attn.sink"):
         granite.write_folder(tmp_path, model, load_tokenizer("bytes"))
 
 
 def test_training_continues_from_imported_weights(runs, corpus_path, capsys):
-    """By the printed command, which leaves to the user what the weights do not say."""
+    """By the printed command, in which the user fills in what the weights do not say."""
     assert granite.main(["export", str(runs / "dense"), "released"]) == 0
     assert granite.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
     argv = shlex.split(command)[2:]
-    assert argv[argv.index("--branch") + 1] == "imported"
     choices = dict(data=str(corpus_path), lr="1e-9", batch_size="4")
     choices |= dict(warmup_tokens="0", total_tokens="2000")
     for name, value in choices.items():
@@ -345,17 +286,17 @@ def test_training_continues_from_imported_weights(runs, corpus_path, capsys):
     assert train.main([*argv, "--device", "cpu", "--out", "new"]) == 0
     record = json.loads(Path("new/record.json").read_text())
     assert record["results"]["tokens"] == 5 * 4 * 96
-    assert record["config"]["n_embd"] == 32
-    for a, b in zip(load_model("new").parameters(), load_model("released").parameters()):
+    old = load_model("released")
+    for a, b in zip(load_model("new").parameters(), old.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
-    for source, to in (("released", "imported"), ("imported", "x"), ("released", "new")):
+    for source, to in (("released", "imported"), ("imported", "x")):
         assert granite.main(["import", source, to]) == 2
 
 
 # -- The released models -----------------------------------------------------------------
 
-PUBLISHED = {  # from the tests of transformers, the mean logit at every position
+PUBLISHED = {  # in the tests of transformers, the mean logit at every position
     "PowerLM-3B": "-3.2934 -2.6019 -2.6258 -2.1691 -2.6394 -2.6876 -2.7032 -2.9688",
     "PowerMoE-3B": "-4.4005 -3.6689 -3.6187 -2.8308 -3.9871 -3.1001 -2.8738 -2.8063",
 }
