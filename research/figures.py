@@ -7,7 +7,6 @@ schedules.py, power.py and fit.py draw the others. A schedule has the same color
 in all of them.
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ import tables
 from config import make_config
 from schedules import make_schedule
 from tables import ENDS, LENGTHS
-from tools import figures
+from tools import figures, flags
 from tools.figures import COLORS, figure, size
 
 BLUE = COLORS["power"]
@@ -140,10 +139,6 @@ def draw_transfer(path: Path) -> None:
     for name, is_standard in (("Without μP", True), ("With μP", False)):
         some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
         panel = fit.panel(some, some[0].cell, "shape")
-        panel["valleys"] = {
-            shape.removesuffix(fit.STANDARD): valley
-            for shape, valley in panel["valleys"].items()
-        }
         panels.append(titled(panel, f"{name}: {ratio}"))
     figures.draw_valleys(path, panels)
 
@@ -181,8 +176,8 @@ at every T, and tuned Power and constant at 320k and 640k."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("assets"), help="a folder")
+    parser = flags.program_parser("figures.py", __doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     out = parser.parse_args(argv).out
     draw_curves(out / "curves.png")
     draw_decay(out / "decay.png")

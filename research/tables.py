@@ -89,8 +89,7 @@ def runs_with_minima(folder: str) -> list[fit.Run]:
 
 def b_and_q(runs: list[fit.Run]) -> np.ndarray:
     """The answers and intervals of b and q [2, 3]."""
-    shapes = fit.shapes_of([run.cell for run in runs])
-    return fit.jackknife(runs, lambda some: fit.law(some, shapes)[:2])
+    return fit.jackknife(runs, lambda some: np.array(fit.law(some)[:2]))
 
 
 def laws() -> str:
@@ -100,7 +99,7 @@ def laws() -> str:
         b, q = b_and_q(runs)
         b_paper, _ = fit.jackknife(runs, fit.paper_law)
         n_cells = len({run.cell for run in runs})
-        answers = [show(answer, 2) for answer in (b, q, b_paper)]
+        answers = [show(answer, ".2f") for answer in (b, q, b_paper)]
         rows.append([name, f"{len(rows_in(folder)):,}", str(n_cells), *answers])
     about = (
         "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
@@ -118,14 +117,14 @@ def widths() -> str:
 
     def log2_ratios(some: list[fit.Run]) -> np.ndarray:
         """log2 of a, relative to the first width."""
-        log2_a = fit.law(some, shapes)[2:]
-        return log2_a - log2_a[0]
+        log2_a = fit.law(some).log2_a
+        return np.array([log2_a[shape] - log2_a[shapes[0]] for shape in shapes])
 
     rows = []
     for shape, ratio in zip(shapes, fit.jackknife(runs, log2_ratios)):
         b, _ = b_and_q([run for run in runs if run.cell.shape == shape])
-        a = "1.00" if shape == shapes[0] else show(2**ratio, 2)
-        rows.append([shape.removeprefix("width "), a, show(b, 2)])
+        a = "1.00" if shape == shapes[0] else show(2**ratio, ".2f")
+        rows.append([shape.removeprefix("width "), a, show(b, ".2f")])
     about = "`a` relative to width 32, and b of every width (`wsd-laptop`)."
     return table("widths", about, ["width", "a", "b"], rows)
 
@@ -161,23 +160,32 @@ def valleys() -> str:
     return table("valleys", about, ["", "answer"], rows)
 
 
+def longer_than(T: int, folder: str, words: str = "") -> dict[str, np.ndarray]:
+    """{"T = 320k": what the law of the runs up to T loses in longer ones}, see fit.py."""
+    by_times = fit.longer_runs(runs_with_minima(folder), T)
+    return {f"T = {size(n * T)}{words}": found for n, found in by_times.items() if n > 1}
+
+
 def worth() -> str:
-    runs = runs_with_minima("wsd-laptop")
-    T, by_T = fit.by_length(runs)
-    regrets = {f"T = {size(length)}": by_T[length] for length in by_T if length > T}
-    regrets |= fit.by_size(runs, T)
+    T = 160_000
+    regrets = longer_than(T, "wsd-laptop")
+    regrets |= fit.other_runs(runs_with_minima("wsd-laptop"), T)
+    regrets |= longer_than(T, "wsd-laptop-long", ", warmup 32,000")
     rows = []
     for name, of_cells in regrets.items():
         law, kept, in_proportion = (fit.cost(column) for column in of_cells.T)
-        outside, mean, worst = law
-        others = [f"{mean:.4f}" for _, mean, _ in (kept, in_proportion)]
+        _, mean, worst = law
+        others = [f"{kept[1]:.4f}", f"{in_proportion[1]:.4f}"]
+        if in_proportion == kept:  # no batch size is larger than the fitted ones
+            others[1] = ""
         rows.append([name, str(len(of_cells)), f"{mean:.4f}", f"{worst:.4f}", *others])
     about = (
         f"What a law of the cells up to T = {size(T)}, or without the largest batch size or "
         "the widest model, loses in the cells that it was not fitted to, in nats above the "
-        "minimum of their valleys (`wsd-laptop`). *Kept*: the law's "
-        "learning rate at the longest T and the largest batch size that were fitted. *In "
-        "proportion*: the same, in proportion to the batch size."
+        "minimum of their valleys. As valleys are smooth, this can be below the noise of a seed. "
+        "*Kept*: the law's learning rate at the longest T and the "
+        "largest batch size that were fitted. *In proportion*: the same, in proportion to the "
+        "batch size."
     )
     head = ["not fitted", "cells", "law", "its worst cell", "kept", "in proportion"]
     return table("worth", about, head, rows)
@@ -197,7 +205,7 @@ def transfer() -> str:
 
         some = [run for run in runs if run.cell.shape in shapes]
         *best, ratio = 2 ** fit.jackknife(some, log2_best, [fit.seed_of])
-        rows.append([name, *(show(lr, 4) for lr in best), show(ratio, 2)])
+        rows.append([name, *(show(lr, ".4f") for lr in best), show(ratio, ".2f")])
     about = "Best learning rate by width, T = 80k, batch size 4, six seeds (`transfer-quick`)."
     return table("transfer", about, ["", "width 32", "64", "128", "128 over 32"], rows)
 
@@ -428,7 +436,7 @@ def default_run() -> str:
         if schedule == "power":
             power = losses
             tuned = f"a = {runs[0]['power_a']:g}"
-        minus = "" if schedule == "power" else show(over_seeds(losses - power), 4)
+        minus = "" if schedule == "power" else show(over_seeds(losses - power), ".4f")
         rows.append(
             [schedule, tuned, *(f"{x:.4f}" for x in (*losses, losses.mean())), minus]
         )

@@ -1,0 +1,141 @@
+"""Our records, the pages that quote them, and the two programs that print and draw them."""
+
+import json
+import re
+import shlex
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import figures
+import fit
+import sweep
+import tables
+
+RESEARCH = tables.ROOT / "research"
+PAGES = sorted(RESEARCH.glob("*.md"))
+FOLDERS = [file.parent for file in sorted(RESEARCH.glob("results/**/records.jsonl"))]
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def check_same(text: str, other: str) -> None:
+    """The same words, and numbers that differ by at most one in their last digit."""
+    assert NUMBER.sub("#", text) == NUMBER.sub("#", other)
+    for one, two in zip(NUMBER.findall(text), NUMBER.findall(other)):
+        last_digit = 10.0 ** -len(one.partition(".")[2])
+        assert abs(float(one) - float(two)) < 1.5 * last_digit, (one, two)
+
+
+def cells_of(page: str) -> dict[tuple, str]:
+    """{(table, row, column): text} of the tables of a page."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        name, _, rest = section.partition("\n")
+        lines = re.findall(r"^\| ?(.*?) ?\|$", rest, re.M)
+        head, *rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+        for row in rows:
+            found |= {(name, row[0], c): cell for c, cell in zip(head[1:], row[1:])}
+    return found
+
+
+def test_the_page_of_tables_is_what_the_records_give():
+    check_same((RESEARCH / "TABLES.md").read_text(), tables.page() + "\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_numbers_of_a_page_are_those_of_the_tables(page):
+    cells = cells_of((RESEARCH / "TABLES.md").read_text())
+    marked = re.findall(r"<!--n:(.+?) / (.+?) / (.+?)-->(.+)", page.read_text())
+    for *place, text in marked:
+        cell = cells[tuple(place)]
+        with_interval = text.startswith(cell)
+        assert with_interval or text.startswith(cell.partition(" ")[0]), place
+    if page.name in ("claims.md", "notes.md"):
+        assert marked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sweeps_of_a_page_are_commands(page):
+    commands = re.findall(r"python (\w+\.py) ([^`#\n]*)", page.read_text())
+    for program, arguments in commands:
+        if program == "sweep.py":
+            sweep.parse(shlex.split(arguments))
+        if program == "fit.py":
+            assert (tables.ROOT / shlex.split(arguments)[0]).is_dir()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_fit_reads_every_folder(folder):
+    rows = fit.read_sweep(folder)
+    shared = json.loads((folder / "settings.json").read_text())
+    assert shared["origin"].keys() >= {"torch"}
+    assert {fit.cell_of(row).T for row in rows} == {row["total_tokens"] for row in rows}
+    assert all(row["loss"] > 1 for row in rows)  # infinite if it diverged
+
+
+def test_the_readme_counts_the_runs():
+    lines = (RESEARCH / "README.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    named = []
+    for row in rows:
+        _, names, count, *_ = row.split("|")
+        folders = [RESEARCH / "results" / name for name in re.findall("`(.+?)`", names)]
+        named += folders
+        files = [file for folder in folders for file in folder.rglob("records.jsonl")]
+        n = sum(len(file.read_text().splitlines()) for file in files)
+        assert n == int(count.replace(",", "")), names
+    assert set(named) == set((RESEARCH / "results").iterdir())
+
+
+def test_a_difference_of_schedules_is_that_of_a_dumb_loop():
+    losses = {"Power (fitted)": {}, "WSD": {}}
+    for line in (
+        (tables.RESULTS / "compare-laptop/records.jsonl").read_text().splitlines()
+    ):
+        record = json.loads(line)
+        config = record["config"]
+        if config.get("line") in losses:
+            run = [
+                config[name] for name in ("n_embd", "batch_size", "total_tokens", "seed")
+            ]
+            losses[config["line"]][tuple(run)] = record["results"]["val_loss"]
+    power, wsd = losses.values()
+    assert power.keys() == wsd.keys() and len(power) == 4 * 5 * 5  # pairs, T, seeds
+    mean = np.mean([power[run] - wsd[run] for run in power])
+    shown = tables.difference("Power (fitted)", "WSD", "dense")
+    check_same(shown.partition(" ")[0], f"{mean:.3f}")
+
+
+def test_no_searched_run_chooses_its_own_learning_rate(monkeypatch):
+    # the seeds have their minima at 1, 2 and 3, but the others choose 2, 1 and 1 for them
+    losses = {1: [0.0, 5.0, 6.0], 2: [5.5, 0.0, 4.0], 3: [6.5, 4.5, 0.0]}
+    rows = []
+    for lr, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
+            row = dict(line="WSD", weight_decay=0.1, total_tokens=7, lr=lr, seed=seed)
+            rows.append(row | {"val_loss": loss})
+    rows.append(
+        rows[0] | {"lr": 4, "val_loss": -1.0}
+    )  # which the other seeds did not try
+    monkeypatch.setattr(tables, "rows_in", lambda folder: rows)
+    assert tables.losses_at("WSD", 0.1, 7).tolist() == [5.5, 5.0, 6.0]
+
+
+def test_an_interval_over_seeds_is_students():
+    values = np.array([1.0, 2.0, 6.0])
+    half = 4.303 * values.std(ddof=1) / 3**0.5
+    assert tables.over_seeds(values) == pytest.approx([3, 3 - half, 3 + half], rel=1e-3)
+
+
+def test_the_figures_are_drawn_again_in_the_size_that_is_committed(tmp_path):
+    assert figures.main(["--out", str(tmp_path)]) == 0
+    drawn = sorted(tmp_path.iterdir())
+    assert len(drawn) == 5
+    for file in drawn:
+        sizes = set()
+        for folder in (tmp_path, tables.ROOT / "assets"):
+            header = Path(folder, file.name).read_bytes()[:24]
+            sizes.add(struct.unpack(">II", header[16:]))
+        assert len(sizes) == 1, file.name
