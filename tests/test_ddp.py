@@ -1,234 +1,211 @@
-"""One process or many: the same losses, one writer, and an end for all when one of them fails."""
+"""One process or many: the same losses, one writer, and one end for all."""
 
-import itertools
-import os
 import socket
-import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import data
+import eval as evaluation
 import forked
-import runs
 import train
-from test_train import MOE, metrics, one_step, read, same, weights
-from tools import devices
+from test_train import MOE, STEP, argv, assert_same_tensors, config_of, gradients_of
+from test_train import metrics, newest, record_of
+from tools import run_folder
 
-STEPS = 100
-TINY = dict(  # at higher learning rates, rounding grows in the course of the run
-    n_layer=2, n_embd=32, n_head=2, seq_len=32, base_width=32, batch_size=8, warmup_tokens=2560,
-    log_every=256, device="cpu", total_tokens=STEPS * 256, eval_every=10**6, save_every=10**6,
-    lr_max=0.01,
-)  # fmt: skip
-
-
-def argv_of(fields: dict) -> list[str]:
-    return [f"--{k}={v}" if v is not True else f"--{k}" for k, v in fields.items()]
+# with few and low learning rates, because rounding grows in the course of a run
+FEW = dict(
+    total_tokens=20 * STEP, lr_max=0.01, eval_every=8 * STEP, final_eval_tokens=3200
+)
 
 
-def launch(world: int, fields: dict, change: Callable | None = None) -> list:
-    """Processes of train.py as torchrun starts them, without its table of errors."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))  # any free port
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
-    where["WORLD_SIZE"] = str(world)
-    return [
-        forked.start(
-            run, argv_of(fields), change, **where, RANK=str(i), LOCAL_RANK=str(i)
-        )
-        for i in range(world)
-    ]
-
-
-def run(argv: list[str], change: Callable | None) -> None:
-    """train.py, in a process of its own, after a change of what it calls."""
-    if change:
-        change()
-    devices.leave(train.main(argv))
+def launch(world: int, function: Callable, *args) -> list:
+    """Processes with an environment as torchrun makes it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world))
+    processes = []
+    for i in range(world):
+        rank = dict(RANK=str(i), LOCAL_RANK=str(i))
+        processes.append(forked.start(function, *args, **where, **rank))
+    return processes
 
 
 def finish(processes: list, status: int = 0) -> list[tuple[str, str]]:
-    """Wait for all -> (standard output, standard error) of each."""
-    for p in processes:
-        p.join(timeout=120)
-        p.kill()
-    outputs = [forked.printed(p) for p in processes]
+    """Wait for all. Returns (standard output, standard error) of each."""
+    for process in processes:
+        process.join(timeout=120)
+        process.kill()
+    outputs = [forked.printed(process) for process in processes]
     assert [p.exitcode for p in processes] == [status] * len(processes), outputs
     return outputs
 
 
-def losses(out: Path) -> list[float]:
-    return [line[key] for key in ("loss", "val_loss") for line in metrics(out, key)]
+def losses(run) -> list[float]:
+    return [line[key] for key in ("loss", "val_loss") for line in metrics(run, key)]
 
 
 @pytest.fixture(scope="module")
 def alone(corpus_path, tmp_path_factory) -> Path:
-    """The run of one process."""
-    out = tmp_path_factory.mktemp("alone") / "run"
-    assert train.main(argv_of(TINY | {"data": corpus_path, "out": out})) == 0
-    return out
+    """A folder with the runs of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, shape in (("dense", {}), ("moe", MOE)):
+        typed = argv(data=corpus_path, out=folder / name, **FEW, **shape)
+        assert train.main(typed) == 0
+    return folder
 
 
-@pytest.mark.parametrize("micro_batch_size", [4, 1])  # one and four a process and step
-def test_two_processes_train_like_one(micro_batch_size, alone, corpus_path, tmp_path):
-    out = tmp_path / "run"
-    fields = {"data": corpus_path, "out": out, "micro_batch_size": micro_batch_size}
-    outputs = finish(launch(2, TINY | fields))
-    assert len(losses(out)) == STEPS + 1
-    assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
-    ours, theirs = read(out / "record.json"), read(alone / "record.json")
-    assert (ours["processes"], ours["batch_size"]) == (2, 8)
-    assert ours["val_bpb"] == pytest.approx(theirs["val_bpb"], rel=1e-5)
-    assert [printed == "" for printed, _ in outputs] == [False, True]
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
+@pytest.mark.parametrize("name, changed", [
+    ("dense", {}), ("dense", dict(micro_batch_size=1)), ("moe", MOE),
+], ids=["dense", "micro-batches", "MoE"])  # fmt: skip
+def test_two_processes_train_and_validate_like_one(name, changed, alone, corpus_path):
+    typed = argv(data=corpus_path, out="run", **FEW, **changed)
+    outputs = finish(launch(2, train.main, typed))
+    assert len(losses("run")) == 20 + 3
+    assert losses("run") == pytest.approx(losses(alone / name), rel=1e-5)
+    ours = record_of("run")
+    theirs = record_of(alone / name)
+    assert ours["origin"]["processes"] == 2 and theirs["origin"]["processes"] == 1
+    for key in ("val_loss", "val_bpb"):
+        assert ours["results"][key] == pytest.approx(theirs["results"][key], rel=1e-5)
+    # only rank 0 prints and writes
+    assert "a sample" in outputs[0][0] and outputs[1] == ("", "")
+    assert [path.name for path in Path(".").iterdir() if path.is_dir()] == ["run"]
 
 
-def watch_calls() -> None:
-    """Print the name whenever one of these is called."""
-
-    def watch(owner, name):
-        real = getattr(owner, name)
-
-        def watched(self):
-            print(name, file=sys.stderr)
-            return real(self)
-
-        setattr(owner, name, watched)
-
-    watch(zipfile.ZipFile, "testzip")
-    watch(train.DistributedDataParallel, "_sync_buffers")
+def test_a_run_resumes_with_a_different_number_of_processes(alone, corpus_path):
+    typed = [*argv(data=corpus_path, out="run", **FEW), "--resume"]
+    for world in (2, 1, 4):
+        limit = [] if world == 4 else ["--time_limit=0"]
+        outputs = finish(
+            launch(world, train.main, typed + limit), status=3 if limit else 0
+        )
+        assert outputs[1:] == [("", "")] * (world - 1)
+        if limit:  # all have stopped after the same step
+            assert newest("run")["tokens"] == {2: STEP, 1: 2 * STEP}[world]
+    assert losses("run") == pytest.approx(losses(alone / "dense"), rel=1e-5)
 
 
-def watch_gradients() -> None:
-    """Print the address of a gradient before each pass."""
-    forward = train.DistributedDataParallel.forward
+def test_sigterm_to_one_process_stops_all_after_the_same_step(corpus_path):
+    fields = FEW | dict(data=corpus_path, decay_tokens=0)
+    processes = launch(
+        2, train.main, argv(**fields | dict(out="stopped", total_tokens=10**8))
+    )
+    while len(metrics("stopped")) < 10:
+        time.sleep(0.02)
+    processes[1].terminate()
+    finish(processes, status=3)
+    (checkpoint,) = run_folder.checkpoints(Path("stopped"))
+    # as a run that was planned to end there
+    planned = fields | dict(out="planned", total_tokens=int(checkpoint.stem))
+    finish(launch(2, train.main, argv(**planned)))
+    assert_same_tensors(newest("stopped")["model"], newest("planned")["model"])
+
+
+@pytest.mark.parametrize("changed, word", [
+    (dict(batch_size=9), "multiple of 2 processes"),
+    (dict(data="nowhere"), "nowhere"),
+    (dict(out="file"), "file"),
+])  # fmt: skip
+def test_an_error_of_rank_0_is_one_line_and_ends_all(changed, word, corpus_path):
+    Path("file").write_text("in the way")
+    typed = argv(**dict(data=corpus_path, out="run") | changed)
+    outputs = finish(launch(2, train.main, typed), status=2)
+    assert word in outputs[0][1] and len(outputs[0][1].splitlines()) == 1
+    assert outputs[1] == ("", "") and not Path("run").exists()
+
+
+def join(function: Callable, *args) -> None:
+    """Call a function in the group of processes."""
+    train.devices.join("cpu")
+    function(*args)
+
+
+def save_gradients(corpus_path: Path) -> None:
+    """Those of a first step with micro-batches, with the auxiliary loss at full weight."""
+    rank, world = train.devices.rank_and_world()
+    replicate = DistributedDataParallel if world > 1 else lambda model: model
+    corpus = data.load_corpus(config_of(data=str(corpus_path)))
+    gradients, step = gradients_of(corpus, replicate, **MOE, router_aux_weight=1.0)
+    torch.save(gradients | {"load": step.routing.load}, f"{world}-{rank}.pt")
+
+
+def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path):
+    save_gradients(corpus_path)
+    finish(launch(2, join, save_gradients, corpus_path))
+    one = torch.load("1-0.pt")
+    for rank in (0, 1):
+        two = torch.load(f"2-{rank}.pt")
+        for name, expected in one.items():
+            torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-9)
+
+
+def watch_gradients(corpus_path: Path) -> None:
+    """Check the address of a gradient before every pass."""
+    addresses = []
+    forward = DistributedDataParallel.forward
 
     def watched(self, *args):
         grad = next(self.parameters()).grad
-        print(grad if grad is None else grad.data_ptr(), file=sys.stderr)
+        addresses.append(grad if grad is None else grad.data_ptr())
         return forward(self, *args)
 
-    train.DistributedDataParallel.forward = watched
+    DistributedDataParallel.forward = watched
+    cfg = config_of(data=str(corpus_path), micro_batch_size=2, total_tokens=8 * STEP)
+    for _ in train.training_steps(cfg, train.build(cfg), data.load_corpus(cfg)):
+        pass
+    assert len(addresses) == 8 * 2  # steps, passes
+    # DDP makes its buffers anew in the second step
+    assert len(set(addresses[4:])) == 1 and None not in addresses[4:]
 
 
-def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path, tmp_path):
-    """Memory for new ones beside them would cost as much as the model."""
-    fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "micro_batch_size": 1}
-    fields |= {"total_tokens": 4 * 256, "warmup_tokens": 256, "decay_tokens": 0}
-    for _, printed in finish(launch(2, fields, watch_gradients)):
-        addresses = printed.splitlines()
-        assert len(addresses) == 4 * 4  # steps, passes
-        # DDP makes its buffers anew in the second step
-        assert len(set(addresses[2 * 4 :])) == 1 and "None" not in addresses[2 * 4 :]
+def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path):
+    """New ones beside them would cost as much memory as the model."""
+    finish(launch(2, join, watch_gradients, corpus_path))
 
 
-def test_a_run_resumes_on_other_numbers_of_processes(alone, corpus_path, tmp_path):
-    """Rank 0 alone looks for damage, and tells it; and none sends constant tables."""
-    out = tmp_path / "run"
-    fields = TINY | {"data": corpus_path, "out": out, "log_every": 25 * 256}
-    outputs = finish(launch(2, fields | {"time_limit": 0.001}), status=3)
-    assert outputs[1] == ("", "")
-    # the same step
-    assert [path.stem for path in runs.checkpoints(out)] == [f"{256:016d}"]
-    assert train.main([f"--out={out}", "--resume", "--time_limit=0.001"]) == 3
-    newest = out / "ckpt" / f"{10**6:016d}.pt"
-    newest.write_bytes(runs.checkpoints(out)[0].read_bytes()[:-100])  # damaged
-    outputs = finish(launch(4, {"out": out, "resume": True}), status=2)
-    assert newest.name in outputs[0][1] and outputs[1:] == [("", "")] * 3
-    newest.unlink()
-    outputs = finish(launch(4, {"out": out, "resume": True}, watch_calls))
-    # at its start, and for the sample at its end
-    assert outputs[0][1].count("testzip") == 2 and outputs[1:] == [("", "")] * 3
-    assert "_sync_buffers" not in outputs[0][1]
-    expected = [losses(alone)[i] for i in (24, 49, 74, 99, 100)]
-    assert losses(out) == pytest.approx(expected, rel=1e-5)
+def count_validation_passes(corpus_path: Path) -> None:
+    cfg = config_of(data=str(corpus_path))
+    state = train.build(cfg)
+    passes = []
+    state.model.register_forward_hook(lambda *_: passes.append(1))
+    loss = evaluation.validation_loss(state.model, data.open_corpus(corpus_path))
+    rank, _ = train.devices.rank_and_world()
+    Path(f"{rank}.txt").write_text(f"{len(passes)} {loss['val_loss']!r}")
 
 
-def test_sigterm_to_all_processes_saves_once(corpus_path, tmp_path):
-    fields = TINY | {"data": corpus_path, "decay_tokens": 0}
-    stopped, planned = tmp_path / "stopped", tmp_path / "planned"
-    processes = launch(2, fields | {"out": stopped, "total_tokens": 10**8})
-    while not (stopped / "metrics.jsonl").exists() or len(losses(stopped)) < 20:
-        time.sleep(0.05)
-    for p in processes:
-        p.terminate()
-    finish(processes, status=3)
-    (checkpoint,) = runs.checkpoints(stopped)
-    total = int(checkpoint.stem)  # a run that was planned to end there
-    finish(launch(2, fields | {"out": planned, "total_tokens": total}))
-    assert same(weights(stopped), weights(planned))
-
-
-def save_gradients(rank: int, world: int, corpus_path: Path, out: Path) -> None:
-    """Those of an MoE's first step, with the auxiliary loss at full weight."""
-    replicate = lambda model: model
-    if world > 1:
-        where = f"file://{out}/meeting"
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
-        replicate = torch.nn.parallel.DistributedDataParallel
+def test_processes_share_the_validation(corpus_path):
+    finish(launch(2, join, count_validation_passes, corpus_path))
+    first, second = (Path(f"{rank}.txt").read_text().split() for rank in (0, 1))
+    assert first[1] == second[1]
     corpus = data.open_corpus(corpus_path)
-    gradients, step = one_step(corpus, replicate, **MOE, router_aux_weight=1.0)
-    found = {"gradients": gradients, "load": step.routing.load}
-    torch.save(found, out / f"{world}-{rank}.pt")
-    if world > 1:
-        os._exit(0)  # as train.py ends
+    n = data.n_sequences(corpus.val, 32)
+    assert 0 <= int(first[0]) - int(second[0]) <= 1
+    assert int(first[0]) + int(second[0]) == -(-n // 64)  # 2048 tokens a pass
 
 
-def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path, tmp_path):
-    save_gradients(0, 1, corpus_path, tmp_path)
-    finish(
-        [forked.start(save_gradients, rank, 2, corpus_path, tmp_path) for rank in (0, 1)]
-    )
-    one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    for process in two:
-        assert torch.allclose(process["load"], one["load"])
-        for name, gradient in one["gradients"].items():
-            assert (process["gradients"][name] - gradient).abs().max() <= 1e-9, name
+def test_compiled_blocks_stay_whole_in_many_processes(tmp_path, monkeypatch):
+    """By default torch splits a compiled block wherever a buffer of gradients is full."""
+    programs = []
 
+    def keep(graph, inputs, **_):
+        programs.append(graph)
+        return graph
 
-def test_a_batch_that_cannot_be_shared_is_refused_once(corpus_path, tmp_path):
-    fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "batch_size": 8}
-    outputs = finish(launch(3, fields), status=2)
-    assert outputs[0][1].startswith("train.py: --batch_size 8: must be a multiple of 3")
-    assert outputs[1:] == [("", "")] * 2 and not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("changed, says", [
-    ({"MASTER_ADDR": None}, "MASTER_ADDR"), ({"RANK": None}, "RANK"),
-    ({"WORLD_SIZE": "two"}, "two"),
-])  # fmt: skip
-def test_half_an_environment_of_torchrun_is_one_line(
-    changed, says, corpus_path, tmp_path
-):
-    complete = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE="2", RANK="0")
-    where = {name: value for name, value in (complete | changed).items() if value}
-    fields = argv_of(TINY | {"data": corpus_path, "out": tmp_path / "run"})
-    ((_, error),) = finish([forked.start(run, fields, None, **where)], status=2)
-    assert len(error.splitlines()) == 1
-    assert says in error and not (tmp_path / "run").exists()
-
-
-def fail_in_process_1() -> None:
-    """Run out of memory in the fifth step."""
-    real, steps = train.optimizer_step, itertools.count(1)
-
-    def step(*args):
-        if next(steps) == 5 and os.environ["RANK"] == "1":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(*args)
-
-    train.optimizer_step = step
-
-
-def test_a_process_that_fails_ends_all(corpus_path, tmp_path):
-    fields = TINY | {"data": corpus_path, "out": tmp_path / "run", "total_tokens": 10**9}
-    outputs = finish(launch(2, fields, fail_in_process_1), status=2)
-    last = outputs[0][1].splitlines()[-1]
-    assert last == "train.py: lost the other processes; one of them failed"
-    assert outputs[1][1].startswith("train.py: out of memory; try")
+    torch.compiler.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", keep)
+    dist.init_process_group("gloo", f"file://{tmp_path}/x", rank=0, world_size=1)
+    model = train.build(config_of(compile=True)).model
+    try:
+        # Without a backward pass: gloo, destroyed just after it has exchanged gradients,
+        # may wait for ever for one of its threads.
+        DistributedDataParallel(model, bucket_cap_mb=0.001)(*torch.zeros(2, 2, 16).long())
+    finally:
+        dist.destroy_process_group()
+    assert len(programs) == 2  # of a block, and of the loss
