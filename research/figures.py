@@ -10,6 +10,7 @@ in all of them.
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -18,8 +19,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import fit
 import tables
-from config import make_config
-from schedules import make_schedule
+from schedules import Schedule, make_schedule
 from tables import ENDS, LENGTHS
 from tools import figures, flags
 from tools.figures import COLORS, figure, size
@@ -77,6 +77,14 @@ def draw_curves(path: Path) -> None:
         ax.set_title("One Power run ends as low as cosines that knew their length")
 
 
+def schedule_of(T: int, decay_tokens: int) -> Schedule:
+    """The schedule of the Power run that ends at T."""
+    for row in tables.rows_in("curves-laptop"):
+        if (row["total_tokens"], row["decay_tokens"]) == (T, decay_tokens):
+            if row["schedule"] == "power":
+                return make_schedule(SimpleNamespace(**row))
+
+
 def draw_decay(path: Path, T: int = ENDS[2]) -> None:
     """Why a decay lowers the loss: a trunk, its branch, and an average of its weights."""
     begin = (T - T // 10) / 1e6
@@ -91,8 +99,8 @@ def draw_decay(path: Path, T: int = ENDS[2]) -> None:
         losses.plot(*branch(T), color=BLUE, linewidth=2.8)
 
         # 2. The learning rates
-        trunk = make_schedule(make_config(total_tokens=2 * T, decay_tokens=0))
-        decayed = make_schedule(make_config(total_tokens=T))
+        trunk = schedule_of(ENDS[-1], 0)
+        decayed = schedule_of(T, T // 10)
         n = np.linspace(first, last, 1001)
         rates.plot(n, [trunk(x * 1e6) for x in n], color=BLUE, linewidth=1.2)
         n = np.linspace(begin, T / 1e6, 201)
@@ -117,11 +125,8 @@ def titled(panel: dict, title: str) -> dict:
 def draw_valleys(path: Path) -> None:
     """The valleys of width 64 over T, and over the batch size."""
     runs = fit.runs_of(tables.rows_in("wsd-laptop"))
-    at = next(
-        run.cell
-        for run in runs
-        if (run.cell.shape, run.cell.T, run.cell.batch_size) == ("width 64", 1_280_000, 2)
-    )
+    cells = [run.cell for run in runs if run.cell.shape == "width 64"]
+    at = max(cell for cell in cells if cell.batch_size == 2)  # with the longest T
     over_T = "16× the tokens,\n{ratio}× the best learning rate"
     over_batch = "8× the batch size,\n{ratio}× the best learning rate"
     panels = [

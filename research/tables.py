@@ -212,16 +212,16 @@ def transfer() -> str:
 
 def power() -> str:
     rows = []
-    scans = {
-        "a": (
-            lambda row: math.log2(row["power_a"]),
-            ("power_b", -0.51),
-            1,
-            "a factor of 2",
-        ),
-        "b": (lambda row: row["power_b"], ("power_a", 16.0), 0.06, "0.06"),
-    }
-    for name, (x, (other, center), step, words) in scans.items():
+    scans = (
+        # varied, at this value of the other, and an error
+        ("a", "power_b", -0.51, 1, "a factor of 2"),
+        ("b", "power_a", 16.0, 0.06, "0.06"),
+    )
+    for name, other, center, step, words in scans:
+
+        def x(row: dict) -> float:
+            return math.log2(row["power_a"]) if name == "a" else row["power_b"]
+
         runs = fit.runs_of([r for r in rows_in("power-laptop") if r[other] == center], x)
         best = []  # of every seed, by the parabola of fit.py
         costs = []
