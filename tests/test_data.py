@@ -4,12 +4,11 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,413 +16,412 @@ import numpy as np
 import pytest
 import torch
 
+import config
 import data
-import eval as evaluation
-import runs
-import sweep
-import train
-from test_mistakes import one_line
-from test_train import flags
 from tools.flags import UserError
-from tools.prepare import read_files
-from tools.tokenizers import bytes_per_token, load_tokenizer
+from tools.tokenizers import load_tokenizer
 
-ROOT = Path(__file__).parent.parent
+# -- The order ---------------------------------------------------------------------------
 
-
-def plainly(texts, tokenizer_name="bytes", val_fraction=0.02) -> dict[str, bytes]:
-    """What a corpus must consist of: each text encoded in one go."""
-    tokenizer, parts = load_tokenizer(tokenizer_name), {"train": [], "val": []}
-    for text in texts:
-        raw = text.encode()
-        digest = int.from_bytes(hashlib.sha256(raw).digest()[:8], "big")
-        split = "val" if parts["train"] and digest < val_fraction * 2**64 else "train"
-        if split == "val":
-            text = raw[: 32 * 1024].decode(errors="ignore")
-        parts[split] += [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
-    return {split: np.array(ids, np.uint16).tobytes() for split, ids in parts.items()}
+SEQ_LEN = 4
 
 
-def check(folder: Path, expected: dict[str, bytes]) -> None:
-    """The tokens are the expected ones, and meta.json counts what is there."""
-    assert {
-        split: (folder / f"{split}.bin").read_bytes() for split in expected
-    } == expected
-    corpus = data.open_corpus(folder)
-    lengths = bytes_per_token(corpus.tokenizer)
-    for split, ids in ("train", corpus.train), ("val", corpus.val):
-        counted = [
-            (ids == corpus.tokenizer.eot_token).sum(),
-            len(ids),
-            lengths[ids].sum(),
-        ]
-        kinds = ("documents", "tokens", "bytes")
-        assert [corpus.meta[f"{split}_{kind}"] for kind in kinds] == counted
-    names = {path.name for path in folder.iterdir()}
-    assert names - {corpus.meta["tokenizer"]} == {"train.bin", "val.bin", "meta.json"}
+def mixture_of(sizes: list[int], *stages) -> data.Mixture:
+    """Sources with so many sequences. The first token of a sequence names both numbers."""
+    sources = {}
+    for number, n in enumerate(sizes):
+        tokens = np.arange(n * SEQ_LEN + 1) + number * 10**6
+        sources[str(number)] = data.Corpus(Path(), {}, None, tokens, tokens)
+    return data.Mixture(sources, list(stages), {}, None)
 
 
-def test_an_epoch_visits_every_sequence_once():
-    for n in [*range(1, 40), 97, 127, 128, 129, 251, 256, 257, 1009, 4096, 4097]:
-        for seed in (0, 12345):
-            order = data.shuffled(np.arange(3 * n), n, seed)
-            assert (np.sort(order.reshape(3, n)) == np.arange(n)).all()
-            some = np.array([2 * n, 0, n - 1])  # any position can be computed alone
-            assert (data.shuffled(some, n, seed) == order[some]).all()
+def drawn(mixture: data.Mixture, g, seed: int) -> list[tuple[int, int]]:
+    """(source, sequence) of the positions g of a run."""
+    inputs, targets = mixture.draw(np.asarray(g), SEQ_LEN, seed)
+    assert inputs.dtype == targets.dtype == np.int64
+    assert (inputs == inputs[:, :1] + np.arange(SEQ_LEN)).all()
+    assert (targets == inputs + 1).all()
+    firsts = inputs[:, 0].tolist()
+    return [(first // 10**6, first % 10**6 // SEQ_LEN) for first in firsts]
 
 
-def test_the_order_of_committed_runs_has_not_changed():
-    places = data.shuffled(np.array([0, 1, 999, 1000, 10**9]), 1000, 7)
-    assert places.tolist() == [919, 595, 744, 386, 944]
+@pytest.mark.parametrize("n", [1, 2, 97, 1000])
+def test_an_epoch_reads_every_sequence_once(n):
+    order = [i for _, i in drawn(mixture_of([n], (0, (1.0,))), range(3 * n), seed=5)]
+    epochs = [order[:n], order[n : 2 * n], order[2 * n :]]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(n))
+    if n > 2:
+        assert epochs[0] != epochs[1] != epochs[2]
+        other = drawn(mixture_of([n], (0, (1.0,))), range(n), seed=6)
+        assert [i for _, i in other] != epochs[0]
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_the_embedded_text_depends_only_on_the_wheel(newline, tmp_path):
-    """Not on the order in which a disk lists files, on line ends, or on the build."""
-    for name in (
-        "a/b.py",
-        "a.py",
-        "A.py",
-        "a-b/c.py",
-        "version.py",
-        "nn/version.py",
-        "b/x.pyi",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        text = f"# {name}\nx = 'é'\n" * 9
-        (tmp_path / name).write_bytes(text.replace("\n", newline).encode())
+def plain_order(sizes, stages, n: int, seed: int) -> list[tuple[int, int]]:
+    """The first n sequences of a run, by a loop that counts and keeps no table."""
+    order = []
+    read = [0] * len(sizes)
+    ends = [first for first, _ in stages[1:]] + [n]
+    for (first, shares), end in zip(stages, ends):
+        for g in range(first, end):
+            block, place = divmod(g - first, 1000)
+            in_turn = []
+            for source, share in enumerate(shares):
+                in_turn += [source] * round(share * 1000)
+            permutation = np.random.default_rng([seed, block]).permutation(1000)
+            source = in_turn[permutation[place]]
+            epoch, i = divmod(read[source], sizes[source])
+            read[source] += 1
+            permutation = np.random.default_rng([seed, epoch]).permutation(sizes[source])
+            order.append((source, int(permutation[i])))
+    return order
+
+
+@pytest.mark.parametrize("stages", [
+    [(0, (1.0,))],
+    [(0, (0.8, 0.2))],
+    [(0, (0.333, 0.334, 0.333))],
+    [(0, (0.5, 0.5, 0.0)), (1234, (0.25, 0.0, 0.75))],
+    [(0, (1.0, 0.0)), (7, (0.0, 1.0)), (2001, (0.999, 0.001))],
+])  # fmt: skip
+def test_the_order_is_that_of_a_loop(stages):
+    """And does not depend on which sequences we draw together, or when."""
+    sizes = [300, 41, 7][: len(stages[0][1])]
+    expected = plain_order(sizes, stages, 2600, seed=3)
+    mixture = mixture_of(sizes, *stages)
+    assert drawn(mixture, range(2600), seed=3) == expected
+    some = [2599, 0, 1234, 7, 6, 1000, 999]
+    assert drawn(mixture, some, seed=3) == [expected[g] for g in some]
+
+
+def test_the_shares_are_exact_in_every_block():
+    mixture = mixture_of([50, 50, 50], (0, (0.7, 0.297, 0.003)), (3000, (0.1, 0.2, 0.7)))
+    sources = np.array([source for source, _ in drawn(mixture, range(5000), seed=0)])
+    counts = [np.bincount(block).tolist() for block in sources.reshape(5, 1000)]
+    assert counts == [[700, 297, 3]] * 3 + [[100, 200, 700]] * 2
+
+
+def test_mixtures_are_written_as_folders_and_shares():
+    assert data.parse_mixture("--data", "web") == {"web": 1}
+    shares = {"a/web": 0.8, "code": 0.15, "math": 0.05}
+    assert data.parse_mixture("--data", "a/web:0.8,code:0.15,math:0.05") == shares
+
+
+@pytest.mark.parametrize(
+    "text", ["a:0.5", "a:0.6,b:0.6", "a,b", "a:1.5,b:-0.5", "a:0.5,a:0.5", "a:x,b:0.5",
+             "a:nan,b:0.5", "a:0.9999,b:0.0001", "a:1,b:0"]
+)  # fmt: skip
+def test_mixtures_that_do_not_add_up_are_refused(text):
+    with pytest.raises(UserError, match="--decay_data"):
+        data.parse_mixture("--decay_data", text)
+
+
+# -- Opening -----------------------------------------------------------------------------
+
+
+def settings(**typed) -> config.TrainConfig:
+    return config.make_config(**typed, seq_len=32, decay_tokens=1_000_001)
+
+
+def test_decay_data_take_over_where_the_decay_begins(documents):
+    for name, part in (("web", slice(100)), ("code", slice(100, 200))):
+        data.prepare(documents[part], "bytes", Path(name))
+    whole = data.load_corpus(settings(data="web", decay_data="web:0.5,code:0.5"))
+    begin = math.ceil((3_200_000 - 1_000_001) / 32)
+    assert whole.stages == [(0, (1.0, 0.0)), (begin, (0.5, 0.5))]
+    assert list(whole.sources) == ["web", "code"]
+    web = data.load_corpus(settings(data="web"))
+    assert web.meta == data.open_corpus("web").meta
+    fingerprints = {whole.meta["fingerprint"], web.meta["fingerprint"]}
+    for text in ("web:0.5,code:0.5", "web:0.6,code:0.4", "code"):
+        fingerprints.add(data.load_corpus(settings(data=text)).meta["fingerprint"])
+    assert len(fingerprints) == 5
+
+
+def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
+    data.prepare(documents, tokenizer_path, Path("words"))
+    with pytest.raises(UserError, match="words"):
+        data.load_corpus(settings(data=f"{corpus_path}:0.5,words:0.5"))
+
+
+def test_a_model_must_be_able_to_read_its_corpus(corpus):
+    data.check_corpus(settings(), corpus)
+    with pytest.raises(UserError, match="--vocab_size"):
+        data.check_corpus(settings(vocab_size=255), corpus)
+    longer = config.make_config(seq_len=len(corpus.val))
+    with pytest.raises(UserError, match="--seq_len"):
+        data.check_corpus(longer, corpus)
+
+
+@pytest.mark.parametrize("content", [None, b'{"no": '])
+@pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
+def test_damaged_corpora_are_refused(file, content, documents, tokenizer_path):
+    data.prepare(documents[:30], tokenizer_path, Path("c"))
+    Path("c", file).unlink()
+    if content is not None:
+        Path("c", file).write_bytes(content)
+    with pytest.raises(UserError):
+        data.open_corpus("c")
+
+
+def test_the_embedded_text_does_not_depend_on_the_build(tmp_path):
+    """Nor on the order in which a disk lists files, or on line ends."""
     names = ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
-    assert list(data.embedded_texts(tmp_path)) == [f"# {n}\nx = 'é'\n" * 9 for n in names]
+    for name in [*reversed(names), "version.py", "x.pyi"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(f"# {name}\r\nx = 'é'\n".encode())
+    texts = list(data.embedded_texts(tmp_path))
+    assert texts == [f"# {name}\nx = 'é'\n" for name in names]
+
+
+def test_the_embedded_corpus_is_prepared_once(documents, tokenizer_path, monkeypatch):
+    monkeypatch.setattr(data, "__file__", str(Path("data.py").absolute()))
+    monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
+    corpus = data.open_corpus("embedded")
+    words = data.open_corpus("embedded", tokenizer_path)
+    assert corpus.path != words.path
+    assert words.meta["tokenizer"] == tokenizer_path
+    monkeypatch.setattr(data, "embedded_texts", None)
+    assert data.load_corpus(settings()).meta == corpus.meta
 
 
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
-def test_the_fingerprint_of_the_embedded_corpus(tmp_path):
-    """Prepared from this torch, with nothing in a folder of its own: docs/train.md has it too."""
-    meta = data.prepare(
-        data.embedded_texts(Path(torch.__file__).parent), "bytes", tmp_path / "c"
-    )
-    assert meta["fingerprint"] == "b02b98e2d54fc83c"
-    assert meta["fingerprint"] in (ROOT / "docs" / "train.md").read_text()
+def test_the_embedded_corpus_is_that_of_the_committed_runs():
+    data.prepare(data.embedded_texts(Path(torch.__file__).parent), "bytes", Path("c"))
+    assert data.open_corpus("c").meta["fingerprint"] == "b02b98e2d54fc83c"
 
 
-def test_the_embedded_corpus_is_prepared_once(
-    documents, word_tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(data, "__file__", str(tmp_path / "data.py"))
-    monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
-    name = f"torch{version('torch').split('+')[0]}"
-    assert data.open_corpus("embedded").path == tmp_path / "data" / f"{name}-bytes"
-    monkeypatch.setattr(data, "embedded_texts", None)
-    assert data.load_corpus(None).meta == data.load_corpus("embedded").meta
-    monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
-    first = data.embedded_corpus(
-        word_tokenizer
-    )  # two files of one name are two tokenizers
-    lines = Path(word_tokenizer).read_bytes().splitlines(keepends=True)
-    Path(word_tokenizer).write_bytes(b"".join(lines[:-1]))
-    assert data.embedded_corpus(word_tokenizer) != first
+# -- Preparing ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def word_tokenizer(tmp_path, monkeypatch) -> str:
-    """A .tiktoken file: all bytes, and a few longer tokens. Every core has work."""
-    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory) -> str:
+    """A .tiktoken file: all bytes, and a few longer tokens."""
     ranks = [bytes([i]) for i in range(256)] + [b"de", b"def", b"re", b" a", b"\xce\xb6"]
     lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)]
-    (tmp_path / "words.tiktoken").write_bytes(b"".join(lines))
-    return str(tmp_path / "words.tiktoken")
+    path = tmp_path_factory.mktemp("tokenizer") / "words.tiktoken"
+    path.write_bytes(b"".join(lines))
+    return str(path)
 
 
-def test_every_document_is_there_once(documents, word_tokenizer, tmp_path):
-    # 32 KB end within a character
-    long = [letter + "é" * 20_000 for letter in "abcdefgh"]
-    texts = sorted(
-        documents + long, key=lambda text: hashlib.sha256(text.encode()).digest()
-    )
-    # the first one is for training against its hash
-    for tokenizer in (
-        "bytes",
-        word_tokenizer,
-    ):
-        folder = tmp_path / Path(tokenizer).stem
-        data.prepare(["", *texts], tokenizer, folder, val_fraction=0.3)
-        check(folder, plainly(texts, tokenizer, 0.3))
+def is_held_out(text: str, val_fraction: float) -> bool:
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
 
 
-def test_the_end_of_a_single_text_is_held_out(tmp_path):
-    text = "All work and no play makes a dull boy. " * 5000
-    meta = data.prepare([text], "bytes", tmp_path / "c", val_fraction=0.1)
-    corpus = data.open_corpus(tmp_path / "c")
-    assert meta["val_tokens"] == pytest.approx(0.1 * (len(text) + 1), abs=1)
-    whole = np.concatenate([corpus.train, corpus.val])
-    assert bytes(whole.astype(np.uint8)) == text.encode() + b"\xff"
-    assert meta["train_documents"] == meta["val_documents"] == 1
-    assert meta["train_bytes"] + meta["val_bytes"] == len(text)
+def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.02):
+    """A corpus has every text once, encoded in one go, and says how many there are."""
+    tokenizer = load_tokenizer(tokenizer_name)
+    expected = {"train": [], "val": []}  # texts
+    for text in texts:
+        if expected["train"] and is_held_out(text, val_fraction):
+            text = text.encode()[: 32 * 1024].decode(errors="ignore")
+            expected["val"].append(text)
+        else:
+            expected["train"].append(text)
+    corpus = data.open_corpus(folder)
+    for split, tokens in (("train", corpus.train), ("val", corpus.val)):
+        ids = []
+        for text in expected[split]:
+            ids += [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
+        assert tokens.tolist() == ids
+        assert corpus.meta[f"{split}_documents"] == len(expected[split])
+    size = len("".join(expected["val"]).encode())
+    assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
 
 
-def test_validation_loss_counts_every_target_and_every_byte(
-    documents, word_tokenizer, tmp_path
-):
-    data.prepare(documents, word_tokenizer, tmp_path / "c")
-    Path(word_tokenizer).write_bytes(b"")  # the corpus has a copy
-    corpus = data.open_corpus(tmp_path / "c")
-    shape = dict(
-        n_layer=1, n_embd=16, n_head=1, seq_len=32, init_std=0.5, warmup_tokens=0
-    )
-    model = train.GPT(train.make_config(**shape, vocab_size=corpus.meta["vocab_size"]))
-    n = (len(corpus.val) - 1) // 32 * 32
-    tokens = torch.from_numpy(corpus.val[: n + 1].astype(np.int64))
-    targets = tokens[1:].view(-1, 32, 1)
-    with torch.no_grad():
-        loss = (
-            -model(tokens[:-1].view(-1, 32))
-            .log_softmax(-1)
-            .gather(-1, targets)
-            .double()
-            .sum()
-        )
-    texts = [t for t in tokens[1:].tolist() if t != corpus.tokenizer.eot_token]
-    n_bytes = len(corpus.tokenizer.decode_bytes(texts))
-    result = evaluation.validation_loss(model, corpus)
-    assert result["val_loss"] == pytest.approx(loss.item() / n, rel=1e-6)
-    assert result["val_bpb"] == pytest.approx(loss.item() / np.log(2) / n_bytes, rel=1e-6)
+def texts_of(folder: str) -> list[str]:
+    """The texts of a corpus of bytes, sorted."""
+    corpus = data.open_corpus(folder)
+    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
+    return sorted(text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff"))
 
 
-def write_in(layout: str, texts: list[str], folder: Path) -> None:
-    """Put texts into a folder in this layout, some of them to a file."""
-    folder.mkdir()
-    kind, _, packed = layout.partition(".")
-    pack = gzip.compress if packed else bytes
-    for i, text in enumerate(texts if kind == "txt" else ()):
-        (folder / f"{i:05}.{layout}").write_bytes(pack(text.encode()))
-    for i, part in enumerate((texts[:111], texts[111:])):
-        lines = [
-            json.dumps({"id": 1, "text": text}, ensure_ascii=i == 0) for text in part
-        ]
-        if "json" in kind:
-            (folder / f"{i}.{layout}").write_bytes(pack("\n".join(lines).encode()))
+@pytest.mark.parametrize("batch_size", [1, 2**20])
+def test_every_text_is_there_once(batch_size, documents, tokenizer_path, monkeypatch):
+    monkeypatch.setattr(data, "BATCH_SIZE", batch_size)  # 1: work for many cores
+    long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a letter
+    texts = sorted([*documents, *long], key=lambda text: is_held_out(text, 0.3))
+    texts.reverse()
+    assert is_held_out(texts[0], 0.3)  # but the first one trains
+    for tokenizer in ("bytes", tokenizer_path):
+        folder = Path(tokenizer).stem
+        data.prepare(["", *texts], tokenizer, Path(folder), val_fraction=0.3)
+        check(folder, texts, tokenizer, 0.3)
 
 
-LAYOUTS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "json.gz", "ndjson"]
+def test_one_book_trains_but_for_its_end(capsys):
+    book = "All work and no play makes a dull boy. " * 3000
+    while not is_held_out(book, 0.1):
+        book += "."
+    Path("book.txt").write_text(book)
+    assert data.main(["--source=book.txt", "--out=c", "--val_fraction=0.1"]) == 0
+    assert "warning" in capsys.readouterr().out
+    corpus = data.open_corpus("c")
+    whole = np.concatenate([corpus.train, corpus.val]).astype(np.uint8)
+    assert bytes(whole) == book.encode() + b"\xff"
+    assert len(corpus.val) == pytest.approx(0.1 * len(book), abs=1)
+    bytes_per_token = len(book) / (len(book) + 1)
+    assert corpus.meta["bytes_per_token"] == pytest.approx(bytes_per_token)
+
+
+def test_few_held_out_texts_are_not_passed_over(capsys):
+    Path("books").mkdir()
+    for i in range(40):
+        Path("books", str(i)).write_text(f"{i} " * 20_000)
+    assert data.main(["--source=books", "--out=few", "--val_fraction=0.2"]) == 0
+    assert "warning" in capsys.readouterr().out
+    meta = data.open_corpus("few").meta
+    assert meta["val_tokens"] > 50_000 and meta["val_documents"] < 20
+    assert data.main(["--source=books", "--out=more", "--val_fraction=0.9"]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def write_as(layout: str, texts: list[str]) -> None:
+    """Put texts into the folder `source`, in files of this kind."""
+    Path("source").mkdir()
+    pack = gzip.compress if layout.endswith(".gz") else bytes
+    files = texts
+    if "json" in layout:
+        files = []
+        for part in (texts[:111], texts[111:]):
+            files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
+    for i, content in enumerate(files):
+        Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
+
+
+LAYOUTS = ["txt", "py.gz", "jsonl", "jsonl.gz", "json", "json.gz", "ndjson"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_source_gives_the_same_tokens(layout, documents, word_tokenizer, tmp_path):
-    texts = [text + "\r\n<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)]
-    write_in(layout, texts, tmp_path / "source")
-    argv = ["--source", "source", "--out", "c", "--tokenizer", word_tokenizer]
-    assert data.main(argv) == 0
-    check(tmp_path / "c", plainly(texts, word_tokenizer))
+def test_every_kind_of_file_gives_the_same_tokens(layout, documents, capsys):
+    texts = [
+        text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
+    ]
+    write_as(layout, texts)
+    assert data.main(["--source=source", "--out=c"]) == 0
+    check("c", texts)
+    assert "skipped" not in capsys.readouterr().out
 
 
-def texts_in(corpus: data.Corpus) -> list[str]:
-    """The texts of a corpus of bytes."""
-    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
-    return [text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff")]
+def test_a_dataset_gives_the_same_tokens(documents, capsys):
+    pytest.importorskip("datasets")
+    write_as("jsonl", documents)
+    assert data.main(["--dataset=source", "--out=c"]) == 0
+    check("c", documents)
+    write = ["--out=d", "--text_field=body"]
+    assert one_line(["--dataset=source", *write], capsys).count("id, text")
+    assert "nope" in one_line(["--dataset=source:nope", "--out=d"], capsys)
 
 
-def test_files_come_in_the_order_of_their_names(tmp_path):
-    """As they always did, since the fingerprints depend on it."""
-    names = "b/c/x.txt b/x.txt b.txt b-c/x.txt b/.hidden/x.txt .x.txt a/d/e/d/x.txt a/[d]/x.md [x"
-    for name in names.split():
-        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "top" / name).write_text(name)
-    paths = sorted(Path("top").rglob("*"))
-    visible = [path for path in paths if path.is_file() and "/." not in str(path)]
-    expected = [path.relative_to("top").as_posix() for path in visible]
-    assert len(expected) == 7
-    for source in ("top", "top/", str(tmp_path / "top")):
-        assert list(read_files([source], "text", data.Counter())) == expected
-
-
-def test_links_are_skipped_and_counted(tmp_path, capsys):
-    """They would bring a text in twice, or lead round in a loop."""
-    (tmp_path / "top" / "in").mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    for name in ("top/a.txt", "top/in/b.txt", "outside/c.txt"):
-        (tmp_path / name).write_text(f"text {name}")
-    (tmp_path / "top" / "in" / "loop").symlink_to("..")
-    (tmp_path / "top" / "to-a.txt").symlink_to("a.txt")
-    (tmp_path / "top" / "out").symlink_to("../outside")
-    (tmp_path / "link").symlink_to("top")  # named in --source, it is followed
-    for source in ("top", "link"):
-        argv = ["--source", source, "--out", f"c-{source}", "--val_fraction", "0.5"]
-        assert data.main(argv) == 0
-        corpus = data.open_corpus(tmp_path / f"c-{source}")
-        assert sorted(texts_in(corpus)) == ["text top/a.txt", "text top/in/b.txt"]
-        assert corpus.meta["links skipped"] == 3
-        assert "links skipped 3" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("closed", ["notes/private", "notes/private/a.txt"])
-def test_what_may_not_be_read_is_an_error(closed, capsys, monkeypatch):
-    """A corpus without it would be another one, without a word."""
-    folder = Path(tempfile.mkdtemp())  # one in which every user may write
-    folder.chmod(0o777)
-    monkeypatch.chdir(folder)
-    Path("notes/private").mkdir(parents=True)
-    for name in ("notes/a.txt", "notes/private/a.txt"):
-        Path(name).write_text("All work and no play. " * 99)
-    Path(closed).chmod(0)
-    if os.geteuid() == 0:  # root may read everything
-        os.seteuid(65534)
-    try:
-        error = one_line(data.main, ["--source", "notes", "--out", "c"], capsys)
-    finally:
-        os.seteuid(os.getuid())
-        Path(closed).chmod(0o755)
-        shutil.rmtree(folder)
-    assert f"{closed}" in error and "Permission denied" in error
+def test_files_come_in_the_order_of_their_names():
+    names = ["a/[d]/x.md", "a/d/e/x", "b/c.txt", "b/x.txt", "b-c/x", "b.txt", "x"]
+    for name in [*reversed(names), ".git/x", "a/.x", "b/.c/d/x"]:
+        Path("top", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("top", name).write_text(name)
+    assert list(data.read_files(["top"], "text")) == names
+    assert list(data.read_files(["top/x", "top/b"], "text")) == [
+        "x",
+        "b/c.txt",
+        "b/x.txt",
+    ]
 
 
 MESS = [
     b'\xef\xbb\xbf{"text": "byte order mark"}', b'{"text": "windows"}\r', b'{"text": ""}',
     b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]", b'{"text": 5}',
-    b"[" * 10**5, b'{"text": "deep", "more": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
     b'{"text": "bad \xff byte"}', rb'{"text": "half \ud83d pair"}',
-    rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "<|endoftext|>"}',
-    b'{"text": "nul \\u0000"}', b'{"text": "last"}',
+    rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "last"}',
 ]  # fmt: skip
 
 
-def test_everything_skipped_or_changed_is_reported(tmp_path, capsys):
-    (tmp_path / "mess.jsonl").write_bytes(b"\n".join(MESS))
-    (tmp_path / "more" / ".git").mkdir(parents=True)
-    (tmp_path / "more" / ".git" / "hidden").write_text("never")
-    (tmp_path / "more" / "picture").write_bytes(b"\x89PNG\0\0")
-    (tmp_path / "more" / "text").write_bytes(b"bad \xff text")
-    (tmp_path / "more" / "z.jsonl").write_text('{"text": "more"}\n' * 99)
-    assert data.main(["--source", "mess.jsonl", "more", "--out", "c"]) == 0
-    notes = {
-        "lines that are no JSON object skipped": 5,
-        "lines without a text 'text' skipped": 3,
-        "empty texts skipped": 1,
-        "binary files skipped": 1,
-        "invalid characters replaced": 2,
+def test_what_cannot_be_read_is_skipped_and_named(capsys):
+    """And nothing else, so that one bad file does not end the work of hours."""
+    packed = gzip.compress(b'{"text": "packed"}\n' * 10_000, compresslevel=0)
+    files = {
+        "mess.jsonl": b"\n".join(MESS),
+        "config.json": b'{\n  "text": 1\n}\n',
+        "half.jsonl.gz": packed[:100_000],
+        "not-packed.gz": b"text",
+        "picture": b"\x89PNG\0\0",
+        "latin": b"na\xefve text",
     }
-    corpus = data.open_corpus(tmp_path / "c")
-    assert notes.items() <= corpus.meta.items()
-    out = capsys.readouterr().out
-    assert all(f"{name} {n}" in out for name, n in notes.items())
-    assert set(texts_in(corpus)) == {
-        "byte order mark", "windows", "bad \ufffd text", "half \ufffd pair",
-        "whole \U0001f600 pair", "<|endoftext|>", "nul \0", "last", "more",
+    Path("top").mkdir()
+    for name, content in files.items():
+        Path("top", name).write_bytes(content)
+    assert data.main(["--source=top", "--out=c"]) == 0
+    texts = texts_of("c")
+    assert texts.count("packed") > 3000
+    assert set(texts) - {"packed"} == {
+        "byte order mark", "windows", "bad \ufffd byte", "half ? pair",
+        "whole \U0001f600 pair", "last", "na\ufffdve text",
     }  # fmt: skip
-
-
-def test_a_run_takes_the_vocabulary_of_its_corpus(documents, word_tokenizer, tmp_path):
-    """Also of a mixture, a sweep and a resumed run; a larger one may be typed."""
-    for name in ("a", "b"):
-        data.prepare(documents, word_tokenizer, tmp_path / name)
-    size = 256 + 5 + 1  # bytes, words and end-of-text
-    quick = dict(total_tokens=512, warmup_tokens=0)
-    for i, (text, typed) in enumerate(
-        [("a", {}), ("a:0.5,b:0.5", {}), ("a", {"vocab_size": 300})]
+    lines = capsys.readouterr().out.splitlines()
+    skipped = [line for line in lines if line.startswith("skipped")]
+    for name in (
+        "config.json",
+        "half.jsonl.gz",
+        "mess.jsonl",
+        "not-packed.gz",
+        "picture",
     ):
-        argv = flags(text, **quick, **typed, out=f"run{i}")
-        assert train.main(argv) == 0
-        config = json.loads(Path(f"run{i}/record.json").read_text())["config"]
-        assert config["vocab_size"] == typed.get("vocab_size", size)
-    # a run that was killed before its first checkpoint keeps its vocabulary
-    shutil.rmtree("run2/ckpt")
-    Path("run2/record.json").unlink()
-    assert train.main(["--resume", "--out=run2"]) == 0
-    assert json.loads(Path("run2/record.json").read_text())["config"]["vocab_size"] == 300
-    argv = ["--n_layer=1", "--data=a", "--budgets=1024,2048", "--warmup_tokens=0"]
-    args, typed = sweep.parse(["wsd", *argv])
-    _, configs, _ = sweep.check(args, typed)
-    assert {cfg.vocab_size for cfg in configs} == {size}
+        (line,) = [line for line in skipped if f"top/{name}" in line]
+        skipped.remove(line)
+        if name == "mess.jsonl":
+            assert "5 of 12" in line
+    assert skipped == []
 
 
-def test_the_embedded_vocabulary_is_that_of_its_tokenizer(word_tokenizer):
-    assert runs.with_vocabulary({}) == {"vocab_size": 256}
-    typed = {"data": "embedded", "tokenizer": word_tokenizer}
-    assert runs.with_vocabulary(typed) == typed | {"vocab_size": 262}
+def one_line(argv: list[str], capsys) -> str:
+    """What data.py says on an error of the user, which it ends with status 2."""
+    capsys.readouterr()
+    try:
+        status = data.main(argv)
+    except SystemExit as error:  # of argparse
+        status = error.code
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.count("\n") == 1
+    return error
 
 
-@pytest.mark.parametrize("name", ["words", "bytes"])
-def test_only_the_bytes_tokenizer_is_raw_bytes(name, documents, tmp_path, monkeypatch):
-    """A different tokenizer with 256 ids is not, whatever the name of its file."""
-    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 1)
-    lines = [
-        base64.b64encode(bytes([i])) + b" %d\n" % (254 - i) for i in range(254, -1, -1)
-    ]
-    file = tmp_path / f"{name}.tiktoken"
-    file.write_bytes(b"".join(lines))
-    data.prepare(documents, str(file), tmp_path / "c")
-    check(tmp_path / "c", plainly(documents, str(file)))
-
-
-@pytest.mark.parametrize("content", [None, b"[]"])
-@pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
-def test_damaged_corpora_are_refused(file, content, documents, word_tokenizer, tmp_path):
-    data.prepare(documents, word_tokenizer, tmp_path / "c")
-    (tmp_path / "c" / file).unlink()
-    if content is not None:
-        (tmp_path / "c" / file).write_bytes(content)
-    with pytest.raises(
-        ValueError, match="--tokenizer .*tiktoken" if "words" in file else "--data"
-    ):
-        data.open_corpus(tmp_path / "c")
-
-
-LINES = [
-    b'{"text": "%d"}\n' % i for i in np.random.default_rng(0).integers(0, 10**15, 100)
-]
-PACKED = gzip.compress(b"".join(LINES))
-FILES = {
-    "f": b"text", "blank": b"", "x.jsonl": b"plain text\n" * 9, "a.jsonl": b'{"body": "x"}\n' * 9,
-    "bad.tiktoken": base64.b64encode(b"a") + b" 1\n", "a.parquet": b"PAR1 and then nothing",
-    "few.tiktoken": base64.b64encode(b"\0") + b" 0\n", "null.json": b"null",
-    "a.jsonl.gz": b"not compressed", "a.jsonl.zst": b"not supported",
-    "half.gz": PACKED[:300], "flipped.jsonl.gz": PACKED[:300] + b"flipped" + PACKED[307:],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("argv, says", [
-    ("--source nowhere --out c", "--source nowhere: no such file"),
-    ("--source= --out c", "--source : no such file"),
-    ("--source f --out c --val_fraction 2", "--val_fraction 2.0: must be"),
-    ("--source f", "give both"), ("--source f --out f", "--out f: already exists"),
-    ("--source blank --out c", "too little text to divide; 1 empty texts skipped"),
-    ("--source f --out f/c", "data.py: f: "),
-    ("--source f --out c --tokenizer gpt9", "--tokenizer gpt9: unknown"),
-    ("--source f --out c --tokenizer no.tiktoken", "--tokenizer no.tiktoken"),
-    ("--source f --out c --tokenizer bad.tiktoken", "ranks"),
-    ("--source f --out c --tokenizer few.tiktoken", "no token for the byte 1"),
-    ("--source f --out c --tokenizer null.json", "null.json: cannot be loaded"),
-    ("--source x.jsonl --out c", "x.jsonl: line 1 is no JSON object"),
-    ("--source a.jsonl --out c", "'text', but body; choose --text_field"),
-    ("--source a.jsonl.gz --out c", "a.jsonl.gz: Not a gzipped file"),
-    ("--source half.gz --out c", "half.gz: Compressed file ended"),
-    ("--source flipped.jsonl.gz --out c", "--source flipped.jsonl.gz: "),
-    ("--source a.jsonl.zst --out c", "a.jsonl.zst: we read text, JSON lines and .gz"),
-    ("--source a.parquet --out c", "convert it first"),
+@pytest.mark.parametrize("argv, word", [
+    ("--source nowhere --out c", "nowhere"),
+    ("--source f nowhere --out c", "nowhere"),
+    ("--source f --out c --val_fraction 2", "--val_fraction"),
+    ("--source f", "--out"),
+    ("--out c", "--source"),
+    ("--source f --dataset g --out c", "--dataset"),
+    ("--source f --out f", "--out f"),
+    ("--source f --out f/c", "f"),
+    ("--source blank --out c", "text"),
+    ("--source a.jsonl --out c", "text"),
+    ("--source f --out c --tokenizer gpt9", "gpt9"),
 ])  # fmt: skip
-def test_errors_are_one_line(argv, says, tmp_path, capfd):
-    for name, content in FILES.items():
-        (tmp_path / name).write_bytes(content)
-    assert says in one_line(data.main, argv.split(), capfd)
-    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+def test_errors_are_one_line_and_leave_nothing(argv, word, capsys):
+    files = {"f": "text", "blank": "", "a.jsonl": '{"body": "x"}\n' * 9}
+    for name, content in files.items():
+        Path(name).write_text(content)
+    assert word in one_line(argv.split(), capsys)
+    assert {path.name for path in Path().iterdir()} == set(files)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_behind(number, word_tokenizer, tmp_path):
+def test_without_datasets_one_line_names_the_package(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    assert "pip install datasets" in one_line(["--dataset=x", "--out=c"], capsys)
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
     os.mkfifo("pipe.jsonl")
-    argv = "--source pipe.jsonl --out c --tokenizer".split() + [word_tokenizer]
-    command = [sys.executable, str(ROOT / "data.py"), *argv]
+    argv = ["--source", "pipe.jsonl", "--out", "c"]
+    command = [sys.executable, str(Path(data.__file__)), *argv]
     process = subprocess.Popen(command, text=True, stderr=subprocess.PIPE)
     with open("pipe.jsonl", "wb", buffering=0) as pipe:
-        # more than fits into a pipe, so this waits until data.py encodes
+        # more than fits into a pipe, so this waits until data.py reads
         pipe.write(b'{"text": "%s"}\n' % (b"word " * 200) * 9000)
         assert list(tmp_path.glob(".c.*/c/train.bin"))
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert error == "data.py: interrupted; run the same command again\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"pipe.jsonl", "words.tiktoken"}
-
-
-def test_a_folder_without_a_corpus_says_what_it_lacks(tmp_path):
-    with pytest.raises(UserError, match="has no meta.json; prepare it with data.py"):
-        data.open_corpus(tmp_path)
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]
