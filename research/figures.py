@@ -2,9 +2,9 @@
 
     python research/figures.py --out assets
 
-They are curves.png, decay.png, valleys.png, longer.png and transfer.png. The programs
-schedules.py, power.py and fit.py draw the others. A schedule has the same color and line
-in all of them.
+They are curves.png, decay.png, valleys.png, longer.png and transfer.png. regret.png is the
+worth.png of `python fit.py research/results/wsd-laptop`, and schedules.py and power.py draw
+the others. A schedule has the same color in all of them.
 """
 
 import math
