@@ -5,8 +5,8 @@
     python -m pytest        judges what you wrote, and stops at the first fault
     python draw.py steps    draws what you wrote, see draw.py
 
-We read the functions from power.py and mup.py, and keep their signatures and docstrings.
-docs/exercises.md has the steps and the answers.
+We read the functions from power.py, mup.py and docs/exercises/average.py, and keep their
+signatures and docstrings. docs/exercises.md has the steps and the answers.
 """
 
 import ast
@@ -35,7 +35,7 @@ HINTS = {  # function -> the number of its exercise, and a hint
     "rules": (
         3,
         "cfg has m_width and init_std. Return a dict with a Rule for each of five kinds of "
-        'parameter: "embedding", "hidden", "output" (the last matrix of attention or of '
+        'parameter: "embedding", "hidden", "branch_out" (the last matrix of attention or of '
         'the MLP), "router" (both treated as hidden) and "gain" (the scale of a norm). '
         "Only matrices have weight decay.",
     ),
@@ -52,6 +52,12 @@ HINTS = {  # function -> the number of its exercise, and a hint
         5,
         "A decay takes the last T // 10 tokens. Train every token of the trunk only once. "
         "End the curve of every branch with a look. With look_every, begin it with one, too.",
+    ),
+    "update_mean": (
+        6,
+        "mean and weights are tensors of the same shape. How far must the mean of "
+        "steps - 1 of them move towards one more? A Parameter in `average` is changed in "
+        "place with +=.",
     ),
 }
 
@@ -81,16 +87,24 @@ def blank(source: str, name: str) -> str:
     return source.replace("\n".join(lines), "\n".join([*kept, hint, error]))
 
 
+def source(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
 def exercise_files() -> dict[str, str]:
-    """power.py and, of mup.py, only the table, with the functions blanked out."""
-    power = (ROOT / "power.py").read_text(encoding="utf-8")
-    mup = blank((ROOT / "mup.py").read_text(encoding="utf-8"), "rules")
-    for name in HINTS:
-        if name != "rules":
-            power = blank(power, name)
+    """power.py, average.py and, of mup.py, only the table, all with blanks."""
+    mup = blank(source("mup.py"), "rules")
     head = '"""The table of muP, from mup.py."""\n\nimport math\nfrom typing import NamedTuple'
-    pieces = [head, *("\n".join(lines_of(mup, name)[1]) for name in ("Rule", "rules"))]
-    return {"power.py": power, "mup.py": "\n\n\n".join(pieces) + "\n"}
+    pieces = [head]
+    for name in ("Rule", "rules"):
+        _, lines = lines_of(mup, name)
+        pieces.append("\n".join(lines))
+    power = source("power.py")
+    for name in ("decay", "power_law", "vertex", "branch", "trunk_and_branches"):
+        power = blank(power, name)
+    average = blank(source("docs/exercises/average.py"), "update_mean")
+    mup = "\n\n\n".join(pieces) + "\n"
+    return {"power.py": power, "mup.py": mup, "average.py": average}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -213,12 +213,7 @@ def policy(weight_decay: float) -> dict:
     runs = fit.runs_of(fit.read_sweep(folder))
     best = fit.minima(runs)
     runs = [run for run in runs if run.cell in best]
-    shapes = [runs[0].cell.shape]  # only one
-
-    def b_of(some: list) -> np.ndarray:
-        return fit.law(some, shapes)[:1]
-
-    b, q, log2_a = fit.law(runs, shapes)
+    law = fit.law(runs)
     seeds = sorted({run.seed for run in runs})
     of_seed = [fit.minima([run for run in runs if run.seed == seed]) for seed in seeds]
     curves = curves_of(folder)
@@ -232,8 +227,7 @@ def policy(weight_decay: float) -> dict:
             several = [some[cell] for some in of_seed if cell in some]
             x = round(best[cell], 3)
             minima.append({"T": cell.T, "x": x, "seeds": rounded(several, 3)})
-        height = log2_a + q * math.log2(cells[0].beta)
-        line = [height + b * math.log2(T) for T in (LENGTHS[0], LENGTHS[-1])]
+        line = [law.log2_lr(cell) for cell in (cells[0], cells[-1])]
         batches.append(
             {
                 "batch": batch_size,
@@ -243,7 +237,7 @@ def policy(weight_decay: float) -> dict:
             }
             | curves_and_ends(curves, valleys, batch_size)
         )
-    (interval,) = fit.jackknife(runs, b_of)
+    (interval,) = fit.jackknife(runs, lambda some: np.array([fit.law(some).b]))
     name = f"weight decay {weight_decay}"
     return {"name": name, "b": rounded(interval, 2), "batches": batches}
 

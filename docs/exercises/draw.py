@@ -5,6 +5,7 @@ python draw.py loss      the same, and the losses of four short runs
 python draw.py rules     exercise 3: a hidden matrix at five widths
 python draw.py vertex    exercise 4: a valley and its bottom
 python draw.py branch    exercise 5: the losses of a trunk and its branches
+python draw.py average   exercise 6: a mean of the weights beside a decay
 """
 
 import os
@@ -14,6 +15,7 @@ os.environ["MPLBACKEND"] = "Agg"  # we draw into files, also from a notebook's !
 
 import matplotlib.pyplot as plt
 
+import average
 import judge
 import power
 
@@ -112,12 +114,37 @@ def draw_branch() -> None:
     ax.legend()
 
 
+def draw_average() -> None:
+    """The loss of a run that holds its learning rate, and of two ways to end it."""
+    _, ax = plt.subplots(figsize=(6, 4))
+    schedule = power.warmup(power.constant(LR), power.WARMUP)
+    run = power.Run(power.BATCH_SIZE)
+    for length in LENGTHS:
+        start = length - length // 10
+        run.train(schedule, start, look_every=16_000)
+        branch = run.branch()
+        branch.train(power.decay(schedule, length, length // 10), length)
+        mean = average.train_and_average(run, schedule, length)
+        run.look()
+        branch.look()
+        losses = {"held": run.loss, "decay": branch.loss}
+        losses["mean"] = power.held_out_loss(mean)
+        shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+        print(f"T = {length:7,}: {shown}", flush=True)
+        ax.plot(length, losses["decay"], "v", color="tab:blue")
+        ax.plot(length, losses["mean"], "o", color="tab:green")
+    ax.plot(*zip(*run.curve), color="black")
+    ax.set(xlabel="tokens", ylabel="loss (nats per token)")
+    ax.set_title("held (line), decay (triangle), mean (dot)", loc="left")
+
+
 PICTURES = {
     "steps": draw_steps,
     "loss": draw_loss,
     "rules": draw_rules,
     "vertex": draw_vertex,
     "branch": draw_branch,
+    "average": draw_average,
 }
 
 

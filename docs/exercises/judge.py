@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import average
 import mup
 import power
 
@@ -46,22 +47,10 @@ def test_decay_follows_the_schedule_until_it_starts():
 
 
 def test_decay_falls_as_in_the_code_of_ibm():
-    """The remaining share of the learning rate after 0, 1, ... 10 tenths of the decay."""
-    shares = [
-        1,
-        0.8495,
-        0.7132,
-        0.5900,
-        0.4785,
-        0.3775,
-        0.2862,
-        0.2036,
-        0.1289,
-        0.0612,
-        0,
-    ]
+    """The remaining share of the learning rate after 0, 2, ... 10 tenths of the decay."""
+    shares = {0: 1, 2: 0.7132, 4: 0.4785, 6: 0.2862, 8: 0.1289, 10: 0}
     schedule = power.decay(power.constant(1.0), T=1000, decay_tokens=200)
-    for tenths, share in enumerate(shares):
+    for tenths, share in shares.items():
         found = schedule(800 + 20 * tenths)
         what = f"after {tenths} tenths of the decay, a learning rate of 1 is now {found}"
         check(abs(found - share) < 1e-4, f"{what}, and should be {share}")
@@ -280,3 +269,19 @@ def test_trunk_and_branches_train_the_trunk_once(monkeypatch):
         expected += branch.tokens - begins
     words = f"{sum(lengths):,} tokens were trained, and {expected:,} are enough"
     check(sum(lengths) == expected, f"train the trunk once: {words}")
+
+
+# -- 6 update_mean -----------------------------------------------------------------------
+
+
+def test_update_mean_is_the_mean_of_all_steps():
+    torch.manual_seed(0)
+    models = [power.MLP() for _ in range(3)]
+    mean = power.MLP()  # its first weights must not count
+    for steps, model in enumerate(models, start=1):
+        before = model.up.weight.clone()
+        average.update_mean(mean, model, steps)
+        check(torch.equal(model.up.weight, before), "the mean must not move the weights")
+        expected = sum(one.up.weight for one in models[:steps]) / steps
+        words = f"after {steps} steps, the mean should be that of all of them"
+        check(torch.allclose(mean.up.weight, expected, atol=1e-6), words)
