@@ -1,685 +1,579 @@
-"""Sweeps: a branch is the separate run, the rule finds the valley, nothing is done twice."""
+"""Sweeps: each run is train.py's, bit for bit, and every grid gives a made-up law back."""
 
 import contextlib
-import dataclasses
+import itertools
 import json
 import math
-import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+import traceback
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-import runs
+import data
+import fit
 import sweep
 import train
-from model import empty_model
-from records import identity, read_records
-from schedules import SCHEDULES, is_planned
-from test_mistakes import one_line
-from test_resume import TIMELESS
-from test_train import SMALL, flat, metrics, read
-from tools import devices, engines
-from tools.files import lock
-from tools.flags import UserError
-from tools.signals import never, stop_request
+from schedules import paper_batch_size
+from tools import figures, files
 
-AXES = ("n_embd", "n_head", "batch_size", "total_tokens", "lr", "device", "power_a")
-PLACES = TIMELESS | {"parent"}
-QUICK = dict(SMALL, dtype="float32", final_eval_tokens=512)
-COMMON = {k: v for k, v in QUICK.items() if k not in AXES}
-SHAPE, BUDGETS = dict(n_embd=32, n_head=2), [3000, 6000, 12000]  # not whole batches
-TINY = dict(common=COMMON, rows=[(SHAPE, [4, 8], 1)], budgets=[1280, 2560], guess=0.04)
+SMALL = dict(
+    n_layer=1, seq_len=16, base_width=16, init_std=0.05, m_emb=1.0, warmup_tokens=64,
+    dtype="float32", device="cpu", final_eval_tokens=512,
+)  # fmt: skip
+BUDGETS = [640, 1000, 2560]  # not all whole batches
+CELL = dict(n_embd=16, n_head=1, batch_size=2, seed=0)
+WSD = CELL | dict(schedule="wsd", lr=0.02)
 
 
-@pytest.fixture
-def tiny(monkeypatch, corpus_path):
-    """A scale for tests, and its command line."""
-    monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
-    data = f"--data={corpus_path}"
-    return ["wsd", "--scale=tiny", "--out=out", "--workers=1", data, "--device=cpu"]
+# -- A trunk -----------------------------------------------------------------------------
 
 
-def records(folder="out") -> dict:
-    """identity -> record without times and places; fails if a run is there twice."""
-    found = {}
-    for record in read_records(Path(folder)):
-        run = identity(record["config"])
-        assert run not in found
-        found[run] = {
-            part: {name: x for name, x in values.items() if name not in PLACES}
-            for part, values in record.items()
-        }
-    return found
+def runs_of(fields: dict, budgets=BUDGETS, **common) -> list[sweep.Run]:
+    grid = sweep.Grid(SMALL | common, 0, [16], [2], 1, budgets)
+    return [sweep.make_run(grid, fields, T) for T in budgets]
 
 
-def config(corpus_path, **changed) -> train.TrainConfig:
-    fields = (
-        COMMON | SHAPE | dict(batch_size=8, device="cpu", data=str(corpus_path)) | changed
-    )
-    return devices.resolve_device(train.make_config(**fields))
+def trained(runs: list[sweep.Run], file="trunk.jsonl") -> list[dict]:
+    sweep.train_trunk(runs, Path(file))
+    return fit.read_records(Path(file))
 
 
-@pytest.fixture
-def final_weights(monkeypatch) -> list[torch.Tensor]:
-    """The weights of every run at its end, in order."""
-    seen, real = [], train.evaluate
-
-    def evaluate(cfg, state, corpus):
-        seen.append(torch.cat([w.detach().flatten() for w in state.model.parameters()]))
-        return real(cfg, state, corpus)
-
-    monkeypatch.setattr(train, "evaluate", evaluate)
-    return seen
+def without(config: dict, *names: str) -> dict:
+    return {name: value for name, value in config.items() if name not in names}
 
 
-def train_runs(configs: list, out="sweep", must_stop=never, longest=10**9) -> list[dict]:
-    """Make these runs of a sweep. -> records of those that were not stopped"""
-    found = []
-    for cfg in configs:
-        folder = sweep.folder_of(cfg, Path(out))
-        if sweep.make_run(cfg, folder, "cpu", must_stop):
-            found.append(sweep.take_record(Path(out), folder, longest))
-    return found
+def assert_is_train_py(record: dict, fields: dict, out: str) -> None:
+    """Train the same run with train.py, and compare settings and results."""
+    words = [f"--{name}={value}" for name, value in fields.items()]
+    assert train.main([*words, f"--out={out}"]) == 0
+    alone = files.read_json(Path(out, "record.json"))
+    assert record["results"] == without(alone["results"], "seconds")
+    assert without(record["config"], "out") == without(alone["config"], "out")
 
 
-KINDS = {name: dict(schedule=name) for name in SCHEDULES}
-KINDS["average"] = dict(schedule="power", average=True, decay_tokens=300)
-KINDS["MoE"] = dict(schedule="wsd", n_expert=4, n_expert_active=2, micro_batch_size=4)
+KINDS = {
+    "wsd": WSD,
+    "power": CELL | dict(schedule="power", power_a=0.5),
+    "cosine": CELL | dict(schedule="cosine", lr=0.02),
+    "linear": WSD | dict(decay_shape="linear", decay_tokens=500),
+    "MoE": WSD | dict(n_expert=4, n_expert_active=2, micro_batch_size=1),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_branch_is_the_separate_run(kind, corpus_path, corpus, final_weights):
-    """Bit for bit, whatever the schedule; a planned one shares no trunk, a long decay is early."""
-    runs = [config(corpus_path, total_tokens=T, **KINDS[kind]) for T in BUDGETS]
-    if kind == "wsd":
-        runs[2] = config(
-            corpus_path, total_tokens=BUDGETS[2], schedule="wsd", decay_tokens=9500
-        )
-    trunks = sweep.by_trunk(runs).values()
-    n_parents = 0 if is_planned(runs[0].schedule) else 2
-    assert len(trunks) == 3 - n_parents
-    runs = sum(trunks, [])
-    for cfg, record in zip(runs, train_runs(runs)):
-        out = Path(str(cfg.total_tokens))
-        out.mkdir()
-        assert train.train_run(cfg, corpus, out)
-        ours, theirs = flat(record), read(out / "record.json")
-        assert set(ours) == set(theirs)
-        n_parents -= ours["parent"] is not None
-        for name in set(theirs) - PLACES:
-            assert ours[name] == theirs[name], name
-    assert n_parents == 0 and len(final_weights) == 6
-    assert all(map(torch.equal, final_weights[:3], final_weights[3:]))
+def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path):
+    data_flag = dict(data=str(corpus_path))
+    runs = runs_of(KINDS[kind], **data_flag)
+    assert len({run.trunk for run in runs}) == (3 if kind == "cosine" else 1)
+    records = []
+    for trunk, some in itertools.groupby(runs, lambda run: run.trunk):
+        records += trained(list(some), f"{trunk}.jsonl")
+    fields = SMALL | KINDS[kind] | data_flag | dict(total_tokens=BUDGETS[2])
+    assert_is_train_py(records[2], fields, "alone")
+    assert not list(Path().glob("*.pt"))
 
 
-def test_a_stopped_run_resumes(corpus_path, final_weights):
-    """At any step, in a decay or before a validation; and a trunk is made longer later."""
-    runs = [config(corpus_path, total_tokens=T, **KINDS["average"]) for T in BUDGETS]
-    whole = train_runs(runs, "a")
-    expected, final_weights[:] = final_weights[:], []
-    done = []
-    for patience in (11, 1, 7, 12, 30, 33, 2, 50, 10**9):
-        calls = iter(range(patience))
-        must_stop = lambda: next(calls, None) is None
-        limit = 2 if len(done) < 2 and patience < 40 else 3  # first the two shorter ones
-        done += train_runs(runs[len(done) : limit], "b", must_stop)
-    losses = [record["results"]["val_loss"] for record in done]
-    assert losses == [record["results"]["val_loss"] for record in whole]
-    assert None not in losses
-    assert all(map(torch.equal, expected, final_weights))
+def test_a_curriculum_is_trained_in_a_sweep_too(corpus_path, documents):
+    """It begins where the decay does, which the trunk has not reached."""
+    data.prepare(documents[:100], "bytes", Path("other"))
+    mixture = dict(data=f"{corpus_path}:0.7,other:0.3", decay_data="other")
+    records = trained(runs_of(WSD, **mixture))
+    assert "val_loss_other" in records[2]["results"]
+    fields = SMALL | WSD | mixture | dict(total_tokens=BUDGETS[2])
+    assert_is_train_py(records[2], fields, "alone")
 
 
-def checkpoint_of(cfg: train.TrainConfig, out: str) -> Path:
-    (path,) = sweep.folder_of(cfg, Path(out)).glob("ckpt/*.pt")
-    return path
+def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
+    runs = runs_of(WSD, data=str(corpus_path))
+    whole = trained(runs)
+    sweep.train_from(Path("other.pt"), runs[2].cfg)
+    saved = torch.load("other.pt", weights_only=True)
+    assert saved["tokens"] == 2304  # where its decay begins, 10% before the end
+    for run, record in zip(runs, whole):
+        assert sweep.train_from(Path("other.pt"), run.cfg) == record["results"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "other corpus"])
-def test_a_trunk_that_does_not_fit_is_named(damage, corpus_path):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
-    train_runs(runs[:1])
-    path = checkpoint_of(runs[0], "sweep")
-    if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:1000])
-    else:
-        saved = torch.load(path, weights_only=True)
-        torch.save(saved | {"fingerprint": "another"}, path)
-    with pytest.raises(UserError, match="fingerprint|damaged"):
-        train_runs(runs[1:])
-    path.unlink()  # as the message advises
-    assert len(train_runs(runs[1:])) == 1
+def test_a_diverged_trunk_ends_where_train_py_ends(corpus_path, monkeypatch):
+    """It diverges before the first decay, so longer runs need no training."""
+    built = []
+    build = train.build
+    monkeypatch.setattr(train, "build", lambda *args: built.append(1) or build(*args))
+    fields = WSD | dict(lr=1e30)
+    common = dict(data=str(corpus_path), log_every=128)
+    records = trained(runs_of(fields, **common))
+    assert len(built) == 1
+    for T, record in zip(BUDGETS, records):
+        assert record["config"]["total_tokens"] == T
+        assert record["results"] == records[0]["results"]
+        assert record["results"]["diverged"] and record["results"]["tokens"] < 640
+    alone = SMALL | fields | common | dict(total_tokens=BUDGETS[2])
+    assert_is_train_py(records[2], alone, "alone")
 
 
-def test_a_run_whose_record_is_lost_starts_again(corpus_path):
-    """The trunk has come further than the decay of this run."""
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in (3000, 6000)]
-    expected, _ = train_runs(runs)
-    (again,) = train_runs(runs[:1])
-    assert again["results"]["val_loss"] == expected["results"]["val_loss"]
+def fork(function, *args) -> int:
+    """Call a function in a copy of this process, in a new group. What it prints is in err.
+
+    The exit status of the copy is what the function returns.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        sys.stderr = open("err", "w")
+        status = 1
+        try:
+            status = function(*args)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return pid
 
 
-def test_one_checkpoint_of_a_trunk_stays(corpus_path):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
-    for cfg in runs:
-        train_runs([cfg])
-        (path,) = Path("sweep").rglob("*.pt")
-        assert path == checkpoint_of(cfg, "sweep")
-        assert int(path.stem) == cfg.decay_start // 256 * 256
+def status_of(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
-def test_no_checkpoint_stays_from_which_no_branch_can_start(corpus_path):
-    """After a cosine, and after the longest T."""
-    for name in ("wsd", "cosine"):
-        runs = [config(corpus_path, total_tokens=T, schedule=name) for T in BUDGETS]
-        train_runs(runs, longest=BUDGETS[-1])
-        assert not list(Path("sweep").rglob("*.pt"))
+def train_and_die(runs: list[sweep.Run], file: Path, k: int) -> int:
+    """Train a trunk, and end like a killed process right before the k-th rename."""
+    renames = itertools.count(1)
+    replace = os.replace
+
+    def counted(*args) -> None:
+        if next(renames) == k:
+            os._exit(9)
+        replace(*args)
+
+    os.replace = counted
+    sweep.train_trunk(runs, file)
+    return 0
 
 
-def test_two_processes_never_train_one_run(corpus_path):
-    """A job on a cluster may outlive its sweep, and the next sweep starts the run again."""
-    runs = [config(corpus_path, total_tokens=BUDGETS[0])]
-    folder = sweep.folder_of(runs[0], Path("sweep"))
-    folder.mkdir(parents=True)
-    with lock(folder / ".lock"):
-        with pytest.raises(UserError, match="another process is training there"):
-            train_runs(runs)
-    assert len(train_runs(runs)) == 1
+def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_path):
+    runs = runs_of(WSD, [640, 2560], data=str(corpus_path), save_every=1024)
+    whole = trained(runs)
+    status = 9
+    for k in itertools.count(1):
+        file = Path(f"{k}.jsonl")
+        status = status_of(fork(train_and_die, runs, file, k))
+        if status != 9:
+            break
+        left = [run for run in runs if run.T not in sweep.losses_in(file)]
+        assert trained(left, file) == whole
+    assert status == 0 and k == 7  # trunks at 576, 1024, 2048, 2304, and two records
 
 
-def test_a_diverged_run_is_a_record(corpus_path):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd", lr=1e30) for T in BUDGETS]
-    together = [record["results"] for record in train_runs(runs)]
-    found = [(r["diverged"], r["val_loss"], r["loss"]) for r in together]
-    assert found == [(True, None, None)] * 3
-    assert all(r["tokens"] < 3000 for r in together)  # nobody waits for the rest
+# -- A sweep -----------------------------------------------------------------------------
+
+TINY = [
+    "wsd", "--widths=16", "--batches=2,4", "--budgets=640,1000,2560", "--lrs=0.01,0.02",
+    *[f"--{name}={value}" for name, value in SMALL.items()],
+]  # fmt: skip
 
 
-def test_a_curve_is_that_of_the_run_and_of_its_parents(corpus_path, corpus):
-    runs = [config(corpus_path, total_tokens=T, schedule="wsd") for T in BUDGETS]
-    train_runs(runs)
-    lines = []
-    for cfg in runs:
-        own = metrics(sweep.folder_of(cfg, Path("sweep")))
-        start = own[0]["tokens"]
-        lines = [line for line in lines if line["tokens"] < start] + own
-    steps = train.training_steps(runs[2], train.build(runs[2]), corpus)
-    assert [line["loss"] for line in lines] == [step.loss.item() for step in steps]
+@pytest.fixture
+def tiny(corpus_path) -> list[str]:
+    return [*TINY, f"--data={corpus_path}", "--out=out"]
 
 
-def test_tokens_are_counted_once_for_a_trunk(corpus_path):
-    runs_of = lambda **how: [config(corpus_path, total_tokens=T, **how) for T in BUDGETS]
-    assert sweep.tokens_of(runs_of(schedule="cosine")) == sum(BUDGETS)
-    assert sweep.tokens_of(runs_of(schedule="wsd")) == 10800 + sum(BUDGETS) // 10
-
-
-def follow(loss, middle: dict) -> dict:
-    """Train what the search wants until it wants nothing more; -> {(setting, T): loss}."""
-    seen = {}
-    while missing := sweep.search(lambda *run: seen.get(run), middle) - seen.keys():
-        seen |= {run: loss(*run) for run in missing}
-    return seen
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_search_ends_with_three_worse_rates_on_each_side(seed):
-    rng = random.Random(seed)
-    best = {T: rng.uniform(0, 20) for T in BUDGETS}
-    noise = {(j, T): rng.gauss(0, 0.01) for j in range(-20, 60) for T in BUDGETS}
-    cliff = rng.uniform(1, 6)  # too high a learning rate diverges
-
-    def loss(j, T):
-        return (
-            0.02 * (j - best[T]) ** 2 + noise[j, T] if j < best[T] + cliff else math.inf
-        )
-
-    middle = {T: rng.randrange(6, 20, 2) for T in BUDGETS}
-    seen = follow(loss, middle)
-    for T in BUDGETS:
-        tried = {j: value for (j, t), value in seen.items() if t == T}
-        lowest = min(tried, key=tried.get)
-        assert all(
-            tried[lowest + step] >= tried[lowest] for step in (-3, -2, -1, 1, 2, 3)
-        )
-        assert abs(lowest - best[T]) < 2.5
-    # nothing in vain
-    assert sweep.search(lambda *run: seen.get(run), middle) == seen.keys()
-    assert len({j for j, _ in seen}) < 60
-
-
-@pytest.mark.parametrize("loss", [lambda j, T: -j, lambda j, T: j, lambda j, T: math.inf])
-def test_the_search_ends_where_learning_rates_make_no_sense(loss):
-    rates = [sweep.nth_lr(j) for j, _ in follow(loss, dict.fromkeys(BUDGETS, 14))]
-    assert 1e-6 < min(rates) <= max(rates) < 2
-
-
-def test_a_grid_from_the_command_line(tiny):
-    flags = ["--widths=32,64", "--batches=2", "--budgets=2k,4.096k", "--seeds=2"]
-    flags += ["--sweep=weight_decay=0,0.1", "--sweep", "n_layer=1,2", "--beta2=0.9"]
-    plan, configs, _ = sweep.check(*sweep.parse([*tiny, *flags]))
-    assert configs == plan.left()
-    values = lambda name: {getattr(cfg, name) for cfg in configs}
-    assert len(plan.series) == 2 * 2 * 2 * 2 and plan.known == {}
-    assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
-    assert values("batch_size") == {2} and values("seed") == values("data_seed") == {0, 1}
-    assert values("weight_decay") == {0, 0.1} and values("total_tokens") == {2000, 4096}
-    assert values("n_layer") == {1, 2} and values("beta2") == {0.9}
-    # none is left out
-    assert len({identity(vars(cfg)) for cfg in configs}) == len(configs)
-    paper = ["transfer", "--scale=paper", "--widths=128,256", "--device=cpu", *tiny[4:5]]
-    _, configs, _ = sweep.check(*sweep.parse(paper))
-    assert {cfg.n_embd for cfg in configs} == {128, 256}
-
-
-def test_the_memory_is_that_of_the_largest_model_and_of_the_machine_that_trains(
-    tiny, monkeypatch, capsys
-):
-    """A deep model may need more than a wide one. A cluster has other machines than this one."""
-    size = lambda n: empty_model(config(tiny[4][7:], n_layer=n)).n_params()
-    least = {"SC_PHYS_PAGES": size(1) + 1, "SC_PAGE_SIZE": 16}
-    monkeypatch.setattr(devices.os, "sysconf", least.get)
-    layers = [*tiny, "--dry_run", "--sweep=n_layer=1,9"]
-    assert sweep.main([*tiny, "--dry_run", "--n_layer=1"]) == 0
-    capsys.readouterr()
-    assert "choose a smaller model" in one_line(sweep.main, layers, capsys)
-    assert sweep.main([*layers, "--engine=slurm"]) == 0
-    assert sweep.main([*layers, "--engine=slurm", "--device=cuda"]) == 0
+def records_in(folder) -> dict:
+    return {file.name: file.read_text() for file in Path(folder).glob("*.jsonl")}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(corpus_path, tmp_path_factory):
-    """The records of the tiny sweep, made at one go."""
+def undisturbed(corpus_path, tmp_path_factory) -> dict:
+    """The records of the tiny sweep, from one worker that nobody disturbs."""
     out = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
-        flags = [f"--out={out}", "--workers=1", f"--data={corpus_path}", "--device=cpu"]
-        assert sweep.main(["wsd", "--scale=tiny", *flags]) == 0
-    assert not list(out.rglob("*.pt"))
-    assert len(list(out.rglob("metrics.jsonl"))) == len(records(out))
-    summary = read(out / "sweep.json")
-    assert summary["finished"] and summary["experiment"] == "wsd"
-    return records(out)
+    argv = [*TINY, f"--data={corpus_path}", f"--out={out}", "--workers=1"]
+    assert sweep.main(argv) == 0
+    assert {file.suffix for file in out.iterdir() if file.suffix} == {".json", ".jsonl"}
+    return records_in(out)
 
 
-TINY_COMPARISON = dict(
-    common=COMMON | dict(n_layer=1), tune=(SHAPE, 4, [1280, 2560]), trials=range(13, 15),
-    rows=[(SHAPE, [8], 1)], budgets=[1280, 2560], guess=0.02,
-)  # fmt: skip
+def leave(records: dict, folder="out") -> None:
+    """As if a sweep had made these records already."""
+    Path(folder).mkdir()
+    for name, text in records.items():
+        Path(folder, name).write_text(text)
 
 
-def test_a_comparison_tunes_and_validates_at_the_end(corpus_path, corpus, monkeypatch):
-    """test_grids.py checks what the trials are for."""
-    monkeypatch.setitem(sweep.grids.GRIDS["wsd"], "tiny", TINY)
-    monkeypatch.setitem(sweep.grids.GRIDS["compare"], "tiny", TINY_COMPARISON)
-    argv = ["compare", "--scale=tiny", "--out=out", "--workers=1", "--device=cpu"]
-    assert sweep.main([*argv, f"--data={corpus_path}"]) == 0
-    found = list(map(flat, records().values()))
-    assert {r["seed"] for r in found} == {0, 100, 101}
-    assert all(r["decay_tokens"] == 0 for r in found if r["average"])
-    whole = [r for r in found if r["decay_shape"] == "linear"]
-    assert {r["total_tokens"] - r["decay_tokens"] for r in whole} == {
-        COMMON["warmup_tokens"]
-    }
-
-    # only at the end, where the loss is that of the separate run
-    for file in Path("out").rglob("metrics.jsonl"):
-        assert len(metrics(file.parent, "val_loss")) == 1
-    cosine = next(r for r in found if r["schedule"] == "cosine" and r["seed"] == 0)
-    same = ("n_layer", "schedule", "lr", "min_lr_ratio", "total_tokens", "batch_size")
-    cfg = config(corpus_path, **{name: cosine[name] for name in same})
-    state = train.build(cfg)
-    for _ in train.training_steps(cfg, state, corpus):
-        pass
-    assert train.evaluate(cfg, state, corpus)[1]["val_loss"] == cosine["val_loss"]
+def wait_for(is_true, pid: int) -> None:
+    """Wait until something is true while a process runs."""
+    while not is_true():
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), Path("err").read_text()
+        time.sleep(0.01)
 
 
-def when_there_are(n: int, do) -> None:
-    """Call do() from another thread as soon as there are n records."""
-
-    def watch():
-        while len(read_records(Path("out"))) < n:
-            time.sleep(0.02)
-        do()
-
-    threading.Thread(target=watch, daemon=True).start()
+def n_records() -> int:
+    return sum(len(text.splitlines()) for text in records_in("out").values())
 
 
-def test_a_stopped_sweep_resumes_in_any_number_of_processes(undisturbed, tiny, capsys):
-    when_there_are(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert sweep.main(tiny) == 3
-    assert "the same command resumes" in capsys.readouterr().out
-    assert 4 <= len(records()) < len(undisturbed)
-    with open("out/records.jsonl", "a") as file:
-        file.write('{"n_embd": 32, "los')  # power cut in the middle of a line
-    two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
-    assert sweep.main(two) == 0 and records() == undisturbed
-    assert sweep.main(tiny) == 0 and records() == undisturbed  # nothing left to do
-    capsys.readouterr()
-    assert runs.main(["out"]) == 0
-    for line in capsys.readouterr().out.splitlines():
-        seen, total = line.split(" tokens")[0].split(" of ")
-        assert seen.strip() == total and " finished " in line
-
-
-def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
-    Path("out").mkdir()
-    with lock(Path("out/.lock")):
-        assert "another sweep is running" in one_line(sweep.main, tiny, capsys)
-    assert sweep.main([*tiny, "--budgets=1280"]) == 0
-
-
-def test_records_are_read_under_the_lock(undisturbed, tiny, monkeypatch):
-    """The sweep that had the lock before us may have written some since we started."""
-
-    def late(path):
-        leave(undisturbed.values())
-        return lock(path)
-
-    monkeypatch.setattr(sweep.files, "lock", late)
-    monkeypatch.setattr(sweep, "make_run", None)
-    assert sweep.main(tiny) == 0
-
-
-SWEEP = f"""
-import sweep
-if __name__ in ("__main__", "__mp_main__"):
-    sweep.grids.GRIDS["wsd"]["tiny"] = {TINY}
-if __name__ == "__main__":
-    raise SystemExit(sweep.main())
-"""
-
-
-def start_sweep(argv: list[str], **how) -> subprocess.Popen:
-    """The tiny sweep as a program of its own, in a group of processes of its own."""
-    Path("tiny.py").write_text(SWEEP)
-    root = str(Path(sweep.__file__).parent)
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "tiny.py", *argv]
-    return subprocess.Popen(command, env=environment, start_new_session=True, **how)
-
-
-def alive(group: int) -> bool:
+def is_group(number: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, 0)
+        os.killpg(number, 0)
         return True
     return False
 
 
-@pytest.mark.parametrize(
-    "victim",
-    [
-        pytest.param("all, at once", marks=pytest.mark.slow),
-        "all, Ctrl-C",
-        "parent, SIGKILL",
-        "worker, SIGKILL",
-    ],
-)
-def test_a_disturbed_sweep_loses_nothing_and_leaves_no_process(victim, undisturbed, tiny):
-    two = ["--workers=2" if word == "--workers=1" else word for word in tiny]
-    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    children = "/proc/{0}/task/{0}/children"
-    if victim == "worker, SIGKILL" and not Path(children.format(os.getpid())).exists():
-        pytest.skip("needs the list of children that Linux keeps")
-    process = start_sweep(two, **pipe)
-    least = 0 if victim == "all, at once" else 3
-    if victim == "all, at once":
-        process.stdout.readline()  # then its workers start
-    while least and (not Path("out/records.jsonl").exists() or len(records()) < least):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-    if victim.startswith("all"):
-        os.killpg(process.pid, signal.SIGINT)
-    elif victim == "parent, SIGKILL":
-        process.kill()
-    else:
-        spawned = [pid for pid in map(int, Path(children.format(process.pid)).read_text().split())
-                   if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
-        os.kill(spawned[-1], signal.SIGKILL)
-    status, error = process.wait(), process.stderr.read()
-    expected = {"parent, SIGKILL": -9, "worker, SIGKILL": 2}.get(victim, 3)
-    assert status == expected and "Traceback" not in error, error
-    if status == 2:
-        assert error.splitlines()[-1].startswith("sweep.py: a worker died")
-    patience = time.monotonic() + 30
-    while alive(process.pid) and time.monotonic() < patience:
+def assert_group_ends(number: int) -> None:
+    end = time.monotonic() + 60
+    while is_group(number):
+        assert time.monotonic() < end, "a process is left"
         time.sleep(0.05)
-    assert not alive(process.pid)
-    assert len(records()) >= least
-    assert sweep.main(tiny) == 0 and records() == undisturbed
 
 
-def raises(*_):
-    raise ValueError("a bug")
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has spawned, from Linux's /proc."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            found.append(int(child))
+    return found
 
 
-def pid_of(*_) -> int:
-    return os.getpid()
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_kills_and_ctrl_c_leave_no_process_and_lose_nothing(undisturbed, tiny):
+    """At random moments."""
+    # 1. Kill a worker
+    two = [*tiny, "--workers=2"]
+    pid = fork(sweep.main, two)
+    least = random.randrange(1, 4)
+    wait_for(lambda: n_records() >= least, pid)
+    os.kill(random.choice(workers_of(pid)), signal.SIGKILL)
+    assert status_of(pid) == 2
+    assert "a worker died" in Path("err").read_text().splitlines()[-1]
+    assert_group_ends(pid)
+
+    # 2. Kill the parent, while its workers start or train
+    before = n_records()
+    pid = fork(sweep.main, two)
+    wait_for(lambda: len(workers_of(pid)) == 2, pid)
+    wait_for(lambda: n_records() > before or random.random() < 0.01, pid)
+    os.kill(pid, signal.SIGKILL)
+    assert status_of(pid) == -signal.SIGKILL
+    assert_group_ends(pid)
+
+    # 3. Ctrl-C, which reaches all processes
+    pid = fork(sweep.main, two)
+    wait_for(lambda: workers_of(pid), pid)
+    time.sleep(random.random())
+    os.killpg(pid, signal.SIGINT)
+    assert status_of(pid) == 130
+    error = Path("err").read_text()
+    assert "Traceback" not in error and error.splitlines()[-1].startswith("sweep.py: ")
+    assert_group_ends(pid)
+
+    # 4. The same command ends with the same records
+    assert sweep.main(two) == 0
+    assert records_in("out") == undisturbed
 
 
-def test_all_workers_start_at_once():
-    """While signals wait, so that they inherit this until they have imported everything."""
-    before = set(multiprocessing.active_children())
-    with engines.in_processes(["cpu", "cpu", "cpu"]):
-        assert len(set(multiprocessing.active_children()) - before) == 3
+def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny):
+    """Without Slurm, submitit starts a process of this machine for every job."""
+    pytest.importorskip("submitit")
+    *done, _last = undisturbed
+    leave({name: undisturbed[name] for name in done})
+    pid = fork(sweep.main, [*tiny, "--slurm", "timeout_min=5"])
+    assert status_of(pid) == 0, Path("err").read_text()
+    assert records_in("out") == undisturbed
 
 
-def test_ctrl_c_is_not_lost_while_workers_start():
-    class Devices(list):
-        """The second loop over them starts the workers."""
-
-        loops = 0
-
-        def __iter__(self):
-            self.loops += 1
-            for device in list.__iter__(self):
-                yield device
-                if self.loops == 2:
-                    os.kill(os.getpid(), signal.SIGINT)
-
-    with stop_request() as must_stop:
-        with engines.in_processes(Devices(["cpu"])):
-            assert must_stop()
+def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
+    pytest.importorskip("submitit")
+    one_job = ["--batches=2", "--lrs=0.01", "--budgets=10M", "--save_every=1000"]
+    pid = fork(sweep.main, [*tiny, *one_job, "--slurm", "timeout_min=5"])
+    wait_for(lambda: list(Path("out").glob("*.pt")), pid)
+    (log,) = Path("out/slurm").glob("*_log.out")
+    job, _, _ = log.name.partition("_")
+    os.kill(pid, random.choice([signal.SIGTERM, signal.SIGHUP]))
+    assert status_of(pid) == 130
+    assert "Traceback" not in Path("err").read_text()
+    assert_group_ends(int(job))
 
 
-def test_a_worker_ends_after_sigterm_even_if_a_job_has_raised():
-    with engines.in_processes(["cpu"]) as (submit, _):
-        pid = submit(pid_of).result()
-        with pytest.raises(ValueError, match="a bug"):
-            submit(raises).result()
-        os.kill(pid, signal.SIGTERM)
-        with pytest.raises(BrokenExecutor):
-            submit(pid_of).result(timeout=20)
+def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch):
+    lrs = [0.005, 0.02]
+    tune = sweep.Tuning(16, 4, [320, 640])
+    grid = sweep.Grid(SMALL, 64, [16], [8], 1, [640], lrs, tune=tune)
+    monkeypatch.setitem(sweep.GRIDS["compare"], "quick", grid)
+    assert sweep.main(["compare", f"--data={corpus_path}", "--out=out"]) == 0
+    rows = fit.read_sweep(Path("out"))
+    tested = [row for row in rows if "line" in row]
+    assert {row["line"] for row in tested} == set(sweep.LINES) and len(tested) == 6
+    assert {row["seed"] for row in rows} == {0, 100, 101}
+    # WSD with one learning rate for all T has the one with the lowest mean in its trials
+    means = []
+    for lr in lrs:
+        kind = ("wsd", "exp", lr)
+        is_kind = lambda row: (row["schedule"], row["decay_shape"], row["lr"]) == kind
+        means.append(np.mean([row["loss"] for row in rows if is_kind(row)][:4]))
+    (wsd,) = [row for row in tested if row["line"] == "WSD"]
+    best = lrs[int(np.argmin(means))]
+    assert wsd["lr"] == pytest.approx(best * math.sqrt(2), rel=1e-3)  # of the batch size
+    (linear,) = [row for row in tested if row["decay_shape"] == "linear"]
+    assert linear["decay_tokens"] == 640 - 64
 
 
-def test_a_sweep_on_slurm_is_the_same(corpus_path, capsys):
-    """As a program. Without Slurm, submitit starts a process of this machine for every job."""
-    small = [
-        "wsd",
-        "--widths=32",
-        "--batches=8",
-        "--budgets=20480",
-        "--n_layer=1",
-        "--device=cpu",
-    ]
-    small += [f"--data={corpus_path}", "--final_eval_tokens=512"]
-    assert sweep.main([*small, "--out=local", "--workers=1"]) == 0
-    assert len(records("local")) > 5
-    Path("out").mkdir()  # one run is left for Slurm
-    lines = Path("local/records.jsonl").read_text().splitlines(keepends=True)
-    Path("out/records.jsonl").write_text("".join(lines[:-1]))
-    slurm = [*small, "--out=out", "--engine=slurm", "--workers=2"]
+# -- Its folder and its command line -----------------------------------------------------
+
+
+def one_line(argv: list[str], capsys) -> str:
+    """The message of a sweep that refuses its command line."""
     capsys.readouterr()
-    assert "no_such" in one_line(sweep.main, [*slurm, "--slurm=no_such=1"], capsys)
-    program = [sys.executable, sweep.__file__, *slurm, "--slurm=timeout_min=5"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert records() == records("local")
+    try:
+        status = sweep.main(argv)
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1, error
+    return error
 
 
-@pytest.mark.parametrize("name", ["records.jsonl", ".pt"])
-def test_a_full_disk_ends_a_sweep_in_one_line(name, tiny, monkeypatch, capsys):
-    """/dev/full is a disk that is always full."""
-    real = open
+def test_only_runtime_flags_may_change(undisturbed, tiny, documents, capsys):
+    leave(undisturbed)
+    again = [*tiny, "--micro_batch_size=1", "--save_every=512", "--workers=2"]
+    assert sweep.main(again) == 0 and records_in("out") == undisturbed
+    settings = files.read_json(Path("out/sweep.json"))["settings"]
+    assert settings["micro_batch_size"] == 1 and settings["experiment"] == "wsd"
+    for flag in ("--weight_decay=0", "--n_layer=2", "--decay_tokens=100"):
+        assert flag[2:].split("=")[0] in one_line([*tiny, flag], capsys)
+    data.prepare(documents[:200], "bytes", Path("other"))
+    assert "other" in one_line([*tiny, "--data=other"], capsys)
+    assert "experiment" in one_line(["transfer", *tiny[1:]], capsys)
+    assert records_in("out") == undisturbed
 
-    def disk(path, mode="r", *args, **kwargs):
-        full = name in str(path) and mode != "r" and "rb" not in mode
-        return real("/dev/full" if full else path, mode, *args, **kwargs)
 
-    monkeypatch.setattr("builtins.open", disk)
-    assert sweep.main(tiny) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("sweep.py: out/") and "The same command resumes" in last
-    assert f"{name}: cannot be written" in last
+def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
+    Path("out").mkdir()
+    with files.locked(Path("out")):
+        assert "another process" in one_line(tiny, capsys)
+
+
+def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, capsys):
+    assert sweep.main([*tiny, "--dry_run"]) == 0
+    # four trunks to 2304, and three decays each
+    tokens = 4 * (2304 + 64 + 100 + 256)
+    assert f"12 runs with {tokens:,} tokens" in capsys.readouterr().out
+    assert not list(Path().iterdir())
+    leave(undisturbed)
+    assert sweep.main([*tiny, "--dry_run", "--budgets=640,5120"]) == 0
+    assert f"4 runs with {4 * 5120:,} tokens" in capsys.readouterr().out
+
+
+def test_the_command_line_replaces_the_grid():
+    argv = ["wsd", "--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
+    args, typed = sweep.parse([*argv, "--beta2=0.9", "--n_layer=3", "--lrs=0.01"])
+    assert typed == dict(beta2=0.9, n_layer=3)
+    grid = sweep.grid_of(args, typed)
+    configs = [run.cfg for run in sweep.wsd_runs(grid, Path())]
+    assert len(configs) == 2 * 2 * 2
+    values = lambda name: {getattr(cfg, name) for cfg in configs}
+    assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
+    assert values("batch_size") == {2} and values("lr") == {0.01}
+    assert values("seed") == values("data_seed") == {0, 1}
+    assert values("total_tokens") == {80_000, 160_000}
+    assert values("beta2") == {0.9} and values("n_layer") == {3}
 
 
 WRONG = [
-    ("", "experiment"), ("wsd --workers 0", "--workers"),
-    ("wsd --data CORPUS --tokenizer gpt2", "--tokenizer"),
-    ("wsd --warmup_tokens 1e6", "warmup_tokens"), ("wsd --out /proc/no --data CORPUS", "/proc/no"),
-    ("wsd --n_embd=48", "--widths"), ("wsd --power_a 3", "--power_a"), ("wsd --lr 0.1", "--lr"),
-    ("wsd --eval_every 1e5", "--eval_every"), ("wsd --sweep log_every=1e3,2e3", "--sweep"),
-    ("compare --average", "--average"), ("compare --sweep seed=0,1", "only one value"),
-    ("wsd --sweep weight_decy=1", "weight_decy"), ("wsd --widths 33", "33"),
-    ("wsd --sweep weight_decay=0,0.1 --sweep weight_decay=0.2", "--sweep weight_decay: twice"),
-    ("wsd --widths 40", "heads of 16"), ("wsd --scale paper --widths 64", "--widths"),
-    ("wsd --sweep branch=x", "branch"), ("wsd --slurm x", "NAME=VALUE"),
-    ("wsd --slurm timeout_min=5", "without --engine slurm"),
-    ("wsd --budgets 1.5", "--budgets"), ("wsd --dtype auto", "--dtype"),
-    ("compare --schedule power", "--schedule"), ("compare --total_tokens 1e6", "--total_tokens"),
-]  # fmt: skip
+    ("", "experiment"),
+    ("wsd --workers 0", "--workers"),
+    ("wsd --budgets 1.5", "--budgets"),
+    ("wsd --warmup_tokens 1e6", "warmup_tokens"),
+    ("wsd --widths 100", "n_head"),
+    ("wsd --widths 32,8", "n_head"),
+    ("wsd --lrs 0.01,-1", "lr"),
+    ("wsd --out /proc/no", "/proc/no"),
+    ("wsd --n_embd 48", "--n_embd"),
+    ("wsd --lr 0.1", "--lr"),
+    ("wsd --total_tokens 1e6", "--total_tokens"),
+    ("wsd --power_a 3", "--power_a"),
+    ("wsd --eval_every 1e5", "--eval_every"),
+    ("wsd --weight_decy 1", "weight_decy"),
+    ("power --lrs 0.01", "--lrs"),
+    ("compare --schedule power", "--schedule"),
+    ("compare --widths 32,100", "n_head"),  # in its second phase
+    ("wsd --data no", "no"),
+    ("wsd --device cuda:99", "--device"),
+    ("wsd --slurm no_such=1", "--slurm"),
+]
 
 
-@pytest.mark.parametrize("argv, says", WRONG)
-def test_a_wrong_command_line_is_one_line(argv, says, corpus_path, tmp_path, capsys):
-    words = [str(corpus_path) if word == "CORPUS" else word for word in argv.split()]
-    assert says in one_line(sweep.main, words, capsys)
-    assert not list(tmp_path.iterdir())
-
-
-def leave(some: list[dict]) -> None:
-    """As if the folder out had these records already."""
-    Path("out").mkdir(exist_ok=True)
-    with open("out/records.jsonl", "w") as file:
-        for record in some:
-            whole = record | {"config": record["config"] | {"out": None}}
-            file.write(json.dumps(whole) + "\n")
-
-
-@contextlib.contextmanager
-def one_thread():
-    """An engine for jobs that a test has changed, one after the other."""
-    with ThreadPoolExecutor(1) as pool:
-        yield lambda job, *args: pool.submit(job, *args, "cpu", never), lambda: None
-
-
-def test_a_failing_job_costs_no_other_its_record(undisturbed, tiny, monkeypatch, capsys):
-    """And a failure after a request to stop is told, too."""
-    real = sweep.make_run
-    made = []
-
-    def make_run(cfg, *args):
-        if (cfg.batch_size, cfg.total_tokens, cfg.lr) == (4, 2560, 0.0064):
-            time.sleep(0.2)  # until the next job waits behind this one
-            raise OSError("no space left")
-        made.append(cfg)
-        return real(cfg, *args)
-
-    monkeypatch.setattr(sweep, "make_run", make_run)
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep, "engine", lambda *_: (one_thread(), 2))  # two jobs at a time
-        assert sweep.main(tiny) == 2
-    found = records()
-    assert all(undisturbed[run] == r for run, r in found.items())
-    assert len(found) == len(made)
-    assert "no space left. The same command resumes" in capsys.readouterr().err
-    monkeypatch.setattr(sweep, "make_run", real)
-    assert sweep.main(tiny) == 0 and records() == undisturbed
-
-
-def test_a_bug_after_a_request_to_stop_keeps_its_traceback(tiny, monkeypatch):
-    told = threading.Event()
-
-    @contextlib.contextmanager
-    def one_thread_that_is_told():
-        with one_thread() as (submit, _):
-            yield submit, told.set
-
-    def make_run(*_):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert told.wait(20)
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(sweep, "make_run", make_run)
-    monkeypatch.setattr(sweep, "engine", lambda *_: (one_thread_that_is_told(), 1))
-    with pytest.raises(ValueError, match="a bug"):
-        sweep.main(tiny)
-
-
-def test_only_a_canceled_job_of_submitit_is_not_an_error():
-    utils = pytest.importorskip("submitit.core.utils")
-    assert engines.was_stopped(utils.UncompletedJobError("canceled"))
-    assert not engines.was_stopped(utils.FailedJobError("ValueError: a bug"))
-
-
-def test_records_of_another_sweep_are_refused(undisturbed, tiny, documents, capsys):
-    leave(undisturbed.values())
-    for flag in ("--average", "--dtype=bfloat16", "--decay_tokens=0"):
-        assert "has records with" in one_line(sweep.main, [*tiny, flag], capsys)
-    assert records() == undisturbed
-    assert "has records with" in one_line(
-        sweep.main, ["power", *tiny[2:], "--widths=32"], capsys
+@pytest.mark.parametrize("line, word", WRONG)
+def test_a_wrong_command_line_is_one_line(line, word, corpus_path, capsys):
+    words = line.split()
+    if words and "--data" not in words:
+        words.append(f"--data={corpus_path}")
+    assert word in one_line(words, capsys)
+    left = (
+        {path.name for path in Path("runs").rglob("*")} if "--slurm" not in line else {}
     )
-    Path("out/sweep.json").write_text('{"experiment": "transfer"}')
-    assert "is of sweep.py transfer" in one_line(sweep.main, tiny, capsys)
-    Path("out/sweep.json").unlink()
-    train.data.prepare(documents[:200], "bytes", Path("other"))
-    assert "fingerprint" in one_line(sweep.main, [*tiny[:-2], "--data=other"], capsys)
+    assert not left
 
 
-@pytest.mark.parametrize("change, says", [
-    (lambda config: config | {"fixed_norm": "hidden"}, "no setting fixed_norm"),
-    (lambda config: {n: x for n, x in config.items() if n != "beta2"}, "without beta2"),
-])  # fmt: skip
-def test_records_with_other_settings_are_refused(change, says, undisturbed, tiny, capsys):
-    """Of a fork, whose runs are not ours, or of an older version."""
-    leave([r | {"config": change(r["config"])} for r in undisturbed.values()])
-    assert says in one_line(sweep.main, tiny, capsys)
+def test_a_full_disk_is_one_line(tiny, capsys):
+    """A limit on the size of files ends a write as a full disk does."""
+    resource = pytest.importorskip("resource")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # less than a checkpoint
+    try:
+        status = sweep.main([*tiny, "--workers=1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert status == 2 and last.startswith("sweep.py: ") and ".pt" in last
 
 
-def test_every_setting_is_part_of_the_identity_of_a_run(corpus_path):
-    cfg = config(corpus_path, total_tokens=3000, schedule="wsd")
-    same = lambda name: identity(vars(cfg)) == identity(vars(cfg) | {name: "x"})
-    free = {field.name for field in dataclasses.fields(cfg) if same(field.name)}
-    assert free == {
-        "power_a", "power_b", "power_q", "lr_max", "min_lr_ratio",  # WSD does not read them
-        "preset", "decay_share", "data", "tokenizer", "out", "device", "compile", "recompute",
-        "micro_batch_size", "log_every", "eval_every", "eval_tokens", "save_every",
-        "keep_checkpoints",
-    }  # fmt: skip
+# -- Every grid gives a made-up law back -------------------------------------------------
+
+SCALES = tuple(sweep.GRIDS["wsd"])
 
 
-def test_a_folder_may_have_more_seeds_than_a_sweep(undisturbed, tiny):
-    other = [
-        r | {"config": r["config"] | dict(seed=1, data_seed=1)}
-        for r in undisturbed.values()
-    ]
-    leave([*undisturbed.values(), *other])
-    for more in ([], ["--seeds=2"]):
-        args, typed = sweep.parse([*tiny, *more])
-        plan, configs, fingerprint = sweep.check(args, typed)
-        sweep.read_done(args, plan, configs, fingerprint)
-        assert plan.left() == []
+def law_of(scale: str) -> dict:
+    """The paper's law for its own grid, another one for ours."""
+    if scale == "paper":
+        return dict(a=4.6, b=-0.51, q=1.0)
+    return dict(a=1.1, b=-0.3, q=0.6)
 
 
-def test_a_sweep_of_diverged_runs_says_so(tiny, capsys):
-    """Weights of this size give no finite loss at any learning rate."""
-    assert sweep.main([*tiny, "--budgets=1280", "--batches=8", "--init_std=1e30"]) == 0
-    assert "runs diverged" in capsys.readouterr().out.splitlines()[-1]
+def off(cfg, scale: str, lr: float | None = None) -> float:
+    """log2 of a learning rate over the best one."""
+    law = law_of(scale)
+    best = law["a"] * paper_batch_size(cfg.batch_tokens) ** law["q"]
+    best *= cfg.total_tokens ** law["b"]
+    return math.log2((lr or cfg.lr) / best)
+
+
+def made_up(experiment: str, scale: str, loss) -> list[dict]:
+    """The rows of a whole experiment in a folder of this name. loss(cfg): instead of a run."""
+    grid = sweep.grid_of(*sweep.parse([experiment, f"--scale={scale}"]))
+    out = Path(experiment)
+    out.mkdir()
+    for runs_of_phase in sweep.EXPERIMENTS[experiment]:
+        for trunk, runs in sweep.unfinished(runs_of_phase(grid, out), out).items():
+            with open(out / f"{trunk}.jsonl", "a") as file:
+                for run in runs:
+                    config = vars(run.cfg) | ({"line": run.line} if run.line else {})
+                    record = {"config": config, "results": {"val_loss": loss(run.cfg)}}
+                    file.write(json.dumps(record) + "\n")
+    sweep.check_folder(out, {"experiment": experiment, **grid.common})
+    return fit.read_sweep(out)
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """Report an experiment without its figures, which test_fit draws."""
+    for name in vars(figures):
+        if name.startswith("draw_"):
+            monkeypatch.setattr(figures, name, lambda *_, **__: None)
+
+    def report(experiment: str) -> None:
+        assert fit.main([experiment]) == 0
+
+    return report
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_wsd_gives_the_law_back(scale, reported):
+    loss = lambda cfg: 2 + 0.03 * off(cfg, scale) ** 2 + 1 / math.log(cfg.total_tokens)
+    made_up("wsd", scale, loss)
+    reported("wsd")
+    found = files.read_json(Path("wsd/law.json"))
+    for name, value in law_of(scale).items():
+        assert found[name] == pytest.approx(value, rel=0.01)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_transfer_gives_the_effect_of_width_back(scale, reported):
+    """The best learning rate stays under muP. Without it, it falls as 1 / width here."""
+
+    def loss(cfg) -> float:
+        is_mup = math.isclose(cfg.attention_multiplier, 1 / cfg.d_head)
+        factor = 1.0 if is_mup else cfg.base_width / cfg.n_embd
+        return 2 + 0.03 * (off(cfg, scale) - math.log2(factor)) ** 2
+
+    rows = made_up("transfer", scale, loss)
+    best = fit.minima(fit.runs_of(rows))
+    assert len(best) == 2 * len(sweep.GRIDS["transfer"][scale].widths)
+    lrs = {name: [x for cell, x in best.items() if (fit.STANDARD in cell.shape) == name]
+           for name in (False, True)}  # fmt: skip
+    widths = np.log2(sweep.GRIDS["transfer"][scale].widths)
+    assert np.ptp(lrs[False]) == pytest.approx(0, abs=1e-3)
+    assert lrs[True] - lrs[True][0] == pytest.approx(widths[0] - widths, abs=1e-3)
+    reported("transfer")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_power_gives_the_best_a_and_b_back(scale, reported):
+    center = sweep.GRIDS["power"][scale].common
+    a = math.log2(1.1 * center["power_a"])
+    b = center["power_b"] + 0.013
+
+    def loss(cfg) -> float:
+        distance = 0.1 * (math.log2(cfg.power_a) - a) ** 2
+        return 2 + distance + 4 * (cfg.power_b - b) ** 2
+
+    rows = made_up("power", scale, loss)
+    scans = {
+        "power_b": (a, lambda row: math.log2(row["power_a"])),
+        "power_a": (b, lambda row: row["power_b"]),
+    }
+    for fixed, (best, x) in scans.items():
+        some = [row for row in rows if row[fixed] == center[fixed]]
+        found = fit.minima(fit.runs_of(some, x), degree=2, window=5)
+        assert len(found) == len({(r["batch_size"], r["total_tokens"]) for r in rows})
+        assert list(found.values()) == pytest.approx([best] * len(found), abs=1e-3)
+    reported("power")
+
+
+EXTRA = {"cosine": 0.002, "linear": 0.003, "power": 0.001}  # of a schedule or a shape
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_compare_gives_tuning_and_lines_back(scale, reported):
+    """A line has the loss of its schedule, and of its distance from the best."""
+    grid = sweep.GRIDS["compare"][scale]
+
+    def loss(cfg) -> float:
+        lr = cfg.lr
+        if cfg.schedule == "power":  # at its end
+            lr = cfg.power_a * paper_batch_size(cfg.batch_tokens) ** cfg.power_q
+            lr *= cfg.total_tokens**cfg.power_b
+        extra = EXTRA.get(cfg.schedule, 0) + EXTRA.get(cfg.decay_shape, 0)
+        return 2 + 0.01 * (cfg.seed % 50) + extra + 0.03 * off(cfg, scale, lr) ** 2
+
+    rows = made_up("compare", scale, loss)
+    reported("compare")
+    law = law_of(scale)
+    first, last = grid.tune.budgets
+    seq_len = rows[0]["seq_len"]
+    for name, line in sweep.LINES.items():
+
+        def wrong(lr: float, batch_size: int, T: int) -> float:
+            """Distance of the line from the best learning rate, from its exponents."""
+            lr *= (batch_size / grid.tune.batch_size) ** line.q * (T / first) ** line.b
+            beta = paper_batch_size(batch_size * seq_len)
+            return math.log2(lr / (law["a"] * beta ** law["q"] * T ** law["b"]))
+
+        def mean(lr: float) -> float:
+            return sum(wrong(lr, grid.tune.batch_size, T) ** 2 for T in (first, last))
+
+        lr = min(grid.lrs, key=mean)
+        extra = EXTRA.get(line.fields["schedule"], 0)
+        extra += EXTRA.get(line.fields.get("decay_shape"), 0)
+        some = [row for row in rows if row.get("line") == name]
+        cells = len(grid.widths) * len(grid.batches) * len(grid.budgets)
+        assert len(some) == cells * grid.seeds
+        for row in some:
+            distance = wrong(lr, row["batch_size"], row["total_tokens"])
+            expected = 2 + 0.01 * row["seed"] + extra + 0.03 * distance**2
+            assert row["loss"] == pytest.approx(expected, abs=1e-3)
