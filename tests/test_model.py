@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
 from config import PRESETS, GPTConfig, make_config
-from model import GPT, empty_model, load_model
+from model import GPT, load_model
 from tools import granite, run_folder
 from tools.flags import UserError
 from tools.tokenizers import Bytes
@@ -52,9 +52,6 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
     Path("granite").mkdir()
     granite.write_folder(Path("granite"), ours, Bytes())
     theirs = transformers.AutoModelForCausalLM.from_pretrained("granite")
-    assert type(theirs).__name__.startswith(
-        "GraniteMoe" if ours.cfg.n_expert else "Granite"
-    )
     idx = some_tokens(3, 16)
     logits = ours(idx)
     torch.testing.assert_close(logits, theirs(idx).logits, rtol=1e-4, atol=1e-5)
@@ -64,10 +61,8 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
     assert loss.item() == pytest.approx(their_loss.item(), rel=1e-5)
     loss.backward()
     their_loss.backward()
-    embedding = theirs.get_input_embeddings().weight
-    torch.testing.assert_close(
-        ours.embed.weight.grad, embedding.grad, rtol=1e-3, atol=1e-5
-    )
+    expected = theirs.get_input_embeddings().weight.grad
+    torch.testing.assert_close(ours.embed.weight.grad, expected, rtol=1e-3, atol=1e-5)
 
     # a folder of transformers is a model of ours
     read = load_model("granite")
@@ -76,34 +71,6 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
 
 
 # -- Against itself ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_token_sees_only_what_is_before_it(shape):
-    gpt = tiny(**SHAPES[shape])
-    idx = some_tokens(2, 16)
-    changed = idx.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % 255
-    differs = (gpt(idx) - gpt(changed)).abs().amax((0, 2)) > 1e-6
-    assert differs.tolist() == [False] * 9 + [True] * 7
-
-
-def test_the_loss_is_the_cross_entropy_of_the_logits():
-    gpt = tiny()
-    idx = some_tokens(3, 17)
-    loss, routing = gpt(idx[:, :-1], idx[:, 1:])
-    log_p = gpt(idx[:, :-1]).log_softmax(-1)
-    expected = -log_p.gather(2, idx[:, 1:, None]).mean()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert routing is None
-
-
-def test_the_routing_of_an_moe_has_a_row_for_every_layer():
-    idx = some_tokens(3, 17)
-    _, routing = tiny(**MOE)(idx[:, :-1], idx[:, 1:])
-    assert routing.aux_loss.shape == routing.entropy.shape == (2,)
-    assert torch.allclose(routing.load.sum(-1), torch.ones(2))
-    assert len(routing.metrics()["max_load"]) == 2
 
 
 @pytest.mark.parametrize("shape", ["dense", "MoE"])
@@ -184,18 +151,9 @@ def test_torch_counts_the_same_operations(shape):
     idx = some_tokens(3, 17)
     with FlopCounterMode(display=False) as counter:
         gpt(idx[:, :-1], idx[:, 1:])[0].backward()
+    counted = counter.get_total_flops() / idx[:, 1:].numel()
     attention = 6 * 2 * 32 * 16  # which torch does not count on a CPU
-    assert (
-        gpt.flops_per_token()
-        == counter.get_total_flops() / idx[:, 1:].numel() + attention
-    )
-
-
-def test_an_empty_model_takes_no_memory_and_no_random_numbers():
-    before = torch.get_rng_state()
-    gpt = empty_model(make_config(preset="PowerLM-3B"))
-    assert all(p.is_meta for p in gpt.parameters())
-    assert torch.equal(before, torch.get_rng_state())
+    assert gpt.flops_per_token() == counted + attention
 
 
 # -- Loading -----------------------------------------------------------------------------
