@@ -90,76 +90,78 @@ def test_a_million_spaces_are_a_text_like_any_other():
 # -- tokenizer.json ----------------------------------------------------------------------
 
 LLAMA3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 ONLY_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-BYTE_LEVELS = {
+PRE_TOKENIZERS = {
     "gpt2": BYTE_LEVEL,
     "starcoder": pre_tokenizers.Sequence([pre_tokenizers.Digits(True), BYTE_LEVEL]),
     "llama3": pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), ONLY_BYTES]
     ),
 }
-LOSSY = ["lower case", "few letters", "unigram", "word pieces", "words"]
+SPECIAL = ["<fim>", "[UNK]"]
 
 
-def make_tokenizer(kind: str, end="<|endoftext|>") -> Tokenizer:
-    """Train a tokenizer of this kind on a few texts."""
-    special = [end, "<fim>", "[UNK]"]
-    how = dict(vocab_size=400, special_tokens=special, show_progress=False)
-    if kind == "llama2":  # with spaces as ▁, and bytes for unknown letters
-        letters = ["▁", "▁▁", *"abcdefx", "de", "def", "▁def"]
-        tokens = special + [f"<0x{i:02X}>" for i in range(256)] + letters
-        vocabulary = {token: i for i, token in enumerate(tokens)}
-        merges = [("▁", "▁"), ("d", "e"), ("de", "f"), ("▁", "def")]
-        library = Tokenizer(
-            models.BPE(vocabulary, merges, byte_fallback=True, unk_token="[UNK]")
-        )
-        library.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-        library.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
-        library.add_special_tokens(special)
-        return library
-    if kind == "unigram":  # as T5
-        library = Tokenizer(models.Unigram())
-        library.normalizer = normalizers.NFKC()
-        library.pre_tokenizer = pre_tokenizers.Metaspace()
-        library.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token="[UNK]", **how)
-    elif kind == "word pieces":  # as BERT
-        library = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        library.normalizer = normalizers.BertNormalizer()
-        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        library.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(**how)
-    elif kind == "words":
-        library = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-        library.pre_tokenizer = pre_tokenizers.Whitespace()
-        trainer = trainers.WordLevelTrainer(**how)
-    else:
-        library = Tokenizer(models.BPE())
-        library.pre_tokenizer = BYTE_LEVELS.get(kind, BYTE_LEVEL)
-        library.decoder = decoders.ByteLevel()
-        alphabet = [] if kind == "few letters" else ALPHABET
-        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **how)
-        if kind == "lower case":
-            library.normalizer = normalizers.Lowercase()
+def byte_level(kind="gpt2", end="<|endoftext|>") -> Tokenizer:
+    """Train a tokenizer whose letters are bytes."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = PRE_TOKENIZERS[kind]
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[end, *SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     library.train_from_iterator(["def f(x): return x", "it's a text 123"] * 9, trainer)
     return library
 
 
-@pytest.mark.parametrize("kind", [*BYTE_LEVELS, "llama2"])
+def llama2() -> Tokenizer:
+    """One whose spaces are ▁, with a token for every byte of unknown letters."""
+    special = ["<|endoftext|>", *SPECIAL]
+    letters = ["▁", "▁▁", *"abcdefx", "de", "def", "▁def"]
+    tokens = special + [f"<0x{i:02X}>" for i in range(256)] + letters
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = [("▁", "▁"), ("d", "e"), ("de", "f"), ("▁", "def")]
+    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="[UNK]")
+    library = Tokenizer(model)
+    replace = normalizers.Replace(" ", "▁")
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)])
+    library.add_special_tokens(special)
+    return library
+
+
+def lossy(kind: str) -> Tokenizer:
+    """One that replaces letters, or words that it does not know."""
+    vocabulary = {token: i for i, token in enumerate(["[UNK]", *"defxy", "def"])}
+    if kind == "lower case":
+        library = byte_level()
+        library.normalizer = normalizers.Lowercase()
+        return library
+    if kind == "few letters":
+        library = Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))
+        library.pre_tokenizer = BYTE_LEVEL
+        library.decoder = decoders.ByteLevel()
+    elif kind == "word pieces":  # as BERT
+        library = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        library.decoder = decoders.WordPiece()
+    else:  # as T5
+        pieces = [(piece, -1.0) for piece in vocabulary]
+        library = Tokenizer(models.Unigram(pieces, 0, byte_fallback=False))
+        library.pre_tokenizer = pre_tokenizers.Metaspace()
+        library.decoder = decoders.Metaspace()
+    library.add_special_tokens(["<|endoftext|>"])
+    return library
+
+
+@pytest.mark.parametrize("kind", [*PRE_TOKENIZERS, "llama2"])
 def test_ids_are_those_of_the_package(kind):
     """Without tokens around a text, without cuts, and with no end-of-text in a text."""
-    library = make_tokenizer(kind)
+    library = llama2() if kind == "llama2" else byte_level(kind)
     library.save("plain.json")
     library.post_processor = processors.TemplateProcessing(
         single="<fim> $A <|endoftext|>",
@@ -180,9 +182,9 @@ def test_ids_are_those_of_the_package(kind):
     assert tokenizer.eot_token == theirs.token_to_id("<|endoftext|>")
 
 
-@pytest.mark.parametrize("kind", LOSSY)
+@pytest.mark.parametrize("kind", ["lower case", "few letters", "word pieces", "unigram"])
 def test_tokenizers_that_change_text_are_refused(kind):
-    make_tokenizer(kind).save("tokenizer.json")
+    lossy(kind).save("tokenizer.json")
     with pytest.raises(UserError, match="give a text back"):
         load_tokenizer("tokenizer.json")
 
@@ -190,7 +192,7 @@ def test_tokenizers_that_change_text_are_refused(kind):
 @pytest.mark.parametrize("end", END_OF_TEXT)
 def test_end_of_text_is_a_special_token(end):
     """And not a word for HTML, such as </s> in Gemma's tokenizer."""
-    library = make_tokenizer("gpt2", end)
+    library = byte_level(end=end)
     words = [AddedToken(name, special=False) for name in END_OF_TEXT if name != end]
     library.add_tokens(words)
     library.save("tokenizer.json")
@@ -200,7 +202,7 @@ def test_end_of_text_is_a_special_token(end):
 
 
 def test_a_corpus_brings_its_tokenizer(documents):
-    make_tokenizer("starcoder").save("tokenizer.json")
+    byte_level("starcoder").save("tokenizer.json")
     theirs = load_tokenizer("tokenizer.json")
     data.prepare(documents, "tokenizer.json", Path("corpus"))
     Path("tokenizer.json").unlink()
@@ -220,8 +222,8 @@ def test_equal_tokenizers_are_equal_under_any_name():
     write_tiktoken("a.tiktoken")
     shutil.copy("a.tiktoken", "b.tiktoken")
     write_tiktoken("fewer.tiktoken", WORDS[:-1])
-    make_tokenizer("gpt2").save("gpt2.json")
-    make_tokenizer("llama3").save("llama3.json")
+    byte_level().save("gpt2.json")
+    byte_level("llama3").save("llama3.json")
     names = ["bytes", "a.tiktoken", "fewer.tiktoken", "gpt2.json", "llama3.json"]
     prints = {fingerprint(load_tokenizer(name)) for name in names}
     assert len(prints) == len(names)
@@ -240,7 +242,7 @@ def test_equal_tokenizers_are_equal_under_any_name():
 def test_other_names_and_files_are_refused(name, word):
     Path("text.tiktoken").write_text("just some text")
     Path("null.json").write_text("null")
-    make_tokenizer("gpt2", end="<end>").save("no-end.json")
+    byte_level(end="<end>").save("no-end.json")
     write_tiktoken("cl100k_base.tiktoken")
     with pytest.raises(UserError, match=word.replace("|", r"\|")) as error:
         load_tokenizer(name)
@@ -248,7 +250,7 @@ def test_other_names_and_files_are_refused(name, word):
 
 
 def test_without_the_package_one_line_names_it(monkeypatch):
-    make_tokenizer("gpt2").save("tokenizer.json")
+    byte_level().save("tokenizer.json")
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
     with pytest.raises(UserError, match="pip install tokenizers"):
         load_tokenizer("tokenizer.json")
