@@ -58,6 +58,12 @@ def test_beta_counts_sequences_of_4096_tokens_and_q_is_its_exponent():
         assert large(5e11) / small(5e11) == pytest.approx(16**q)
 
 
+def test_the_warmup_is_a_line_to_the_value_at_its_end():
+    schedule = schedule_of(batch_size=128)  # which is below the ceiling
+    for share in (0, 0.1, 0.5, 0.999):
+        assert schedule(share * 1e9) == pytest.approx(share * schedule(1e9))
+
+
 def test_the_decay_is_ibms_and_starts_from_the_last_value_of_the_law():
     remaining = [
         1,
