@@ -149,7 +149,7 @@ def test_other_figures(drawn):
     lrs = {2e9 * 2**k: (0.01, 0.02 * 2 ** (-k / 2)) for k in range(8)}
     for costs in ((0.001, 0.3), (0.3, 0.001)):  # the law is better, or worse
         losses = {2**k: costs for k in range(7)}
-        drawing.draw_worth(Path("a.png"), 4e9, lrs, losses, "width 512, batch size 256")
+        drawing.draw_regret(Path("a.png"), 4e9, lrs, losses, "width 512, batch size 256")
 
 
 @pytest.mark.parametrize("schedule", ["power", "a fork's own"])
@@ -391,10 +391,10 @@ def test_the_advice_is_for_what_loses_less(costs, first, numbers):
 
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
     runs = fit.runs_of(made_rows(**SMALLEST))
-    fit.report_worth(runs, runs[-1].cell, Path("worth.png"))
+    fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
     printed = capsys.readouterr().out
     assert printed.count("no law without it") == 4 and "times your longest" not in printed
-    assert not Path("worth.png").exists()
+    assert not Path("regret.png").exists()
 
 
 # -- 5. Intervals ------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def test_pasted_commands_follow_the_law(drawn, capsys):
     write(rows, "a", experiment="wsd", weight_decay=0.05, fingerprint="0123")
     assert fit.main(["a"]) == 0
     assert {path.stem for path in Path("a").glob("*.png")} == {
-        "worth", "law", "valleys", "batches"
+        "regret", "law", "valleys", "batches"
     }  # fmt: skip
     power, wsd, linear = pasted(capsys.readouterr().out)
     law = law_in("a")
@@ -542,7 +542,7 @@ def test_it_needs_no_torch_and_draws_whatever_backend_a_notebook_sets():
         "PYTHONPATH": str(ROOT),
     }
     subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-    assert Path("a/worth.png").read_bytes()[:4] == b"\x89PNG"
+    assert Path("a/regret.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # -- 7. The committed sweeps -------------------------------------------------------------
