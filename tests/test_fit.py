@@ -188,15 +188,12 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
 
 
 def test_cells_are_sorted_by_width_and_name_what_makes_a_shape():
-    kinds = [dict(widths=[1024]), dict(widths=[32]), dict(widths=[256], n_expert=8),
-             dict(widths=[256]), dict(widths=[256], attention_multiplier=0.25)]  # fmt: skip
     rows = []
-    for kind in kinds:
-        rows += made_rows(batches=[2], lengths=LENGTHS[:1], **kind)
-    runs = fit.runs_of(rows)
-    shapes = ["width 32", "width 256", "width 256, 8 experts", "width 256, standard"]
-    assert fit.shapes_of(run.cell for run in runs) == [*shapes, "width 1024"]
-    assert runs[0].cell.beta == 2 * 128 / 4096
+    for width, more in ((1024, {}), (32, {}), (256, {"n_expert": 8}),
+                        (256, {"attention_multiplier": 0.25})):  # fmt: skip
+        rows += made_rows(widths=[width], batches=[2], lengths=LENGTHS[:1], **more)
+    shapes = ["width 32", "width 256, 8 experts", "width 256, standard", "width 1024"]
+    assert fit.shapes_of(run.cell for run in fit.runs_of(rows)) == shapes
 
 
 # -- 2. A valley and its bottom ----------------------------------------------------------
@@ -246,11 +243,8 @@ def test_a_minimum_is_that_of_a_search_along_the_cubic():
 ])  # fmt: skip
 def test_unusable_minima_say_why(points, why):
     assert fit.vertex(points)[1] == why
-
-
-def test_a_parabola_upside_down_has_no_minimum():
-    points = [(-1.0, 0.75), (-0.5, 1.0), (0.0, 0.7), (0.5, 1.0), (1.0, 0.75)]
-    assert fit.vertex(points, degree=2, window=5)[1] == "no valley"
+    hill = [(-1.0, 0.75), (-0.5, 1.0), (0.0, 0.7), (0.5, 1.0), (1.0, 0.75)]
+    assert fit.vertex(hill, degree=2, window=5)[1] == "no valley"
 
 
 # -- 3. The law --------------------------------------------------------------------------
@@ -353,18 +347,6 @@ def test_a_law_that_bends_loses_the_closed_form_of_its_error():
         assert np.allclose(regrets[:, 1], 0.03 * (0.1 * doublings) ** 2, atol=1e-9)
 
 
-def test_a_learning_rate_that_was_not_tried_is_outside():
-    rows = []
-    for row in made_rows(noise=0.001):
-        cell = fit.cell_of(row)
-        if cell.T < LENGTHS[-1] or row["lr"] < 2 ** (log2_best(cell) + 1):
-            rows.append(
-                row
-            )  # at 8 times T, the same learning rate is 2^1.2 times too high
-    regrets = fit.longer_runs(fit.runs_of(rows), LENGTHS[1])[8]
-    assert np.isnan(regrets[:, 1]).all() and (regrets[:, 0] < 0.01).all()
-
-
 def test_the_shortest_fit_spans_a_doubling_and_has_all_shapes():
     near = [100_000, 110_000, 120_000, 200_000, 400_000]
     assert fit.shortest_fit(fit.runs_of(made_rows(lengths=near))) == 200_000
@@ -376,17 +358,14 @@ def test_the_shortest_fit_spans_a_doubling_and_has_all_shapes():
     assert {times: len(some) for times, some in longer.items()} == {1: 12, 4: 24}
 
 
-@pytest.mark.parametrize("costs, first, numbers", [
-    ((0.0010, 0.0093), "expect", ["0.001", "0.009"]),
-    ((0.0148, 0.0050), "take the same", ["0.005", "0.01"]),
-    ((0.00071, 0.00068), "take either", ["0.0007"]),
-    ((0.001, math.inf), "expect", ["0.001", "inf"]),
+@pytest.mark.parametrize("costs, advice, numbers", [
+    ((0.0010, 0.0093), "expect", ("0.001", "0.009")), ((0.001, math.inf), "expect", ("inf",)),
+    ((0.0148, 0.0050), "take the same", ("0.005", "0.01")),
+    ((0.00071, 0.00068), "take either", ("0.0007",)),
 ])  # fmt: skip
-def test_the_advice_is_for_what_loses_less(costs, first, numbers):
+def test_the_advice_is_for_what_loses_less(costs, advice, numbers):
     text = fit.advice(*costs)
-    words = text.removesuffix(".").replace(".\n", " ").replace(";", " ").split()
-    assert text.startswith(first)
-    assert [word for word in words if word[0].isdigit() or word == "inf"] == numbers
+    assert text.startswith(advice) and all(f" {number}" in text for number in numbers)
 
 
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
