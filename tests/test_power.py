@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,146 +20,189 @@ import schedules
 import train
 
 N = np.linspace(0, 640_000, 1001)
-FIGURES = {"power-schedules.png", "power-valleys.png", "power-law.png", "power.png"}
+T = 640_000
+
+
+def values(schedule) -> list[float]:
+    return [schedule(n) for n in N]
+
+
+def ours(stable):
+    return power.decay(power.warmup(stable, power.WARMUP), T, T // 10)
+
+
+def theirs(stable):
+    return schedules.decay(schedules.warmup(stable, power.WARMUP), T, T // 10, "exp")
+
+
+# -- Schedules ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("q, lr_max", [(1, 0.02), (0.5, 1.0)])
-def test_its_schedules_are_ours(q, lr_max):
-    T = 640_000
-    law = dict(a=0.5, b=-0.3, beta=0.25, lr_max=lr_max)
+def test_power_is_that_of_schedules(q, lr_max):
+    law = dict(a=0.5, b=-0.3, beta=0.25, lr_max=lr_max, q=q)
+    one, other = ours(power.power_law(**law)), theirs(schedules.power_law(**law))
+    assert values(one) == pytest.approx(values(other), rel=1e-12)
+
+
+def test_wsd_is_that_of_schedules():
+    one, other = ours(power.constant(0.01)), theirs(schedules.constant(0.01))
+    assert values(one) == pytest.approx(values(other), rel=1e-12)
+
+
+def test_planned_schedules_are_those_of_schedules():
     warm = power.WARMUP
-    pairs = [
-        (power.power_law(**law, q=q), schedules.power_law(**law, q=q)),
-        (power.constant(0.01), schedules.constant(0.01)),
-    ]
-    for one, other in pairs:
-        one = power.decay(power.warmup(one, warm), T, T // 10)
-        other = schedules.decay(schedules.warmup(other, warm), T, T // 10, "exp")
-        assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
-    one = power.warmup(power.cosine(0.01, warm, T), warm)
+    cosine = power.warmup(power.cosine(0.01, warm, T), warm)
     other = schedules.warmup(schedules.cosine(0.01, warm, T, 0.1), warm)
-    assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
-    one = power.warmup(power.linear(0.01, warm, T), warm)
+    assert values(cosine) == pytest.approx(values(other), rel=1e-12)
+    line = power.warmup(power.linear(0.01, warm, T), warm)
     held = schedules.warmup(schedules.constant(0.01), warm)
     other = schedules.decay(held, T, T - warm, "linear")
-    assert [one(n) for n in N] == pytest.approx([other(n) for n in N], rel=1e-12)
+    assert values(line) == pytest.approx(values(other), rel=1e-12)
 
 
-def test_its_losses_are_those_of_train():
+def test_closed_forms():
+    """Equations 2, 7 and 8 of the paper, by hand."""
+    law = power.power_law(a=4, b=-0.51, beta=1024, lr_max=0.02)
+    assert law(1e12) == pytest.approx(4 * 1024 * 1e12**-0.51)
+    assert law(0) == law(1e6) == 0.02
+    falling = power.decay(lambda n: 8 / n, 1000, 200)
+    assert falling(800) == 8 / 800
+    assert falling(900) == pytest.approx(8 / 800 * (math.sqrt(math.e) - 1) / (math.e - 1))
+    assert falling(1000) == falling(2000) == 0
+
+
+def test_the_race_scales_the_law():
+    """At its first length, Power and WSD are at the law times their factor."""
+    law = (0.7, -0.3, 0.5)
+    first = power.LENGTHS[0]
+    at_law = power.law_at(law, first, power.BATCH_SIZE)
+    assert power.falling(law, 1.5)(first) == pytest.approx(1.5 * at_law)
+    assert power.falling(law, 1.5)(4 * first) == pytest.approx(1.5 * at_law * 4**-0.3)
+    assert power.held(law, 1.5)(4 * first) == pytest.approx(1.5 * at_law)
+
+
+# -- Training ----------------------------------------------------------------------------
+
+
+def test_its_losses_are_those_of_train(monkeypatch):
     """A whole run, with the same weights at the start and the same batches."""
-    T = 40_000
+    total = 12_000
+    monkeypatch.setattr(power, "WARMUP", 2_000)
     cfg = train.make_config(
-        schedule="wsd", lr=0.01, total_tokens=T, warmup_tokens=power.WARMUP, batch_size=8,
-        n_layer=power.LAYERS, n_embd=power.WIDTH, n_head=power.HEADS, seq_len=power.SEQ_LEN,
-        base_width=power.WIDTH, init_std=power.INIT_STD, m_emb=power.M_EMB,
-        attention_multiplier=(power.HEADS / power.WIDTH) ** 0.5, device="cpu",
-        dtype="float32", compile=False,
+        schedule="wsd", lr=0.01, total_tokens=total, warmup_tokens=power.WARMUP,
+        batch_size=8, n_layer=power.LAYERS, n_embd=power.WIDTH, n_head=power.HEADS,
+        seq_len=power.SEQ_LEN, base_width=power.WIDTH, init_std=power.INIT_STD,
+        m_emb=power.M_EMB, attention_multiplier=(power.HEADS / power.WIDTH) ** 0.5,
+        device="cpu", dtype="float32", compile=False,
     )  # fmt: skip
 
     def draw(g, seq_len, _seed):
         rows = power.batch_at(int(g[0]) * seq_len, len(g)).numpy()
         return rows[:, :-1].copy(), rows[:, 1:].copy()
 
-    corpus = SimpleNamespace(draw=draw)
     state = train.build(cfg)
-    ours = power.Run(batch_size=8)
-    assert all(
-        math.isclose(one.detach().std(), other.detach().std(), rel_tol=0.1)
-        for one, other in zip(ours.model.parameters(), state.model.parameters())
-        if one.dim() == 2
-    )
-    ours.model.load_state_dict(state.model.state_dict())  # the same names
+    run = power.Run(batch_size=8)
+    for one, other in zip(run.model.parameters(), state.model.parameters()):
+        if one.dim() == 2:  # drawn with the same standard deviation
+            assert one.std().item() == pytest.approx(other.std().item(), rel=0.1)
+    run.model.load_state_dict(state.model.state_dict())  # the same names
     warm = power.warmup(power.constant(0.01), power.WARMUP)
-    schedule = power.decay(warm, T, T // 10)
-    for step in train.training_steps(cfg, state, corpus):
-        lr = schedule(ours.tokens + cfg.batch_tokens / 2)
+    schedule = power.decay(warm, total, total // 10)
+    for step in train.training_steps(cfg, state, SimpleNamespace(draw=draw)):
+        lr = schedule(run.tokens + cfg.batch_tokens / 2)
         assert step.lr == pytest.approx(lr, rel=1e-12)
-        assert ours.step(lr).item() == pytest.approx(step.loss.item(), rel=1e-5)
-    assert ours.tokens == state.tokens == T // cfg.batch_tokens * cfg.batch_tokens
-
-
-def test_its_law_is_that_of_fit():
-    """On valleys that are parabolas around a known law, sampled at the rates of a sweep."""
-    a, b, q = 0.4, -0.31, 0.55
-    minima, rows = [], []
-    for T in power.SWEEP_LENGTHS:
-        for batch_size in (2, 8, 32):
-            beta = batch_size * power.SEQ_LEN / 4096
-            best = math.log2(a * beta**q * T**b)
-            rates = [2 ** (round(best) + k) for k in (-2, -1, 0, 1, 2)]
-            losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in rates}
-            assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
-            minima.append((T, beta, power.vertex(losses)))
-            same = dict(total_tokens=T, batch_size=batch_size, seq_len=power.SEQ_LEN)
-            rows += [dict(same, lr=lr, val_loss=loss) for lr, loss in losses.items()]
-    assert power.fit_law(minima) == pytest.approx((a, b, q), rel=1e-9)
-    law = fit.law_of(rows)
-    assert (law["a"], law["b"], law["q"]) == pytest.approx((a, b, q), rel=1e-9)
+        assert run.step(lr).item() == pytest.approx(step.loss.item(), rel=1e-5)
+    assert run.tokens == state.tokens == total // cfg.batch_tokens * cfg.batch_tokens
 
 
 def test_a_branch_is_the_separate_run():
     """Bit for bit, and it does not change its trunk."""
-    lengths = (20_000, 40_000)
+    lengths = (10_000, 20_000)
     warm = power.warmup(power.power_law(0.5, -0.3, 0.25, 0.02, q=0.5), 4_000)
     trunk, branches = power.trunk_and_branches(warm, 8, lengths)
-    for T in lengths:
+    pairs = []
+    for length in lengths:
         alone = power.Run(8)
-        alone.train(power.decay(warm, T, T // 10), T)
-        pairs = zip(alone.model.parameters(), branches[T].model.parameters())
-        assert all(torch.equal(one, other) for one, other in pairs)
-    straight = power.Run(8).train(warm, lengths[-1] * 9 // 10)
-    pairs = zip(straight.model.parameters(), trunk.model.parameters())
-    assert all(torch.equal(one, other) for one, other in pairs)
+        alone.train(power.decay(warm, length, length // 10), length)
+        pairs.append((alone, branches[length]))
+    pairs.append((power.Run(8).train(warm, lengths[-1] * 9 // 10), trunk))
+    for one, other in pairs:
+        for p, p_other in zip(one.model.parameters(), other.model.parameters()):
+            assert torch.equal(p, p_other)
 
+
+# -- The law -----------------------------------------------------------------------------
+
+
+def test_its_law_is_that_of_fit():
+    """On valleys that are parabolas around a known law."""
+    a, b, q = 0.4, -0.31, 0.55
+    minima, rows = [], []
+    for length in power.SWEEP_LENGTHS:
+        for batch_size in (2, 8, 32):
+            beta = batch_size * power.SEQ_LEN / 4096
+            best = math.log2(a * beta**q * length**b)
+            rates = [2 ** (round(best) + k) for k in (-2, -1, 0, 1, 2)]
+            losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in rates}
+            assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
+            assert power.regret(losses, 2 * 2**best) == pytest.approx(0.1)
+            minima.append((length, beta, power.vertex(losses)))
+            same = dict(total_tokens=length, batch_size=batch_size, seed=0, shape="1")
+            for lr, loss in losses.items():
+                rows.append(dict(same, seq_len=power.SEQ_LEN, lr=lr, loss=loss))
+    assert power.fit_law(minima) == pytest.approx((a, b, q), rel=1e-9)
+    law = fit.law(fit.runs_of(rows))
+    (log2_a,) = law.log2_a.values()
+    assert (2**log2_a, law.b, law.q) == pytest.approx((a, b, q), rel=1e-9)
+
+
+# -- The program and its notebook --------------------------------------------------------
 
 SOURCE = Path(power.__file__).read_text(encoding="utf-8")
+FIGURES = {"power-schedules.png", "power-valleys.png", "power-law.png", "power.png"}
 SMALLER = {  # tokens, so that the whole program takes seconds
     "WARMUP = 32_000": "WARMUP = 2_000",
-    "(80_000, 160_000, 320_000)": "(4_000, 5_000, 6_000)",
-    "(320_000, 640_000, 1_280_000)": "(10_000, 12_000, 20_000)",
+    "(80_000, 160_000, 320_000)": "(3_000, 4_000, 5_000)",
+    "(320_000, 640_000, 1_280_000)": "(5_000, 6_000, 8_000)",
     "[:256]": "[:16]",
 }
 
 
-def run_as_program(folder: Path, source: str, *argv: str) -> subprocess.CompletedProcess:
+def test_the_whole_file_runs(tmp_path):
     """With the MPLBACKEND of a notebook's `!python power.py`, or any other."""
+    source = SOURCE
     for old, new in SMALLER.items():
         assert old in source
         source = source.replace(old, new)
-    (folder / "power.py").write_text(source, encoding="utf-8")
-    command = [sys.executable, "power.py", *argv]
+    (tmp_path / "power.py").write_text(source, encoding="utf-8")
     env = os.environ | {"MPLBACKEND": "nonsense"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-
-
-def test_the_whole_file_runs(tmp_path):
-    done = run_as_program(tmp_path, SOURCE)
+    command = [sys.executable, "power.py"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("batch ") == 10 and "best learning rate =" in done.stdout
+    assert done.stdout.count("batch ") == 10
+    for name in ("Power", "WSD", "cosine", "linear"):  # of every racer, the tries
+        assert re.search(rf"^  {name} .* so we take", done.stdout, re.M), name
+    assert re.search(r"\d\.\d{4} nats above .*\n.* ends \d\.\d{4} above", done.stdout)
     assert {path.name for path in tmp_path.glob("*.png")} == FIGURES
     assert all((tmp_path / name).stat().st_size > 10_000 for name in FIGURES)
 
 
-def test_help_is_its_docstring_and_trains_nothing(tmp_path):
-    done = run_as_program(tmp_path, SOURCE, "--help")
-    assert done.returncode == 0 and done.stdout.strip() == power.__doc__.strip()
-    assert list(tmp_path.glob("*.png")) == []
-
-
-def test_a_folder_that_it_may_not_write_to_ends_it_before_its_work(tmp_path):
-    (tmp_path / "power-schedules.png").mkdir()  # also root may not write over a folder
-    done = run_as_program(tmp_path, SOURCE)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("power.py: ") and done.stderr.count("\n") == 1
+def test_a_figure_that_it_cannot_write_ends_it_in_one_line(capsys):
+    Path("power.png").mkdir()  # also root may not write over a folder
+    with pytest.raises(SystemExit) as end:
+        power.finish("power.png")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_notebook_is_the_file():
     """Its cells are those of power.py, and it shows what they print and draw."""
-    root = Path(power.__file__).parent
-    found = json.loads((root / "docs/power.ipynb").read_text(encoding="utf-8"))["cells"]
+    path = Path(power.__file__).parent / "docs/power.ipynb"
+    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = notebook.cells_of(SOURCE)
-    assert [(c["cell_type"], "".join(c["source"])) for c in found] == cells
-    outputs = [out["output_type"] for c in found for out in c.get("outputs", [])]
-    assert outputs.count("display_data") == len(FIGURES) == 4
-    assert outputs.count("stream") == 3
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in found] == cells
+    outputs = [out["output_type"] for cell in found for out in cell.get("outputs", [])]
+    assert outputs.count("display_data") == len(FIGURES)
+    assert outputs.count("stream") == 4  # valleys, law, worth of the law, race
     assert "/" not in "".join(found[1]["source"])  # no path of a machine
