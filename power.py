@@ -511,7 +511,7 @@ def regret(losses, lr):
 
 
 if __name__ == "__main__":
-    *_, before, T = SWEEP_LENGTHS
+    before, T = SWEEP_LENGTHS[-2:]
     short_law = fit_law([minimum for minimum in minima if minimum[0] < T])
     of_law = [regret(valleys[B, T], law_at(short_law, T, B)) for B in BATCHES]
     of_old = [regret(valleys[B, T], vertex(valleys[B, before])) for B in BATCHES]
@@ -652,9 +652,9 @@ if __name__ == "__main__":
 # losses spread by about 0.05. But both have the same weights and batches in every seed,
 # so compare them seed by seed: these differences spread by about 0.005.
 #
-# **Does the fall help?** At the first length, where both were tuned, Power and WSD tie.
-# At the longer ones, WSD holds a learning rate that is too high for them, and Power leads.
-# One seed is a hint. From five seeds and wider models, Power leads such a WSD by 0.012 on
+# **Does the fall help?** At the first length, where both were tuned, Power and WSD tie. At
+# longer ones, WSD holds a learning rate that is too high for them, and Power leads. One
+# seed is a hint. With five seeds and wider models, Power leads such a WSD by 0.012 on
 # average (research/TABLES.md).
 #
 # **Power and cosine.** One run that may end anywhere should be about as good as a run
