@@ -652,10 +652,10 @@ if __name__ == "__main__":
 # losses spread by about 0.05. But both have the same weights and batches in every seed,
 # so compare them seed by seed: these differences spread by about 0.005.
 #
-# **Does the fall help?** At the first length, where both were tuned, Power and WSD tie. At
-# longer ones, WSD holds a learning rate that is too high for them, and Power leads. One
-# seed is a hint. With five seeds and wider models, Power leads such a WSD by 0.012 on
-# average (research/TABLES.md).
+# **Does the fall help?** At the first length, where both were tuned, Power and WSD tie.
+# At longer ones, WSD holds a learning rate that is too high for them, and Power leads.
+# One seed is a hint. With five seeds and wider models, Power leads such a WSD by 0.012
+# on average (research/TABLES.md).
 #
 # **Power and cosine.** One run that may end anywhere should be about as good as a run
 # that was planned for each length. That is the claim of the paper. A cosine had to know
