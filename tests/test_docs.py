@@ -1,0 +1,186 @@
+"""Pages: commands parse, quoted code and numbers are right, links work. And the layout."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from test_research import cells_of
+
+import config
+import schedules
+import train
+from tools.flags import program_parser
+
+ROOT = Path(__file__).parent.parent
+PATHS = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("research/*.md")]
+PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PATHS}
+TOP = "config data eval fit model moe mup power schedules sweep train".split()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.S | re.M)
+
+
+def prose(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", PAGES[page], flags=re.S | re.M)
+
+
+# -- Commands ----------------------------------------------------------------------------
+
+LAUNCHER = r"(?:.*&& )?(?:srun )?(?:\S*python3?|torchrun .*?)"
+PROGRAM = r"(?:-m (tools\.\w+|pytest|venv)|((?:docs/|research/)?\w+\.py|-c))"
+OTHER = "bash cd cp export git HEAD HF_ALLOW_CODE_EVAL lm_eval pip source uv".split()
+# tests/test_exercises.py makes draw.py
+NOT_OURS = ("draw.py", "-c", "pytest", "venv")
+
+
+def commands() -> list[str]:
+    """Lines of all shell blocks, and code inside the text that starts with python."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [line.partition(" #")[0].strip() for line in lines]
+        found += re.findall(r"`(python [^`\n]*)`", prose(page))
+    found = [line for line in dict.fromkeys(found) if line and line[0] != "#"]
+    return [line for line in found if "inverse_root" not in line]  # see below
+
+
+class Parsed(Exception):
+    """Raised instead of all work, with the parsed arguments."""
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_understood(command, monkeypatch):
+    match = re.fullmatch(rf"{LAUNCHER} {PROGRAM}(.*)", command)
+    if not match:
+        assert re.split(r"[ =]", command)[0] in OTHER
+        return
+    module, file, arguments = match.groups()
+    program = module or file
+    if program in NOT_OURS:
+        return
+    assert Path(ROOT, file or module.replace(".", "/") + ".py").exists()
+    arguments = shlex.split(arguments.partition(">")[0])
+    if arguments in ([], ["--help"]):
+        return
+    parser = type(program_parser("x", ""))
+    parse_args = parser.parse_args
+
+    def parse_and_stop(*args):
+        raise Parsed(parse_args(*args))
+
+    monkeypatch.setattr(parser, "parse_args", parse_and_stop)
+    with pytest.raises(Parsed) as caught:
+        import_module(module or Path(file).stem).main(arguments)
+    given = vars(caught.value.args[0])
+    if program in ("train.py", "tools.bench"):
+        fields = {name: given[name] for name in given if name in config.FIELDS}
+        train.make_config(**fields)
+
+
+# -- Code, numbers, links ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shell_blocks_are_shell(page):
+    for block in blocks(page, "sh"):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+RUN_ELSEWHERE = ("docs/elsewhere.md", "docs/mup.md", "docs/extend.md")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE])
+def test_quoted_code_is_in_the_source(page):
+    source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
+    lines = "".join(blocks(page, "python")).splitlines()
+    assert [line for line in lines if line not in source] == []
+
+
+def test_the_schedule_that_a_reader_adds_rises_falls_and_decays():
+    names = vars(schedules) | {"SCHEDULES": dict(schedules.SCHEDULES)}
+    (block,) = blocks("docs/extend.md", "python")
+    exec(block, names)
+    cfg = config.make_config(schedule="wsd", lr=0.01, warmup_tokens=10_000)
+    kind = names["SCHEDULES"]["inverse_root"]
+    lr = kind.stable(cfg)
+    assert (lr(10), lr(10_000), lr(40_000)) == (0.01, 0.01, 0.005)
+    assert schedules.DECAY < kind.reads and not kind.planned
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "research/" not in page])
+def test_marked_numbers_are_those_of_the_tables(page):
+    """Rounded, and perhaps without a sign. tests/test_research.py checks its pages."""
+    cells = cells_of(PAGES["research/TABLES.md"])
+    marks = re.findall(
+        r"<!--n:(.+?) / (.+?) / (.+?)-->([-\d.]*\d)( \[.*?\])?", PAGES[page]
+    )
+    assert len(marks) == PAGES[page].count("<!--n:")
+    for *place, number, interval in marks:
+        answer, _, rest = cells[tuple(place)].partition(" ")
+        digits = len(number.partition(".")[2])
+        # a number that ends in 5 may be rounded either way
+        assert abs(abs(float(answer)) - abs(float(number))) <= 0.501 * 10**-digits, place
+        assert interval in ("", f" {rest}"), place
+
+
+def anchors(path: Path) -> list[str]:
+    """The anchors of all headings: lower case, no punctuation, hyphens for spaces."""
+    if path.suffix != ".md":
+        return [""]
+    headings = re.findall(r"^#+ (.*)", prose(str(path.relative_to(ROOT))), re.M)
+    return ["", *(re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_images_exist(page):
+    text = re.sub(r"`[^`\n]*`", "", prose(page))
+    found = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text)
+    found += [(image, "") for image in re.findall(r'src="(.*?)"', text)]
+    dead = []
+    for file, anchor in found:
+        path = Path(ROOT, page).parent.joinpath(file).resolve() if file else ROOT / page
+        if path.name == "index.html":
+            anchor = ""  # the state of the page to drag
+        if not path.exists() or anchor not in anchors(path):
+            dead.append(f"{file}#{anchor}")
+    assert dead == []
+
+
+# -- The layout --------------------------------------------------------------------------
+
+
+def imports(file: Path) -> set[str]:
+    """The modules that a file imports at its top, 'tools.flags' of 'from tools import'."""
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {
+                node.module,
+                *(f"{node.module}.{alias.name}" for alias in node.names),
+            }
+    return names
+
+
+def test_eleven_files_and_no_circle_of_imports():
+    assert sorted(path.stem for path in ROOT.glob("*.py")) == TOP
+    tools = {f"tools.{path.stem}": path for path in ROOT.glob("tools/*.py")}
+    files = {name: ROOT / f"{name}.py" for name in TOP} | tools
+    graph = {name: imports(file) & files.keys() for name, file in files.items()}
+    assert not any(graph[name] & set(TOP) for name in tools if name != "tools.bench")
+    list(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+@pytest.mark.parametrize("name", ["schedules", "fit"])
+def test_it_starts_without_torch(name):
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

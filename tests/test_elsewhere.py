@@ -1,0 +1,329 @@
+"""The Python code of docs/elsewhere.md and docs/mup.md runs, in the loops that it is for."""
+
+import contextlib
+import copy
+import csv
+import io
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch.optim import AdamW, optimizer as torch_optimizer
+
+import config
+import fit
+import mup
+import schedules
+import train
+from config import GPTConfig
+from model import GPT
+from schedules import make_schedule
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
+MUP = (DOCS / "mup.md").read_text(encoding="utf-8")
+
+# -- The schedule ------------------------------------------------------------------------
+
+MICRO, LENGTH = 2, 16  # sequences, and tokens per sequence
+BATCH = 2 * MICRO * LENGTH  # tokens of a step of two micro-batches
+OLD, NEW, SAVED = 10, 20, 9  # steps: two ends, and the checkpoint before the first decay
+
+
+def block(heading: str) -> str:
+    """The first block of Python under a heading."""
+    section = PAGE.partition(f"# {heading}")[2]
+    return re.search(r"```python\n(.*?)```", section, re.S)[1]
+
+
+def script(**names) -> dict:
+    """The names that a script has after the first block of the page."""
+    found = {}
+    exec(block("The schedule"), found)
+    found |= dict(batch_tokens=BATCH, warmup_tokens=3 * BATCH) | names
+    return found
+
+
+def rates(steps: int, first: int = 0) -> list[float]:
+    """The learning rates of train.py from step `first` to the end."""
+    cfg = config.make_config(
+        total_tokens=steps * BATCH, warmup_tokens=3 * BATCH, batch_size=2 * MICRO,
+        seq_len=LENGTH, power_a=0.5, power_b=-0.3, power_q=0.5, lr_max=0.01,
+        decay_tokens=steps * BATCH // 10,
+    )  # fmt: skip
+    schedule = make_schedule(cfg)
+    return [schedule(BATCH * (step + 0.5)) for step in range(first, steps)]
+
+
+@pytest.fixture
+def seen():
+    """The learning rates of all groups in every step of an optimizer."""
+    found = []
+
+    def look(optimizer, args, kwargs):
+        found.append([group["lr"] for group in optimizer.param_groups])
+
+    handle = torch_optimizer.register_optimizer_step_pre_hook(look)
+    yield found
+    handle.remove()
+
+
+class Model(torch.nn.Module):
+    """A model that the Trainer accepts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(LENGTH))
+
+    def forward(self, x, labels=None):
+        return {"loss": ((x * self.weight).sum(-1) - 1).square().mean()}
+
+
+WIDE = GPTConfig(n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
+
+
+def mup_groups() -> list[dict]:
+    return mup.param_groups(GPT(WIDE), mup.rules(WIDE), weight_decay=0.1)
+
+
+def test_the_plain_loop_follows_the_schedule_also_with_the_groups_of_mup(seen):
+    groups = mup_groups()
+    names = script(
+        model=Model(), optimizer=AdamW(groups), total_tokens=OLD * BATCH, first_step=2,
+        loss_of=lambda model, x: model(x)["loss"],
+        micro_batches=lambda it: [torch.ones(MICRO, LENGTH)] * 2,
+    )  # fmt: skip
+    exec(block("A plain loop"), names)
+    scales = [group["lr_scale"] for group in groups]
+    assert scales == [1, 1 / 4, 1 / 4, 1]
+    assert seen == [[lr * scale for scale in scales] for lr in rates(OLD, first=2)]
+
+
+def test_a_scheduler_multiplies_the_groups_of_mup(seen):
+    names = script()
+    scheduler = names["make_scheduler"](AdamW(mup_groups()), OLD * BATCH)
+    for _ in range(OLD):
+        scheduler.optimizer.step()
+        scheduler.step()
+    assert seen == [[lr, lr / 4, lr / 4, lr] for lr in rates(OLD)]
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(
+    forget, seen, monkeypatch
+):
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    code = block("The Trainer")
+    if not forget:
+        code = code.replace("        recompute_lr(lr_scheduler)", "        pass")
+
+    def run(steps: int, checkpoint: str | None) -> None:
+        args = transformers.TrainingArguments(
+            "out", max_steps=steps, per_device_train_batch_size=MICRO, save_steps=SAVED,
+            gradient_accumulation_steps=2, use_cpu=True, report_to="none",
+            disable_tqdm=True, remove_unused_columns=False,
+        )  # fmt: skip
+        dataset = [{"x": torch.ones(LENGTH)}] * (2 * MICRO * steps)
+        names = script(model=Model(), args=args, dataset=dataset, checkpoint=checkpoint)
+        exec(code, names)
+
+    run(OLD, None)
+    assert [lr for (lr,) in seen] == rates(OLD)
+    seen.clear()
+    run(NEW, f"out/checkpoint-{SAVED}")
+    expected = rates(NEW, first=SAVED)
+    if not forget:  # the trap of which the page warns
+        expected[0] = rates(OLD)[SAVED]
+    assert [lr for (lr,) in seen] == expected
+
+
+def test_the_average_weighs_steps_as_a_dumb_sum_does():
+    model = torch.nn.Linear(3, 2).double()
+    names = {"model": model}
+    exec(block("Average the weights"), names)
+    weights = []
+    for _ in range(50):
+        model.weight.data = torch.randn_like(model.weight)
+        weights.append(model.weight.clone())
+        names["average"].update_parameters(model)
+    shares = [((n + 1) ** 17 - n**17) / 50**17 for n in range(50)]
+    assert sum(shares[45:]) == pytest.approx(5 / 6, abs=0.001)
+    expected = sum(share * w for share, w in zip(shares, weights))
+    assert torch.allclose(names["average"].module.weight, expected)
+
+
+# -- The family --------------------------------------------------------------------------
+
+ROWS = re.findall(r"^\| ([^|]+) \| `(--[^`]+)` \| `get_(\w+)` \|$", PAGE, re.M)
+
+
+def test_every_row_with_a_function_of_transformers_is_found():
+    assert len(ROWS) == PAGE.count("| `get_")
+
+
+@pytest.mark.parametrize("_, flags, function", ROWS, ids=str)
+def test_flags_make_the_schedule_of_transformers(_, flags, function):
+    cfg = config.make_config(**train.parse(shlex.split(flags))[0])
+    ours = make_schedule(cfg)
+    unit = cfg.warmup_tokens // 100  # tokens of a step of transformers
+    steps = dict(num_warmup_steps=100, num_training_steps=cfg.total_tokens // unit)
+    if function == "wsd_schedule":
+        steps |= dict(num_decay_steps=cfg.decay_tokens // unit)
+        steps |= dict(decay_type=cfg.decay_shape)
+    if function == "cosine_with_min_lr_schedule_with_warmup":
+        steps |= dict(min_lr_rate=0.1)
+    if function in ("constant_schedule_with_warmup", "inverse_sqrt_schedule"):
+        del steps["num_training_steps"]
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    factor = getattr(transformers, f"get_{function}")(optimizer, **steps).lr_lambdas[0]
+    # after the warmup, an inverse square root may still be at its ceiling
+    first = 101 if "inverse" not in function else 2500
+    scale = ours(first * unit) / factor(first)
+    for step in range(first, cfg.total_tokens // unit, 97):
+        assert ours(step * unit) == pytest.approx(scale * factor(step), rel=1e-9)
+
+
+# -- A law from your own table -----------------------------------------------------------
+
+
+def test_the_command_of_the_page_finds_the_law_of_a_table(capsys):
+    best = schedules.best_lr
+    law = {"a": 3.0, "b": -0.4, "q": 0.6}
+    rows = []
+    for batch, T, j in itertools.product((4, 8), (10**6, 4 * 10**6), range(-4, 5)):
+        lr = best(T, batch * 2048 / 4096, law) * 2 ** (j / 2)
+        row = {"lr": lr, "batch_size": batch, "tokens": T + j, "State": "finished"}
+        rows.append(row | {"val/loss": 2 + 0.01 * j**2})
+    rows[0]["val/loss"] = "NaN"  # it diverged, at an edge
+    rows.append(rows[4] | {"val/loss": 0.1, "State": "crashed"})
+    with open("runs.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader()
+        table.writerows(rows)
+    section = PAGE.partition("## A law from your own table")[2]
+    command = re.search(r"^python fit.py (.*)$", section, re.M)[1]
+    assert fit.main(shlex.split(command)) == 0
+    found = fit.files.read_json(Path("law.json"))
+    assert [found[name] for name in "abq"] == pytest.approx([3.0, -0.4, 0.6], rel=0.01)
+    assert "left out 1 run" in capsys.readouterr().out
+
+
+# -- docs/mup.md -------------------------------------------------------------------------
+
+NUMBER = r"[+-]\d\.\d\d"
+SPOTS = ["self_attn", "mlp"]
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The names that the blocks of mup.md define, and (printed, shown) outputs."""
+    names = {}
+    outputs = []
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", MUP, re.M | re.S):
+        if language == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(text, names)
+        elif language == "text":
+            outputs.append((printed.getvalue(), text))
+    return names, outputs
+
+
+def test_the_checks_print_what_the_page_shows(page):
+    _, outputs = page
+    assert len(outputs) == 3
+    for printed, shown in outputs:
+        assert re.sub(NUMBER, "N", printed) == re.sub(NUMBER, "N", shown)
+        ours, theirs = (list(map(float, re.findall(NUMBER, x))) for x in (printed, shown))
+        assert ours == pytest.approx(theirs, abs=0.05)
+
+
+def steep(model_at, spots=SPOTS) -> set[str]:
+    """Spots whose change the check refuses, with one seed."""
+    slopes = mup.coordinate_check(model_at, spots, seeds=(0,))
+    return {spot for spot, s in slopes.items() if abs(s.change) > mup.STEEPEST}
+
+
+def test_without_its_four_things_the_check_fails(page, monkeypatch):
+    names, _ = page
+    granite_at = names["granite_at"]
+
+    def same_learning_rate(width):
+        model, groups = granite_at(width)
+        return model, [group | {"lr": 1.0} for group in groups]
+
+    assert steep(same_learning_rate) >= {"self_attn", "mlp"}
+    monkeypatch.setattr(mup, "init_weights", lambda *_: None)  # those of transformers
+    assert steep(granite_at) == {"self_attn", "mlp"}
+
+
+MULTIPLIERS = dict(m_width=3.0, m_emb=5.0, m_res=0.3)
+
+
+@torch.no_grad()
+def shaken(model):
+    """The model in eval mode, with random weights, gains and biases."""
+    torch.manual_seed(1)
+    for p in model.parameters():
+        p.add_(0.2 * torch.randn_like(p))
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(torch.arange(40).view(2, 20)).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_llama_with_the_multipliers_is_a_granite(tied, page):
+    names, _ = page
+    shape = names["shape"](64) | dict(tie_word_embeddings=tied)
+    granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(
+        **shape, attention_multiplier=1 / 16, logits_scaling=3.0, embedding_multiplier=5.0,
+        residual_multiplier=0.3,
+    ))  # fmt: skip
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    llama.load_state_dict(shaken(granite).state_dict())  # the same names
+    assert not torch.allclose(logits(llama.eval()), logits(granite), rtol=0.1)
+    names["add_multipliers_to_llama"](llama, **MULTIPLIERS)
+    assert torch.allclose(logits(llama), logits(granite), rtol=1e-4, atol=1e-5)
+
+
+def test_a_gpt2_with_the_multipliers_has_them_as_in_its_weights(page):
+    names, _ = page
+    shape = transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=4, vocab_size=64, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    hooked = shaken(transformers.GPT2LMHeadModel(shape))
+    plain = copy.deepcopy(hooked)
+    names["add_multipliers_to_gpt2"](hooked, **MULTIPLIERS)
+    with torch.no_grad():
+        plain.transformer.wte.weight *= 5.0
+        plain.transformer.wpe.weight *= 5.0
+        for part in plain.transformer.h:
+            part.attn.c_attn.weight[:, :64] *= 16**0.5 / 16  # the queries
+            part.attn.c_attn.bias[:64] *= 16**0.5 / 16
+            for module in (part.attn.c_proj, part.mlp.c_proj):
+                module.weight *= 0.3
+                module.bias *= 0.3
+        plain.transformer.ln_f.weight /= 3.0
+        plain.transformer.ln_f.bias /= 3.0
+    assert torch.allclose(logits(hooked), logits(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_the_roles_of_gpt2_cover_its_weights_and_biases(page):
+    names, _ = page
+    model, groups = names["gpt2_at"](64)
+    grouped = [p for group in groups for p in group["params"]]
+    assert len(grouped) == len([*model.parameters()])
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            assert not p.any(), name  # init_weights left them at 0
+    for group in groups:
+        assert (group["weight_decay"] == 0) == all(p.dim() == 1 for p in group["params"])
