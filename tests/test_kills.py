@@ -78,38 +78,6 @@ def test_killed_again_and_again_a_run_ends_with_the_same_bits(
     assert list(run.rglob("*.tmp")) == []
 
 
-def die_at_rename(typed: list[str], k: int) -> None:
-    """Train, and end without any cleanup right before a file gets its name."""
-    real = os.replace
-    left = [k]
-
-    def counted(*paths):
-        left[0] -= 1
-        if left[0] == 0:
-            os._exit(9)
-        return real(*paths)
-
-    os.replace = counted
-    os._exit(train.main(typed))
-
-
-@pytest.mark.slow
-def test_killed_at_every_rename_a_run_ends_with_the_same_bits(corpus_path):
-    typed = argv(data=corpus_path, **SAVES | dict(total_tokens=5 * STEP))
-    assert train.main([*typed, "--out=whole"]) == 0
-    expected = everything("whole")
-    k = 1
-    status = 9
-    while status == 9:
-        process = forked.start(die_at_rename, [*typed, f"--out=run-{k}"], k)
-        process.join()
-        status = process.exitcode
-        assert train.main([*typed, f"--out=run-{k}", "--resume"]) == 0
-        assert_same_end(f"run-{k}", expected)
-        k += 1
-    assert status == 0 and k > 6  # config, log, checkpoints, record
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves(number, corpus_path):
     typed = argv(data=corpus_path, out="run", total_tokens=10**8, decay_tokens=0)

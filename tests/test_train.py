@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,14 @@ def assert_same_tensors(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert different == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_sample():
+    """A whole one would take longer than the training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
+        yield
 
 
 @pytest.fixture
@@ -189,32 +198,6 @@ def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
     assert len(set(losses)) == 3 and losses[0] == losses[3]
 
 
-def test_power_py_has_the_same_learning_rates(mixture):
-    """The paper in one file trains another model, under the same schedules."""
-    import power  # here, because it reads the text that it trains on
-
-    total = 20 * 8 * 128
-    law = dict(power_a=0.5, power_b=-0.3, power_q=0.5, lr_max=0.03)
-    beta = power.beta_of(8)
-    stable = {
-        "power": (power.power_law(0.5, -0.3, beta, 0.03, 0.5), law),
-        "wsd": (power.constant(0.01), dict(lr=0.01)),
-    }
-    for schedule, (theirs, fields) in stable.items():
-        theirs = power.warmup(theirs, 4096)
-        _, branches = power.trunk_and_branches(theirs, 8, [total])
-        cfg = config_of(
-            schedule=schedule,
-            seq_len=128,
-            total_tokens=total,
-            warmup_tokens=4096,
-            **fields,
-        )
-        steps = train.training_steps(cfg, train.build(cfg), mixture)
-        ours = [step.lr for step in steps]
-        assert ours == pytest.approx([lr for _, lr in branches[total].rates], rel=1e-12)
-
-
 # -- One step ------------------------------------------------------------------------------
 
 
@@ -307,13 +290,6 @@ def test_the_auxiliary_loss_has_its_weight_and_is_not_in_the_logged_loss(mixture
         torch.testing.assert_close(half[name] - without[name], added[name] / 2)
 
 
-def test_recomputing_changes_no_bit(mixture):
-    for changed in ({}, MOE, {"dtype": "bfloat16"}):
-        gradients, _ = gradients_of(mixture, **changed)
-        again, _ = gradients_of(mixture, recompute=True, **changed)
-        assert_same_tensors(gradients, again)
-
-
 class NoReads(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         reads = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
@@ -378,19 +354,11 @@ def files_in(folder: Path) -> dict:
 @pytest.mark.parametrize("typed, word", [
     ("--lrr 1", "--lrr"),
     ("--schedule wsd --lr 0", "--lr 0"),
-    ("--schedule wsd --lr nan", "--lr nan"),
-    ("--beta1 1", "--beta1 1"),
-    ("--seed -1", "--seed -1"),
     ("--total_tokens 1.5", "--total_tokens"),
-    ("--total_tokens 100", "--total_tokens 100"),
     ("--warmup_tokens 1e9", "1,000,000,000"),
-    ("--dtype float64", "float64"),
-    ("--compile=true", "--compile"),
     ("--schedule cosine --decay_tokens 1e5", "--decay_tokens 100000"),
     ("--lr 0.1", "--lr 0.1"),  # Power has none
     ("--n_head 5", "--n_head 5"),
-    ("--n_kv_head 3", "--n_kv_head 3"),
-    ("--n_expert 4", "--n_expert 4"),
     ("--device cuda:99", "--device cuda:99"),
     ("--data nowhere", "nowhere"),
     ("--data corpus:0.8,other:0.1", "0.8"),
@@ -413,12 +381,3 @@ def test_a_mistake_is_one_line(typed, word, corpus_path, tmp_path, capsys):
     before = sorted(tmp_path.rglob("*"))
     assert word in one_line(typed.split(), capsys)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_help_explains_every_flag(capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--help"])
-    out = capsys.readouterr().out
-    assert stop.value.code == 0
-    for name, field in config.FIELDS.items():
-        assert f"--{name}" in out and len(field.metadata["help"]) > 10
