@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import eval as evaluation
+import mup
 import train
 from config import GPTConfig
 from eval import TASKS, Request
@@ -26,7 +27,10 @@ def small_model(vocab_size: int, seq_len: int) -> GPT:
     """New weights, so large that the model strongly prefers some texts."""
     torch.manual_seed(0)
     shape = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, base_width=32, init_std=0.4)
-    return GPT(GPTConfig(**shape, vocab_size=vocab_size, seq_len=seq_len)).eval()
+    cfg = GPTConfig(**shape, vocab_size=vocab_size, seq_len=seq_len)
+    model = GPT(cfg)
+    mup.init_weights(model, mup.rules(cfg))
+    return model.eval()
 
 
 def read_json(path: str) -> dict:

@@ -18,7 +18,7 @@ import model as model_file
 import train
 from config import GPTConfig, make_config
 from model import GPT, load_model
-from tools import granite
+from tools import convert, granite
 from tools.run_folder import checkpoint_file, write_checkpoint
 from tools.tokenizers import load_tokenizer
 
@@ -168,7 +168,7 @@ def test_reading_needs_no_transformers(tmp_path, monkeypatch, capsys):
     folder = write_random(tmp_path / "granite")
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if not installed
     load_model(folder)
-    assert granite.main(["import", str(folder), "new"]) == 2
+    assert convert.main(["import", str(folder), "new"]) == 2
     assert "pip install transformers" in capsys.readouterr().err
     assert not Path("new").exists()
 
@@ -196,7 +196,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_compute_the_same_in_transformers(kind, runs, tmp_path):
-    assert granite.main(["export", str(runs / kind), "out"]) == 0
+    assert convert.main(["export", str(runs / kind), "out"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     ours = load_model(runs / kind)
     assert_same(ours, in_transformers(Path("out")))
@@ -205,7 +205,7 @@ def test_runs_compute_the_same_in_transformers(kind, runs, tmp_path):
         assert torch.equal(a, b)
     idx = torch.arange(90)[None]
     assert torch.equal(ours(idx), back(idx))
-    assert granite.main(["export", str(runs / kind), "out"]) == 2  # exists already
+    assert convert.main(["export", str(runs / kind), "out"]) == 2  # exists already
 
 
 def tokenizer_of(kind: str, documents: list[str]):
@@ -231,7 +231,8 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
     tokenizer = tokenizer_of(kind, documents)
     shape = dict(n_layer=1, n_embd=16, n_head=2, seq_len=32, vocab_size=512)
     Path("out").mkdir()
-    granite.write_folder(Path("out"), GPT(GPTConfig(**shape)), tokenizer)
+    model = GPT(GPTConfig(**shape))
+    granite.write_folder(Path("out"), model, tokenizer)
     theirs = AutoTokenizer.from_pretrained("out")
     back = load_tokenizer("out/tokenizer.json")
     assert theirs.eos_token_id == back.eot_token == tokenizer.eot_token
@@ -265,7 +266,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model_is_not_exported(change, runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(*CHANGES[change])
-    assert granite.main(["export", str(runs / "dense"), "out"]) == 2
+    assert convert.main(["export", str(runs / "dense"), "out"]) == 2
     assert "logits" in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
 
@@ -279,8 +280,8 @@ def test_a_model_with_a_new_weight_is_not_exported(runs, tmp_path):
 
 def test_training_continues_from_imported_weights(runs, corpus_path, capsys):
     """By the printed command, in which the user fills in what the weights do not say."""
-    assert granite.main(["export", str(runs / "dense"), "released"]) == 0
-    assert granite.main(["import", "released", "imported"]) == 0
+    assert convert.main(["export", str(runs / "dense"), "released"]) == 0
+    assert convert.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
     argv = shlex.split(command)[2:]
     choices = dict(data=str(corpus_path), lr="1e-9", batch_size="4")
@@ -297,7 +298,7 @@ def test_training_continues_from_imported_weights(runs, corpus_path, capsys):
         assert torch.allclose(a, b, atol=1e-6)
 
     for source, to in (("released", "imported"), ("imported", "x")):
-        assert granite.main(["import", source, to]) == 2
+        assert convert.main(["import", source, to]) == 2
 
 
 # -- The released models -----------------------------------------------------------------

@@ -10,6 +10,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
+import mup
 from config import PRESETS, GPTConfig, make_config
 from model import GPT, load_model
 from tools import granite, run_folder
@@ -33,6 +34,7 @@ def tiny(**changed) -> GPT:
     """A model far from its first weights, so that no term is negligible."""
     torch.manual_seed(0)
     gpt = GPT(GPTConfig(**TINY | changed))
+    mup.init_weights(gpt, mup.rules(gpt.cfg))
     for p in gpt.parameters():
         p.data.add_(torch.randn_like(p) / p.shape[-1] ** 0.5)
     return gpt.eval()

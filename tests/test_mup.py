@@ -56,7 +56,9 @@ def test_initial_weights_follow_the_table(experts):
     shape = dict(n_layer=4, n_embd=256, n_head=4, n_ffn=64, seq_len=8, vocab_size=999)
     shape |= dict(tie_embeddings=False, base_width=64, init_std=0.1)
     torch.manual_seed(0)
-    for name, p in GPT(GPTConfig(**shape, **experts)).named_parameters():
+    model = GPT(GPTConfig(**shape, **experts))
+    mup.init_weights(model, mup.rules(model.cfg))
+    for name, p in model.named_parameters():
         if p.dim() == 1:
             assert (p == 1).all()
             continue
