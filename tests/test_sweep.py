@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -90,12 +91,12 @@ def test_a_curriculum_is_trained_in_a_sweep_too(corpus_path, documents):
 
 
 def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
-    runs = runs_of(WSD, data=str(corpus_path))
+    runs = runs_of(WSD, [640, 2400, 2560], data=str(corpus_path))
     whole = trained(runs)
     sweep.train_from(Path("other.pt"), runs[2].cfg)
     saved = torch.load("other.pt", weights_only=True)
     assert saved["tokens"] == 2304  # where its decay begins, 10% before the end
-    for run, record in zip(runs, whole):
+    for run, record in zip(reversed(runs), reversed(whole)):
         assert sweep.train_from(Path("other.pt"), run.cfg) == record["results"]
 
 
@@ -294,12 +295,10 @@ def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
     one_job = ["--batches=2", "--lrs=0.01", "--budgets=10M", "--save_every=1000"]
     pid = fork(sweep.main, [*tiny, *one_job, "--slurm", "timeout_min=5"])
     wait_for(lambda: list(Path("out").glob("*.pt")), pid)
-    (log,) = Path("out/slurm").glob("*_log.out")
-    job, _, _ = log.name.partition("_")
     os.kill(pid, random.choice([signal.SIGTERM, signal.SIGHUP]))
     assert status_of(pid) == 130
     assert "Traceback" not in Path("err").read_text()
-    assert_group_ends(int(job))
+    assert_group_ends(pid)  # a job is in it
 
 
 def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch):
@@ -341,15 +340,19 @@ def one_line(argv: list[str], capsys) -> str:
 
 def test_only_runtime_flags_may_change(undisturbed, tiny, documents, capsys):
     leave(undisturbed)
+    data.prepare(documents[:100], "bytes", Path("mine"))
+    tiny.append("--data=mine")
+    assert sweep.main(tiny) == 0
     again = [*tiny, "--micro_batch_size=1", "--save_every=512", "--workers=2"]
-    assert sweep.main(again) == 0 and records_in("out") == undisturbed
+    assert sweep.main(again) == 0
     settings = files.read_json(Path("out/sweep.json"))["settings"]
     assert settings["micro_batch_size"] == 1 and settings["experiment"] == "wsd"
     for flag in ("--weight_decay=0", "--n_layer=2", "--decay_tokens=100"):
         assert flag[2:].split("=")[0] in one_line([*tiny, flag], capsys)
-    data.prepare(documents[:200], "bytes", Path("other"))
-    assert "other" in one_line([*tiny, "--data=other"], capsys)
     assert "experiment" in one_line(["transfer", *tiny[1:]], capsys)
+    shutil.rmtree("mine")
+    data.prepare(documents[:200], "bytes", Path("mine"))
+    assert "fingerprint" in one_line(tiny, capsys)
     assert records_in("out") == undisturbed
 
 
