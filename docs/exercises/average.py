@@ -9,7 +9,7 @@ import power
 
 @torch.no_grad()
 def update_mean(average, model, steps):
-    """Move a mean of the weights after steps - 1 steps to that after steps, in place."""
+    """Add the weights of a model to their mean over the first steps - 1 steps, in place."""
     for mean, weights in zip(average.parameters(), model.parameters()):
         mean += (weights - mean) / steps
 
