@@ -55,9 +55,8 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "update_mean": (
         6,
-        "mean and weights are tensors of the same shape. How far must the mean of "
-        "steps - 1 of them move towards one more? A Parameter in `average` is changed in "
-        "place with +=.",
+        "For every parameter, how far must the mean of steps - 1 tensors move towards one "
+        "more? += changes a parameter in place.",
     ),
 }
 
