@@ -3,7 +3,8 @@ import random
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models in tests are small
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the same tests on a machine with a GPU
+# the same tests on a machine with a GPU
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # A shell ignores Ctrl-C in what it starts in the background, and the programs that tests
 # start would inherit this.

@@ -496,7 +496,7 @@ def test_a_law_that_power_cannot_follow_says_why(numbers, capsys):
     law = dict(a=40, b=-0.4, q=0.6) | numbers
     fit.print_next_runs(law, cell, 1e5, {"n_layer": 2, "seq_len": 128})
     printed = capsys.readouterr().out
-    assert [cfg.schedule for cfg in pasted(printed)] == ["wsd", "wsd"]
+    assert [cfg.schedule for cfg in pasted(printed)] == ["wsd", "linear"]
     assert "no Power" in printed and "0.100" in printed
 
 
@@ -672,7 +672,7 @@ def test_a_table_gives_its_law_and_commands_with_its_sequence_length(capsys):
     assert power.seq_len == wsd.seq_len == linear.seq_len == 1024
     beta = wsd.batch_size / 4
     assert wsd.lr == pytest.approx(40 * beta**0.6 * (4 * LENGTHS[-1]) ** -0.4, rel=1e-3)
-    assert linear.decay_tokens == linear.total_tokens - linear.warmup_tokens
+    assert linear.schedule == "linear"
 
 
 def test_columns_may_have_other_names_and_separators():
@@ -734,7 +734,7 @@ RANDOM = [row | {"seed": i, "lr": 0.001 * (1 + i)} for i, row in enumerate(table
     (table(), "lr=rates", "no column rates"), (table(), "learning_rate=lr", "choose from"),
     ([{"val_loss": 1.0}], "", "no column 'lr'"), (table({"lr": "high"}), "", "row 2"),
     (table({"lr": 0}), "", "row 2"), (table({"lr": "0,01"}), "", "row 2"),
-    (table({"val_loss": ""}), "", "val_loss"), (table({"state": ""}), "", "column state"),
+    (table({"val_loss": ""}), "", "val_loss"), (table({"state": ""}), "", "finished"),
     (COSINE + table({"schedule": "wsd"}), "", "cosine and wsd"),
     (RANDOM, "", "same learning rates"),
 ])  # fmt: skip
@@ -743,10 +743,11 @@ def test_a_fault_of_a_table_is_one_line(rows, columns, says, capsys):
     assert [path.name for path in Path().iterdir()] == ["runs.csv"]
 
 
-def test_runs_of_another_schedule_get_a_law_and_no_commands(capsys):
-    assert fit.main([write_csv(COSINE)]) == 0
+@pytest.mark.parametrize("schedule", ["cosine", "power"])
+def test_runs_of_another_schedule_get_a_law_and_no_commands(schedule, capsys):
+    assert fit.main([write_csv(table({"schedule": schedule}))]) == 0
     printed = capsys.readouterr().out
-    assert "runs of cosine" in printed and "train.py" not in printed
+    assert f"runs of {schedule}" in printed and "train.py" not in printed
 
 
 def test_a_sweep_and_a_table_are_fitted_together():

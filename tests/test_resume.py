@@ -391,8 +391,10 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, capsys, monkeyp
     assert files_in(folder) == before
 
 
-def test_a_cosine_may_become_a_wsd(folder, monkeypatch):
+def test_a_cosine_may_become_a_wsd_which_decays(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    typed = "--branch=cosine --schedule=wsd --total_tokens=2560 --decay_tokens=256"
+    typed = "--branch=cosine --schedule=wsd --total_tokens=2560"
     assert train.main([*typed.split(), "--out=wsd"]) == 0
-    assert record_of("wsd")["results"]["tokens"] == 2560
+    record = record_of("wsd")
+    assert record["results"]["tokens"] == 2560
+    assert record["config"]["decay_tokens"] == 256
