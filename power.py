@@ -672,5 +672,6 @@ if __name__ == "__main__":
 # **The law** has one seed and three run lengths, and another seed would move b by about
 # 0.1. Never copy `a`. It changes with the text, the model and the units.
 #
-# **The worth of the law** is small here, because T only doubles. In README.md, at eight
-# times the length, the law ends 0.001 above the best and the old learning rate 0.016.
+# **The worth of the law** is small here, because T only doubles, and with one seed it can
+# come out the other way. From three seeds and at eight times the length, the law ends
+# 0.001 above the best, and the old learning rate 0.016 (research/TABLES.md).

@@ -23,10 +23,10 @@ from tools import flags
 HINTS = {  # function -> the number of its exercise, and a hint
     "decay": (
         1,
-        "Return a function of n, as `warmup` does. The decay follows the schedule until it "
-        "starts. From there on, a factor lowers the last value of the schedule. The factor "
-        "is (e^(1 - x) - 1) / (e - 1), where x is the finished share of the decay, from 0 "
-        "to 1. What should happen beyond T?",
+        "Return a function of n, as `warmup` does. The decay follows the schedule "
+        "until it starts. From there on, a factor lowers the last value of the "
+        "schedule. The factor is (e^(1 - x) - 1) / (e - 1), where x is the finished "
+        "share of the decay, from 0 to 1. What should happen beyond T?",
     ),
     "power_law": (
         2,
@@ -34,10 +34,10 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "rules": (
         3,
-        "cfg has m_width and init_std. Return a dict with a Rule for each of five kinds of "
-        'parameter: "embedding", "hidden", "branch_out" (the last matrix of attention or of '
-        'the MLP), "router" (both treated as hidden) and "gain" (the scale of a norm). '
-        "Only matrices have weight decay.",
+        "cfg has m_width and init_std. Return a dict with a Rule for each of five "
+        'kinds of parameter: "embedding", "hidden", "branch_out" (the last matrix of '
+        'attention or of the MLP), "router" (both treated as hidden) and "gain" (the '
+        "scale of a norm). Only matrices have weight decay.",
     ),
     "vertex": (
         4,
@@ -50,13 +50,14 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "trunk_and_branches": (
         5,
-        "A decay takes the last T // 10 tokens. Train every token of the trunk only once. "
-        "End the curve of every branch with a look. With look_every, begin it with one, too.",
+        "A decay takes the last T // 10 tokens. Train every token of the trunk only "
+        "once. End the curve of every branch with a look. With look_every, begin it "
+        "with one, too.",
     ),
     "update_mean": (
         6,
-        "For every parameter, how far must the mean of steps - 1 tensors move towards one "
-        "more? += changes a parameter in place.",
+        "For every parameter, how far must the mean of steps - 1 tensors move towards "
+        "one more? += changes a parameter in place.",
     ),
 }
 
@@ -93,8 +94,8 @@ def source(file: str) -> str:
 def exercise_files() -> dict[str, str]:
     """power.py, average.py and, of mup.py, only the table, all with blanks."""
     mup = blank(source("mup.py"), "rules")
-    head = '"""The table of muP, from mup.py."""\n\nimport math\nfrom typing import NamedTuple'
-    pieces = [head]
+    imports = "import math\nfrom typing import NamedTuple"
+    pieces = [f'"""The table of muP, from mup.py."""\n\n{imports}']
     for name in ("Rule", "rules"):
         _, lines = lines_of(mup, name)
         pieces.append("\n".join(lines))

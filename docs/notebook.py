@@ -3,8 +3,8 @@
     pip install nbclient ipykernel
     python docs/notebook.py        about three minutes
 
-A line `# %%` begins a cell of code, and `# %% [markdown]` one of text. A first cell installs
-what a hosted notebook lacks.
+A line `# %%` starts a cell of code, and `# %% [markdown]` a cell of text. The first cell
+installs the libraries that a hosted notebook lacks.
 """
 
 import sys

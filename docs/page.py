@@ -117,8 +117,8 @@ def curves_of(folder: Path) -> dict:
 def trunks(curves: dict, batch_size: int, seed: int) -> tuple:
     """The stable phases at three learning rates, x [n] in log2 tokens and losses [3, n].
 
-    A point is taken from the shortest run that has not begun to decay there. All runs of
-    one seed read the same text, so they share the noise of the batches. We remove it: it is
+    We take a point from the shortest run that does not yet decay there. All runs of one
+    seed read the same text, so they share the noise of the batches. We remove this noise,
     the difference between the mean of the three and a smooth curve.
     """
     x, losses = [], []
@@ -141,8 +141,8 @@ def trunks(curves: dict, batch_size: int, seed: int) -> tuple:
 def drop(curves: dict, batch_size: int, seed: int, T: int) -> float:
     """How far a decay ends below the trunk that goes on to T, in training loss.
 
-    The mean of three learning rates still has the noise of the batches. So we fit the trunk
-    by a line in log tokens, and what the decay adds by a parabola.
+    The mean of three learning rates still has the noise of the batches. So we fit a line
+    in log tokens to the trunk, and a parabola to the drop of the decay.
     """
     runs = [curves[batch_size, seed, T, lr] for lr in RATES[batch_size]]
     tokens = runs[0][0]

@@ -1,4 +1,4 @@
-"""Does the judge of docs/exercise.py fail blanks and plausible errors, and pass power.py?"""
+"""Does the judge fail blanks and plausible errors, and pass the solutions?"""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""power.py is the paper in one file. Here the other files are its oracle, and it is theirs."""
+"""power.py is the paper in one file. The other files are its oracle, and it is theirs."""
 
 import json
 import math

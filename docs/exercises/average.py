@@ -9,7 +9,7 @@ import power
 
 @torch.no_grad()
 def update_mean(average, model, steps):
-    """Add the weights of a model to their mean over the first steps - 1 steps, in place."""
+    """Add the weights of a model to their mean over steps - 1 steps, in place."""
     for mean, weights in zip(average.parameters(), model.parameters()):
         mean += (weights - mean) / steps
 
