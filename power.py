@@ -13,7 +13,7 @@ It has no flags, and draws four figures. docs/power.ipynb has its output.
 # not. This file rebuilds the paper (Shen et al., 2024, arXiv 2408.13359) small enough
 # for a laptop. It finds the law of the best learning rate in short runs, puts it into a
 # schedule, and ends one longer Power run at three lengths. It races this run against
-# runs that knew theirs, and against one that held its learning rate.
+# runs planned for these lengths, and against a run that held its learning rate.
 
 # %%
 import copy
@@ -49,7 +49,7 @@ LENGTHS = (320_000, 640_000, 1_280_000)  # and of the race
 #
 # A schedule maps n, the tokens seen so far, to a learning rate. WSD (warmup, stable,
 # decay) and Power are one line and differ in one word: `constant` or `power_law`. Only
-# `decay` knows the end. A cosine and a straight line know it from the first step.
+# `decay` depends on the end. A cosine and a straight line do so from the first step.
 
 
 # %%
@@ -140,7 +140,7 @@ def finish(name):
     print(f"figure: {name}\n", flush=True)
 
 
-if __name__ == "__main__":  # also in a notebook, but not for those who import this file
+if __name__ == "__main__":  # also in a notebook, but not if you import this file
     T = 1_280_000
     stable = {"WSD": constant(0.006), "Power": power_law(0.6, -0.3, 0.25, 0.064, q=0.5)}
     examples = {name: decay(warmup(stable[name], WARMUP), T, T // 10) for name in stable}
@@ -352,11 +352,11 @@ class Run:
 
     @property
     def loss(self):
-        """That of the last look."""
+        """Loss at the last look."""
         return self.curve[-1][1]
 
     def branch(self):
-        """A copy that goes its own way from here."""
+        """A copy that trains separately from here."""
         # one deepcopy of both, so that the optimizer's copy updates the model's copy
         return copy.deepcopy(self)
 
@@ -364,7 +364,7 @@ class Run:
 def trunk_and_branches(schedule, batch_size, lengths, look_every=None, seed=0):
     """Train one trunk, and a branch for each length T. -> trunk, {T: branch}
 
-    A branch looks where it ends. With look_every, it also does where it begins.
+    A branch looks at its end and, with look_every, also at its start.
     """
     trunk = Run(batch_size, seed)
     branches = {}
@@ -496,10 +496,10 @@ if __name__ == "__main__":
 
 
 # %% [markdown]
-# ## What the law is worth
+# ## The worth of the law
 #
-# We fit the law without the longest T, and ask it there. Without a law, we would keep the
-# best learning rate of a shorter T.
+# We fit the law without the longest T, and try its learning rate there. Without a law, we
+# would keep the best learning rate of a shorter T.
 
 
 # %%
@@ -533,16 +533,16 @@ if __name__ == "__main__":
 # ## The race
 #
 # One Power run ends at three lengths. So does one WSD run, with one learning rate for all
-# of them. Their difference is what the fall of Power is worth. Every cosine and every
+# of them. Their difference is the worth of the fall of Power. Every cosine and every
 # straight line is planned for one length.
 #
-# How high should they start? The runs of the law held their learning rate. Power had a
-# higher one before, and the planned runs are below their peaks from the warmup on. So we
-# scale the learning rate of the law by a factor. For each schedule we try three factors
-# at the first length, and take the lowest point of a parabola again.
+# How high should they start? The runs of the law held their learning rate. Power comes
+# from a higher learning rate, and the planned runs stay below their peaks after the
+# warmup. So we scale the learning rate of the law by a factor. For each schedule we try
+# three factors at the first length, and again take the lowest point of a parabola.
 
 # %%
-BATCH_SIZE = 8  # of the race
+BATCH_SIZE = 8  # sequences per step in the race
 FACTORS = {
     "Power": (1 / 2, 1, 2),
     "WSD": (1 / 2, 1, 2),
@@ -649,25 +649,25 @@ if __name__ == "__main__":
 # much as the tuned schedules differ, or more. So tune it before you compare schedules.
 #
 # **Then the noise.** The last lines repeat two runs from other initial weights. Their
-# losses spread by about 0.05. But both have the same weights and batches in every seed,
-# so compare them seed by seed: these differences spread by about 0.005.
+# losses spread by about 0.05. But in every seed both runs share initial weights and
+# batches. So compare them seed by seed: these differences spread by only about 0.005.
 #
 # **Does the fall help?** At the first length, where both were tuned, Power and WSD tie.
-# At longer ones, WSD holds a learning rate that is too high for them, and Power leads.
+# At longer lengths, WSD holds a learning rate that is too high for them, and Power leads.
 # One seed is a hint. With five seeds and wider models, Power leads such a WSD by 0.012
 # on average (research/TABLES.md).
 #
-# **Power and cosine.** One run that may end anywhere should be about as good as a run
-# that was planned for each length. That is the claim of the paper. A cosine had to know
-# its length at its first step, and Power at nine tenths of it.
+# **Power and cosine.** The paper claims that one run that may end anywhere is about as
+# good as a run planned for each length. A cosine needs its length at the first step, and
+# Power only at nine tenths of it.
 #
 # **The last column** is the price of a wrong plan. A cosine that stops early still has
 # a high learning rate. In README.md, a wider model pays up to 0.1, in the mean of three
 # seeds.
 #
-# **When not.** If you know T, use it. At the longest T, the straight line to 0 was
-# ahead of Power when we ran this. In README.md, it also is in longer runs, from three
-# seeds.
+# **When not.** If you know T, plan for it. At the longest T, the straight line to 0 was
+# ahead of Power when we ran this. In README.md, it is also ahead in longer runs, with
+# three seeds.
 #
 # **The law** has one seed and three run lengths, and another seed would move b by about
 # 0.1. Never copy `a`. It changes with the text, the model and the units.
