@@ -62,7 +62,7 @@ def test_sweeps_of_a_page_are_commands(page):
     for program, arguments in commands:
         if program == "sweep.py":
             sweep.parse(shlex.split(arguments))
-        if program == "fit.py":
+        if program == "fit.py" and "STEPLAW" not in arguments:
             assert (tables.ROOT / shlex.split(arguments)[0]).is_dir()
 
 
