@@ -5,10 +5,6 @@ import gzip
 import hashlib
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,16 +41,13 @@ def drawn(mixture: data.Mixture, g, seed: int) -> list[tuple[int, int]]:
     return [(first // 10**6, first % 10**6 // SEQ_LEN) for first in firsts]
 
 
-@pytest.mark.parametrize("n", [1, 2, 97, 1000])
-def test_an_epoch_reads_every_sequence_once(n):
-    order = [i for _, i in drawn(mixture_of([n], (0, (1.0,))), range(3 * n), seed=5)]
-    epochs = [order[:n], order[n : 2 * n], order[2 * n :]]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(n))
-    if n > 2:
-        assert epochs[0] != epochs[1] != epochs[2]
-        other = drawn(mixture_of([n], (0, (1.0,))), range(n), seed=6)
-        assert [i for _, i in other] != epochs[0]
+def test_an_epoch_reads_every_sequence_once():
+    mixture = mixture_of([97], (0, (1.0,)))
+    order = [i for _, i in drawn(mixture, range(2 * 97), seed=5)]
+    first, second = order[:97], order[97:]
+    assert sorted(first) == sorted(second) == list(range(97))
+    assert first != second
+    assert [i for _, i in drawn(mixture, range(97), seed=6)] != first
 
 
 def plain_order(sizes, stages, n: int, seed: int) -> list[tuple[int, int]]:
@@ -79,41 +72,26 @@ def plain_order(sizes, stages, n: int, seed: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("stages", [
     [(0, (1.0,))],
-    [(0, (0.8, 0.2))],
     [(0, (0.333, 0.334, 0.333))],
     [(0, (0.5, 0.5, 0.0)), (1234, (0.25, 0.0, 0.75))],
-    [(0, (1.0, 0.0)), (7, (0.0, 1.0)), (2001, (0.999, 0.001))],
 ])  # fmt: skip
 def test_the_order_is_that_of_a_loop(stages):
     """And does not depend on which sequences we draw together, or when."""
     sizes = [300, 41, 7][: len(stages[0][1])]
-    expected = plain_order(sizes, stages, 2600, seed=3)
+    expected = plain_order(sizes, stages, 1600, seed=3)
     mixture = mixture_of(sizes, *stages)
-    assert drawn(mixture, range(2600), seed=3) == expected
-    some = [2599, 0, 1234, 7, 6, 1000, 999]
+    assert drawn(mixture, range(1600), seed=3) == expected
+    some = [1599, 0, 1234, 7, 6, 1000, 999]
     assert drawn(mixture, some, seed=3) == [expected[g] for g in some]
-
-
-def test_the_shares_are_exact_in_every_block():
-    mixture = mixture_of([50, 50, 50], (0, (0.7, 0.297, 0.003)), (3000, (0.1, 0.2, 0.7)))
-    sources = np.array([source for source, _ in drawn(mixture, range(5000), seed=0)])
-    counts = [np.bincount(block).tolist() for block in sources.reshape(5, 1000)]
-    assert counts == [[700, 297, 3]] * 3 + [[100, 200, 700]] * 2
 
 
 def test_mixtures_are_written_as_folders_and_shares():
     assert data.parse_mixture("--data", "web") == {"web": 1}
     shares = {"a/web": 0.8, "code": 0.15, "math": 0.05}
     assert data.parse_mixture("--data", "a/web:0.8,code:0.15,math:0.05") == shares
-
-
-@pytest.mark.parametrize(
-    "text", ["a:0.5", "a:0.6,b:0.6", "a,b", "a:1.5,b:-0.5", "a:0.5,a:0.5", "a:x,b:0.5",
-             "a:nan,b:0.5", "a:0.9999,b:0.0001", "a:1,b:0"]
-)  # fmt: skip
-def test_mixtures_that_do_not_add_up_are_refused(text):
-    with pytest.raises(UserError, match="--decay_data"):
-        data.parse_mixture("--decay_data", text)
+    for text in ("a:0.5", "a,b", "a:1.5,b:-0.5", "a:x,b:0.5", "a:0.9999,b:0.0001"):
+        with pytest.raises(UserError, match="--decay_data"):
+            data.parse_mixture("--decay_data", text)
 
 
 # -- Opening -----------------------------------------------------------------------------
@@ -129,13 +107,10 @@ def test_decay_data_take_over_where_the_decay_begins(documents):
     whole = data.load_corpus(settings(data="web", decay_data="web:0.5,code:0.5"))
     begin = math.ceil((3_200_000 - 1_000_001) / 32)
     assert whole.stages == [(0, (1.0, 0.0)), (begin, (0.5, 0.5))]
-    assert list(whole.sources) == ["web", "code"]
     web = data.load_corpus(settings(data="web"))
     assert web.meta == data.open_corpus("web").meta
-    fingerprints = {whole.meta["fingerprint"], web.meta["fingerprint"]}
-    for text in ("web:0.5,code:0.5", "web:0.6,code:0.4", "code"):
-        fingerprints.add(data.load_corpus(settings(data=text)).meta["fingerprint"])
-    assert len(fingerprints) == 5
+    other = data.load_corpus(settings(data="web", decay_data="web:0.6,code:0.4"))
+    assert len({part.meta["fingerprint"] for part in (whole, web, other)}) == 3
 
 
 def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
@@ -153,12 +128,16 @@ def test_a_model_must_be_able_to_read_its_corpus(corpus):
         data.check_corpus(longer, corpus)
 
 
-@pytest.mark.parametrize("content", [None, b'{"no": '])
-@pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json", "words.tiktoken"])
+@pytest.mark.parametrize("file, content", [
+    ("train.bin", None),
+    ("val.bin", b"cut"),
+    ("meta.json", b'{"no": '),
+    ("words.tiktoken", None),
+])  # fmt: skip
 def test_damaged_corpora_are_refused(file, content, documents, tokenizer_path):
     data.prepare(documents[:30], tokenizer_path, Path("c"))
     Path("c", file).unlink()
-    if content is not None:
+    if content:
         Path("c", file).write_bytes(content)
     with pytest.raises(UserError):
         data.open_corpus("c")
@@ -230,16 +209,8 @@ def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.
     assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
 
 
-def texts_of(folder: str) -> list[str]:
-    """The texts of a corpus of bytes, sorted."""
-    corpus = data.open_corpus(folder)
-    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
-    return sorted(text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff"))
-
-
-@pytest.mark.parametrize("batch_size", [1, 2**20])
-def test_every_text_is_there_once(batch_size, documents, tokenizer_path, monkeypatch):
-    monkeypatch.setattr(data, "BATCH_SIZE", batch_size)  # 1: work for many cores
+def test_every_text_is_there_once(documents, tokenizer_path, monkeypatch):
+    monkeypatch.setattr(data, "BATCH_SIZE", 2000)  # many batches, some of many texts
     long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a letter
     texts = sorted([*documents, *long], key=lambda text: is_held_out(text, 0.3))
     texts.reverse()
@@ -265,18 +236,6 @@ def test_one_book_trains_but_for_its_end(capsys):
     assert corpus.meta["bytes_per_token"] == pytest.approx(bytes_per_token)
 
 
-def test_few_held_out_texts_are_not_passed_over(capsys):
-    Path("books").mkdir()
-    for i in range(40):
-        Path("books", str(i)).write_text(f"{i} " * 20_000)
-    assert data.main(["--source=books", "--out=few", "--val_fraction=0.2"]) == 0
-    assert "warning" in capsys.readouterr().out
-    meta = data.open_corpus("few").meta
-    assert meta["val_tokens"] > 50_000 and meta["val_documents"] < 20
-    assert data.main(["--source=books", "--out=more", "--val_fraction=0.9"]) == 0
-    assert "warning" not in capsys.readouterr().out
-
-
 def write_as(layout: str, texts: list[str]) -> None:
     """Put texts into the folder `source`, in files of this kind."""
     Path("source").mkdir()
@@ -290,10 +249,7 @@ def write_as(layout: str, texts: list[str]) -> None:
         Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
 
 
-LAYOUTS = ["txt", "py.gz", "jsonl", "jsonl.gz", "json", "json.gz", "ndjson"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["txt", "py.gz", "jsonl", "json.gz"])
 def test_every_kind_of_file_gives_the_same_tokens(layout, documents, capsys):
     texts = [
         text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
@@ -309,9 +265,8 @@ def test_a_dataset_gives_the_same_tokens(documents, capsys):
     write_as("jsonl", documents)
     assert data.main(["--dataset=source", "--out=c"]) == 0
     check("c", documents)
-    write = ["--out=d", "--text_field=body"]
-    assert one_line(["--dataset=source", *write], capsys).count("id, text")
-    assert "nope" in one_line(["--dataset=source:nope", "--out=d"], capsys)
+    error = one_line(["--dataset=source", "--out=d", "--text_field=body"], capsys)
+    assert "id, text" in error
 
 
 def test_files_come_in_the_order_of_their_names():
@@ -320,11 +275,6 @@ def test_files_come_in_the_order_of_their_names():
         Path("top", name).parent.mkdir(parents=True, exist_ok=True)
         Path("top", name).write_text(name)
     assert list(data.read_files(["top"], "text")) == names
-    assert list(data.read_files(["top/x", "top/b"], "text")) == [
-        "x",
-        "b/c.txt",
-        "b/x.txt",
-    ]
 
 
 MESS = [
@@ -338,38 +288,29 @@ MESS = [
 def test_what_cannot_be_read_is_skipped_and_named(capsys):
     """And nothing else, so that one bad file does not end the work of hours."""
     packed = gzip.compress(b'{"text": "packed"}\n' * 10_000, compresslevel=0)
-    files = {
+    bad = {
         "mess.jsonl": b"\n".join(MESS),
-        "config.json": b'{\n  "text": 1\n}\n',
         "half.jsonl.gz": packed[:100_000],
         "not-packed.gz": b"text",
         "picture": b"\x89PNG\0\0",
-        "latin": b"na\xefve text",
     }
     Path("top").mkdir()
-    for name, content in files.items():
+    for name, content in (bad | {"latin": b"na\xefve text"}).items():
         Path("top", name).write_bytes(content)
     assert data.main(["--source=top", "--out=c"]) == 0
-    texts = texts_of("c")
+
+    corpus = data.open_corpus("c")
+    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
+    texts = [text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff")]
     assert texts.count("packed") > 3000
     assert set(texts) - {"packed"} == {
         "byte order mark", "windows", "bad \ufffd byte", "half ? pair",
         "whole \U0001f600 pair", "last", "na\ufffdve text",
     }  # fmt: skip
-    lines = capsys.readouterr().out.splitlines()
-    skipped = [line for line in lines if line.startswith("skipped")]
-    for name in (
-        "config.json",
-        "half.jsonl.gz",
-        "mess.jsonl",
-        "not-packed.gz",
-        "picture",
-    ):
-        (line,) = [line for line in skipped if f"top/{name}" in line]
-        skipped.remove(line)
-        if name == "mess.jsonl":
-            assert "5 of 12" in line
-    assert skipped == []
+    said = capsys.readouterr().out
+    assert said.count("skipped") == len(bad)
+    assert all(f"skipped top/{name}" in said for name in bad)
+    assert "5 of 12" in said
 
 
 def one_line(argv: list[str], capsys) -> str:
@@ -386,42 +327,17 @@ def one_line(argv: list[str], capsys) -> str:
 
 
 @pytest.mark.parametrize("argv, word", [
-    ("--source nowhere --out c", "nowhere"),
     ("--source f nowhere --out c", "nowhere"),
     ("--source f --out c --val_fraction 2", "--val_fraction"),
     ("--source f", "--out"),
-    ("--out c", "--source"),
     ("--source f --dataset g --out c", "--dataset"),
     ("--source f --out f", "--out f"),
-    ("--source f --out f/c", "f"),
-    ("--source blank --out c", "text"),
     ("--source a.jsonl --out c", "text"),
     ("--source f --out c --tokenizer gpt9", "gpt9"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_leave_nothing(argv, word, capsys):
-    files = {"f": "text", "blank": "", "a.jsonl": '{"body": "x"}\n' * 9}
+    files = {"f": "text", "a.jsonl": '{"body": "x"}\n' * 9}
     for name, content in files.items():
         Path(name).write_text(content)
     assert word in one_line(argv.split(), capsys)
     assert {path.name for path in Path().iterdir()} == set(files)
-
-
-def test_without_datasets_one_line_names_the_package(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    assert "pip install datasets" in one_line(["--dataset=x", "--out=c"], capsys)
-
-
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    os.mkfifo("pipe.jsonl")
-    argv = ["--source", "pipe.jsonl", "--out", "c"]
-    command = [sys.executable, str(Path(data.__file__)), *argv]
-    process = subprocess.Popen(command, text=True, stderr=subprocess.PIPE)
-    with open("pipe.jsonl", "wb", buffering=0) as pipe:
-        # more than fits into a pipe, so this waits until data.py reads
-        pipe.write(b'{"text": "%s"}\n' % (b"word " * 200) * 9000)
-        assert list(tmp_path.glob(".c.*/c/train.bin"))
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]
