@@ -77,7 +77,10 @@ def theirs(exported) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_texts_and_likelihoods_equal_the_harness(name, theirs, exported, items):
+def test_a_task_equals_the_harness(name, theirs, exported, items, scores):
+    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
+
+    # 1. Its texts and their likelihoods
     model = load_model(exported)
     tokenizer = load_tokenizer(model.run["tokenizer"])
     ours = evaluation.read_task(name, items, None)
@@ -102,11 +105,7 @@ def test_texts_and_likelihoods_equal_the_harness(name, theirs, exported, items):
             log_p = [pair[0] for pair in log_p]
         assert found == pytest.approx(log_p, rel=1e-5, abs=1e-4)
 
-
-@pytest.mark.parametrize("name", TASKS)
-def test_metrics_equal_the_harness(name, theirs, scores):
-    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
-
+    # 2. Its metrics
     expected = theirs[0][name]  # of every subject
     sizes = [12 // len(expected)] * len(expected)
     reported = [key for key in expected[0] if key.endswith(",none")]
@@ -142,8 +141,7 @@ def one_pass(model: GPT, request: Request) -> float:
     return sum(log_p[i - 1, ids[i]].item() for i in range(len(ids) - request.n, len(ids)))
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 60, 10**6])
-def test_a_score_depends_only_on_its_request(batch_tokens, monkeypatch):
+def test_a_score_depends_only_on_its_request(monkeypatch):
     model = small_model(vocab_size=50, seq_len=64)
     rng = random.Random(0)
     requests = [Request([3, 4], 1), Request([3, 5], 1)]
@@ -152,33 +150,25 @@ def test_a_score_depends_only_on_its_request(batch_tokens, monkeypatch):
         context = rng.choices(range(50), k=rng.randint(1, 40))
         for ending in ([7], [8], rng.choices(range(50), k=rng.randint(1, 20))):
             requests.append(Request(context + ending, len(ending)))
-    monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: batch_tokens)
+    monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: 60)
     found = evaluation.score(model, requests)
     expected = [one_pass(model, request) for request in requests]
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_equal_inputs_are_read_once():
-    model = small_model(vocab_size=50, seq_len=64)
-    read = []
-    model.embed.register_forward_hook(lambda _, inputs, output: read.append(output.shape))
-    evaluation.score(model, [Request([1, 2, 3, letter], 1) for letter in (5, 6, 7, 8)])
-    assert read == [(1, 3, 32)]
-
-
 def test_questions_that_do_not_fit_are_counted(argv):
     short = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
     long = short | {"goal": " word" * 99}
-    harness.write(Path("long"), {"piqa": [short, long, short | {"sol2": " c" * 99}]})
+    harness.write(Path("long"), {"piqa": [short, long]})
     flags = "--tasks piqa --data long --max_len 20 --out scores.json"
     assert evaluation.main([*argv, *flags.split()]) == 0
     result = read_json("scores.json")["piqa"]
-    assert (result["n"], result["n_cut"], result["max_len"]) == (3, 2, 20)
+    assert (result["n"], result["n_cut"], result["max_len"]) == (2, 1, 20)
 
 
 def test_two_processes_share_the_items(argv, scores):
     """The same scores as from one process, and one of the two prints them."""
-    argv = [*argv, "--tasks", "arc_easy,mmlu,wikitext", "--out", "two.json"]
+    argv = [*argv, "--tasks", "arc_easy,wikitext", "--out", "two.json"]
     with socket.socket() as server:
         server.bind(("localhost", 0))  # any free port
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.getsockname()[1])}
@@ -194,12 +184,9 @@ def test_two_processes_share_the_items(argv, scores):
         assert result == pytest.approx(scores[name])
 
 
-ITEM = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
 MISTAKES = {  # flags, piqa.jsonl, a part of the error
     "no file": ("--data .", None, "piqa.jsonl"),
-    "no JSON": ("--data .", json.dumps(ITEM) + "\n{", "line 2"),
     "no such field": ("--data .", '{"goal": "a"}', "sol1"),
-    "secret label": ("--data .", json.dumps(ITEM | {"label": -1}), "-1"),
     "window": ("--max_len 9999", None, "--max_len 9999"),
     "task": ("--tasks gsm8k", None, "gsm8k"),
     "no data": ("--data=", None, "--data"),
@@ -219,28 +206,18 @@ def test_a_mistake_is_one_line(case, argv, capsys):
     assert not Path("scores.json").exists()
 
 
-def test_a_diverged_model_has_no_scores():
-    model = small_model(vocab_size=50, seq_len=64)
-    model.norm.weight.data[0] = math.nan
-    with pytest.raises(evaluation.UserError):
-        evaluation.score(model, [Request([1, 2], 1)])
-
-
 # -- Losses and samples ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_tokens", [None, 1000])
 @torch.no_grad()
-def test_validation_loss_equals_a_plain_loop(max_tokens, corpus):
+def test_validation_loss_equals_a_plain_loop(corpus):
     model = small_model(vocab_size=256, seq_len=32).train()
-    losses = evaluation.validation_loss(model, corpus, max_tokens)
+    losses = evaluation.validation_loss(model, corpus, max_tokens=1000)
     assert model.training
 
     sequences = np.random.default_rng([0]).permutation((len(corpus.val) - 1) // 32)
-    if max_tokens:
-        sequences = sequences[: max_tokens // 32]
     nats = []
-    for i in sequences:
+    for i in sequences[: 1000 // 32]:
         ids = torch.from_numpy(corpus.val[32 * i : 32 * i + 33].astype(np.int64))
         nats.append(F.cross_entropy(model(ids[None, :-1])[0], ids[1:]).item())
     bits_per_byte = np.mean(nats) / math.log(2) / corpus.meta["bytes_per_token"]
@@ -265,19 +242,6 @@ def test_the_loss_is_that_of_the_record(run, capsys):
     for path in (run, run / "ckpt" / f"{640:016d}.pt"):
         assert evaluation.main(["--model", str(path), "--device", "cpu"]) == 0
         assert recorded in capsys.readouterr().out
-
-
-def test_scores_have_the_dtype_of_training(run, items):
-    argv = ["--model", str(run), "--device", "cpu", "--data", str(items), "--limit", "3"]
-    found = {}
-    for dtype in ("auto", "bfloat16", "float32"):
-        flags = ["--tasks", "wikitext", "--dtype", dtype, "--out", dtype]
-        assert evaluation.main([*argv, *flags]) == 0
-        found[dtype] = read_json(dtype)["wikitext"]
-    assert found["auto"] == found["bfloat16"]
-    assert (found["auto"]["n"], found["auto"]["dtype"]) == (3, "bfloat16")
-    half, full = (found[dtype]["bits_per_byte"] for dtype in ("bfloat16", "float32"))
-    assert half != full == pytest.approx(half, rel=0.01)
 
 
 def test_a_sample_continues_the_prompt(run, capsys):

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-from base64 import b64encode
 from pathlib import Path
 
 import harness
@@ -12,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from test_tokenizers import write_tiktoken
 
 import eval as evaluation
 import model as model_file
@@ -62,14 +62,10 @@ def in_transformers(folder: Path):
 
 @torch.no_grad()
 def assert_same(ours: GPT, theirs) -> None:
-    """The same logits, and the same 64 greedy tokens."""
     generator = torch.Generator().manual_seed(1)
     idx = torch.randint(ours.cfg.vocab_size, (3, 32), generator=generator)
     expected = theirs(idx).logits
     assert (ours(idx) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    greedy = dict(do_sample=False, max_new_tokens=64, eos_token_id=None, pad_token_id=0)
-    written = theirs.generate(idx, attention_mask=torch.ones_like(idx), **greedy)
-    assert torch.equal(ours.generate(idx, 64, temperature=0), written)
 
 
 def change_config(folder: Path, **fields) -> None:
@@ -85,11 +81,8 @@ def write_weights(folder: Path, weights: dict) -> None:
 
 MOE = dict(num_local_experts=7, num_experts_per_tok=3)
 RELEASED = {
-    "tied": dict(),
-    "untied": dict(tie_word_embeddings=False),
+    "dense": dict(),
     "wide heads": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1),
-    "MoE": MOE,
-    "shards": dict(shard="30KB"),
     "MoE in shards": dict(shard="30KB", tie_word_embeddings=False, **MOE),
 }
 
@@ -124,33 +117,18 @@ def test_newer_names_of_experts_are_read(tmp_path):
     assert_same(load_model(folder), theirs)
 
 
-def test_weights_keep_their_dtype(tmp_path):
-    folder = write_random(tmp_path / "granite")
+def rename_norm(folder: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
-    write_weights(folder, {name: weight.bfloat16() for name, weight in weights.items()})
-    ours = load_model(folder)
-    assert ours.embed.weight.dtype == torch.bfloat16
-    granite.compare(folder, ours)
-    assert_same(load_model(folder, dtype=torch.float32), in_transformers(folder))
-
-
-def change_names(folder: Path, old: str, new: str) -> None:
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    write_weights(folder, {name.replace(old, new): w for name, w in weights.items()})
+    weights["model.other"] = weights.pop("model.norm.weight")
+    write_weights(folder, weights)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4}
-OLD_ROPE = dict(rope_parameters=None, rope_scaling={"type": "linear"})
 DAMAGES = {  # a part of the error -> what is wrong
     "model.safetensors": lambda f: os.truncate(f / "model.safetensors", 999),
-    "model.norm": lambda f: change_names(f, "model.norm.weight", "model.other"),
-    "q_proj.bias": lambda f: change_names(f, "q_proj.weight", "q_proj.bias"),
+    "model.norm": rename_norm,
     "gelu": lambda f: change_config(f, hidden_act="gelu"),
     "yarn": lambda f: change_config(f, rope_parameters=YARN),
-    "linear": lambda f: change_config(f, **OLD_ROPE),
-    "num_hidden_layers": lambda f: (f / "config.json").write_text(
-        '{"model_type": "mamba"}'
-    ),
 }
 
 
@@ -177,7 +155,6 @@ def test_reading_needs_no_transformers(tmp_path, monkeypatch, capsys):
 
 KINDS = {
     "dense": dict(),
-    "untied": dict(tie_embeddings=False),
     "MoE": dict(n_expert=4, n_expert_active=2, n_ffn=24),
 }
 
@@ -208,19 +185,9 @@ def test_runs_compute_the_same_in_transformers(kind, runs, tmp_path):
     assert convert.main(["export", str(runs / kind), "out"]) == 2  # exists already
 
 
-def tokenizer_of(kind: str, documents: list[str]):
-    """bytes, or the tokenizer of a new small file."""
-    if kind == "json":  # adds a token before every text, as others use it
-        harness.train_tokenizer(Path("tokenizer.json"), documents, size=300)
-        return load_tokenizer("tokenizer.json")
-    if kind == "tiktoken":
-        tokens = [bytes([i]) for i in range(256)]
-        # "return" merges tu before et, and no merges of pairs lead to the last token
-        tokens += [b"tu", b"et", b"de", b"def", b" a", b"lp", b"ha", b" alpha"]
-        lines = [f"{b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
-        Path("small.tiktoken").write_text("\n".join(lines))
-        return load_tokenizer("small.tiktoken")
-    return load_tokenizer("bytes")
+# "return" merges tu before et, and no merges of pairs lead to the last token
+TOKENS = [bytes([i]) for i in range(256)]
+TOKENS += [b"tu", b"et", b"de", b"def", b" a", b"lp", b"ha", b" alpha"]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "tiktoken", "json"])
@@ -228,11 +195,16 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
     """Also as lm_eval calls it, which takes the tokens that a post-processor adds."""
     from transformers import AutoTokenizer
 
-    tokenizer = tokenizer_of(kind, documents)
+    name = "bytes"
+    if kind == "json":  # adds a token before every text, as others use it
+        name = "tokenizer.json"
+        harness.train_tokenizer(Path(name), documents, size=300)
+    if kind == "tiktoken":
+        name = write_tiktoken("small.tiktoken", TOKENS)
+    tokenizer = load_tokenizer(name)
     shape = dict(n_layer=1, n_embd=16, n_head=2, seq_len=32, vocab_size=512)
     Path("out").mkdir()
-    model = GPT(GPTConfig(**shape))
-    granite.write_folder(Path("out"), model, tokenizer)
+    granite.write_folder(Path("out"), GPT(GPTConfig(**shape)), tokenizer)
     theirs = AutoTokenizer.from_pretrained("out")
     back = load_tokenizer("out/tokenizer.json")
     assert theirs.eos_token_id == back.eot_token == tokenizer.eot_token
@@ -243,29 +215,11 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
         assert theirs.decode(ids) == text
 
 
-def squared_relu(self, x):
-    return self.down(F.relu(self.gate(x)) ** 2 * self.up(x)), None
+def test_a_changed_model_is_not_exported(runs, tmp_path, monkeypatch, capsys):
+    def squared_relu(self, x):
+        return self.down(F.relu(self.gate(x)) ** 2 * self.up(x)), None
 
-
-def attend_nearby(q, k, v, scale):
-    """Attention to the last 80 tokens only."""
-    position = torch.arange(q.shape[1])
-    distance = position[:, None] - position
-    mask = (distance >= 0) & (distance < 80)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    y = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
-    return y.transpose(1, 2)
-
-
-CHANGES = {
-    "activation": (model_file.MLP, "forward", squared_relu),
-    "window": (model_file, "attend", attend_nearby),  # no difference in 80 tokens
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_model_is_not_exported(change, runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(*CHANGES[change])
+    monkeypatch.setattr(model_file.MLP, "forward", squared_relu)
     assert convert.main(["export", str(runs / "dense"), "out"]) == 2
     assert "logits" in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
@@ -291,14 +245,11 @@ def test_training_continues_from_imported_weights(runs, corpus_path, capsys):
     assert train.main([*argv, "--device", "cpu", "--out", "new"]) == 0
     record = json.loads(Path("new/record.json").read_text())
     assert record["results"]["tokens"] == 5 * 4 * 96
-    # with intervals that suit large models
-    assert record["config"]["preset"] == "PowerLM-3B"
     old = load_model("released")
     for a, b in zip(load_model("new").parameters(), old.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
-    for source, to in (("released", "imported"), ("imported", "x")):
-        assert convert.main(["import", source, to]) == 2
+    assert convert.main(["import", "released", "imported"]) == 2  # exists already
 
 
 # -- The released models -----------------------------------------------------------------
