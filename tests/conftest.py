@@ -1,6 +1,7 @@
 import os
 import random
 import signal
+from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models in tests are small
 # the same tests on a machine with a GPU
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import data
+import train
 
 torch.set_num_threads(1)
 
@@ -49,3 +51,11 @@ def corpus(corpus_path) -> data.Corpus:
 def in_an_empty_folder(tmp_path, monkeypatch):
     """No test leaves anything in the repository."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_samples():
+    """A whole one would take longer than the training of a small model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
+        yield

@@ -4,11 +4,14 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
+
+import train
 
 context = multiprocessing.get_context("forkserver")
 # the first optimizer imports torch._dynamo, and the first figure pyplot
@@ -35,6 +38,7 @@ def call(function: Callable, args: tuple, environment: dict) -> None:
         os.dup2(os.open(f"{os.getpid()}.{ending}", os.O_WRONLY | os.O_CREAT), stream)
     os.environ.update(environment)
     torch.set_num_threads(1)
+    train.sample = partial(train.sample, max_new_tokens=20)  # as in conftest
     sys.exit(function(*args))
 
 
