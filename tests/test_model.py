@@ -1,7 +1,6 @@
 """The model against the Granite classes of transformers, and against itself without shortcuts."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,9 @@ TINY = dict(
     n_layer=2, n_embd=32, n_head=4, seq_len=16, vocab_size=256, base_width=16,
     m_emb=3.0, m_res=0.7, logits_scaling=1.3,
 )  # fmt: skip
-MOE = dict(n_expert=4, n_expert_active=2, n_ffn=16)
 SHAPES = {
-    "dense": dict(),
-    "grouped heads, untied": dict(n_kv_head=2, tie_embeddings=False),
-    "MoE": MOE,
-    "MoE, grouped heads": dict(n_kv_head=1, **MOE),
+    "dense": dict(n_kv_head=2, tie_embeddings=False),
+    "MoE": dict(n_kv_head=1, n_expert=4, n_expert_active=2, n_ffn=16),
 }
 
 
@@ -66,16 +62,11 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
     expected = theirs.get_input_embeddings().weight.grad
     torch.testing.assert_close(ours.embed.weight.grad, expected, rtol=1e-3, atol=1e-5)
 
-    # a folder of transformers is a model of ours
-    read = load_model("granite")
-    assert read.cfg.n_expert == ours.cfg.n_expert and not read.training
-    torch.testing.assert_close(read(idx), logits, rtol=1e-5, atol=1e-6)
-
 
 # -- Against itself ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", ["dense", "MoE"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_recomputing_changes_no_gradient(shape):
     gradients = []
     for recompute in (False, True):
@@ -85,17 +76,6 @@ def test_recomputing_changes_no_gradient(shape):
         gpt(idx[:, :-1], idx[:, 1:])[0].backward()
         gradients.append([p.grad for p in gpt.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
-
-
-def test_in_bfloat16_only_the_precision_changes():
-    gpt = tiny()
-    idx = some_tokens(3, 17)
-    expected, _ = gpt(idx[:, :-1], idx[:, 1:])
-    with torch.autocast("cpu", torch.bfloat16):
-        assert gpt(idx[:, :-1]).dtype == torch.bfloat16
-        loss, _ = gpt(idx[:, :-1], idx[:, 1:])
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
 
 
 def test_more_tokens_than_seq_len_are_refused():
@@ -109,7 +89,7 @@ def test_more_tokens_than_seq_len_are_refused():
 @torch.no_grad()
 def test_greedy_text_slides_through_the_window():
     gpt = tiny(tie_embeddings=False)  # tied, it repeats one token
-    for start, n in ((1, 0), (9, 7), (1, 40), (20, 5)):  # below, at and beyond seq_len
+    for start, n in ((1, 40), (20, 5)):  # beyond seq_len
         text = some_tokens(3, start)
         expected = text
         for _ in range(n):
@@ -169,9 +149,8 @@ def write_run(gpt: GPT, out: Path, tokens: int) -> Path:
     return file
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_run_is_its_newest_checkpoint(shape):
-    old, new = tiny(), tiny(**SHAPES[shape])
+def test_a_run_is_its_newest_checkpoint():
+    old, new = tiny(), tiny(**SHAPES["MoE"])
     file = write_run(old, Path("run"), 9)
     write_run(new, Path("run"), 10)
     idx = some_tokens(2, 16)
@@ -188,18 +167,13 @@ def test_loading_in_bfloat16_keeps_the_rotary_table():
     loaded = load_model("run", dtype=torch.bfloat16)
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
     assert torch.equal(loaded.rope, gpt.rope)
-    idx = some_tokens(2, 16)
-    torch.testing.assert_close(loaded(idx).float(), gpt(idx), rtol=0.1, atol=0.1)
 
 
 def test_what_is_no_model_is_one_line():
-    write_run(tiny(), Path("run"), 9)
     Path("empty").mkdir()
-    Path("text.pt").write_text("no checkpoint")
-    shutil.copytree("run", "cut")
-    cut = run_folder.checkpoint_file(Path("cut"), 9)
+    cut = write_run(tiny(), Path("cut"), 9)
     cut.write_bytes(cut.read_bytes()[:1000])
-    for path in ("missing", "empty", "text.pt", "cut"):
+    for path in ("missing", "empty", "cut"):
         with pytest.raises((UserError, OSError)) as error:
             load_model(path)
         assert path in str(error.value) and "\n" not in str(error.value)
