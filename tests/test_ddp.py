@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import data
@@ -20,7 +19,7 @@ from tools import run_folder
 
 # with few and low learning rates, because rounding grows in the course of a run
 FEW = dict(
-    total_tokens=20 * STEP, lr_max=0.01, eval_every=8 * STEP, final_eval_tokens=3200
+    total_tokens=10 * STEP, lr_max=0.01, eval_every=8 * STEP, final_eval_tokens=3200
 )
 
 
@@ -62,18 +61,14 @@ def alone(corpus_path, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name, changed", [
-    ("dense", {}), ("dense", dict(micro_batch_size=1)), ("moe", MOE),
-], ids=["dense", "micro-batches", "MoE"])  # fmt: skip
+    ("dense", dict(micro_batch_size=1)), ("moe", MOE),
+], ids=["micro-batches", "MoE"])  # fmt: skip
 def test_two_processes_train_and_validate_like_one(name, changed, alone, corpus_path):
     typed = argv(data=corpus_path, out="run", **FEW, **changed)
     outputs = finish(launch(2, train.main, typed))
-    assert len(losses("run")) == 20 + 3
+    assert len(losses("run")) == 10 + 2
     assert losses("run") == pytest.approx(losses(alone / name), rel=1e-5)
-    ours = record_of("run")
-    theirs = record_of(alone / name)
-    assert ours["origin"]["processes"] == 2 and theirs["origin"]["processes"] == 1
-    for key in ("val_loss", "val_bpb"):
-        assert ours["results"][key] == pytest.approx(theirs["results"][key], rel=1e-5)
+    assert record_of("run")["origin"]["processes"] == 2
     # only rank 0 prints and writes
     assert "a sample" in outputs[0][0] and outputs[1] == ("", "")
     assert [path.name for path in Path(".").iterdir() if path.is_dir()] == ["run"]
@@ -81,22 +76,17 @@ def test_two_processes_train_and_validate_like_one(name, changed, alone, corpus_
 
 def test_a_run_resumes_with_a_different_number_of_processes(alone, corpus_path):
     typed = [*argv(data=corpus_path, out="run", **FEW), "--resume"]
-    for world in (2, 1, 4):
-        limit = [] if world == 4 else ["--time_limit=0"]
-        outputs = finish(
-            launch(world, train.main, typed + limit), status=3 if limit else 0
-        )
-        assert outputs[1:] == [("", "")] * (world - 1)
-        if limit:  # all have stopped after the same step
-            assert newest("run")["tokens"] == {2: STEP, 1: 2 * STEP}[world]
+    finish(launch(2, train.main, [*typed, "--time_limit=0"]), status=3)
+    assert newest("run")["tokens"] == STEP
+    outputs = finish(launch(4, train.main, typed))
+    assert outputs[1:] == [("", "")] * 3
     assert losses("run") == pytest.approx(losses(alone / "dense"), rel=1e-5)
 
 
 def test_sigterm_to_one_process_stops_all_after_the_same_step(corpus_path):
     fields = FEW | dict(data=corpus_path, decay_tokens=0)
-    processes = launch(
-        2, train.main, argv(**fields | dict(out="stopped", total_tokens=10**8))
-    )
+    endless = argv(**fields | dict(out="stopped", total_tokens=10**8))
+    processes = launch(2, train.main, endless)
     while len(metrics("stopped")) < 10:
         time.sleep(0.02)
     processes[1].terminate()
@@ -109,12 +99,9 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(corpus_path):
 
 
 @pytest.mark.parametrize("changed, word", [
-    (dict(batch_size=9), "multiple of 2 processes"),
-    (dict(data="nowhere"), "nowhere"),
-    (dict(out="file"), "file"),
+    (dict(batch_size=9), "multiple"), (dict(data="nowhere"), "nowhere"),
 ])  # fmt: skip
 def test_an_error_of_rank_0_is_one_line_and_ends_all(changed, word, corpus_path):
-    Path("file").write_text("in the way")
     typed = argv(**dict(data=corpus_path, out="run") | changed)
     outputs = finish(launch(2, train.main, typed), status=2)
     assert word in outputs[0][1] and len(outputs[0][1].splitlines()) == 1
@@ -188,24 +175,3 @@ def test_processes_share_the_validation(corpus_path):
     n = data.n_sequences(corpus.val, 32)
     assert 0 <= int(first[0]) - int(second[0]) <= 1
     assert int(first[0]) + int(second[0]) == -(-n // 64)  # 2048 tokens a pass
-
-
-def test_compiled_blocks_stay_whole_in_many_processes(tmp_path, monkeypatch):
-    """By default torch splits a compiled block wherever a buffer of gradients is full."""
-    programs = []
-
-    def keep(graph, inputs, **_):
-        programs.append(graph)
-        return graph
-
-    torch.compiler.reset()
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", keep)
-    dist.init_process_group("gloo", f"file://{tmp_path}/x", rank=0, world_size=1)
-    model = train.build(config_of(compile=True)).model
-    try:
-        # Without a backward pass: gloo, destroyed just after it has exchanged gradients,
-        # may wait for ever for one of its threads.
-        DistributedDataParallel(model, bucket_cap_mb=0.001)(*torch.zeros(2, 2, 16).long())
-    finally:
-        dist.destroy_process_group()
-    assert len(programs) == 2  # of a block, and of the loss

@@ -12,7 +12,7 @@ import pytest
 import forked
 import train
 from test_resume import assert_same, everything
-from test_train import STEP, argv, newest
+from test_train import STEP, argv
 from tools import run_folder
 
 SAVES = dict(
@@ -27,31 +27,12 @@ def undisturbed(corpus_path, tmp_path_factory) -> dict:
     return everything(run)
 
 
-def assert_same_end(run, expected: dict) -> None:
-    """As assert_same. A kill after the last validation repeats its line in metrics.jsonl."""
-    found = everything(run)
-    assert found["metrics"][: len(expected["metrics"])] == expected["metrics"]
-    assert found["metrics"][-1] == expected["metrics"][-1]
-    assert_same(found, expected, but=("saved", "metrics"))
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.002)
-
-
-def assert_whole(run: Path) -> None:
-    """Every checkpoint that is there can be read."""
-    for path in run_folder.checkpoints(run):
-        assert run_folder.read_checkpoint(path)["tokens"] == int(path.stem)
-
-
 def n_lines(run: Path) -> int:
     log = run / "metrics.jsonl"
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_again_and_again_a_run_ends_with_the_same_bits(
     kills, undisturbed, corpus_path
 ):
@@ -63,7 +44,7 @@ def test_killed_again_and_again_a_run_ends_with_the_same_bits(
     while not (run / "record.json").exists():
         process = forked.start(train.main, typed)
         if n_killed < kills:
-            until = n_lines(run) + rng.randrange(5)
+            until = n_lines(run) + rng.randrange(1, 6)
             while n_lines(run) < until and process.is_alive():
                 time.sleep(0.001)
             time.sleep(0.02 * rng.random())
@@ -71,25 +52,16 @@ def test_killed_again_and_again_a_run_ends_with_the_same_bits(
         process.join()
         n_killed += process.exitcode == -signal.SIGKILL
         assert process.exitcode in (0, -signal.SIGKILL), forked.printed(process)
-        assert_whole(run)
+        for path in run_folder.checkpoints(run):  # all can be read
+            assert run_folder.read_checkpoint(path)["tokens"] == int(path.stem)
     assert n_killed > 1
-    assert_same_end(run, undisturbed)
-    assert (run / "curve.png").read_bytes()[-8:-4] == b"IEND"
+    found = everything(run)
+    # a kill after the last validation repeats its line
+    n = len(undisturbed["metrics"])
+    assert found["metrics"][:n] == undisturbed["metrics"]
+    assert found["metrics"][-1] == undisturbed["metrics"][-1]
+    assert_same(found, undisturbed, but=("metrics",))
     assert list(run.rglob("*.tmp")) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves(number, corpus_path):
-    typed = argv(data=corpus_path, out="run", total_tokens=10**8, decay_tokens=0)
-    process = forked.start(train.main, typed)
-    wait_for(Path("run/metrics.jsonl"))
-    time.sleep(0.1)
-    os.kill(process.pid, number)
-    process.join()
-    out, error = forked.printed(process)
-    assert process.exitcode == 3 and error == ""
-    assert "--out run --resume" in out.splitlines()[-1]
-    assert newest("run")["tokens"] > 0
 
 
 def train_one_endless_step(typed: list[str]) -> int:
@@ -100,7 +72,8 @@ def train_one_endless_step(typed: list[str]) -> int:
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(corpus_path):
     process = forked.start(train_one_endless_step, argv(data=corpus_path, out="run"))
-    wait_for(Path("run/metrics.jsonl"))
+    while not Path("run/metrics.jsonl").exists():
+        time.sleep(0.01)
     time.sleep(0.1)
     for _ in range(2):
         os.kill(process.pid, signal.SIGINT)

@@ -1,11 +1,9 @@
 """A run may stop at any moment, resume and branch. It ends with the same bits."""
 
-import base64
 import os
 import shlex
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +37,15 @@ def everything(run) -> dict:
     return parts | {"metrics": lines, "sample": sample, "saved": newest(run)}
 
 
-def assert_same(one: dict, other: dict, but=("saved",)) -> None:
+def assert_same(one: dict, other: dict, but=()) -> None:
     """Bit for bit, with weights and moments."""
-    for part in one.keys() - set(but):
+    for part in one.keys() - {"saved", *but}:
         assert one[part] == other[part], part
-    assert one["saved"]["tokens"] == other["saved"]["tokens"]
-    assert_same_tensors(one["saved"]["model"], other["saved"]["model"])
-    moments = [side["saved"]["optimizer"] for side in (one, other)]
-    assert moments[0].keys() == moments[1].keys()
-    for i in moments[0]:
-        assert_same_tensors(moments[0][i], moments[1][i])
+    one, other = (
+        {name: x for name, x in side["saved"].items() if name != "config"}
+        for side in (one, other)
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def stop(typed: list[str], steps: int, number=signal.SIGTERM) -> None:
@@ -67,26 +64,11 @@ def stop(typed: list[str], steps: int, number=signal.SIGTERM) -> None:
         assert train.main(typed) == 3
 
 
-def edit(file: Path, **changed) -> None:
-    """Change settings in a config.json or a checkpoint. None takes one away."""
-    is_json = file.suffix == ".json"
-    content = files.read_json(file) if is_json else torch.load(file, weights_only=True)
-    for name, value in changed.items():
-        content["config"][name] = value
-        if value is None:
-            del content["config"][name]
-    if is_json:
-        files.write_json(file, content)
-    else:
-        torch.save(content, file)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def quick_end():
-    """No curve, and a short sample, which would take longer than the training."""
+def no_curve():
+    """It would take longer than the training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.figures, "draw_curve", lambda *_: None)
-        patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
         yield
 
 
@@ -119,9 +101,10 @@ def run(folder) -> Path:
 # -- Stop and resume -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 7, 27, 29])
-def test_a_signal_saves_and_the_run_resumes(steps, undisturbed, corpus_path, capsys):
-    number = signal.SIGINT if steps == 7 else signal.SIGTERM
+@pytest.mark.parametrize("steps, number", [(7, signal.SIGINT), (27, signal.SIGTERM)])
+def test_a_signal_saves_and_the_run_resumes(
+    steps, number, undisturbed, corpus_path, capsys
+):
     stop(argv(data=corpus_path, out="run", **SAVES), steps, number)
     assert newest("run")["tokens"] == steps * STEP
     assert not Path("run/record.json").exists()
@@ -132,9 +115,8 @@ def test_a_signal_saves_and_the_run_resumes(steps, undisturbed, corpus_path, cap
 
 
 KINDS = {
-    "MoE": dict(MOE, micro_batch_size=4),
-    "cosine": dict(schedule="cosine", dtype="bfloat16"),
-    "mixture": dict(schedule="wsd", data="a:0.7,b:0.3", decay_data="b"),
+    "MoE": dict(MOE, micro_batch_size=4, data="a:0.7,b:0.3", decay_data="b"),
+    "cosine": dict(data="a", schedule="cosine", dtype="bfloat16"),
 }
 
 
@@ -142,25 +124,25 @@ KINDS = {
 def test_every_kind_of_run_resumes(kind, corpus_path, documents, tmp_path):
     (tmp_path / "a").symlink_to(corpus_path)
     data.prepare(documents[:100], "bytes", tmp_path / "b")
-    fields = SHORT | dict(data="a", total_tokens=16 * STEP, save_every=5 * STEP)
-    typed = [*argv(**fields | KINDS[kind]), "--recompute", "--no-tie_embeddings"]
+    fields = SHORT | dict(total_tokens=12 * STEP, save_every=5 * STEP) | KINDS[kind]
+    typed = [*argv(**fields), "--recompute", "--no-tie_embeddings"]
     assert train.main([*typed, "--out=whole"]) == 0
     stop([*typed, "--out=run"], 6)
-    stop([*typed, "--out=run", "--resume"], 9)
-    assert newest("run")["tokens"] == 15 * STEP
+    stop([*typed, "--out=run", "--resume"], 5)
+    assert newest("run")["tokens"] == 11 * STEP
     assert train.main(RESUME) == 0
     assert_same(everything("run"), everything("whole"))
 
 
 def test_a_cluster_types_the_same_command_again(corpus_path):
     """A time limit ends it after every step. The command both starts and continues."""
-    typed = argv(data=corpus_path, out="run", total_tokens=6 * STEP, **SHORT)
+    typed = argv(data=corpus_path, out="run", total_tokens=3 * STEP, **SHORT)
+    typed.append("--warmup_tokens=256")
     assert train.main(typed) == 0
     whole = everything("run")
     shutil.rmtree("run")
     again = [*typed, "--resume", "--time_limit=0"]
-    statuses = [train.main(again) for _ in range(6)]
-    assert statuses == [3, 3, 3, 3, 3, 0]
+    assert [train.main(again) for _ in range(3)] == [3, 3, 0]
     assert_same(everything("run"), whole)
 
     before = files_in(Path("run"))
@@ -168,48 +150,19 @@ def test_a_cluster_types_the_same_command_again(corpus_path):
     assert files_in(Path("run")) == before
 
 
-def test_a_tokenizer_may_be_typed_again(documents):
-    """Its corpus has a copy, under a different name. The vocabulary is a multiple of 64."""
-    ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
-    Path("words.tiktoken").write_bytes(b"".join(ranks))
-    data.prepare(documents, "words.tiktoken", Path("words"))
-    fields = dict(
-        data="words", tokenizer="words.tiktoken", total_tokens=6 * STEP, **SHORT
-    )
-    typed = [*argv(**fields), "--out=run", "--resume"]
-    assert train.main([*typed, "--time_limit=0"]) == 3
-    assert train.main(typed) == 0
-    assert record_of("run")["config"]["vocab_size"] == 320  # 256 bytes and end-of-text
-
-
-def test_a_killed_log_and_strange_files_do_no_harm(run, undisturbed):
+def test_a_killed_log_and_half_a_checkpoint_do_no_harm(run, undisturbed):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"tokens": 5376, "lo')
     (run / "ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
-    (run / "ckpt/best.pt").write_bytes(b"mine")
     assert train.main(RESUME) == 0
-    assert (run / "ckpt/best.pt").read_bytes() == b"mine"
-    (run / "ckpt/best.pt").unlink()
     assert list(run.rglob("*.tmp")) == []
     assert_same(everything(run), undisturbed)
-
-
-def test_a_kill_before_the_first_checkpoint_starts_again(undisturbed, corpus_path):
-    typed = [*argv(data=corpus_path, out="run", **SAVES), "--resume"]
-    Path("run").mkdir()
-    Path("run/.config.json.tmp").write_text('{"n_la')
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(train, "optimizer_step", None)
-        train.main(typed)
-    assert Path("run/config.json").exists() and not Path("run/ckpt").exists()
-    assert train.main(typed) == 0
-    assert_same(everything("run"), undisturbed)
 
 
 def test_a_damaged_checkpoint_is_named_and_an_older_one_resumes(run, undisturbed, capsys):
     file = run_folder.checkpoints(run)[-1]
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole[:-100], b"what?", b""):
+    for damaged in (whole[: len(whole) // 2], b""):
         file.write_bytes(damaged)
         before = files_in(run)
         assert file.name in one_line(RESUME, capsys)
@@ -243,12 +196,7 @@ def test_runtime_fields_may_change_on_resume(run, undisturbed):
 
 
 @pytest.mark.parametrize("typed, word", [
-    ("--power_a=0.6", "power_a"),
-    ("--total_tokens=1e6", "--branch"),
-    ("--data=elsewhere", "elsewhere"),
-    ("--seed=1", "seed"),
-    ("--n_layer=2", "n_layer"),
-    ("--schedule=wsd", "schedule"),
+    ("--total_tokens=1e6", "--branch"), ("--seed=1", "seed"), ("--data=x", "data"),
 ])  # fmt: skip
 def test_other_fields_may_not_change_on_resume(typed, word, run, capsys):
     before = files_in(run)
@@ -256,16 +204,18 @@ def test_other_fields_may_not_change_on_resume(typed, word, run, capsys):
     assert files_in(run) == before
 
 
-def test_a_field_of_a_later_version_takes_its_default_and_an_unknown_one_is_refused(
+def test_a_missing_field_takes_its_default_and_an_unknown_one_is_refused(
     run, undisturbed, capsys
 ):
-    for file in (run_folder.checkpoints(run)[-1], run / "config.json"):
-        whole = file.read_bytes()
-        edit(file, of_a_fork=3)
-        start = RESUME if file.suffix == ".json" else [f"--branch={file}"]
-        assert "of_a_fork" in one_line(start, capsys)
-        file.write_bytes(whole)
-        edit(file, rope_theta=None, beta2=None)  # at their defaults
+    """In config.json. --branch reads a checkpoint's config in the same way."""
+    file = run / "config.json"
+    saved = files.read_json(file)
+    saved["config"]["of_a_fork"] = 3
+    files.write_json(file, saved)
+    assert "of_a_fork" in one_line(RESUME, capsys)
+    for name in ("of_a_fork", "rope_theta", "beta2"):
+        del saved["config"][name]
+    files.write_json(file, saved)
     assert train.main(RESUME) == 0
     assert_same(everything(run), undisturbed)
 
@@ -282,45 +232,33 @@ def test_a_folder_in_use_is_refused(run, capsys):
 @pytest.mark.parametrize("schedule", ["power", "wsd"])
 def test_a_branch_is_the_separate_run(schedule, corpus_path):
     """From a long run to a shorter one, and from a short run to a longer one."""
-    totals = {"long": 30 * STEP, "short": 20 * STEP}
-    fields = dict(
-        data=corpus_path, schedule=schedule, save_every=6 * STEP, log_every=STEP
-    )
+    totals = {"long": 20 * STEP, "short": 10 * STEP}
+    fields = dict(data=corpus_path, schedule=schedule, save_every=4 * STEP, **SHORT)
     for out, total in totals.items():
-        assert (
-            train.main(argv(**fields, out=out, total_tokens=total, keep_checkpoints=9))
-            == 0
-        )
+        typed = argv(**fields, out=out, total_tokens=total, keep_checkpoints=9)
+        assert train.main(typed) == 0
     for parent, separate in (("long", "short"), ("short", "long")):
-        start = run_folder.checkpoint_file(Path(parent), 18 * STEP)
+        start = run_folder.checkpoint_file(Path(parent), 8 * STEP)
         length = f"--total_tokens={totals[separate]}"
-        if (schedule, separate) == ("wsd", "short"):
-            length = "--decay_tokens=512"  # alone, it decays from here
         assert train.main([f"--branch={start}", length, f"--out=from-{parent}"]) == 0
         branch = everything(f"from-{parent}")
         alone = everything(separate)
         assert branch["origin"]["parent"] == str(start.resolve())
-        alone["metrics"] = [x for x in alone["metrics"] if x["tokens"] > 18 * STEP]
-        assert_same(branch, alone, but=("saved", "origin", "config"))
+        alone["metrics"] = [x for x in alone["metrics"] if x["tokens"] > 8 * STEP]
+        assert_same(branch, alone, but=("origin", "config"))
 
 
 def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
-    typed = argv(
-        data=corpus_path, out="run", save_every=STEP, keep_checkpoints=2, **SHORT
-    )
-    assert train.main(typed) == 0
+    fields = dict(total_tokens=20 * STEP, save_every=STEP, keep_checkpoints=2)
+    assert train.main(argv(data=corpus_path, out="run", **fields, **SHORT)) == 0
     kept = run_folder.checkpoints(Path("run"))
-    assert [int(path.stem) // STEP for path in kept] == [27, 29, 30]
-    assert train.main([*BRANCH, "--total_tokens=10240", "--out=longer"]) == 0
+    assert [int(path.stem) // STEP for path in kept] == [18, 19, 20]
+    assert train.main([*BRANCH, f"--total_tokens={30 * STEP}", "--out=longer"]) == 0
     record = record_of("longer")
     assert record["origin"]["parent"] == str(kept[0].resolve())
-    # the decay keeps its share of the run
-    assert (
-        record["config"]["decay_tokens"] == record["results"]["tokens"] / 10 == 4 * STEP
-    )
-    # a branch that only decayed has no checkpoint before its decay
+    assert record["config"]["decay_tokens"] == 3 * STEP  # keeps its share of the run
     assert train.main([*BRANCH, "--decay_tokens=512", "--out=ended"]) == 0
-    assert record_of("ended")["results"]["tokens"] == 29 * STEP
+    assert record_of("ended")["results"]["tokens"] == 20 * STEP
 
 
 def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
@@ -329,6 +267,10 @@ def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
     """Also from a different folder, or with the whole command again."""
     branch = [*BRANCH, "--total_tokens=6144"]
     assert train.main([*branch, "--out=whole"]) == 0
+    stop([*branch, "--out=stopped"], 2)
+    assert train.main([*branch, "--out=stopped", "--resume"]) == 0
+    assert_same(everything("stopped"), everything("whole"))
+
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
         patch.setattr(train, "optimizer_step", None)
         train.main([*branch, "--out=killed"])
@@ -336,11 +278,6 @@ def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert train.main(["--out=../killed", "--resume"]) == 0
     assert_same(everything("../killed"), everything("../whole"))
-
-    monkeypatch.chdir(tmp_path)
-    stop([*branch, "--out=stopped"], 2)
-    assert train.main([*branch, "--out=stopped", "--resume"]) == 0
-    assert_same(everything("stopped"), everything("whole"))
 
 
 def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
@@ -352,19 +289,16 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
     assert train.main(typed.split()) == 0
     cfg = config.make_config(**record_of("branch")["config"])
     assert (cfg.schedule, cfg.decay_shape, cfg.warmup_tokens) == ("wsd", "linear", 1024)
-    schedule = make_schedule(cfg)
+    lr_at = make_schedule(cfg)
     lines = metrics("branch")
-    rates = [schedule(STEP * (i + 0.5)) for i in range(20, 24)]
-    assert [line["lr"] for line in lines] == rates
+    assert [x["lr"] for x in lines] == [lr_at(STEP * (i + 0.5)) for i in range(20, 24)]
 
     saved = run_folder.read_checkpoint(start)
     state = train.build(cfg, saved)
-    assert_same_tensors(state.model.state_dict(), saved["model"])
-    for i, moments in state.optimizer.state_dict()["state"].items():
-        assert_same_tensors(moments, saved["optimizer"][i])
-    decays = {
-        group["role"]: group["weight_decay"] for group in state.optimizer.param_groups
-    }
+    unchanged = train.checkpoint(cfg, state)
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(unchanged[part], saved[part], rtol=0, atol=0)
+    decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}
     assert decays["hidden"] == 0.5 and decays["gain"] == 0
     batch = data.load_corpus(cfg).draw(np.arange(160, 168), 32, 0)
     loss, _ = state.model(*map(torch.from_numpy, batch))
@@ -373,14 +307,10 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
 
 @pytest.mark.parametrize("typed, word", [
     ("--branch=run --n_embd=64", "n_embd"),
-    ("--branch=run --preset=1B", "preset"),
-    ("--branch=run --total_tokens=5120", "5,120"),
     ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
-    ("--branch=run --total_tokens=7000 --decay_tokens=3000", "3,000"),
     ("--branch=run --lr=0.1", "--lr"),  # Power has none
     ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
     ("--branch=cosine --total_tokens=20480", "cosine"),
-    ("--branch=cosine", "cosine"),  # nothing to train
     ("--branch=run --out=cosine", "--resume"),
     ("--branch=run --data=elsewhere", "elsewhere"),
 ])  # fmt: skip
@@ -391,10 +321,7 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, capsys, monkeyp
     assert files_in(folder) == before
 
 
-def test_a_cosine_may_become_a_wsd_which_decays(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    typed = "--branch=cosine --schedule=wsd --total_tokens=2560"
-    assert train.main([*typed.split(), "--out=wsd"]) == 0
-    record = record_of("wsd")
-    assert record["results"]["tokens"] == 2560
-    assert record["config"]["decay_tokens"] == 256
+def test_a_cosine_may_become_a_wsd_which_decays(folder):
+    typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=2560 --out=wsd"
+    assert train.main(typed.split()) == 0
+    assert record_of("wsd")["config"]["decay_tokens"] == 256

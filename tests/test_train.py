@@ -1,9 +1,7 @@
 """Training, from one step to the record, and the mistakes of a user of train.py."""
 
 import copy
-import json
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ import data
 import train
 from eval import validation_loss
 from model import load_model
-from schedules import SCHEDULES, has_decay, make_schedule
+from schedules import make_schedule
 from tools import files
 
 STEP = 256  # tokens
@@ -64,14 +62,6 @@ def assert_same_tensors(one: dict, other: dict) -> None:
     assert different == []
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_sample():
-    """A whole one would take longer than the training."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
-        yield
-
-
 @pytest.fixture
 def mixture(corpus_path) -> data.Mixture:
     """The small corpus as a run reads it."""
@@ -80,92 +70,61 @@ def mixture(corpus_path) -> data.Mixture:
 
 # -- A run ---------------------------------------------------------------------------------
 
-RUNS = {name: dict(schedule=name) for name in SCHEDULES} | {"MoE": MOE}
 
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_learns_and_leaves_a_complete_folder(name, corpus_path, capsys):
-    typed = argv(data=corpus_path, **RUNS[name])
-    assert train.main(typed) == 0
-    schedule = RUNS[name].get("schedule", "power")
+@pytest.mark.parametrize("schedule, shape", [
+    ("power", {}), ("wsd", {}), ("cosine", {}), ("power", MOE),
+], ids=["power", "wsd", "cosine", "MoE"])  # fmt: skip
+def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path, capsys):
+    assert train.main(argv(data=corpus_path, schedule=schedule, **shape)) == 0
     run = Path(f"runs/laptop-{schedule}-1")
     record = record_of(run)
     cfg = config.make_config(**record["config"])
 
     # 1. It learns, with the learning rates of the middles of its steps
     lines = metrics(run)
-    assert [line["tokens"] for line in lines] == [STEP * (i + 1) for i in range(30)]
-    schedule_of = make_schedule(cfg)
-    assert [line["lr"] for line in lines] == [
-        schedule_of(STEP * (i + 0.5)) for i in range(30)
-    ]
+    lr_at = make_schedule(cfg)
+    assert [line["lr"] for line in lines] == [lr_at(STEP * (i + 0.5)) for i in range(30)]
     assert lines[0]["loss"] == pytest.approx(math.log(256), rel=0.05)
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.5
+    assert all("max_load" in line for line in lines) == (shape == MOE)
 
-    # 2. Its record
+    # 2. Its record has the loss of the newest checkpoint
     results = record["results"]
     checks = metrics(run, "val_loss")
     assert [line["tokens"] // STEP for line in checks] == [10, 20, 30]
+    model = load_model(run)
+    expected = validation_loss(model, data.open_corpus(corpus_path))
+    assert {name: results[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert results["val_loss"] == checks[-1]["val_loss"] < lines[0]["loss"] - 1.5
     assert results["tokens"] == 30 * STEP and results["diverged"] is False
-    assert results["seconds"] > 0
-    assert results["n_params"] == sum(w.numel() for w in newest(run)["model"].values())
-    is_moe = bool(cfg.n_expert)
-    assert (results["n_active_params"] < results["n_params"]) == is_moe
-    assert all("max_load" in line for line in lines) == is_moe
-    assert cfg.decay_tokens == (3 * STEP if has_decay(schedule) else 0)
+    assert results["n_params"] == sum(w.numel() for w in model.parameters())
     assert record["config"].keys() == config.FIELDS.keys()
-    origin = record["origin"]
-    assert origin["parent"] is None and origin["processes"] == 1
-    assert origin["torch"] == torch.__version__ and "train" not in origin["fingerprint"]
-    assert {"command", "started", "git_commit", "device_name", "threads"} <= origin.keys()
-    started = files.read_json(run / "config.json")
-    assert started == {"config": record["config"], "origin": origin}
+    assert {"command", "parent", "fingerprint", "git_commit"} <= record["origin"].keys()
 
     # 3. Its other files
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (run / "sample.txt").read_text(encoding="utf-8") in capsys.readouterr().out
-    assert list(run.rglob("*.tmp")) == []
-
-
-@pytest.mark.parametrize("max_tokens", [None, 10 * 32])
-def test_the_record_has_the_loss_of_the_newest_checkpoint(max_tokens, corpus_path):
-    typed = argv(data=corpus_path, total_tokens=10 * STEP, out="run")
-    if max_tokens:
-        typed.append(f"--final_eval_tokens={max_tokens}")
-    assert train.main(typed) == 0
-    corpus = data.open_corpus(corpus_path)
-    expected = validation_loss(load_model("run"), corpus, max_tokens)
-    results = record_of("run")["results"]
-    assert {name: results[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_mixture_changes_its_shares_where_the_decay_begins(corpus_path, tmp_path):
     """Its validation loss is the mean in the shares of --data, also during the decay."""
     other = tmp_path / "numbers"
     data.prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
-    both = f"{corpus_path}:0.75,{other}:0.25"
-    runs = {"same": {}, "changed": {"decay_data": other}}
-    for out, changed in runs.items():
-        assert train.main(argv(data=both, out=out, **changed)) == 0
-    losses = {out: [line["loss"] for line in metrics(out)] for out in runs}
-    assert losses["same"][:27] == losses["changed"][:27]
-    assert all(a != b for a, b in zip(losses["same"][27:], losses["changed"][27:]))
+    typed = argv(data=f"{corpus_path}:0.75,{other}:0.25")
+    assert train.main([*typed, "--out=same"]) == 0
+    assert train.main([*typed, "--out=changed", f"--decay_data={other}"]) == 0
+    pairs = list(zip(metrics("same"), metrics("changed")))
+    assert [one["loss"] == two["loss"] for one, two in pairs] == [True] * 27 + [False] * 3
 
     results = record_of("changed")["results"]
-    model = load_model("changed")
-    nats = 0.0
-    bytes_per_token = 0.0
-    for folder, share in ((corpus_path, 0.75), (other, 0.25)):
-        corpus = data.open_corpus(folder)
-        loss = validation_loss(model, corpus)["val_loss"]
-        assert results[f"val_loss_{folder}"] == pytest.approx(loss, rel=1e-6)
-        nats += share * loss
-        bytes_per_token += share * corpus.meta["bytes_per_token"]
+    nats = 0.75 * results[f"val_loss_{corpus_path}"] + 0.25 * results[f"val_loss_{other}"]
+    corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]
+    size = [corpus.meta["bytes_per_token"] for corpus in corpora]
+    bits = nats / math.log(2) / (0.75 * size[0] + 0.25 * size[1])
     assert results["val_loss"] == pytest.approx(nats, rel=1e-6)
-    assert results["val_bpb"] == pytest.approx(nats / math.log(2) / bytes_per_token)
-    before = record_of("same")["results"]
-    assert results[f"val_loss_{other}"] < before[f"val_loss_{other}"]
+    assert results["val_bpb"] == pytest.approx(bits, rel=1e-6)
+    loss = validation_loss(load_model("changed"), corpora[1])["val_loss"]
+    assert results[f"val_loss_{other}"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_a_run_that_diverges_stops_with_a_record(corpus_path):
@@ -174,24 +133,19 @@ def test_a_run_that_diverges_stops_with_a_record(corpus_path):
     results = record_of("run")["results"]
     assert results["diverged"] is True and results["tokens"] < 30 * STEP
     assert results["val_loss"] is results["val_bpb"] is None
-
-    def refuse(name):
-        pytest.fail(f"{name} is not JSON")
-
-    for line in Path("run/metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
+    assert "NaN" not in Path("run/metrics.jsonl").read_text()  # which is not JSON
 
 
-@pytest.mark.parametrize("loss", [1.0, math.log(256) + 0.01, math.inf, math.nan])
-def test_a_loss_worse_than_a_guess_counts_as_diverged(loss):
+def test_a_loss_worse_than_a_guess_counts_as_diverged():
     cfg = config_of()
-    results = train.results_of(cfg, train.build(cfg), {"val_loss": loss, "val_bpb": loss})
-    assert results["diverged"] == (loss != 1.0)
-    assert results["val_loss"] == results["val_bpb"] == (1.0 if loss == 1.0 else None)
+    state = train.build(cfg)
+    for loss, kept in ((1.0, 1.0), (math.log(256) + 0.01, None), (math.nan, None)):
+        results = train.results_of(cfg, state, {"val_loss": loss})
+        assert results["val_loss"] == kept and results["diverged"] == (kept is None)
 
 
 def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
-    few = dict(data=corpus_path, total_tokens=2 * STEP, warmup_tokens=0)
+    few = dict(data=corpus_path, total_tokens=STEP, warmup_tokens=0)
     for changed in ({}, {"seed": 1}, {"data_seed": 1}, {}):
         assert train.main(argv(**few, **changed)) == 0
     losses = [metrics(f"runs/laptop-power-{i}")[0]["loss"] for i in (1, 2, 3, 4)]
@@ -254,20 +208,17 @@ def gradients_of(
     return {name: p.grad for name, p in model.named_parameters()}, step
 
 
-@pytest.mark.parametrize("micro_batch_size", [8, 5, 2, 1])
+@pytest.mark.parametrize("micro_batch_size", [5, 1])
 def test_micro_batches_add_up_to_the_batch(micro_batch_size, mixture):
     whole, step_of_whole = gradients_of(mixture)
     added, step = gradients_of(mixture, micro_batch_size=micro_batch_size)
     for name, gradient in added.items():
         torch.testing.assert_close(gradient, whole[name], rtol=1e-6, atol=1e-12)
     assert step.loss.item() == pytest.approx(step_of_whole.loss.item(), rel=1e-12)
-    assert step.grad_norm.item() == pytest.approx(
-        step_of_whole.grad_norm.item(), rel=1e-9
-    )
 
 
 @pytest.mark.parametrize("world, n, most, passes", [
-    (1, 8, None, 1), (1, 8, 8, 1), (5, 8, 20, 1), (1, 8, 4, 2), (3, 7, 3, 7), (1, 96, 8, 12),
+    (1, 8, None, 1), (5, 8, 20, 1), (3, 7, 3, 7),
     (2, 12, 8, 2),  # two passes of 6, because 8 does not divide 12
 ])  # fmt: skip
 def test_a_batch_takes_as_few_equal_passes_as_possible(world, n, most, passes):
@@ -311,8 +262,8 @@ def test_nothing_in_a_step_reads_a_value(mixture):
 def test_a_compiled_run_has_one_program_for_all_blocks_and_one_for_the_loss(
     corpus_path, monkeypatch
 ):
-    """Neither validation nor the sample compiles more. The programs themselves run eagerly."""
-    fields = dict(data=corpus_path, n_layer=2, total_tokens=10 * STEP)
+    """Neither validation nor the sample compiles more. The programs run eagerly here."""
+    fields = dict(data=corpus_path, n_layer=2, total_tokens=2 * STEP, warmup_tokens=0)
     assert train.main(argv(out="eager", **fields)) == 0
     programs = []
 
@@ -353,30 +304,20 @@ def files_in(folder: Path) -> dict:
 
 @pytest.mark.parametrize("typed, word", [
     ("--lrr 1", "--lrr"),
-    ("--schedule wsd --lr 0", "--lr 0"),
-    ("--total_tokens 1.5", "--total_tokens"),
     ("--warmup_tokens 1e9", "1,000,000,000"),
-    ("--schedule cosine --decay_tokens 1e5", "--decay_tokens 100000"),
     ("--lr 0.1", "--lr 0.1"),  # Power has none
-    ("--n_head 5", "--n_head 5"),
     ("--device cuda:99", "--device cuda:99"),
     ("--data nowhere", "nowhere"),
-    ("--data corpus:0.8,other:0.1", "0.8"),
     ("--data corpus --vocab_size 100", "--vocab_size 100"),
     ("--data corpus --seq_len 1e6 --batch_size 1", "--seq_len 1000000"),
     ("--data corpus --schedule constant --decay_data corpus", "--decay_data"),
     ("--data corpus --out file/run", "file/run"),
-    ("--data corpus --out file", "file"),
     ("--data corpus --out .", "--out ."),
     ("--resume", "--out"),
-    ("--time_limit soon", "--time_limit"),
     ("--branch nowhere", "nowhere"),
-    ("--branch file", "file"),
-    ("--branch .", "checkpoint"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(typed, word, corpus_path, tmp_path, capsys):
-    for name in ("corpus", "other"):
-        (tmp_path / name).symlink_to(corpus_path)
+    (tmp_path / "corpus").symlink_to(corpus_path)
     (tmp_path / "file").write_text("in the way")
     before = sorted(tmp_path.rglob("*"))
     assert word in one_line(typed.split(), capsys)
