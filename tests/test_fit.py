@@ -9,21 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib.colors
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 import fit
-import schedules
 import train
 from config import make_config
 from fit import Cell, Run, cost
 from schedules import make_schedule
-from tools import figures as drawing
-from tools.flags import UserError
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research/results"
@@ -87,85 +80,6 @@ def law_in(folder: str) -> dict:
     return json.loads(Path(folder, "law.json").read_text())
 
 
-# -- Figures: nothing overlaps, nothing is cut off, no text is tiny or faint -------------
-
-
-def contrast_on_white(color) -> float:
-    """As the web's accessibility guidelines (WCAG 2) define it, from relative luminance."""
-    rgb = np.array(matplotlib.colors.to_rgb(color))
-    linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05)
-
-
-def check_layout(fig: Figure) -> None:
-    renderer = FigureCanvasAgg(fig).get_renderer()
-    fig.draw(renderer)
-    hidden = set()  # ticks outside the axes
-    for ax in fig.axes:
-        for axis in (ax.xaxis, ax.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not low <= tick.get_loc() <= high:
-                    hidden |= set(tick.findobj(Text))
-    boxes = []
-    for text in set(fig.findobj(Text)) - hidden:
-        words = text.get_text()
-        if not words.strip() or not text.get_visible():
-            continue
-        assert text.get_fontsize() >= 9, f"tiny: {words!r}"
-        assert contrast_on_white(text.get_color()) >= 4.5, f"faint: {words!r}"
-        box = Text.get_window_extent(text, renderer)
-        over = max(-box.x0, -box.y0, box.x1 - fig.bbox.x1, box.y1 - fig.bbox.y1)
-        assert over <= 1, f"cut off: {words!r}"
-        for other, its_words in boxes:
-            assert not box.overlaps(other), f"{words!r} on {its_words!r}"
-        boxes.append((box, words))
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are saved while a test runs, in a list. All of them can be read."""
-    saved = []
-    save = Figure.savefig
-
-    def keep(fig, *args, **how):
-        saved.append(fig)
-        save(fig, *args, **how)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    yield saved
-    assert saved
-    for fig in saved:
-        check_layout(fig)
-
-
-def test_other_figures(drawn):
-    rows = {
-        "linear to 0 (fitted)": (0.01, -0.01, 0.02),
-        "Power (fitted)": (0.0, -0.1, 0.1),
-    }
-    drawing.draw_differences(Path("b.png"), rows, "loss minus WSD (fitted) (nats)")
-    drawing.draw_schedules(Path("c.png"), schedules.paper_curves, 32e9, 128)
-    lrs = {2e9 * 2**k: (0.01, 0.02 * 2 ** (-k / 2)) for k in range(8)}
-    for costs in ((0.001, 0.3), (0.3, 0.001)):  # the law is better, or worse
-        losses = {2**k: costs for k in range(7)}
-        drawing.draw_regret(Path("a.png"), 4e9, lrs, losses, "width 512, batch size 256")
-
-
-@pytest.mark.parametrize("schedule", ["power", "a fork's own"])
-def test_curve(drawn, schedule):
-    lines = []
-    for i in range(1, 81):
-        line = dict(tokens=i * 10**5, loss=5 - i / 25, lr=0.01, max_load=[1 + 2 / i, 1.3])
-        lines.append(line | (dict(val_loss=5 - i / 25) if i % 10 == 0 else {}))
-    text = "\n".join(map(json.dumps, lines)) + '\n{"tokens": 1'  # a kill cut it short
-    Path("metrics.jsonl").write_text(text)
-    config = dict(schedule=schedule, preset="laptop", n_expert=8 * (schedule == "power"))
-    results = dict(diverged=False, val_loss=1.234567)
-    drawing.draw_curve(Path(), dict(config=config, results=results, origin={}))
-    assert len(drawn[0].axes[0].lines[0].get_xdata()) == 80
-
-
 # -- 1. Runs -----------------------------------------------------------------------------
 
 
@@ -182,9 +96,6 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
     ]
     (points,) = fit.valleys_of(fit.runs_of(rows)).values()
     assert points == [(1.0, 3.0), (2.0, 4.5)]
-    # of equal runs the last counts
-    (points,) = fit.valleys_of(fit.runs_of([*rows, rows[1] | {"loss": 8.0}])).values()
-    assert points == [(1.0, 5.0), (2.0, 4.5)]
 
 
 def test_cells_are_sorted_by_width_and_name_what_makes_a_shape():
@@ -250,24 +161,16 @@ def test_unusable_minima_say_why(points, why):
 # -- 3. The law --------------------------------------------------------------------------
 
 SMALLEST = dict(widths=[64], batches=[2, 16], lengths=LENGTHS[:2])
-GRIDS = {
-    "quick": dict(widths=[32], batches=[2, 4, 8], lengths=LENGTHS[:4]),
-    "laptop": dict(seeds=3),
-    "two lengths and batch sizes": SMALLEST,
-    "paper": dict(widths=[128, 256, 512], batches=[16 * 2**k for k in range(6)],
-                  lengths=[2 * 10**9 * 2**k for k in range(8)], seq_len=4096),
-    "from a batch of 4096 tokens": dict(batches=[1, 2], seq_len=4096, lengths=LENGTHS[:2]),
-}  # fmt: skip
+LAPTOP = dict(seeds=3)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", [SMALLEST, LAPTOP], ids=str)
 @pytest.mark.parametrize("a, b, q", [(40, -0.4, 0.6), (4.6, -0.51, 1.0)])
 def test_a_made_up_law_comes_back_from_every_grid(grid, a, b, q):
-    runs = fit.runs_of(made_rows(lambda cell: log2_best(cell, a, b, q), **GRIDS[grid]))
+    runs = fit.runs_of(made_rows(lambda cell: log2_best(cell, a, b, q), **grid))
     found = fit.law(runs)
     assert (found.b, found.q) == pytest.approx((b, q), abs=1e-9)
     assert np.allclose(list(found.log2_a.values()), math.log2(a), atol=1e-6)
-    assert len(fit.minima(runs)) == len({run.cell for run in runs})
     # the paper sets q to 1, and takes the three best batch sizes
     found_b, log2_a = fit.paper_law(runs)
     best = sorted({run.cell.beta for run in runs})[:3]
@@ -276,16 +179,12 @@ def test_a_made_up_law_comes_back_from_every_grid(grid, a, b, q):
 
 
 @pytest.mark.parametrize("grid", [
-    dict(batches=[4]), dict(lengths=LENGTHS[:1]), dict(batches=[1], seq_len=4096),
+    dict(batches=[4]), dict(lengths=LENGTHS[:1]),
 ], ids=str)  # fmt: skip
 def test_one_batch_size_or_length_has_no_law(grid, capsys):
-    """Also one batch of exactly 4096 tokens, whose log2 of beta is 0."""
     rows = made_rows(**grid)
     assert "two batch sizes" in refused([write(rows, "a")], capsys)
-    assert sorted(path.name for path in Path("a").iterdir()) == [
-        "sweep.json",
-        "trunk.jsonl",
-    ]
+    assert not Path("a/law.json").exists()
     # its minima are still printed
     fit.main(["a"])
     assert f"{2 ** log2_best(fit.cell_of(rows[0])):.3g}" in capsys.readouterr().out
@@ -347,27 +246,6 @@ def test_a_law_that_bends_loses_the_closed_form_of_its_error():
         assert np.allclose(regrets[:, 1], 0.03 * (0.1 * doublings) ** 2, atol=1e-9)
 
 
-def test_the_shortest_fit_spans_a_doubling_and_has_all_shapes():
-    near = [100_000, 110_000, 120_000, 200_000, 400_000]
-    assert fit.shortest_fit(fit.runs_of(made_rows(lengths=near))) == 200_000
-    rows = made_rows(widths=[32]) + made_rows(widths=[64], lengths=LENGTHS[2:])
-    assert fit.shortest_fit(fit.runs_of(rows)) == LENGTHS[2]
-    # 3.5 and 5 times as long count as 4 times
-    lengths = [10**5, 2 * 10**5, 7 * 10**5, 10**6]
-    longer = fit.longer_runs(fit.runs_of(made_rows(lengths=lengths)), 2 * 10**5)
-    assert {times: len(some) for times, some in longer.items()} == {1: 12, 4: 24}
-
-
-@pytest.mark.parametrize("costs, advice, numbers", [
-    ((0.0010, 0.0093), "expect", ("0.001", "0.009")), ((0.001, math.inf), "expect", ("inf",)),
-    ((0.0148, 0.0050), "take the same", ("0.005", "0.01")),
-    ((0.00071, 0.00068), "take either", ("0.0007",)),
-])  # fmt: skip
-def test_the_advice_is_for_what_loses_less(costs, advice, numbers):
-    text = fit.advice(*costs)
-    assert text.startswith(advice) and all(f" {number}" in text for number in numbers)
-
-
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
     runs = fit.runs_of(made_rows(**SMALLEST))
     fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
@@ -378,8 +256,7 @@ def test_a_sweep_too_small_for_a_row_says_so(capsys):
 
 # -- 5. Intervals ------------------------------------------------------------------------
 
-QUANTILES = {1: 12.706, 1.1: 10.277, 1.7: 5.119, 2: 4.303, 2.5: 3.575, 4: 2.776, 5: 2.571,
-             8: 2.306, 20: 2.086, 100: 1.984, 1e6: 1.960}  # fmt: skip
+QUANTILES = {1: 12.706, 1.7: 5.119, 2: 4.303, 4: 2.776, 8: 2.306, 100: 1.984, 1e6: 1.960}
 
 
 def test_quantiles_of_student_are_those_of_the_tables():
@@ -402,12 +279,9 @@ def interval(table) -> tuple[float, float]:
     return answer, high - answer
 
 
-@pytest.mark.parametrize(
-    "values", [[0.1, 0.4], [0.3, 0.0, -0.7], [1.0, 2.5, 4.0, 9.0, 3.3]]
-)
-def test_an_interval_of_a_mean_is_students(values):
-    n = len(values)
-    half = QUANTILES.get(n - 1) * np.std(values, ddof=1) / n**0.5
+def test_an_interval_of_a_mean_is_students():
+    values = [1.0, 2.5, 4.0, 9.0, 3.3]
+    half = QUANTILES[4] * np.std(values, ddof=1) / 5**0.5
     for table in ([values], np.array([values]).T):  # seeds, or pairs
         assert interval(table)[1] == pytest.approx(half, rel=1e-3)
 
@@ -423,25 +297,19 @@ def test_the_variances_of_pairs_and_of_seeds_add_up():
 
 
 @pytest.mark.parametrize("pairs, seeds", [(4, 5), (4, 3), (1, 5)])
-@pytest.mark.parametrize("spread", [(1, 1, 1), (0, 1, 0.5), (1, 0, 0.5)], ids=str)
-def test_intervals_hold_the_truth(pairs, seeds, spread):
+def test_intervals_hold_the_truth(pairs, seeds):
     rng = np.random.default_rng(0)
-    of_pair, of_seed, rest = spread
     held = 0
     for _ in range(300):
-        table = of_seed * rng.normal(size=seeds) + rest * rng.normal(size=(pairs, seeds))
+        table = rng.normal(size=seeds) + rng.normal(size=(pairs, seeds))
         if pairs > 1:  # a single one has no spread
-            table += of_pair * rng.normal(size=(pairs, 1))
+            table += rng.normal(size=(pairs, 1))
         center, half = interval(table)
         held += abs(center) <= half
     assert held / 300 >= 0.92
 
 
-def test_what_cannot_be_seen_to_vary_has_no_interval():
-    for table in ([[0.3]], np.full((3, 2), 0.25)):
-        center, half = interval(table)
-        assert fit.show([center, center - half, center + half], ".2f") == f"{center:.2f}"
-    # without one of two batch sizes there is no law
+def test_without_one_of_two_batch_sizes_there_is_no_interval():
     rows = made_rows(widths=[32], seeds=3, noise=0.002, batches=[1, 2])
     assert np.isnan(fit.report_numbers(fit.runs_of(rows))["b_interval"]).all()
 
@@ -450,25 +318,24 @@ def test_what_cannot_be_seen_to_vary_has_no_interval():
 
 
 def pasted(text: str) -> list:
-    """The configs of the printed commands, as train.py takes them."""
+    """The configs of the printed runs, as train.py takes them."""
     configs = []
     for line in text.splitlines():
-        if line.startswith("python train.py"):
+        if line.startswith("python train.py") and "--branch" not in line:
             typed, _ = train.parse(shlex.split(line)[2:])
             configs.append(make_config(**typed))
     return configs
 
 
-def test_pasted_commands_follow_the_law(drawn, capsys):
+def test_pasted_commands_follow_the_law(capsys):
     rows = made_rows(lambda cell: log2_best(cell, 3, -0.3, 0.5), noise=0.002, seeds=2)
     write(rows, "a", experiment="wsd", weight_decay=0.05, fingerprint="0123")
     assert fit.main(["a"]) == 0
-    assert {path.stem for path in Path("a").glob("*.png")} == {
-        "regret", "law", "valleys", "batches"
-    }  # fmt: skip
-    power, wsd, linear = pasted(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    power, wsd, linear = pasted(printed)
+    assert f"--branch RUN --decay_tokens {4 * LENGTHS[-1] // 10}" in printed
     law = law_in("a")
-    T = 4 * LENGTHS[-1]
+    T = 4 * LENGTHS[-1]  # of the next run
     shared = dict(n_layer=2, n_embd=128, n_head=8, warmup_tokens=3000, batch_size=2)
     for cfg in (power, wsd, linear):
         assert vars(cfg).items() >= (shared | {"total_tokens": T}).items()
@@ -479,38 +346,31 @@ def test_pasted_commands_follow_the_law(drawn, capsys):
     falls = make_schedule(power)
     for n in np.geomspace(1.01 * LENGTHS[0], power.decay_start, 20):
         assert falls(n) == pytest.approx(lr(n), rel=1e-3)
-    assert falls(3000) == pytest.approx(
-        lr(LENGTHS[0]), rel=1e-3
-    )  # nothing shorter was tried
+    # nothing shorter was tried
+    assert falls(3000) == pytest.approx(lr(LENGTHS[0]), rel=1e-3)
     assert wsd.lr == pytest.approx(lr(T), rel=1e-3) and wsd.decay_tokens == T // 10
     to_0 = make_schedule(linear)
-    for n in (3000, T / 2, T):
-        assert to_0(n) == pytest.approx(
-            2 * lr(T) * (T - n) / (T - 3000), rel=1e-3, abs=1e-12
-        )
+    for n in (3000, T / 2):
+        assert to_0(n) == pytest.approx(2 * lr(T) * (T - n) / (T - 3000), rel=1e-3)
 
 
-@pytest.mark.parametrize("numbers", [dict(b=0.1), dict(q=-0.1)], ids=str)
-def test_a_law_that_power_cannot_follow_says_why(numbers, capsys):
+def test_a_law_that_power_cannot_follow_says_why(capsys):
     cell = Cell(32.0, "width 32", 1e6, 2, 2 / 32)
-    law = dict(a=40, b=-0.4, q=0.6) | numbers
+    law = dict(a=40, b=0.1, q=0.6)
     fit.print_next_runs(law, cell, 1e5, {"n_layer": 2, "seq_len": 128})
     printed = capsys.readouterr().out
     assert [cfg.schedule for cfg in pasted(printed)] == ["wsd", "linear"]
     assert "no Power" in printed and "0.100" in printed
 
 
-@pytest.mark.parametrize(
-    "T, batch, says", [("10e12", "1024", "0.0011"), ("2B", "128", "0.011")]
-)
-def test_predict(T, batch, says, capsys):
-    argv = ["--predict", "--total_tokens", T, "--batch_size", batch]
-    assert fit.main(argv) == 0 and capsys.readouterr().out == says + "\n"
+def test_predict(capsys):
+    argv = ["--predict", "--total_tokens", "10e12", "--batch_size", "1024"]
+    assert fit.main(argv) == 0 and capsys.readouterr().out == "0.0011\n"
     # twice a, half of beta
     law = dict(a=2 * 4.6, b=-0.51, q=1.0, seq_len=2048)
     Path("law.json").write_text(json.dumps(law))
     assert fit.main([*argv, "--law", "law.json"]) == 0
-    assert capsys.readouterr().out == says + "\n"
+    assert capsys.readouterr().out == "0.0011\n"
 
 
 def test_it_needs_no_torch_and_draws_whatever_backend_a_notebook_sets():
@@ -556,7 +416,7 @@ def test_the_committed_law_to_three_digits():
         "| linear to 0 (fitted) | 0.006 [-0.000, 0.012] | -0.011 [-0.029, 0.008] |",
         "-0.012 [-0.023, -0.001] from that of WSD"]),
 ])  # fmt: skip
-def test_the_other_committed_experiments(name, texts, drawn, capsys):
+def test_the_other_committed_experiments(name, texts, capsys):
     assert fit.main([str(RESULTS / name), "--out", "a"]) == 0
     printed = capsys.readouterr().out
     for text in texts:
@@ -581,13 +441,6 @@ def test_widths_are_compared_at_the_same_length_and_batch_size(capsys):
     printed = capsys.readouterr().out
     assert "with muP, width 128 over width 32: 1.00" in printed
     assert "over width 32, standard: 0.25" in printed
-    # a width that diverged everywhere, and a sweep that has not come to the others
-    some = made_rows(**grid)
-    for row in some:
-        if row["n_embd"] == 128:
-            row["loss"] = math.inf
-    assert fit.main([write(some, "b", experiment="transfer")]) == 0
-    assert "diverged" in capsys.readouterr().out
 
 
 def lines_of(gaps: dict[str, float]) -> list[dict]:
@@ -614,10 +467,8 @@ def test_a_comparison_is_of_cells_with_all_runs(capsys):
     assert "-0.003 from that of WSD," in printed
     fit.report_compare(rows[1:], Path())
     assert "3 cells" in capsys.readouterr().out
-    # stopped while it tunes, or tests
+    # stopped while it tunes
     assert "running" in refused([write(tuning, "a", experiment="compare")], capsys)
-    with pytest.raises(UserError, match="running"):
-        fit.report_compare(rows[:9], Path())
 
 
 def test_sweeps_with_other_settings_are_not_fitted_together(capsys):
@@ -704,8 +555,6 @@ def test_what_the_user_names_wins():
         tokens = 1024 * row["batch_size"]
         rows.append(row | {"batch_size": 1, "tokens_per_step": tokens})
     assert law_of(rows, "batch_tokens=tokens_per_step") == MADE
-    rows = [row | {"batch_tokens": 7, "sequences": row["batch_size"]} for row in table()]
-    assert law_of(rows, "batch_size=sequences") == MADE
 
 
 def test_runs_that_did_not_finish_are_left_out_and_counted(capsys):
@@ -733,7 +582,6 @@ RANDOM = [row | {"seed": i, "lr": 0.001 * (1 + i)} for i, row in enumerate(table
     ([{"LR": 1} | row for row in table()], "", "LR and lr"),
     (table(), "lr=rates", "no column rates"), (table(), "learning_rate=lr", "choose from"),
     ([{"val_loss": 1.0}], "", "no column 'lr'"), (table({"lr": "high"}), "", "row 2"),
-    (table({"lr": 0}), "", "row 2"), (table({"lr": "0,01"}), "", "row 2"),
     (table({"val_loss": ""}), "", "val_loss"), (table({"state": ""}), "", "finished"),
     (COSINE + table({"schedule": "wsd"}), "", "cosine and wsd"),
     (RANDOM, "", "same learning rates"),
@@ -743,16 +591,7 @@ def test_a_fault_of_a_table_is_one_line(rows, columns, says, capsys):
     assert [path.name for path in Path().iterdir()] == ["runs.csv"]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "power"])
-def test_runs_of_another_schedule_get_a_law_and_no_commands(schedule, capsys):
-    assert fit.main([write_csv(table({"schedule": schedule}))]) == 0
+def test_runs_of_another_schedule_get_a_law_and_no_commands(capsys):
+    assert fit.main([write_csv(table({"schedule": "cosine"}))]) == 0
     printed = capsys.readouterr().out
-    assert f"runs of {schedule}" in printed and "train.py" not in printed
-
-
-def test_a_sweep_and_a_table_are_fitted_together():
-    """Their seeds are 0 and "0"."""
-    rows = made_rows(widths=[32], seq_len=1024)
-    rows += fit.tables.read_csv(Path(write_csv(table())), "", 4096)
-    law = fit.report_numbers(fit.runs_of(rows))
-    assert (law["b"], law["q"]) == MADE
+    assert "runs of cosine" in printed and "train.py" not in printed
