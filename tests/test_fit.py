@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +94,6 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
     ]
     (points,) = fit.valleys_of(fit.runs_of(rows)).values()
     assert points == [(1.0, 3.0), (2.0, 4.5)]
-
-
-def test_cells_are_sorted_by_width_and_name_what_makes_a_shape():
-    rows = []
-    for width, more in ((1024, {}), (32, {}), (256, {"n_expert": 8}),
-                        (256, {"attention_multiplier": 0.25})):  # fmt: skip
-        rows += made_rows(widths=[width], batches=[2], lengths=LENGTHS[:1], **more)
-    shapes = ["width 32", "width 256, 8 experts", "width 256, standard", "width 1024"]
-    assert fit.shapes_of(run.cell for run in fit.runs_of(rows)) == shapes
 
 
 # -- 2. A valley and its bottom ----------------------------------------------------------
@@ -371,17 +360,6 @@ def test_predict(capsys):
     Path("law.json").write_text(json.dumps(law))
     assert fit.main([*argv, "--law", "law.json"]) == 0
     assert capsys.readouterr().out == "0.0011\n"
-
-
-def test_it_needs_no_torch_and_draws_whatever_backend_a_notebook_sets():
-    write(made_rows(widths=[32], batches=[1, 2], lengths=LENGTHS[:3]), "a")
-    code = "import sys, fit; fit.main(['a']); assert 'torch' not in sys.modules"
-    env = {
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "PYTHONPATH": str(ROOT),
-    }
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-    assert Path("a/regret.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # -- 7. The committed sweeps -------------------------------------------------------------

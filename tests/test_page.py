@@ -10,8 +10,6 @@ import numpy as np
 import page
 import pytest
 
-from tools import figures
-
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 INDEX = page.ROOT / "docs/index.html"
 TEXT = INDEX.read_text(encoding="utf-8")
@@ -49,12 +47,6 @@ def test_its_laws_are_the_published_ones():
     assert laws == [[0.01, -0.22, 0.24], [-0.32, -0.51, -0.13], [-0.38, -0.53, -0.23]]
 
 
-def test_colors_are_those_of_the_figures():
-    for name in ("power", "wsd", "cosine"):
-        color = re.search(rf"--{name}: (#\w+);", page.source("page.css"))[1]
-        assert color.lower() == figures.COLORS[name].lower()
-
-
 # -- A browser ---------------------------------------------------------------------------
 
 
@@ -82,9 +74,7 @@ class Browser:
             self.seen.append(message["method"])
         return message["result"]
 
-    def open(
-        self, view: str = "", width: int = 1000, height: int = 740, file=INDEX
-    ) -> None:
+    def open(self, view: str = "", width: int = 1000, height: int = 740) -> None:
         """Open the page with this state after # in its address."""
         self.seen = []
         if self.session:
@@ -97,7 +87,7 @@ class Browser:
         self.do("Emulation.setDeviceMetricsOverride", mobile=width < 500, **size)
         self.do("Runtime.enable")
         self.do("Log.enable")
-        self.do("Page.navigate", url=f"{file.as_uri()}#{view}")
+        self.do("Page.navigate", url=f"{INDEX.as_uri()}#{view}")
         while self.js("document.readyState") != "complete":
             pass
 
@@ -118,10 +108,6 @@ class Browser:
         self.js(f"{element}.focus()")
         self.do("Input.dispatchKeyEvent", type="keyDown", **key)
         self.do("Input.dispatchKeyEvent", type="keyUp", **key)
-
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        button = {"button": "left", "buttons": 0 if kind == "mouseReleased" else 1}
-        self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, clickCount=1, **button)
 
     def has_no_errors(self) -> bool:
         return not {"Runtime.exceptionThrown", "Log.entryAdded"} & set(self.seen)
@@ -148,7 +134,7 @@ def browser(tmp_path_factory):
 # -- What it says ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", range(4))
+@pytest.mark.parametrize("end", [0, 3])
 def test_step_1_names_a_winner_only_if_all_seeds_agree(browser, end):
     losses = DATA["race"]["lengths"][end]["losses"]
     power, planned, cut = (np.array(losses[k]) for k in ("power", "planned", "cut"))
@@ -162,20 +148,15 @@ def test_step_1_names_a_winner_only_if_all_seeds_agree(browser, end):
     assert (above in said) == (end < 3)
 
 
-@pytest.mark.parametrize("guess", [-7, -11])
-def test_a_guess_costs_what_the_runs_beside_it_lost(browser, guess):
+def test_a_guess_costs_what_the_runs_beside_it_lost(browser):
     (batch,) = [b for b in DATA["policies"][1]["batches"] if b["batch"] == 8]
     best = {cell["T"]: cell["x"] for cell in batch["best"]}
     x, above = np.transpose(batch["valley"])
-    browser.open(f"step=2&batch=8&guess={guess}")
+    browser.open("step=2&batch=8&guess=-7")
     browser.js("$('reveal').click()")
-    browser.js("$('guess').value = -8; $('guess').oninput()")  # too late
-    guess = browser.js("state.guess")  # the slider ends at 0.00064
-    assert guess != -8
-    costs = [np.interp(at, x, above) for at in (guess, best[1_280_000])]
-    how = "about" if guess > x[0] else "more than"
+    costs = [np.interp(at, x, above) for at in (-7, best[1_280_000])]
     said = browser.text("said2")
-    assert f"Your guess of {2**guess:.2g} costs {how} {costs[0]:.3f} nats" in said
+    assert f"Your guess of {2**-7:.2g} costs about {costs[0]:.3f} nats" in said
     assert f"would cost about {costs[1]:.3f}" in said
 
 
@@ -193,8 +174,6 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
     for _ in range(4):
         browser.press("$('stop')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert is_hidden()
-    browser.js("dragged.stop(30)")
-    assert browser.js("state.stop") == 2 and is_hidden()
     browser.js("$('reveal').click()")
     assert max(browser.js(shown)) == 5.12
     browser.js("$('policies').children[0].click()")
@@ -204,32 +183,16 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
 # -- Handles, buttons and the address ----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "view, names", [("end=1", ["end"]), ("step=2&stop=0", ["stop", "guess"])]
-)
-def test_a_slider_works_by_keyboard_and_the_address_repeats_it(browser, view, names):
+def test_a_slider_works_by_keyboard_and_the_address_repeats_it(browser):
     everything = "[JSON.stringify(state), location.hash]"
-    browser.open(view)
-    for name in names:
+    browser.open("step=2&stop=0")
+    for name in ("stop", "guess"):
         before = browser.js(f"state.{name}")
         browser.press(f"$('{name}')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert browser.js(f"state.{name}") > before
     state, address = browser.js(everything)
     browser.open(address[1:])
     assert browser.js(everything) == [state, address]
-    assert browser.has_no_errors()
-
-
-def test_stop_can_be_dragged_even_outside_its_chart(browser):
-    browser.open()
-    chart = browser.js("$('losses').getBoundingClientRect().toJSON()")
-    start, top, end = browser.js(
-        "((f) => [f.px(log2(4e5)), f.y0, f.px(21.6)])(frames.losses)"
-    )
-    browser.mouse("mousePressed", chart["x"] + start, chart["y"] + top)
-    browser.mouse("mouseMoved", chart["x"] + end, 735)  # below the chart
-    browser.mouse("mouseReleased", chart["x"] + end, 735)
-    assert browser.js("[state.end, location.hash]") == [3, "#end=3"]
     assert browser.has_no_errors()
 
 
@@ -243,14 +206,12 @@ def test_a_mistyped_address_becomes_a_state_that_can_be_shown(browser):
 # -- How it looks ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width, height", [(320, 568), (375, 667), (1280, 720)])
+@pytest.mark.parametrize("width, height", [(320, 568), (1280, 720)])
 def test_a_step_fits_on_a_telephone_and_a_projector(browser, width, height):
     browser.open("", width, height)
-    for view in ("step=1", "step=1&end=3", "step=2", "step=2&stop=4&shown=1&seen=0,0.3"):
+    for view in ("step=1", "step=2&stop=4&shown=1&seen=0,0.3"):
         browser.show(view)
-        size = browser.js(
-            "((e) => [e.scrollWidth, e.scrollHeight])(document.documentElement)"
-        )
-        assert size[0] <= width, view
+        page = "document.documentElement"
+        assert browser.js(f"{page}.scrollWidth") <= width, view
         if width == 1280:
-            assert size[1] <= height, view
+            assert browser.js(f"{page}.scrollHeight") <= height, view
