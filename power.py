@@ -1,7 +1,7 @@
 """The paper Power Scheduler in one file, without muP and MoE.
 
     pip install torch numpy matplotlib
-    python power.py        about three minutes on a laptop
+    python power.py        about five minutes on a laptop
 
 It has no flags, and draws four figures. docs/power.ipynb has its output.
 """
