@@ -236,6 +236,15 @@ def test_one_book_trains_but_for_its_end(capsys):
     assert corpus.meta["bytes_per_token"] == pytest.approx(bytes_per_token)
 
 
+def test_few_texts_hold_out_enough():
+    """A hash may choose none of them, or a short one."""
+    texts = [f"note {i} " * (i + 1) for i in range(40)]
+    data.prepare(texts, "bytes", Path("few"))
+    meta = data.open_corpus("few").meta
+    assert meta["val_tokens"] >= 0.01 * meta["train_tokens"]
+    assert meta["val_tokens"] + meta["train_tokens"] == sum(map(len, texts)) + len(texts)
+
+
 def write_as(layout: str, texts: list[str]) -> None:
     """Put texts into the folder `source`, in files of this kind."""
     Path("source").mkdir()

@@ -569,7 +569,8 @@ def test_a_fault_of_a_table_is_one_line(rows, columns, says, capsys):
     assert [path.name for path in Path().iterdir()] == ["runs.csv"]
 
 
-def test_runs_of_another_schedule_get_a_law_and_no_commands(capsys):
-    assert fit.main([write_csv(table({"schedule": "cosine"}))]) == 0
+@pytest.mark.parametrize("schedule", ["cosine", "power"])
+def test_runs_of_another_schedule_get_a_law_and_no_commands(schedule, capsys):
+    assert fit.main([write_csv(table({"schedule": schedule}))]) == 0
     printed = capsys.readouterr().out
-    assert "runs of cosine" in printed and "train.py" not in printed
+    assert f"runs of {schedule}" in printed and "train.py" not in printed

@@ -1,5 +1,6 @@
 """A run may stop at any moment, resume and branch. It ends with the same bits."""
 
+import base64
 import os
 import shlex
 import shutil
@@ -325,3 +326,15 @@ def test_a_cosine_may_become_a_wsd_which_decays(folder):
     typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=2560 --out=wsd"
     assert train.main(typed.split()) == 0
     assert record_of("wsd")["config"]["decay_tokens"] == 256
+
+
+def test_a_tokenizer_may_be_typed_again(documents):
+    """Its corpus has a copy, under a different name. The vocabulary is a multiple of 64."""
+    ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
+    Path("words.tiktoken").write_bytes(b"".join(ranks))
+    data.prepare(documents, "words.tiktoken", Path("words"))
+    fields = dict(data="words", tokenizer="words.tiktoken", total_tokens=6 * STEP)
+    typed = [*argv(**fields), "--out=run", "--resume"]
+    assert train.main([*typed, "--time_limit=0"]) == 3
+    assert train.main(typed) == 0
+    assert record_of("run")["config"]["vocab_size"] == 320  # 256 bytes and end-of-text

@@ -75,6 +75,12 @@ def test_a_tiktoken_file_cuts_words_as_gpt2_does():
     assert tokenizer.n_vocab == len(WORDS) + 1
 
 
+def test_a_million_spaces_are_a_text_like_any_other():
+    tokenizer = load_tokenizer(write_tiktoken("words.tiktoken"))
+    text = "a" + " " * 1_100_000 + "b"
+    assert tokenizer.decode(encode(tokenizer, text).tolist()) == text
+
+
 # -- tokenizer.json ----------------------------------------------------------------------
 
 SPECIAL = ["<fim>", "[UNK]"]
