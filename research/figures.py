@@ -2,8 +2,8 @@
 
     python research/figures.py --out assets
 
-They are curves.png, decay.png, valleys.png, longer.png and transfer.png. regret.png is the
-worth.png of `python fit.py research/results/wsd-laptop`, and schedules.py and power.py draw
+They are curves.png, decay.png, valleys.png, longer.png and transfer.png. regret.png comes
+from `python fit.py research/results/wsd-laptop`, and schedules.py and power.py draw
 the others. A schedule has the same color in all of them.
 """
 
