@@ -349,7 +349,7 @@ const batchOf = (name, batch) => policyOf(name).batches.find((one) => one.batch 
 const colorOfLength = (i) => shade("tokens", i / LAST);
 const colorOfPolicy = (name) => shade("other", POLICIES.indexOf(name) / (POLICIES.length - 1));
 const colorOfRate = (i) => [  // light, middle and dark
-  "color-mix(in srgb, var(--wsd) 55%, var(--paper))",
+  "color-mix(in srgb, var(--wsd) 70%, var(--paper))",
   "var(--wsd)",
   "color-mix(in srgb, var(--wsd) 25%, var(--ink))",
 ][i];
