@@ -376,7 +376,7 @@ function renderStop() {
   if (state.shown) {
     text += `Your guess of ${rate(state.guess)} costs ${costOf(here, state.guess)} nats, and keeping
       the best of ${size(LENGTHS[QUESTION])} would cost ${costOf(here, here.best[QUESTION].x)}.
-      Below 0.005, we cannot tell.`;
+      Below 0.01, we cannot tell.`;
   }
   say("said2", text);
   $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";

@@ -123,15 +123,17 @@ def titled(panel: dict, title: str) -> dict:
 
 
 def draw_valleys(path: Path) -> None:
-    """The valleys of width 64 over T, and over the batch size."""
+    """Valleys of width 64 at some T, and at some batch sizes."""
     runs = fit.runs_of(tables.rows_in("wsd-laptop"))
     cells = [run.cell for run in runs if run.cell.shape == "width 64"]
     at = max(cell for cell in cells if cell.batch_size == 2)  # with the longest T
-    over_T = "16× the tokens,\n{ratio}× the best learning rate"
-    over_batch = "8× the batch size,\n{ratio}× the best learning rate"
+    some_T = [run for run in runs if run.cell.T in (80_000, 320_000, 1_280_000)]
+    some_batches = [run for run in runs if run.cell.batch_size != 4]
+    over_T = "16× the tokens, best\nlearning rate × {ratio}"
+    over_batch = "8× the batch size, best\nlearning rate × {ratio}"
     panels = [
-        titled(fit.panel(runs, at, "T"), over_T),
-        titled(fit.panel(runs, at, "batch_size"), over_batch),
+        titled(fit.panel(some_T, at, "T"), over_T),
+        titled(fit.panel(some_batches, at, "batch_size"), over_batch),
     ]
     figures.draw_valleys(path, panels)
 
@@ -139,7 +141,7 @@ def draw_valleys(path: Path) -> None:
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
     runs = fit.runs_of(tables.rows_in("transfer-quick"))
-    ratio = "4× the width,\n{ratio}× the best learning rate"
+    ratio = "4× the width,\nbest learning rate × {ratio}"
     panels = []
     for name, is_standard in (("Without μP", True), ("With μP", False)):
         some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
@@ -148,11 +150,12 @@ def draw_transfer(path: Path) -> None:
     figures.draw_valleys(path, panels)
 
 
+HELD = "WSD at one learning rate, weight decay 0"
 LOOKS = {  # of longer.png: label, color, line, marker
     "Power (fitted), averaged": ("Power, averaged", GREEN, "-.", "D"),
-    "WSD, searched": ("WSD", COLORS["wsd"], "-", "s"),
+    "WSD that knows T": ("WSD that knows T", COLORS["wsd"], "-", "s"),
     "Power (fitted)": ("Power", BLUE, "-", "o"),
-    "constant, weight decay 0": ("constant, weight decay 0", COLORS["wsd"], ":", "^"),
+    HELD: ("WSD at one learning\nrate, weight decay 0", COLORS["wsd"], ":", "^"),
 }
 
 
@@ -168,16 +171,16 @@ def draw_longer(path: Path) -> None:
             x = np.log2(lengths) + 0.03 * (i - 1.5)  # beside each other
             bars = dict(capsize=3, elinewidth=1.2)
             ax.errorbar(x, mean, error, color=color, ls=line, marker=marker, **bars)
-            y = mean[-1] + (0.003 if label.startswith("constant") else 0)
+            y = mean[-1] + (0.005 if name == HELD else 0)
             ax.text(x[-1] + 0.2, y, label, color=color, va="center")
         ax.text(x[-1] + 0.2, -0.003, "linear to 0", color=COLORS["linear"], va="center")
         ax.set_xticks(np.log2(lengths), [size(T) for T in lengths])
         words = """run length T (tokens)
-Bars are standard errors of three seeds. We searched linear to 0 and WSD
-at every T, and tuned Power and constant at 320k and 640k."""
+Bars are standard errors of three seeds. We tuned the lines of Power and of WSD
+with one learning rate at 320k and 640k, and the others at every T."""
         ax.set_xlabel(words, loc="left")
-        ax.set(ylabel="loss minus linear to 0 (nats)")
-        ax.set_title("Power's gap to linear to 0 grows up to 5M tokens, then shrinks")
+        ax.set(ylabel="loss above linear to 0 (nats)")
+        ax.set_title("Linear to 0 leads Power, most near 5M tokens")
 
 
 def main(argv: list[str] | None = None) -> int:

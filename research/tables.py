@@ -321,9 +321,9 @@ def pairs() -> str:
 
 LENGTHS = [320_000 * 2**k for k in range(7)]
 LONGER = {  # name -> (line, weight decay)
-    "constant, weight decay 0": ("constant", 0.0),
+    "WSD at one learning rate, weight decay 0": ("constant", 0.0),
     "Power (fitted)": ("Power (fitted)", 0.1),
-    "WSD, searched": ("WSD", 0.1),
+    "WSD that knows T": ("WSD", 0.1),
     "Power (fitted), averaged": ("Power (fitted), averaged", 0.1),
 }
 
@@ -369,10 +369,10 @@ def longer() -> str:
     about = (
         "Loss minus a linear decay to 0, whose learning rate we searched at every T "
         "(`long-laptop`: width 32, batch size 8, three seeds). Weight decay is 0.1 in both, "
-        "but from the line at 0 we subtract the better of linear to 0 at 0 and at 0.1. *Constant* "
-        "is a WSD with one learning rate for every T, and *averaged* has an average of the "
-        "weights in place of the decay over the last tenth. We tuned Power and constant once, "
-        "at T = 320k and 640k, and searched WSD at every T."
+        "but from the line at 0 we subtract the better of linear to 0 at 0 and at 0.1. "
+        "*Averaged* has an average of the weights in place of the decay over the last tenth. "
+        "We tuned Power and WSD at one learning rate once, at T = 320k and 640k, and searched "
+        "WSD that knows T at every T."
     )
     return table("longer", about, ["line", *map(size, lengths)], rows)
 
