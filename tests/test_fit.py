@@ -4,7 +4,9 @@ import csv
 import itertools
 import json
 import math
+import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -239,8 +241,26 @@ def test_a_sweep_too_small_for_a_row_says_so(capsys):
     runs = fit.runs_of(made_rows(**SMALLEST))
     fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
     printed = capsys.readouterr().out
-    assert printed.count("no law without it") == 4 and "times your longest" not in printed
+    assert printed.count("no law without it") == 3 and "Expect" not in printed
     assert not Path("regret.png").exists()
+
+
+def test_a_seed_that_decides_alone_is_named(capsys):
+    """Beyond 200k, the best learning rate falls in seed 0 only. Of all seeds, it falls."""
+
+    def at_rate(b: float) -> Callable:
+        def bent(cell: Cell) -> float:
+            doublings = max(0.0, math.log2(cell.T / LENGTHS[1]))
+            return log2_best(cell) + (0.4 + b) * doublings
+
+        return bent
+
+    rows = []
+    for seed, b in enumerate([-1.2, 0, 0]):  # their mean is that of the law, -0.4
+        rows += [row | dict(seed=seed) for row in made_rows(at_rate(b), steps=10)]
+    runs = fit.runs_of(rows)
+    assert fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
+    assert re.findall(r"Without seed (\d)", capsys.readouterr().out) == ["0"]
 
 
 # -- 5. Intervals ------------------------------------------------------------------------

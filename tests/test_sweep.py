@@ -334,6 +334,13 @@ def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
         assert "another process" in one_line(tiny, capsys)
 
 
+def test_a_sweep_does_not_write_into_a_corpus(tiny, capsys):
+    Path("out").mkdir()
+    Path("out/train.bin").touch()
+    assert "not empty" in one_line(tiny, capsys)
+    assert [path.name for path in Path("out").glob("[!.]*")] == ["train.bin"]
+
+
 def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, capsys):
     assert sweep.main([*tiny, "--dry_run"]) == 0
     # four trunks to 1152, and three decays each
@@ -420,6 +427,7 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
     grid = sweep.grid_of(*sweep.parse([experiment, f"--scale={scale}"]))
     out = Path(experiment)
     out.mkdir()
+    sweep.check_folder(out, {"experiment": experiment, **grid.common})
     for runs_of_phase in sweep.EXPERIMENTS[experiment]:
         for trunk, runs in sweep.unfinished(runs_of_phase(grid, out), out).items():
             with open(out / f"{trunk}.jsonl", "a") as file:
@@ -427,7 +435,6 @@ def made_up(experiment: str, scale: str, loss) -> list[dict]:
                     config = vars(run.cfg) | ({"line": run.line} if run.line else {})
                     record = {"config": config, "results": {"val_loss": loss(run.cfg)}}
                     file.write(json.dumps(record) + "\n")
-    sweep.check_folder(out, {"experiment": experiment, **grid.common})
     return fit.read_sweep(out)
 
 
