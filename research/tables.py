@@ -419,19 +419,18 @@ def decay() -> str:
 
 
 def default_run() -> str:
-    losses = {}  # schedule, or "power, laptop-moe" -> losses [seeds]
-    for folder, suffix in (("laptop", ""), ("laptop-moe", ", laptop-moe")):
-        for row in sorted(rows_in(folder), key=itemgetter("seed")):
-            losses.setdefault(row["schedule"] + suffix, []).append(row["val_loss"])
+    losses = defaultdict(list)  # schedule -> losses [seeds]
+    for row in sorted(rows_in("laptop"), key=itemgetter("seed")):
+        losses[row["schedule"]].append(row["val_loss"])
     rows = []
-    for name, of_seeds in losses.items():
-        texts = [f"{loss:.4f}" for loss in (*of_seeds, np.mean(of_seeds))]
-        difference = np.subtract(of_seeds, losses["power"])
+    for name in ("power", "wsd", "cosine"):
+        texts = [f"{loss:.4f}" for loss in (*losses[name], np.mean(losses[name]))]
+        difference = np.subtract(losses[name], losses["power"])
         minus = "" if name == "power" else show(over_seeds(difference), ".4f")
         rows.append([name, *texts, minus])
     about = (
-        "The presets `laptop` and `laptop-moe`, 3.2M tokens, with the learning rates of "
-        "`train.py`, and 0.008 for the cosine (`laptop`, `laptop-moe`)."
+        "The preset `laptop`, 3.2M tokens, with the learning rates of `train.py`, and 0.008 for "
+        "the cosine (`laptop`)."
     )
     head = ["schedule", "seed 0", "seed 1", "seed 2", "mean", "minus Power"]
     return table("default run", about, head, rows)
@@ -441,6 +440,7 @@ def default_run() -> str:
 
 RECIPE = {  # names of the runs in their origin
     "power": "Power with our law",
+    "half": "Power with our law and half of its a",
     "default": "Power with the defaults of train.py",
     "wsd": "WSD at the learning rate of our law",
     "wsddefault": "WSD with the defaults of train.py",
