@@ -334,13 +334,6 @@ def test_two_sweeps_in_one_folder_are_refused(tiny, capsys):
         assert "another process" in one_line(tiny, capsys)
 
 
-def test_a_sweep_does_not_write_into_a_corpus(tiny, capsys):
-    Path("out").mkdir()
-    Path("out/train.bin").touch()
-    assert "not empty" in one_line(tiny, capsys)
-    assert [path.name for path in Path("out").glob("[!.]*")] == ["train.bin"]
-
-
 def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, capsys):
     assert sweep.main([*tiny, "--dry_run"]) == 0
     # four trunks to 1152, and three decays each
