@@ -1,0 +1,207 @@
+"""How long to decay? The runs of notes.md, "How long to decay", resumable.
+
+    python research/decay.py warmup         question D4
+    python research/decay.py batch-8        D2 and D3, with the trunks of D1
+    python research/decay.py power-8        Power and cosines of D1
+    python research/decay.py batch-32       D2 at another batch size, with Power
+    python research/decay.py width-64       D1 at another width
+    python research/decay.py weight-decay   D5
+    python research/decay.py longer         D1 at 20.48M tokens
+
+Runs that differ only in their length and in their decay share a trunk, as in sweep.py,
+and end bit for bit as in `python train.py --decay_share ...`. Records go to --out.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import sweep
+from config import make_config
+from fit import read_records
+
+LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
+SOME = LENGTHS[::2]  # 320k, 1.28M, 5.12M
+SHARES = [0.1, 0.3]
+WARMUP = 16_000  # tokens of warmup of all schedules but Power
+LAW = dict(power_a=0.612, power_b=-0.278, power_q=0.531)  # fit.py of wsd-laptop
+STEPS = 8  # of Power's warmup, the answer of D4
+
+# Best learning rate at 320k tokens and batch size 8, and b, of a pilot. Around them, we
+# try nine learning rates at every T
+PILOT = {"none": (0.0063, -0.45), 0.1: (0.0085, -0.25), 0.3: (0.012, -0.25),
+         "linear": (0.015, -0.1)}  # fmt: skip
+
+
+def window(kind, T: int, batch_size: int, n: int = 9) -> list[float]:
+    lr, b = PILOT[kind]
+    lr *= (T / LENGTHS[0]) ** b * (batch_size / 8) ** 0.5
+    middle = round(2 * math.log2(lr / 1e-4))
+    return sweep.rates(middle - n // 2, middle + n // 2)
+
+
+def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> sweep.Run:
+    """A run of sweep.py's laptop. Its trunk has all of its settings but T and decay."""
+    fields = dict(batch_size=batch_size, seed=seed, n_embd=width) | fields
+    fields = dict(warmup_tokens=WARMUP, weight_decay=0.1) | fields
+    of_trunk = {x: fields[x] for x in fields if x not in ("decay_share", "decay_shape")}
+    if fields["schedule"] in ("linear", "cosine"):
+        of_trunk["T"] = T
+    name = ",".join(f"{x}={value}" for x, value in sorted(of_trunk.items()))
+    fields |= dict(n_head=width // 16, data_seed=seed, total_tokens=T)
+    return sweep.Run(make_config(**sweep.LAPTOP | fields), name, "")
+
+
+def valleys(batch_size: int, seed: int, lengths: list[int]) -> Iterable[sweep.Run]:
+    """D2: runs without decay, with two decays, and linear to 0, at nine learning rates."""
+    for T in lengths:
+        for kind in PILOT:
+            for lr in window(kind, T, batch_size):
+                fields = dict(schedule="wsd", lr=lr, decay_share=kind)
+                if kind == "none":
+                    fields["decay_share"] = 0.0
+                if kind == "linear":
+                    fields = dict(schedule="linear", lr=lr)
+                yield run(T, batch_size, seed, **fields)
+
+
+def shares(lengths: list[int], batch_size: int, seed: int, **fields):
+    """D1: a trunk with many decays."""
+    for T in lengths:
+        for share in (0.1, 0.2, 0.3, 0.5):
+            yield run(T, batch_size, seed, decay_share=share, **fields)
+        straight = dict(decay_share=0.3, decay_shape="linear")
+        yield run(T, batch_size, seed, **straight, **fields)
+
+
+def power(batch_size: int, steps: int = STEPS, f: float = 1.0, **fields) -> dict:
+    """Power with f times the law's a. Its ceiling is the law's learning rate at 80k."""
+    law = LAW | dict(power_a=float(f"{f * LAW['power_a']:.4g}"))
+    beta = batch_size * 128 / 4096
+    lr_max = law["power_a"] * beta ** law["power_q"] * 80_000 ** law["power_b"]
+    warm = dict(warmup_tokens=steps * batch_size * 128)
+    return dict(schedule="power", lr_max=float(f"{lr_max:.4g}")) | law | warm | fields
+
+
+def warmup(seed: int):
+    for batch_size in (2, 8, 32):
+        for T in (320_000, 1_280_000):
+            lines = [power(batch_size, steps) for steps in (2, 8, 32, 128)]
+            lines += [power(batch_size, warmup_tokens=T // 100)]
+            lines += [power(batch_size, n, f) for n in (2, 32) for f in (0.5, 2.0)]
+            for fields in lines:
+                if fields["warmup_tokens"] > T / 2:  # 128 steps of batch size 32
+                    continue
+                for share in SHARES:
+                    yield run(T, batch_size, seed, decay_share=share, **fields)
+
+
+def batch_8(seed: int):
+    yield from valleys(8, seed, LENGTHS)
+    for lr in sweep.rates(11, 13):
+        yield from shares(SOME, 8, seed, schedule="wsd", lr=lr)
+
+
+def power_8(seed: int):
+    for f in (1.0, 1.41):
+        yield from shares(SOME, 8, seed, **power(8, f=f))
+    for T in SOME:
+        for lr in sweep.rates(12, 15):
+            yield run(T, 8, seed, schedule="cosine", lr=lr)
+
+
+def batch_32(seed: int):
+    yield from valleys(32, seed, LENGTHS[:4])
+    for T in LENGTHS[:4]:
+        for share in SHARES:
+            yield run(T, 32, seed, decay_share=share, **power(32))
+
+
+def width_64(seed: int):
+    for T in SOME[1:]:
+        for share in SHARES:
+            yield run(T, 8, seed, 64, decay_share=share, **power(8))
+        for lr in sweep.rates(13, 15):
+            yield run(T, 8, seed, 64, schedule="linear", lr=lr)
+
+
+def weight_decay(seed: int):
+    T = 1_280_000
+    for batch_size in (2, 8, 32):
+        for decay in (0.0, 0.1):
+            for share in SHARES:
+                for f in (1.0, 2.0, 4.0):
+                    fields = power(batch_size, f=f, weight_decay=decay)
+                    yield run(T, batch_size, seed, decay_share=share, **fields)
+                for lr in window(0.3, T, batch_size, 7)[2:]:
+                    fields = dict(schedule="wsd", lr=lr, weight_decay=decay)
+                    yield run(T, batch_size, seed, decay_share=share, **fields)
+            for lr in window("linear", T, batch_size, 5):
+                fields = dict(schedule="linear", lr=lr, weight_decay=decay)
+                yield run(T, batch_size, seed, **fields)
+
+
+def longer(seed: int):
+    T = 20_480_000
+    for share in (0.1, 0.3, 0.5):
+        yield run(T, 8, seed, decay_share=share, **power(8))
+    for lr in sweep.rates(12, 14):
+        yield run(T, 8, seed, schedule="linear", lr=lr)
+
+
+QUESTIONS = {  # name -> runs of a seed, and how many seeds
+    "warmup": (warmup, 3),
+    "batch-8": (batch_8, 3),
+    "power-8": (power_8, 3),
+    "batch-32": (batch_32, 3),
+    "width-64": (width_64, 3),
+    "weight-decay": (weight_decay, 2),
+    "longer": (longer, 1),
+}
+
+
+def end_of(config: dict) -> tuple:
+    """What differs between the runs of a trunk."""
+    return config["total_tokens"], config["decay_tokens"], config["decay_shape"]
+
+
+def unfinished(runs: Iterable[sweep.Run], out: Path) -> dict[str, list[sweep.Run]]:
+    """The runs of every trunk that have no record, in the order of their decays."""
+    trunks = {}
+    for one in runs:
+        trunks.setdefault(one.trunk, {})[end_of(vars(one.cfg))] = one
+    left = {}
+    for trunk, by_end in trunks.items():
+        for record in read_records(sweep.file_of(trunk, out)):
+            by_end.pop(end_of(record["config"]), None)
+        if by_end:
+            left[trunk] = sorted(by_end.values(), key=lambda one: one.cfg.decay_start)
+    return left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("question", choices=tuple(QUESTIONS))
+    parser.add_argument("--out", type=Path, default=Path("runs/decay"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--dry_run", action="store_true")
+    args = parser.parse_args()
+    args.out /= args.question
+    args.device, args.slurm = "cpu", None
+    runs_of, n_seeds = QUESTIONS[args.question]
+    left = unfinished((one for s in range(n_seeds) for one in runs_of(s)), args.out)
+    tokens = sum(map(sweep.tokens_of, left.values()))
+    print(
+        f"{sum(map(len, left.values())):,} runs in {len(left):,} trunks, {tokens:,} tokens"
+    )
+    if left and not args.dry_run:
+        args.out.mkdir(parents=True, exist_ok=True)
+        sweep.train_all(left, args)
+
+
+if __name__ == "__main__":
+    main()
