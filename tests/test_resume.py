@@ -262,6 +262,32 @@ def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
     assert record_of("ended")["results"]["tokens"] == 20 * STEP
 
 
+def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
+    """Ended at once, longer again, shorter again. A share of 0 stays 0."""
+
+    def branch(typed: str, out: str):
+        assert train.main([*f"--branch={typed} --out={out}".split()]) == 0
+        return config.make_config(**record_of(out)["config"])
+
+    ended = branch("run --decay_share=0.3", "ended")
+    seen = 20 * STEP
+    assert (ended.total_tokens, ended.decay_share) == (7315, 0.3)  # 5120 / 0.7
+    assert seen <= ended.decay_start <= seen + 1
+    at = make_schedule(ended)
+    assert metrics("ended")[-1]["tokens"] == 28 * STEP
+    assert metrics("ended")[0]["lr"] == at(20.5 * STEP) < at(20 * STEP)
+    # a branch of a branch that has only decayed starts where that one did
+    longer = branch("ended --total_tokens=12k", "longer")
+    assert (longer.decay_share, longer.decay_tokens) == (0.3, 3600)
+    assert metrics("longer")[0]["tokens"] == 21 * STEP
+    shorter = branch("longer --total_tokens=11k", "shorter")
+    assert (shorter.decay_share, shorter.decay_tokens) == (0.3, 3300)
+    none = branch("longer --decay_share=0 --total_tokens=11k", "none")
+    assert (
+        none.decay_tokens == branch("none --total_tokens=12k", "more").decay_tokens == 0
+    )
+
+
 def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
     run, tmp_path, monkeypatch
 ):
