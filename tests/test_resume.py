@@ -280,8 +280,8 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
     longer = branch("ended --total_tokens=12k", "longer")
     assert (longer.decay_share, longer.decay_tokens) == (0.3, 3600)
     assert metrics("longer")[0]["tokens"] == 21 * STEP
-    shorter = branch("longer --total_tokens=11k", "shorter")
-    assert (shorter.decay_share, shorter.decay_tokens) == (0.3, 3300)
+    shorter = branch("longer --total_tokens=11.8k", "shorter")
+    assert (shorter.decay_share, shorter.decay_tokens) == (0.3, 3540)
     none = branch("longer --decay_share=0 --total_tokens=11k", "none")
     assert (
         none.decay_tokens == branch("none --total_tokens=12k", "more").decay_tokens == 0
