@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sweep
 from config import make_config
-from fit import read_records
+from tools import files
 
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
 SOME = LENGTHS[::2]  # 320k, 1.28M, 5.12M
@@ -176,7 +176,7 @@ def unfinished(runs: Iterable[sweep.Run], out: Path) -> dict[str, list[sweep.Run
         trunks.setdefault(one.trunk, {})[end_of(vars(one.cfg))] = one
     left = {}
     for trunk, by_end in trunks.items():
-        for record in read_records(sweep.file_of(trunk, out)):
+        for record in files.read_records(sweep.file_of(trunk, out)):
             by_end.pop(end_of(record["config"]), None)
         if by_end:
             left[trunk] = sorted(by_end.values(), key=lambda one: one.cfg.decay_start)

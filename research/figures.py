@@ -124,7 +124,7 @@ def titled(panel: dict, title: str) -> dict:
 
 def draw_valleys(path: Path) -> None:
     """Valleys of width 64 at some T, and at some batch sizes."""
-    runs = fit.runs_of(tables.rows_in("wsd-laptop"))
+    runs = fit.trials_of(tables.rows_in("wsd-laptop"))
     cells = [run.cell for run in runs if run.cell.shape == "width 64"]
     at = max(cell for cell in cells if cell.batch_size == 2)  # with the longest T
     some_T = [run for run in runs if run.cell.T in (80_000, 320_000, 1_280_000)]
@@ -140,7 +140,7 @@ def draw_valleys(path: Path) -> None:
 
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
-    runs = fit.runs_of(tables.rows_in("transfer-quick"))
+    runs = fit.trials_of(tables.rows_in("transfer-quick"))
     ratio = "4× the width,\nbest learning rate × {ratio}"
     panels = []
     for name, is_standard in (("Without μP", True), ("With μP", False)):

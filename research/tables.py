@@ -45,8 +45,8 @@ def rows_in(folder: str) -> list[dict]:
     """The runs of a folder of results/ as flat dicts of settings, results and origin."""
     shared = files.read_json(RESULTS / folder / "settings.json")
     rows = []
-    for record in fit.read_records(RESULTS / folder / "records.jsonl"):
-        row = {"loss": fit.loss_of(record)}
+    for record in files.read_records(RESULTS / folder / "records.jsonl"):
+        row = {"loss": files.loss_of(record)}
         for part in ("config", "results", "origin"):
             row |= shared[part] | record.get(part, {})
         rows.append(row)
@@ -80,16 +80,16 @@ SWEEPS = {
 
 
 @cache
-def runs_with_minima(folder: str) -> list[fit.Run]:
+def runs_with_minima(folder: str) -> list[fit.Trial]:
     """The runs of the cells that have a best learning rate."""
-    runs = fit.runs_of(rows_in(folder))
+    runs = fit.trials_of(rows_in(folder))
     best = fit.minima(runs)
     return [run for run in runs if run.cell in best]
 
 
-def b_and_q(runs: list[fit.Run]) -> np.ndarray:
+def b_and_q(runs: list[fit.Trial]) -> np.ndarray:
     """The answers and intervals of b and q [2, 3]."""
-    return fit.jackknife(runs, lambda some: np.array(fit.law(some)[:2]))
+    return fit.jackknife(runs, lambda some: np.array(fit.fit_law(some)[:2]))
 
 
 def laws() -> str:
@@ -97,7 +97,7 @@ def laws() -> str:
     for name, folder in SWEEPS.items():
         runs = runs_with_minima(folder)
         b, q = b_and_q(runs)
-        b_paper, _ = fit.jackknife(runs, fit.paper_law)
+        b_paper, _ = fit.jackknife(runs, fit.fit_paper_law)
         n_cells = len({run.cell for run in runs})
         answers = [show(answer, ".2f") for answer in (b, q, b_paper)]
         rows.append([name, f"{len(rows_in(folder)):,}", str(n_cells), *answers])
@@ -115,9 +115,9 @@ def widths() -> str:
     runs = runs_with_minima("wsd-laptop")
     shapes = fit.shapes_of([run.cell for run in runs])
 
-    def log2_ratios(some: list[fit.Run]) -> np.ndarray:
+    def log2_ratios(some: list[fit.Trial]) -> np.ndarray:
         """log2 of a, relative to the first width."""
-        log2_a = fit.law(some).log2_a
+        log2_a = fit.fit_law(some).log2_a
         return np.array([log2_a[shape] - log2_a[shapes[0]] for shape in shapes])
 
     rows = []
@@ -129,7 +129,7 @@ def widths() -> str:
     return table("widths", about, ["width", "a", "b"], rows)
 
 
-def cost_beside(runs: list[fit.Run], step: float) -> float:
+def cost_beside(runs: list[fit.Trial], step: float) -> float:
     """Mean loss above the lowest, a step beside the best x that we tried, over all cells."""
     costs = []
     for points in fit.valleys_of(runs).values():
@@ -192,12 +192,12 @@ def worth() -> str:
 
 
 def transfer() -> str:
-    runs = fit.runs_of(rows_in("transfer-quick"))
+    runs = fit.trials_of(rows_in("transfer-quick"))
     rows = []
     for name, suffix in (("with μP", ""), ("without μP", fit.STANDARD)):
         shapes = [f"width {width}{suffix}" for width in (32, 64, 128)]
 
-        def log2_best(some: list[fit.Run]) -> np.ndarray:
+        def log2_best(some: list[fit.Trial]) -> np.ndarray:
             """log2 of the best learning rate of every width, and of the last / the first."""
             best = {cell.shape: x for cell, x in fit.minima(some).items()}
             x = [best[shape] for shape in shapes]
@@ -222,7 +222,9 @@ def power() -> str:
         def x(row: dict) -> float:
             return math.log2(row["power_a"]) if name == "a" else row["power_b"]
 
-        runs = fit.runs_of([r for r in rows_in("power-laptop") if r[other] == center], x)
+        runs = fit.trials_of(
+            [r for r in rows_in("power-laptop") if r[other] == center], x
+        )
         best = []  # of every seed, by the parabola of fit.py
         costs = []
         for seed in sorted({run.seed for run in runs}):
@@ -246,25 +248,25 @@ KINDS = {"dense": "compare-laptop", "MoE": "compare-laptop-moe"}
 
 
 @cache
-def tested(folder: str) -> list[fit.Run]:
+def tested(folder: str) -> list[fit.Trial]:
     """The runs that test the lines of a comparison, without those that tuned them.
 
     The x of a run is its line.
     """
     rows = [row for row in rows_in(folder) if "line" in row]
-    return fit.runs_of(rows, itemgetter("line"))
+    return fit.trials_of(rows, itemgetter("line"))
 
 
 def difference(one: str, other: str, kind: str, T: int | None = None) -> str:
     """Mean loss of a line minus another's, at all T or one."""
     runs = [run for run in tested(KINDS[kind]) if T in (None, run.cell.T)]
-    if other not in {run.x for run in runs}:
+    if other not in {run.setting for run in runs}:
         return ""
 
-    def answer(some: list[fit.Run]) -> np.ndarray:
+    def answer(some: list[fit.Trial]) -> np.ndarray:
         of_line = defaultdict(list)
         for run in some:
-            of_line[run.x].append(run.loss)
+            of_line[run.setting].append(run.loss)
         return np.array([np.mean(of_line[one]) - np.mean(of_line[other])])
 
     return show(fit.jackknife(runs, answer)[0])
@@ -273,7 +275,7 @@ def difference(one: str, other: str, kind: str, T: int | None = None) -> str:
 def comparison() -> str:
     losses = defaultdict(list)
     for run in tested("compare-laptop"):
-        losses[run.x].append(run.loss)
+        losses[run.setting].append(run.loss)
     rows = []
     for line in sorted(losses, key=lambda line: np.mean(losses[line])):
         row = [line, f"{np.mean(losses[line]):.3f}"]

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fit
+import sweep
 import train
 from config import make_config
-from fit import Cell, Run, cost
+from fit import Cell, Trial, cost
 from schedules import make_schedule
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +95,7 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
     rows += [
         row_of(seed=1, lr=lr, loss=loss) for lr, loss in ((2, 2.0), (4, 3.0), (8, 1.0))
     ]
-    (points,) = fit.valleys_of(fit.runs_of(rows)).values()
+    (points,) = fit.valleys_of(fit.trials_of(rows)).values()
     assert points == [(1.0, 3.0), (2.0, 4.5)]
 
 
@@ -139,7 +140,7 @@ def test_a_minimum_is_that_of_a_search_along_the_cubic():
 
 
 @pytest.mark.parametrize("points, why", [
-    (VALLEY[:4], "at an edge"), (VALLEY[6:], "at an edge"), (VALLEY[:1], "at an edge"),
+    (VALLEY[:4], "at highest"), (VALLEY[6:], "at lowest"), (VALLEY[:1], "at lowest"),
     (VALLEY[4:8], "too few"), (VALLEY[3:8], ""), (diverging(1.0), ""), (HILL, "no valley"),
     (diverging(1.0, 1.5, 2.0), "too few"), (diverging(*STEPS), "diverged"),
 ])  # fmt: skip
@@ -158,12 +159,12 @@ LAPTOP = dict(seeds=3)
 @pytest.mark.parametrize("grid", [SMALLEST, LAPTOP], ids=str)
 @pytest.mark.parametrize("a, b, q", [(40, -0.4, 0.6), (4.6, -0.51, 1.0)])
 def test_a_made_up_law_comes_back_from_every_grid(grid, a, b, q):
-    runs = fit.runs_of(made_rows(lambda cell: log2_best(cell, a, b, q), **grid))
-    found = fit.law(runs)
+    runs = fit.trials_of(made_rows(lambda cell: log2_best(cell, a, b, q), **grid))
+    found = fit.fit_law(runs)
     assert (found.b, found.q) == pytest.approx((b, q), abs=1e-9)
     assert np.allclose(list(found.log2_a.values()), math.log2(a), atol=1e-6)
     # the paper sets q to 1, and takes the three best batch sizes
-    found_b, log2_a = fit.paper_law(runs)
+    found_b, log2_a = fit.fit_paper_law(runs)
     best = sorted({run.cell.beta for run in runs})[:3]
     of_batches = (q - 1) * np.mean(np.log2(best))
     assert (found_b, log2_a) == pytest.approx((b, math.log2(a) + of_batches))
@@ -205,7 +206,7 @@ def test_what_is_outside_is_counted_and_in_no_mean():
 
 
 def test_without_noise_a_law_loses_nothing_and_the_others_their_closed_form():
-    runs = fit.runs_of(made_rows(steps=6))
+    runs = fit.trials_of(made_rows(steps=6))
     T = fit.shortest_fit(runs)
     assert T == LENGTHS[1]
     longer = fit.longer_runs(runs, T)
@@ -230,7 +231,7 @@ def test_a_law_that_bends_loses_the_closed_form_of_its_error():
     def bent(cell: Cell) -> float:
         return log2_best(cell) + 0.3 * max(0.0, math.log2(cell.T / LENGTHS[1]))
 
-    runs = fit.runs_of(made_rows(bent, steps=6))
+    runs = fit.trials_of(made_rows(bent, steps=6))
     for times, regrets in fit.longer_runs(runs, LENGTHS[1]).items():
         doublings = math.log2(times)
         assert np.allclose(regrets[:, 0], 0.03 * (0.3 * doublings) ** 2, atol=1e-9)
@@ -238,7 +239,7 @@ def test_a_law_that_bends_loses_the_closed_form_of_its_error():
 
 
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
-    runs = fit.runs_of(made_rows(**SMALLEST))
+    runs = fit.trials_of(made_rows(**SMALLEST))
     fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
     printed = capsys.readouterr().out
     assert printed.count("no law without it") == 3 and "Expect" not in printed
@@ -258,7 +259,7 @@ def test_a_seed_that_decides_alone_is_named(capsys):
     rows = []
     for seed, b in enumerate([-1.2, 0, 0]):  # their mean is that of the law, -0.4
         rows += [row | dict(seed=seed) for row in made_rows(at_rate(b), steps=10)]
-    runs = fit.runs_of(rows)
+    runs = fit.trials_of(rows)
     assert fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
     assert re.findall(r"Without seed (\d)", capsys.readouterr().out) == ["0"]
 
@@ -278,9 +279,9 @@ def interval(table) -> tuple[float, float]:
     runs = []
     for (pair, seed), loss in np.ndenumerate(table):
         cell = Cell(32.0, "width 32", 1e6, 2**pair, 2**pair / 32)
-        runs.append(Run(cell, str(seed), 0.0, float(loss)))
+        runs.append(Trial(cell, str(seed), 0.0, float(loss)))
 
-    def mean_loss(some: list[Run]) -> np.ndarray:
+    def mean_loss(some: list[Trial]) -> np.ndarray:
         return np.array([np.mean([run.loss for run in some])])
 
     ((answer, low, high),) = fit.jackknife(runs, mean_loss)
@@ -320,7 +321,7 @@ def test_intervals_hold_the_truth(pairs, seeds):
 
 def test_without_one_of_two_batch_sizes_there_is_no_interval():
     rows = made_rows(widths=[32], seeds=3, noise=0.002, batches=[1, 2])
-    assert np.isnan(fit.report_numbers(fit.runs_of(rows))["b_interval"]).all()
+    assert np.isnan(fit.report_numbers(fit.trials_of(rows))["b_interval"]).all()
 
 
 # -- 6. From a law to a run --------------------------------------------------------------
@@ -337,17 +338,21 @@ def pasted(text: str) -> list:
 
 
 def test_pasted_commands_follow_the_law(capsys):
-    rows = made_rows(lambda cell: log2_best(cell, 3, -0.3, 0.5), noise=0.002, seeds=2)
+    more = dict(noise=0.002, seeds=2, weight_decay=0.05)
+    rows = made_rows(lambda cell: log2_best(cell, 3, -0.3, 0.5), **more)
     write(rows, "a", experiment="wsd", weight_decay=0.05, fingerprint="0123")
     assert fit.main(["a"]) == 0
     printed = capsys.readouterr().out
-    power, wsd, linear = pasted(printed)
-    assert f"--branch RUN --decay_tokens {4 * LENGTHS[-1] // 10}" in printed
+    linear, power, wsd = pasted(printed)
     law = law_in("a")
     T = 4 * LENGTHS[-1]  # of the next run
-    shared = dict(n_layer=2, n_embd=128, n_head=8, warmup_tokens=3000, batch_size=2)
+    shared = dict(n_layer=2, n_embd=128, n_head=8, weight_decay=0.05, batch_size=2)
     for cfg in (power, wsd, linear):
-        assert vars(cfg).items() >= (shared | {"total_tokens": T}).items()
+        shared |= {"total_tokens": T, "out": f"a-{cfg.schedule}"}
+        assert vars(cfg).items() >= shared.items()
+    assert linear.warmup_tokens == wsd.warmup_tokens == 3000
+    assert power.warmup_tokens == fit.POWER_WARMUP * 2 * 128
+    assert power.decay_tokens == wsd.decay_tokens == fit.DECAY_SHARE * T
 
     def lr(n: float) -> float:
         return law["a"] * (2 * 128 / 4096) ** law["q"] * n ** law["b"]
@@ -357,19 +362,87 @@ def test_pasted_commands_follow_the_law(capsys):
         assert falls(n) == pytest.approx(lr(n), rel=1e-3)
     # nothing shorter was tried
     assert falls(3000) == pytest.approx(lr(LENGTHS[0]), rel=1e-3)
-    assert wsd.lr == pytest.approx(lr(T), rel=1e-3) and wsd.decay_tokens == T // 10
+    # the others keep the learning rate of the longest runs
+    kept = lr(LENGTHS[-1])
+    assert wsd.lr == pytest.approx(kept, rel=1e-3)
     to_0 = make_schedule(linear)
     for n in (3000, T / 2):
-        assert to_0(n) == pytest.approx(2 * lr(T) * (T - n) / (T - 3000), rel=1e-3)
+        assert to_0(n) == pytest.approx(2 * kept * (T - n) / (T - 3000), rel=1e-3)
 
 
 def test_a_law_that_power_cannot_follow_says_why(capsys):
     cell = Cell(32.0, "width 32", 1e6, 2, 2 / 32)
-    law = dict(a=40, b=0.1, q=0.6)
-    fit.print_next_runs(law, cell, 1e5, {"n_layer": 2, "seq_len": 128})
+    law = dict(a=40, b=0.1, q=0.6, schedule="wsd", decay_share=0.1, shortest_T=1e5)
+    fit.print_next_runs(law, cell, {"n_layer": 2, "seq_len": 128}, True, Path("a"))
     printed = capsys.readouterr().out
-    assert [cfg.schedule for cfg in pasted(printed)] == ["wsd", "linear"]
-    assert "no Power" in printed and "0.100" in printed
+    assert [cfg.schedule for cfg in pasted(printed)] == ["linear", "wsd"]
+    assert "No Power" in printed and "0.100" in printed
+
+
+def test_the_law_of_a_decay_asks_for_it_again(capsys):
+    """Also that of a sweep of linear runs, which has no use for a share."""
+    write(made_rows(decay_tokens=0, decay_share=0.1), "a", experiment="wsd")
+    rows = made_rows(lengths=[100_000, 200_000], decay_tokens=0, schedule="linear")
+    write(rows, "b", experiment="wsd", schedule="linear", decay_share=0.1)
+    assert fit.main(["a"]) == fit.main(["b"]) == 0
+    law = law_in("b")
+    assert (law["schedule"], law["decay_share"]) == ("linear", 0)
+    (linear,) = pasted(capsys.readouterr().out.split("linear;")[1])
+    assert linear.lr == pytest.approx(
+        2 ** log2_best(Cell(0, "", 8e5, 2, 1 / 16)), rel=1e-3
+    )
+    rows = [row | dict(decay_tokens=row["total_tokens"] // 2) for row in made_rows()]
+    assert fit.main([write(rows, "c", experiment="wsd")]) == 0
+    assert law_in("c")["decay_share"] == 0.5
+    assert [cfg.decay_share for cfg in pasted(capsys.readouterr().out)[1:]] == [0.5, 0.5]
+
+
+def cut(rows: list[dict], end: str, lengths: list[int], batches: list[int]) -> list[dict]:
+    """Leave out the learning rates on one side of the minimum of some cells."""
+    kept = []
+    for row in rows:
+        beside = math.log2(row["lr"]) - log2_best(fit.cell_of(row))
+        is_cut = row["total_tokens"] in lengths and row["batch_size"] in batches
+        if not is_cut or (beside > 0.1 if end == "lowest" else beside < -0.1):
+            kept.append(row)
+    return kept
+
+
+@pytest.mark.parametrize("end", ["lowest", "highest"])
+def test_the_runs_that_an_edge_lacks_are_named(end, capsys):
+    rows = made_rows(widths=[32], batches=[2, 4, 8], steps=6)
+    lacking = cut(rows, end, LENGTHS[3:], [2, 4, 8])
+    folder = write(lacking, "a", experiment="wsd")
+    made = {"command": "python sweep.py wsd", "settings": {"experiment": "wsd"}}
+    Path(folder, "sweep.json").write_text(json.dumps(made))
+    assert fit.main([folder]) == 0
+    printed = capsys.readouterr().out
+    (line,) = [x for x in printed.splitlines() if x.startswith("python sweep.py")]
+    typed, _ = sweep.parse(shlex.split(line)[2:])
+    assert typed.budgets == LENGTHS[3:] and typed.batches == [2, 4, 8]
+    # with these runs, all cells have a minimum
+    best = {fit.cell_of(row): log2_best(fit.cell_of(row)) for row in rows}
+    missing = [x for cell, x in best.items() if cell.T in LENGTHS[3:]]
+    if end == "lowest":
+        assert 2 ** min(missing) > typed.lrs[0]
+    else:
+        assert 2 ** max(missing) < typed.lrs[-1]
+    # the next runs are four times as long as the longest with a minimum
+    assert {cfg.total_tokens for cfg in pasted(printed)} == {4 * LENGTHS[2]}
+
+
+def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(capsys):
+    rows = made_rows(widths=[32], batches=[2, 8, 16], steps=6)  # 2 is the best
+    rows = cut(rows, "lowest", LENGTHS[4:], [2])
+    assert fit.main([write(rows, "a", experiment="wsd")]) == 0
+    assert {cfg.batch_size for cfg in pasted(capsys.readouterr().out)} == {2}
+    assert Path("a/regret.png").exists()
+
+
+def test_without_any_minimum_there_is_no_law(capsys):
+    rows = cut(made_rows(widths=[32]), "lowest", LENGTHS, [1, 2, 4, 8])
+    assert "minima" in refused([write(rows, "a", experiment="wsd")], capsys)
+    assert not Path("a/law.json").exists()
 
 
 def test_predict(capsys):
@@ -386,7 +459,7 @@ def test_predict(capsys):
 
 
 def test_the_committed_law_to_three_digits():
-    runs = fit.runs_of(fit.read_sweep(RESULTS / "wsd-laptop"))
+    runs = fit.trials_of(fit.read_sweep(RESULTS / "wsd-laptop"))
     law = fit.report_numbers(runs)
     for name, numbers in dict(a=(0.612, 0.216, 1.737), b=(-0.278, -0.374, -0.182),
                               q=(0.531, 0.440, 0.622)).items():  # fmt: skip
@@ -503,7 +576,7 @@ def write_csv(rows: list[dict], separator=",") -> str:
 def law_of(rows: list[dict], columns="", separator=",") -> tuple[float, float]:
     """b and q of a table."""
     file = Path(write_csv(rows, separator))
-    found = fit.law(fit.runs_of(fit.tables.read_csv(file, columns, 4096)))
+    found = fit.fit_law(fit.trials_of(fit.tables.read_csv(file, columns, 4096)))
     return found.b, found.q
 
 
@@ -517,11 +590,11 @@ def test_a_table_gives_its_law_and_commands_with_its_sequence_length(capsys):
     assert (law["b"], law["q"]) == MADE and law["a"] == pytest.approx(40)
     printed = capsys.readouterr().out
     assert "shape 128 " in printed  # the widest, without which we fit
-    power, wsd, linear = pasted(printed)
+    linear, power, wsd = pasted(printed)
     assert power.seq_len == wsd.seq_len == linear.seq_len == 1024
     beta = wsd.batch_size / 4
-    assert wsd.lr == pytest.approx(40 * beta**0.6 * (4 * LENGTHS[-1]) ** -0.4, rel=1e-3)
-    assert linear.schedule == "linear"
+    assert wsd.lr == pytest.approx(40 * beta**0.6 * LENGTHS[-1] ** -0.4, rel=1e-3)
+    assert (linear.schedule, power.schedule) == ("linear", "power")
 
 
 def test_columns_may_have_other_names_and_separators():
@@ -542,7 +615,7 @@ def test_lengths_as_trained_are_one_length():
     for row in rows:
         row["total_tokens"] *= 1 + row["batch_size"] / 1000
     assert law_of(rows) == pytest.approx((-0.4, 0.6), abs=0.002)
-    runs = fit.runs_of(fit.tables.read_csv(Path("runs.csv"), "", 4096))
+    runs = fit.trials_of(fit.tables.read_csv(Path("runs.csv"), "", 4096))
     assert len({run.cell.T for run in runs}) == len(LENGTHS)
 
 

@@ -73,7 +73,7 @@ def runs_of(fields: dict, budgets=BUDGETS, **common) -> list[sweep.Run]:
 
 def trained(runs: list[sweep.Run], file="trunk.jsonl") -> list[dict]:
     sweep.train_trunk(runs, Path(file))
-    return fit.read_records(Path(file))
+    return files.read_records(Path(file))
 
 
 def without(config: dict, *names: str) -> dict:
@@ -451,7 +451,7 @@ def test_transfer_gives_the_effect_of_width_back(scale):
         return 2 + 0.03 * (off(cfg, scale) - math.log2(factor)) ** 2
 
     rows = made_up("transfer", scale, loss)
-    best = fit.minima(fit.runs_of(rows))
+    best = fit.minima(fit.trials_of(rows))
     assert len(best) == 2 * len(sweep.GRIDS["transfer"][scale].widths)
     lrs = {name: [x for cell, x in best.items() if (fit.STANDARD in cell.shape) == name]
            for name in (False, True)}  # fmt: skip
@@ -478,7 +478,7 @@ def test_power_gives_the_best_a_and_b_back(scale):
     }
     for fixed, (best, x) in scans.items():
         some = [row for row in rows if row[fixed] == center[fixed]]
-        found = fit.minima(fit.runs_of(some, x), degree=2, window=5)
+        found = fit.minima(fit.trials_of(some, x), degree=2, window=5)
         assert len(found) == len({(r["batch_size"], r["total_tokens"]) for r in rows})
         assert list(found.values()) == pytest.approx([best] * len(found), abs=1e-3)
     assert fit.main(["power"]) == 0
