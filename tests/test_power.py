@@ -80,7 +80,7 @@ def test_its_losses_are_those_of_train(monkeypatch):
             assert one.std().item() == pytest.approx(other.std().item(), rel=0.1)
     run.model.load_state_dict(state.model.state_dict())  # the same names
     warm = power.warmup(power.constant(0.01), power.WARMUP)
-    schedule = power.decay(warm, total, total // 10)
+    schedule = power.decay(warm, total, cfg.decay_tokens)
     for step in train.training_steps(cfg, state, SimpleNamespace(draw=draw)):
         loss = run.branch().step(step.lr)
         assert loss.item() == pytest.approx(step.loss.item(), rel=1e-5)
