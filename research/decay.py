@@ -27,9 +27,9 @@ from tools import files
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
 SOME = LENGTHS[::2]  # 320k, 1.28M, 5.12M
 SHARES = [0.1, 0.3]
-WARMUP = 16_000  # tokens of warmup of all schedules but Power
+WARMUP = 16  # steps of warmup of all schedules but Power
 LAW = dict(power_a=0.612, power_b=-0.278, power_q=0.531)  # fit.py of wsd-laptop
-STEPS = 8  # of Power's warmup, the answer of D4
+STEPS = 32  # of Power's warmup, the answer of D4
 
 # Best learning rate at 320k tokens and batch size 8, and b, of a pilot. Around them, we
 # try nine learning rates at every T
@@ -47,7 +47,7 @@ def window(kind, T: int, batch_size: int, n: int = 9) -> list[float]:
 def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> sweep.Run:
     """A run of sweep.py's laptop. Its trunk has all of its settings but T and decay."""
     fields = dict(batch_size=batch_size, seed=seed, n_embd=width) | fields
-    fields = dict(warmup_tokens=WARMUP, weight_decay=0.1) | fields
+    fields = dict(warmup_tokens=WARMUP * batch_size * 128, weight_decay=0.1) | fields
     of_trunk = {x: fields[x] for x in fields if x not in ("decay_share", "decay_shape")}
     if fields["schedule"] in ("linear", "cosine"):
         of_trunk["T"] = T
