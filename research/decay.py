@@ -27,9 +27,8 @@ from tools import files
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
 SOME = LENGTHS[::2]  # 320k, 1.28M, 5.12M
 SHARES = [0.1, 0.3]
-WARMUP = 16  # steps of warmup of all schedules but Power
+WARMUP = 32  # steps of warmup, the answer of D4
 LAW = dict(power_a=0.612, power_b=-0.278, power_q=0.531)  # fit.py of wsd-laptop
-STEPS = 32  # of Power's warmup, the answer of D4
 
 # Best learning rate at 320k tokens and batch size 8, and b, of a pilot. Around them, we
 # try nine learning rates at every T
@@ -78,7 +77,7 @@ def shares(lengths: list[int], batch_size: int, seed: int, **fields):
         yield run(T, batch_size, seed, **straight, **fields)
 
 
-def power(batch_size: int, steps: int = STEPS, f: float = 1.0, **fields) -> dict:
+def power(batch_size: int, steps: int = WARMUP, f: float = 1.0, **fields) -> dict:
     """Power with f times the law's a. Its ceiling is the law's learning rate at 80k."""
     law = LAW | dict(power_a=float(f"{f * LAW['power_a']:.4g}"))
     beta = batch_size * 128 / 4096
@@ -115,8 +114,8 @@ def power_8(seed: int):
 
 
 def batch_32(seed: int):
-    yield from valleys(32, seed, LENGTHS[:4])
-    for T in LENGTHS[:4]:
+    yield from valleys(32, seed, LENGTHS[1:4])
+    for T in LENGTHS[1:4]:
         for share in SHARES:
             yield run(T, 32, seed, decay_share=share, **power(32))
 
