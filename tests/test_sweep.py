@@ -415,9 +415,9 @@ def off(cfg, scale: str, lr: float | None = None) -> float:
     return math.log2((lr or cfg.lr) / best)
 
 
-def made_up(experiment: str, scale: str, loss) -> list[dict]:
+def made_up(experiment: str, scale: str, loss, *more: str) -> list[dict]:
     """The rows of a whole experiment, in a folder of this name. loss(cfg): of a run."""
-    grid = sweep.grid_of(*sweep.parse([experiment, f"--scale={scale}"]))
+    grid = sweep.grid_of(*sweep.parse([experiment, f"--scale={scale}", *more]))
     out = Path(experiment)
     out.mkdir()
     sweep.check_folder(out, {"experiment": experiment, **grid.common})
@@ -439,6 +439,23 @@ def test_wsd_gives_the_law_back(scale):
     found = files.read_json(Path("wsd/law.json"))
     for name, value in law_of(scale).items():
         assert found[name] == pytest.approx(value, rel=0.01)
+
+
+@pytest.mark.parametrize("more", [
+    "--schedule=constant", "--schedule=linear", "--schedule=cosine", "--decay_share=0.3",
+])  # fmt: skip
+def test_other_schedules_and_decays_have_laws_too(more):
+    def loss(cfg) -> float:
+        return 2 + 0.03 * (off(cfg, "quick") - math.log2(sweep.OF_WSD[cfg.schedule])) ** 2
+
+    rows = made_up("wsd", "quick", loss, more)
+    assert fit.main(["wsd"]) == 0
+    found = files.read_json(Path("wsd/law.json"))
+    times = sweep.OF_WSD[rows[0]["schedule"]]
+    assert found["a"] == pytest.approx(1.1 * times, rel=0.01)
+    assert found["b"] == pytest.approx(-0.3, rel=0.01)
+    share = {"wsd": 0.3}.get(found["schedule"], 0)
+    assert found["decay_share"] == pytest.approx(share, rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", SCALES)
