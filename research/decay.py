@@ -7,23 +7,32 @@
     python research/decay.py width-64       D1 at another width
     python research/decay.py weight-decay   D5
     python research/decay.py longer         D1 at 20.48M tokens
+    python research/decay.py noise          runs whose learning rates differ by 1%
+    python research/decay.py records        put the records into results/decay-laptop
 
 Runs that differ only in their length and in their decay share a trunk, as in sweep.py,
 and end bit for bit as in `python train.py --decay_share ...`. Records go to --out.
 """
 
 import argparse
+import json
 import math
+import platform
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import torch
+
+import data
 import sweep
 from config import make_config
 from tools import files
 
+RESULTS = Path(__file__).parent / "results/decay-laptop"
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
 SOME = LENGTHS[::2]  # 320k, 1.28M, 5.12M
 SHARES = [0.1, 0.3]
@@ -152,6 +161,15 @@ def longer(seed: int):
         yield run(T, 8, seed, schedule="linear", lr=lr)
 
 
+def noise(seed: int):
+    for k in range(-3, 4):
+        fields = [dict(schedule="wsd", lr=float(f"{0.009051 * 1.01**k:.4g}"))]
+        fields.append(power(8, f=1.01**k))
+        for T in SOME[:2]:
+            for one in fields:
+                yield run(T, 8, seed, decay_share=0.3, **one)
+
+
 QUESTIONS = {  # name -> runs of a seed, and how many seeds
     "warmup": (warmup, 3),
     "batch-8": (batch_8, 3),
@@ -160,6 +178,7 @@ QUESTIONS = {  # name -> runs of a seed, and how many seeds
     "width-64": (width_64, 3),
     "weight-decay": (weight_decay, 2),
     "longer": (longer, 1),
+    "noise": (noise, 3),
 }
 
 
@@ -182,13 +201,65 @@ def unfinished(runs: Iterable[sweep.Run], out: Path) -> dict[str, list[sweep.Run
     return left
 
 
+def folder_of(question: str, config: dict) -> str:
+    """The folder of a record. fit.py fits the first four."""
+    if question in ("warmup", "weight-decay", "noise"):
+        return question
+    is_small = config["n_embd"] == 32 and config["total_tokens"] <= LENGTHS[-1]
+    if config["schedule"] == "linear" and is_small:
+        return "linear"
+    if config["schedule"] == "wsd" and config["decay_shape"] == "exp":
+        names = {0.0: "none", 0.1: "10", 0.3: "30"}
+        return names.get(config["decay_share"], "trunks")
+    return "trunks"
+
+
+def write_records(runs: Path, results: Path) -> None:
+    """Write what we trained, with the settings that all runs of a folder share."""
+    folders = {}
+    for question in QUESTIONS:
+        for file in sorted((runs / question).glob("*.jsonl")):
+            for record in files.read_records(file):
+                for field in ("val_bpb", "tokens"):
+                    del record["results"][field]
+                name = folder_of(question, record["config"])
+                folders.setdefault(name, []).append(record)
+    for name, records in folders.items():
+        (results / name).mkdir(parents=True, exist_ok=True)
+        settings = {
+            "origin": {
+                "command": f"python research/decay.py {' '.join(QUESTIONS)}",
+                "git_commit": subprocess.getoutput("git rev-parse HEAD"),
+                "torch": torch.__version__,
+                "device_name": platform.machine(),
+                "threads": "1",
+                "fingerprint": data.open_corpus("embedded").meta["fingerprint"],
+            }
+        }
+        for part in ("config", "results"):
+            first = records[0][part]
+            settings[part] = {}
+            for field, value in first.items():
+                if all(record[part][field] == value for record in records):
+                    settings[part][field] = value
+            for record in records:
+                for field in settings[part]:
+                    del record[part][field]
+        files.write_json(results / name / "settings.json", settings)
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (results / name / "records.jsonl").write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", choices=tuple(QUESTIONS))
+    parser.add_argument("question", choices=(*QUESTIONS, "records"))
     parser.add_argument("--out", type=Path, default=Path("runs/decay"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dry_run", action="store_true")
     args = parser.parse_args()
+    if args.question == "records":
+        write_records(args.out, RESULTS)
+        return
     args.out /= args.question
     args.device, args.slurm = "cpu", None
     runs_of, n_seeds = QUESTIONS[args.question]

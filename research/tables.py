@@ -379,6 +379,229 @@ def longer() -> str:
     return table("longer", about, ["line", *map(size, lengths)], rows)
 
 
+# -- How long to decay -------------------------------------------------------------------
+
+DECAY = "decay-laptop"  # its folders have the decays none, 10 and 30, and linear
+SOME = (320_000, 1_280_000, 5_120_000)
+KINDS = {"none": "none", "10": "WSD, 10%", "30": "WSD, 30%", "linear": "linear to 0"}
+
+
+def tried(folder: str, **wanted) -> dict[float, np.ndarray]:
+    """{learning rate, or a of Power: losses [seeds]} of the runs with these settings."""
+    found = defaultdict(dict)
+    for row in rows_in(f"{DECAY}/{folder}"):
+        if all(row[name] == value for name, value in wanted.items()):
+            x = row["power_a" if row["schedule"] == "power" else "lr"]
+            found[x][row["seed"]] = row["loss"]
+    return {
+        x: np.array([by_seed[s] for s in sorted(by_seed)]) for x, by_seed in found.items()
+    }
+
+
+def lowest(losses: dict[float, np.ndarray]) -> np.ndarray:
+    """The losses [seeds] at the setting with the lowest mean."""
+    return min(losses.values(), key=np.mean)
+
+
+def of_power(share: float, a=0.612, folder="trunks", **wanted) -> np.ndarray:
+    """Power, by default at the law's a, with a decay of this share [seeds]."""
+    fields = dict(batch_size=8, n_embd=32, decay_shape="exp") | wanted
+    return tried(folder, schedule="power", decay_share=share, **fields)[a]
+
+
+def of_linear(T: int, batch_size=8, n_embd=32) -> np.ndarray:
+    """Linear to 0 at the best of its learning rates [seeds]."""
+    is_small = n_embd == 32 and T <= SOME[-1]
+    fields = dict(batch_size=batch_size, n_embd=n_embd, total_tokens=T)
+    return lowest(tried("linear" if is_small else "trunks", schedule="linear", **fields))
+
+
+def held_lr(share: str, lengths: tuple, batch_size=8) -> float:
+    """The one learning rate of WSD with the lowest mean loss over all lengths."""
+    by_T = [tried(share, batch_size=batch_size, total_tokens=T) for T in lengths]
+    common = set.intersection(*(set(losses) for losses in by_T))
+    return min(common, key=lambda lr: sum(losses[lr].mean() for losses in by_T))
+
+
+def how_long() -> str:
+    rows = []
+
+    def add(name: str, losses_at) -> None:
+        rows.append(
+            [name, *(show(over_seeds(losses_at(T) - of_linear(T))) for T in SOME)]
+        )
+
+    for share in (0.1, 0.2, 0.3, 0.5):
+        add(f"Power, {share:.0%}", lambda T: of_power(share, total_tokens=T))
+    add(
+        "Power, 30%, straight",
+        lambda T: of_power(0.3, total_tokens=T, decay_shape="linear"),
+    )
+    for share in (0.1, 0.3):
+        name = f"Power, {share:.0%}, 1.41 times the law's a"
+        add(name, lambda T: of_power(share, a=0.8629, total_tokens=T))
+    for share in ("10", "30"):
+        lr = held_lr(share, SOME)
+        add(
+            f"WSD at {lr:.4f}, {share}%",
+            lambda T: tried(share, batch_size=8, total_tokens=T)[lr],
+        )
+    add("cosine", lambda T: lowest(tried("trunks", schedule="cosine", total_tokens=T)))
+    about = (
+        "Loss minus linear to 0, at the best of nine peaks for every T, by how much of the run "
+        f"decays (`{DECAY}`: width 32, batch size 8, weight decay 0.1, three seeds). Power has "
+        "the law of `wsd-laptop`, WSD the one learning rate with the lowest mean over the three "
+        "T, and the cosine the best of four peaks for every T."
+    )
+    return table("how long", about, ["line", *(f"T = {size(T)}" for T in SOME)], rows)
+
+
+def shares() -> str:
+    rows = []
+    places = [(f"T = {size(T)}", dict(total_tokens=T)) for T in (*SOME, 20_480_000)]
+    for T in (640_000, 1_280_000, 2_560_000):
+        places.append(
+            (f"batch size 32, T = {size(T)}", dict(batch_size=32, total_tokens=T))
+        )
+    for T in SOME[1:]:
+        places.append((f"width 64, T = {size(T)}", dict(n_embd=64, total_tokens=T)))
+    for name, place in places:
+        losses = {share: of_power(share, **place) for share in (0.1, 0.3)}
+        T = place["total_tokens"]
+        linear = of_linear(T, place.get("batch_size", 8), place.get("n_embd", 32))
+        row = [losses[0.3] - losses[0.1], losses[0.3] - linear]
+        if "T" == name[0]:
+            row.insert(1, of_power(0.5, **place) - losses[0.3])
+        texts = [show(over_seeds(x)) if len(x) > 1 else f"{x[0]:.3f}" for x in row]
+        rows.append([name, *texts] if len(texts) == 3 else [name, texts[0], "", texts[1]])
+    late, early = (
+        of_power(0.5, total_tokens=T) - of_power(0.3, total_tokens=T)
+        for T in (SOME[-1], SOME[0])
+    )
+    rows.append(["T = 5.12M minus T = 320k", "", show(over_seeds(late - early)), ""])
+    about = (
+        "Power with a decay of 30% minus the same with 10%, of 50% minus 30%, and of 30% minus "
+        f"linear to 0 (`{DECAY}`). Width 32 and batch size 8, if a row does not say otherwise, "
+        "and three seeds, but at 20.5M one."
+    )
+    head = ["where", "30% minus 10%", "50% minus 30%", "30% minus linear"]
+    return table("shares", about, head, rows)
+
+
+def b_by_decay() -> str:
+    rows = []
+    for folder, name in KINDS.items():
+        runs = runs_with_minima(f"{DECAY}/{folder}")
+        b, q = b_and_q(runs)
+        small = [run for run in runs if run.cell.batch_size == 8]
+
+        def slope(some: list[fit.Trial]) -> np.ndarray:
+            best = fit.minima(some)
+            x = [math.log2(cell.T) for cell in best]
+            return np.polyfit(x, list(best.values()), 1)[:1]
+
+        (b_small,) = fit.jackknife(small, slope)
+        best = {cell.T: 2**x for cell, x in fit.minima(small).items()}
+        lrs = [f"{best[T]:.4f}" if T in best else "" for T in LENGTHS[:5]]
+        rows.append([name, show(b, ".2f"), show(q, ".2f"), show(b_small, ".2f"), *lrs])
+    about = (
+        "lr = a beta^q T^b by how much of the run decays, and the best learning rates at batch "
+        f"size 8 (`{DECAY}`: width 32, weight decay 0.1, three seeds; batch size 8 with T from "
+        "320k to 5.12M, and 32 with T from 640k to 2.56M)."
+    )
+    head = ["decay", "b", "q", "b, batch size 8", *(size(T) for T in LENGTHS[:5])]
+    return table("b by decay", about, head, rows)
+
+
+def fall() -> str:
+    rows = []
+    for share in ("10", "30"):
+        lr = held_lr(share, SOME)
+        held = []
+        planned = []
+        for T in SOME:
+            wsd = tried(share, batch_size=8, total_tokens=T)
+            power = of_power(int(share) / 100, total_tokens=T)
+            held.append(power - wsd[lr])
+            planned.append(power - lowest(wsd))
+        for name, gaps in ((f"held at {lr:.4f}", held), ("that knows T", planned)):
+            row = [show(over_seeds(x)) for x in (*gaps, np.mean(gaps, axis=0))]
+            rows.append([f"{share}%, WSD {name}", *row])
+    about = (
+        "Power at the law's a minus WSD with the same decay (`how long`). *Held*: at the one "
+        "learning rate with the lowest mean. *That knows T*: at the best of nine for every T. "
+        "We chose both afterwards, in WSD's favor."
+    )
+    head = ["decay and WSD", *(f"T = {size(T)}" for T in SOME), "mean"]
+    return table("fall", about, head, rows)
+
+
+def warmup() -> str:
+    def losses_of(batch_size: int, T: int, share: float) -> dict[tuple, np.ndarray]:
+        found = defaultdict(dict)
+        for row in rows_in(f"{DECAY}/warmup"):
+            at = (row["batch_size"], row["total_tokens"], row["decay_share"])
+            if at == (batch_size, T, share):
+                steps = row["warmup_tokens"] / (batch_size * 128)
+                if row["warmup_tokens"] == T // 100:
+                    steps = "1%"
+                found[steps, row["power_a"]][row["seed"]] = row["loss"]
+        return {
+            x: np.array([by_seed[s] for s in sorted(by_seed)])
+            for x, by_seed in found.items()
+        }
+
+    lines = {f"{n} steps": (n, 0.612) for n in (2, 8, 32, 128)} | {
+        "1% of T": ("1%", 0.612)
+    }
+    lines |= {"32 steps, half of a": (32, 0.306), "32 steps, twice a": (32, 1.224)}
+    lines |= {"2 steps, half of a": (2, 0.306)}
+    rows = []
+    for name, line in lines.items():
+        row = [name]
+        for batch_size in (2, 8, 32):
+            gaps = []
+            for T in (320_000, 1_280_000):
+                for share in (0.1, 0.3):
+                    losses = losses_of(batch_size, T, share)
+                    if line in losses:
+                        gaps.append(losses[line] - losses[32, 0.612])
+            row.append(
+                show(over_seeds(np.mean(gaps, axis=0))) if name != "32 steps" else "0"
+            )
+        rows.append(row)
+    about = (
+        "Loss of Power minus that with a warmup of 32 steps and the law's a, the mean over "
+        f"T = 320k and 1.28M and over decays of 10% and 30% (`{DECAY}/warmup`: width 32, three "
+        "seeds; at batch size 32, 128 steps only at 1.28M)."
+    )
+    return table("warmup", about, ["", "batch size 2", "8", "32"], rows)
+
+
+def weight_decay_0() -> str:
+    rows = []
+    lines = [(f"Power, {share:.0%}", "power", share) for share in (0.1, 0.3)]
+    lines += [(f"WSD, {share:.0%}", "wsd", share) for share in (0.1, 0.3)]
+    for name, schedule, share in [*lines, ("linear to 0", "linear", None)]:
+        row = [name]
+        for batch_size in (2, 8, 32):
+            texts = []
+            for decay in (0.0, 0.1):
+                wanted = dict(
+                    batch_size=batch_size, schedule=schedule, weight_decay=decay
+                )
+                if share:
+                    wanted["decay_share"] = share
+                texts.append(f"{lowest(tried('weight-decay', **wanted)).mean():.3f}")
+            row.append(", ".join(texts))
+        rows.append(row)
+    about = (
+        "Loss at weight decays 0 and 0.1, each at the best of its tries: three a of Power, five "
+        f"peaks of WSD and linear (`{DECAY}/weight-decay`: width 32, T = 1.28M, two seeds)."
+    )
+    return table("weight decay 0", about, ["line", "batch size 2", "8", "32"], rows)
+
+
 # -- The default run ---------------------------------------------------------------------
 
 ENDS = (400_000, 800_000, 1_600_000, 3_200_000)  # where one Power run ends
@@ -493,6 +716,12 @@ def page() -> str:
         comparison(),
         pairs(),
         longer(),
+        how_long(),
+        shares(),
+        b_by_decay(),
+        fall(),
+        warmup(),
+        weight_decay_0(),
         curves(),
         decay(),
         default_run(),
