@@ -391,10 +391,20 @@ BATCHES = (2, 8)  # sequences per step
 
 
 def vertex(losses):
-    """{learning rate: loss} -> the learning rate at the bottom of the valley."""
+    """{learning rate: loss} -> the learning rate at the bottom of the valley.
+
+    If the parabola opens downward, or has its bottom outside the tries, the best try.
+    """
     x = np.log2(list(losses))
     c2, c1, _ = np.polyfit(x, list(losses.values()), 2)
-    return 2 ** (-c1 / (2 * c2))  # where the slope 2 c2 x + c1 is 0
+    if c2 > 0:
+        bottom = -c1 / (2 * c2)  # where the slope 2 c2 x + c1 is 0
+        if min(x) <= bottom <= max(x):
+            return 2**bottom
+    best = min(losses, key=losses.get)
+    tries = f"{min(losses):g} to {max(losses):g}"
+    print(f"  the parabola has no bottom from {tries}, so we take the best try, {best:g}")
+    return best
 
 
 def wsd_losses(lr, batch_size):
@@ -424,6 +434,7 @@ def sweep():
 if __name__ == "__main__":
     print("loss of WSD at T =", SWEEP_LENGTHS)
     valleys = sweep()
+    bottoms = {cell: vertex(losses) for cell, losses in valleys.items()}
     _, axes = plt.subplots(len(BATCHES), figsize=(5, 5.6), sharex=True)
     shades = dict(zip(SWEEP_LENGTHS, ("#e0559a", "#963768", "#3d0a24")))
     for (batch_size, T), losses in valleys.items():
@@ -433,7 +444,7 @@ if __name__ == "__main__":
         along = np.linspace(x[0], x[-1])
         ax.plot(2**along, np.polyval(parabola, along), color=shades[T])
         ax.plot(losses.keys(), losses.values(), "o", color=shades[T], markersize=4)
-        bottom = vertex(losses)
+        bottom = bottoms[batch_size, T]
         ax.plot(bottom, np.polyval(parabola, np.log2(bottom)), "v", color=shades[T])
         first = min(losses)
         ax.text(first, losses[first], f"T = {T // 1000}k  ", color=shades[T], ha="right")
@@ -475,7 +486,7 @@ def law_at(law, T, batch_size):
 
 # %%
 if __name__ == "__main__":
-    minima = [(T, beta_of(B), vertex(losses)) for (B, T), losses in valleys.items()]
+    minima = [(T, beta_of(B), bottom) for (B, T), bottom in bottoms.items()]
     law = fit_law(minima)
     a, b, q = law
     print(f"best learning rate = {a:.3g} * beta^{q:.2f} * T^{b:.2f}")
@@ -503,18 +514,21 @@ if __name__ == "__main__":
 
 
 # %%
-def regret(losses, lr):
+def regret(losses, bottom, lr):
     """Nats above the bottom of a valley, on the parabola through its losses."""
     parabola = np.polyfit(np.log2(list(losses)), list(losses.values()), 2)
-    loss, lowest = np.polyval(parabola, np.log2([lr, vertex(losses)]))
+    loss, lowest = np.polyval(parabola, np.log2([lr, bottom]))
     return loss - lowest
 
 
 if __name__ == "__main__":
     before, T = SWEEP_LENGTHS[-2:]
     short_law = fit_law([minimum for minimum in minima if minimum[0] < T])
-    of_law = [regret(valleys[B, T], law_at(short_law, T, B)) for B in BATCHES]
-    of_old = [regret(valleys[B, T], vertex(valleys[B, before])) for B in BATCHES]
+    of_law, of_old = [], []
+    for B in BATCHES:
+        losses, bottom = valleys[B, T], bottoms[B, T]
+        of_law.append(regret(losses, bottom, law_at(short_law, T, B)))
+        of_old.append(regret(losses, bottom, bottoms[B, before]))
     print(f"A law from runs of up to {before:,} tokens, asked for {T:,}, ends")
     print(f"{np.mean(of_law):.4f} nats above the best learning rate that we found there.")
     print(f"The best learning rate of {before:,} ends {np.mean(of_old):.4f} above it.")

@@ -41,7 +41,8 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "vertex": (
         4,
-        "np.polyfit fits a parabola. On which axis are the learning rates evenly spaced?",
+        "np.polyfit fits a parabola. On which axis are the learning rates evenly spaced? "
+        "If the parabola has no bottom among the tries, print a line that says so.",
     ),
     "branch": (
         5,

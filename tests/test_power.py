@@ -117,7 +117,7 @@ def test_its_law_is_that_of_fit():
             rates = [2 ** (round(best) + k) for k in (-2, -1, 0, 1, 2)]
             losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in rates}
             assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
-            assert power.regret(losses, 2 * 2**best) == pytest.approx(0.1)
+            assert power.regret(losses, 2**best, 2 * 2**best) == pytest.approx(0.1)
             minima.append((length, beta, power.vertex(losses)))
             same = dict(total_tokens=length, batch_size=batch_size, seed=0, shape="1")
             for lr, loss in losses.items():
@@ -126,6 +126,27 @@ def test_its_law_is_that_of_fit():
     law = fit.fit_law(fit.trials_of(rows))
     (log2_a,) = law.log2_a.values()
     assert (2**log2_a, law.b, law.q) == pytest.approx((a, b, q), rel=1e-9)
+
+
+VALLEYS = [  # losses of tries that double, the bottom as a multiple of the middle try
+    ([2.050, 2.000, 2.100], 2 ** (-1 / 6)),
+    ([2.300, 2.330, 2.340], 1 / 2),  # opens downward
+    ([2.340, 2.330, 2.300], 2),
+    ([2.300, 2.380, 2.290, 2.380, 2.300], 1),
+    ([2.340, 2.320, 2.303], 2),  # the bottom is at 71.8
+    ([2.303, 2.320, 2.340], 1 / 2),
+    ([2.300, 2.200, 2.100], 2),  # a straight line, but for the last digits
+]
+
+
+@pytest.mark.parametrize("losses, best", VALLEYS)
+def test_without_a_bottom_among_the_tries_it_says_so_and_takes_the_best(
+    losses, best, capsys
+):
+    middle = len(losses) // 2
+    tries = {2.0 ** (i - middle): loss for i, loss in enumerate(losses)}
+    assert power.vertex(tries) == pytest.approx(best, rel=1e-6)
+    assert capsys.readouterr().out.count("\n") == (best in tries)
 
 
 # -- The program and its notebook --------------------------------------------------------

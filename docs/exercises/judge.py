@@ -4,6 +4,8 @@ python -m pytest             all exercises
 python -m pytest -k decay    one of them
 """
 
+import contextlib
+import io
 import math
 from types import SimpleNamespace
 
@@ -188,6 +190,23 @@ def test_vertex_uses_all_points():
     bumps = [0.02, -0.08, 0.12, -0.08, 0.02]
     found = power.vertex(valley(0.011, RATES, bumps))
     check_value(found, 0.011, "fit all five points by least squares. Your bottom")
+
+
+def test_vertex_takes_the_best_try_if_the_parabola_has_no_bottom_among_them():
+    cases = {
+        "opens downward": [2.30, 2.33, 2.34],
+        "has its bottom above the tries": [2.340, 2.320, 2.303],
+        "has its bottom below the tries": [2.303, 2.320, 2.340],
+    }
+    for shape, three in cases.items():
+        losses = dict(zip((0.5, 1, 2), three))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            found = power.vertex(losses)
+        what = f"the parabola {shape}, so take the best try. Your bottom"
+        check_value(found, min(losses, key=losses.get), what)
+        lines = printed.getvalue().count("\n")
+        check(lines == 1, f"the parabola {shape}, and one printed line should say so")
 
 
 # -- 5 branch and trunk_and_branches -----------------------------------------------------
