@@ -188,6 +188,18 @@ def test_vectors_follow_from_the_formula_of_the_program_and_from_our_words(name)
             assert schedule(n) == near
 
 
+@pytest.mark.parametrize("name", VECTORS["logged"])
+def test_our_words_give_what_a_production_run_logged(name):
+    """To the last digit, at the logged step that the rounded tokens belong to."""
+    log = VECTORS["logged"][name]
+    words = eval(log["words"], dict(vars(schedules)))
+    between = log["run"]["c"] * log["run"]["logged_every"]  # tokens between two lines
+    for trillions, lr in log["vectors"]:
+        n = round(trillions * 1e12 / between) * between
+        assert n == pytest.approx(trillions * 1e12, abs=5e6)
+        assert round(words(n), 6) == lr
+
+
 # -- The program -------------------------------------------------------------------------
 
 
