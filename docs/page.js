@@ -1,7 +1,7 @@
 "use strict";
 // The page to drag. Its parts: 1 small tools, 2 the state, which is also in the address,
 // 3 charts and controls, 4 and 5 the two steps, and 6 what connects them. page.py has made all
-// numbers, so nothing is fitted here. x always is log2 of a learning rate.
+// losses, so nothing is fitted here. x always is log2 of a learning rate, but in step 1.
 
 // -- 1 Small tools -------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ function interpolate(at, x, y) {
 
 // -- 2 The state, which is also in the address ------------------------------------------------
 //
-// So a link opens a view: #step=1&end=1 stops the three runs at the second T, and
+// So a link opens a view: #step=1&end=800 stops the runs at 800,000 tokens, and
 // #step=2&stop=2&batch=8 asks for the best learning rate at batch size 8.
 
 const POLICIES = DATA.policies.map((policy) => policy.name);
@@ -39,7 +39,8 @@ const CHOICES = {  // name: allowed values, of which the first is the start
 };
 const NUMBERS = {  // name: [start, low, high, step]
   step: [1, 1, 2, 1],
-  end: [0, 0, 3, 1],  // the T at which step 1 stops
+  end: [800, 400, 3200, 40],  // the T at which step 1 stops, in thousands of tokens
+  share: [round(100 * DATA.race.share), 10, 50, 5],  // of the run that decays, in percent
   stop: [1, 0, 4, 1],  // the T at which step 2 stops
   guess: [-8.25, -10.6, -4.4, 0.05],
   shown: [0, 0, 1, 1],  // do we say what the guess costs?
@@ -235,108 +236,175 @@ function say(id, text) {
 
 const RACE = DATA.race;
 const LONGEST = RACE.lengths.at(-1);
-const FIRST = 200000;  // tokens, at which the figure begins
+const FIRST = 200000;  // tokens, at which the losses begin
+const LOOKS = {
+  Power: ["var(--power)", 3, ""],
+  WSD: ["var(--wsd)", 3, "7 4"],
+  cosine: ["var(--cosine)", 2.5, "7 4"],
+  linear: ["var(--linear)", 2, ""],
+  cut: ["var(--cut)", 2, "2 3"],
+};
+
+// The schedules of schedules.py, from n, the tokens seen, to a learning rate
+const warmup = (schedule) => (n) =>
+  n < RACE.warmup ? schedule(RACE.warmup) * n / RACE.warmup : schedule(n);
+const STABLE = {
+  Power: warmup((n) => min(RACE.lr_max, RACE.beta ** RACE.q * RACE.a * n ** RACE.b)),
+  WSD: warmup(() => RACE.wsd_lr),
+};
+const PLANNED = {  // finished share of the run, without its warmup -> share of the peak
+  cosine: (done) => 0.55 + 0.45 * Math.cos(Math.PI * done),
+  linear: (done) => 1 - done,
+};
+
+function decay(stable, T, share) {
+  const start = (1 - share) * T;
+  const remaining = (n) => (Math.exp((T - n) / (T - start)) - 1) / (Math.E - 1);
+  return (n) => n <= start ? stable(n) : stable(start) * remaining(n);
+}
+
+function planned(shape, T) {
+  const peak = RACE.peak * (T / LONGEST.T) ** RACE.b;
+  return warmup((n) => peak * shape((n - RACE.warmup) / (T - RACE.warmup)));
+}
 
 function renderRace() {
-  const run = RACE.lengths[state.end];
-  renderLosses(run);
-  renderSchedules(run);
+  const T = 1000 * state.end;
+  const start = (1 - state.share / 100) * T;
+  const run = RACE.lengths.find((one) => one.T === T);  // none for most T
+  const decays = run && state.share === NUMBERS.share[0];  // did we run Power so?
+  const cut = interpolate(T, ...LONGEST.cosine);
+  renderStable(T, start);
+  renderPlanned(T);
+  renderLosses(T, run, decays, cut);
 
-  const losses = run.losses;
-  const [power, planned, cut] = [losses.power, losses.planned, losses.cut].map(mean);
-  const bySeed = losses.power.map((loss, seed) => loss - losses.planned[seed]);
-  const [low, high] = [min(...bySeed), max(...bySeed)];
-  const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
-  let verdict = "The seeds disagree on which is lower";
-  if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
-  if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
-  let text = `At ${size(run.T)} tokens, Power ends at ${nats(power)} nats, and the planned cosine at
-    ${nats(planned)}. <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}.
-    The cosine had to know this end from its start, and Power at nine tenths of it. `;
+  let text = `To stop at ${size(T)} tokens, cosine and linear had to know it at their first step, Power
+    and WSD only at <b>${size(start)}</b>. `;
+  if (decays) {
+    const { power, cosine } = run.losses;
+    const bySeed = power.map((loss, seed) => loss - cosine[seed]);
+    const [low, high] = [min(...bySeed), max(...bySeed)];
+    const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
+    let verdict = "The seeds disagree on which is lower";
+    if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
+    if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
+    text += `Power ends at ${nats(mean(power))} nats, and the planned cosine at ${nats(mean(cosine))}.
+      <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}. `;
+  } else if (run) {
+    text += `We did not run Power with this decay. `;
+  } else {
+    text += `We ran neither a decay nor a cosine that ends here. `;
+  }
   if (run === LONGEST) text += "Here both cosines are the same run.";
   else {
-    const lr = interpolate(run.T, ...LONGEST.cosine_lr);
-    text += `The cosine for ${size(LONGEST.T)}, cut short here, ends ${nats(cut - planned)} above the
-      planned one, because its learning rate is still ${short(lr)}.`;
+    const lr = planned(PLANNED.cosine, LONGEST.T)(T);
+    const where = run ? `ends ${nats(cut - mean(run.losses.cosine))} above the planned one` :
+      `ends at ${nats(cut)}`;
+    text += `The cosine for ${size(LONGEST.T)}, cut short here, ${where}, and its learning rate is still
+      ${short(lr)}.`;
   }
   say("said1", text);
 }
 
-function renderLosses(run) {
-  const { T } = run;
+function rateFrame(id) {
+  const highest = RACE.peak * (RACE.lengths[0].T / LONGEST.T) ** RACE.b;
+  return frame(id, [0, LONGEST.T], [0, 1.05 * highest], { left: 3.6, right: 1.6 });
+}
+
+function rateAxes(f) {
+  const tokens = RACE.lengths.slice(1).map(({ T }) => words(f.px(T), f.h - 0.4 * f.letter, size(T)));
+  return axisY(f, [0, 0.005, 0.01, 0.015].map((lr) => [lr, lr])) + tokens.join("");
+}
+
+function rateCurve(f, schedule, [from, to], look) {
+  const [left, right] = [f.px(from), f.px(to)];
+  const count = round(right - left) + 1;  // a point at every pixel
+  const x = [...Array(count + 1).keys()].map((i) => left + (i / count) * (right - left));
+  return path(x.map((pixel) => [pixel, f.py(schedule(f.x(pixel)))]), stroke(...look));
+}
+
+function renderStable(T, start) {
+  const f = rateFrame("stable");
+  const shaded = f.px(start) - f.x0;
+  let svg = `<rect x="${number(f.x0)}" y="${number(f.y0)}" width="${number(shaded)}"
+    height="${number(f.y1 - f.y0)}" style="fill:var(--shade)"/>` + rateAxes(f);
+  for (const [name, stable] of Object.entries(STABLE)) {
+    const [color, ...look] = LOOKS[name];
+    svg += rateCurve(f, stable, [start, LONGEST.T], [color, 1, "2 5"]);
+    svg += rateCurve(f, decay(stable, T, state.share / 100), [0, T], [color, ...look]);
+  }
+  const edge = rule(f.px(start), f.y0, f.px(start), f.y1, stroke("var(--soft)", 1));
+  svg += handle("share", f.px(start), f.y1, edge + dot(f.px(start), f.y1, 6, "var(--soft)"));
+  draw(f, svg + stopMark(f, "end", f.px(T), "var(--ink)", ""));
+}
+
+function renderPlanned(T) {
+  const f = rateFrame("planned");
+  const long = planned(PLANNED.cosine, LONGEST.T);
+  let svg = rateAxes(f);
+  if (T < LONGEST.T) {
+    svg += rateCurve(f, long, [T, LONGEST.T], [LOOKS.cut[0], 1, "2 5"]);
+    svg += rateCurve(f, long, [0, T], LOOKS.cut) + dot(f.px(T), f.py(long(T)), 5, LOOKS.cut[0]);
+  }
+  for (const [name, shape] of Object.entries(PLANNED))
+    svg += rateCurve(f, planned(shape, T), [0, T], LOOKS[name]);
+  draw(f, svg + stopMark(f, "end", f.px(T), "var(--ink)", ""));
+}
+
+function renderLosses(T, run, decays, cut) {
+  // Only what was measured: without a decay that ends here, the run that continues
   const f = frame("losses", [log2(FIRST), log2(LONGEST.T)], [1.17, 2.1], { left: 2.6, right: 8.3 });
   let svg = axisX(f, RACE.lengths.map((one) => one.T)) + axisY(f, LOSS_TICKS);
-  const between = ([tokens, losses], end) =>
-    tokens.map((n, i) => [n, losses[i]]).filter(([n]) => FIRST <= n && n <= end + 1);
-  const curve = (points, color, width, dashes) => {
-    const pixels = points.map(([n, loss]) => [f.px(log2(n)), f.py(loss)]);
-    svg += path(pixels, stroke(color, width, dashes));
+  const upTo = (end, [tokens, losses]) => {
+    const seen = tokens.map((n, i) => [n, losses[i]]).filter(([n]) => FIRST <= n && n < end);
+    return [...seen, [end, interpolate(end, tokens, losses)]];
   };
-  const ends = [
-    ["Power", "var(--power)", mean(run.losses.power)],
-    ["planned", "var(--cosine)", mean(run.losses.planned)],
-  ];
-  if (run !== LONGEST) {
-    const cut = mean(run.losses.cut);
+  const curve = (points, ...look) => {
+    svg += path(points.map(([n, loss]) => [f.px(log2(n)), f.py(loss)]), stroke(...look));
+  };
+  const ends = [];
+  if (T < LONGEST.T) {
+    curve(upTo(T, LONGEST.cosine), ...LOOKS.cut);
     ends.push(["cut short", "var(--cut)", cut]);
-    curve([...between(LONGEST.cosine, T), [T, cut]], "var(--cut)", 2, "2 3");
   }
-  curve(between(run.cosine, T), "var(--cosine)", 2.5, "7 4");
-  curve(between(RACE.trunk, 0.9 * T), "var(--power)", 2);
-  for (const one of RACE.lengths.slice(0, state.end + 1)) {
-    const start = between(RACE.trunk, 0.9 * one.T).at(-1);
-    curve([start, ...between(one.power, one.T)], "var(--power)", one === run ? 3.5 : 1.5);
+  if (run) {
+    curve(upTo(T, run.cosine), ...LOOKS.cosine);
+    ends.push(["planned", "var(--cosine)", mean(run.losses.cosine)]);
   }
+  const [last, name] = decays ? [(1 - RACE.share) * T, "Power"] : [T, "no decay"];
+  const trunk = upTo(last, RACE.trunk);
+  curve(trunk, "var(--power)", 2);
+  for (const one of RACE.lengths.filter((some) => some.T <= T)) {
+    const begin = upTo((1 - RACE.share) * one.T, RACE.trunk).at(-1);
+    const width = decays && one === run ? 3.5 : 1.5;
+    curve([begin, ...upTo(one.T, one.power)], "var(--power)", width);
+  }
+  ends.push([name, "var(--power)", decays ? mean(run.losses.power) : trunk.at(-1)[1]]);
+
   const x = f.px(log2(T));
   svg += stopMark(f, "end", x, "var(--ink)");
   const heights = apart(ends.map(([, , loss]) => f.py(loss)), 1.2 * f.letter, f.y0, f.y1);
-  ends.forEach(([name, color, loss], k) => {
+  ends.forEach(([label, color, loss], k) => {
     svg += dot(x, f.py(loss), 5, color);
-    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(2)} ${name}`,
+    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(2)} ${label}`,
       { anchor: "start", color, bold: true });
   });
   draw(f, svg);
 }
 
-function renderSchedules(run) {
-  const { T } = run;
-  const highest = max(...RACE.lengths[0].cosine_lr[1]);
-  const f = frame("schedules", [0, LONGEST.T], [0, 1.05 * highest], { left: 3.6, right: 6 });
-  let svg = axisY(f, [0, 0.005, 0.01, 0.015].map((lr) => [lr, lr]));
-  for (const one of RACE.lengths.slice(1))
-    svg += words(f.px(one.T), f.h - 0.4 * f.letter, size(one.T));
-  const curve = ([tokens, rates], [from, to], look) => {
-    const inside = tokens.filter((n) => from < n && n < to);
-    const points = [from, ...inside, to].map((n) => [f.px(n), f.py(interpolate(n, tokens, rates))]);
-    svg += path(points, look);
-  };
-  if (run !== LONGEST) {
-    curve(LONGEST.cosine_lr, [T, LONGEST.T], stroke("var(--cut)", 1, "2 5"));
-    curve(LONGEST.cosine_lr, [0, T], stroke("var(--cut)", 2, "2 3"));
-    svg += dot(f.px(T), f.py(interpolate(T, ...LONGEST.cosine_lr)), 5, "var(--cut)");
-  }
-  curve(run.cosine_lr, [0, T], stroke("var(--cosine)", 2.5, "7 4"));
-  curve(RACE.trunk_lr, [0.9 * T, 0.9 * LONGEST.T], stroke("var(--power)", 1, "2 5"));
-  curve(RACE.trunk_lr, [0, 0.9 * T], stroke("var(--power)", 3));
-  curve(run.power_lr, [0.9 * T, T], stroke("var(--power)", 3));
-  svg += stopMark(f, "end", f.px(T), "var(--ink)", "");
-  draw(f, svg);
-}
-
 function setUpRace() {
-  const tokens = () => `${size(RACE.lengths[state.end].T)} tokens`;
-  slider("end-bar", "end", "<b>STOP</b>", tokens, (end) => change({ end }));
-  dragged.end = (x, _, id) => {
-    const t = id === "losses" ? x : log2(max(x, 1));
-    change({ end: t - log2(RACE.lengths[0].T) });
-  };
-  listen("losses", "end");
-  listen("schedules", "end");
-  $("about1").innerHTML = `Width ${RACE.width}, batch size ${RACE.batch}, means of ${RACE.seeds} seeds.
-    <b style="color:var(--power)">Power</b> is one run with a decay at every STOP,
-    <b style="color:var(--cosine)">planned</b> one cosine for every STOP, and
-    <b style="color:var(--cut)">cut short</b> the longest cosine, stopped early. A run that holds its
-    learning rate, <i>WSD</i>, can also stop anywhere. power.py races it against Power.`;
+  slider("end-bar", "end", "<b>STOP</b>", () => `${size(1000 * state.end)} tokens`,
+    (end) => change({ end }));
+  slider("share-bar", "share", "decay", () => `${state.share}% of them`, (share) => change({ share }));
+  dragged.end = (x, _, id) => change({ end: (id === "losses" ? 2 ** x : x) / 1000 });
+  dragged.share = (n) => change({ share: 100 - n / (10 * state.end) });
+  for (const id of ["stable", "planned", "losses"]) listen(id, "end");
+  const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
+  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width} and batch size
+    ${RACE.batch}. <b style="color:var(--power)">Power</b> with a decay of ${NUMBERS.share[0]}% and
+    <b style="color:var(--cosine)">planned</b> cosines ended only at ${lengths}, and we ran neither WSD nor
+    a line. <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped early.
+    With <b style="color:var(--power)">no decay</b>, Power goes on.`;
 }
 
 // -- 5 Step 2: which learning rate is best? --------------------------------------------------

@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -18,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from schedules import make_schedule
+from config import make_config
+from schedules import paper_batch_size
 from tools import files, flags
 
 RESULTS = ROOT / "research/results"
@@ -40,17 +40,11 @@ def rounded(values, digits: int) -> list:
 # -- Step 1: one Power run, and cosines --------------------------------------------------
 
 
-def learning_rates(row: dict, begin: float = 0) -> list[list]:
-    """The schedule of a run, [tokens, learning rates]."""
-    schedule = make_schedule(SimpleNamespace(**row))
-    tokens = np.linspace(begin, row["total_tokens"], 81)
-    if begin < row["warmup_tokens"]:
-        tokens = np.sort(np.append(tokens, row["warmup_tokens"]))  # the kink
-    return [rounded(tokens, 0), rounded([schedule(n) for n in tokens], 6)]
-
-
 def race() -> dict:
-    """Curves and losses of the runs of curves-laptop, as means over the seeds."""
+    """Losses of the runs of curves-laptop, as means over the seeds, and their settings.
+
+    page.js computes the learning rates, also of runs that nobody trained.
+    """
     folder = RESULTS / "curves-laptop"
     curves = files.read_json(folder / "curves.json")
     seeds = sorted({name.rpartition("-")[2] for name in curves})
@@ -68,36 +62,38 @@ def race() -> dict:
         losses = [np.interp(T, curve["tokens"], curve["val_loss"]) for curve in some]
         return rounded(losses, 4)
 
-    def run(schedule: str, T: int, decay_tokens: int) -> dict:
-        wanted = {"schedule": schedule, "total_tokens": T, "decay_tokens": decay_tokens}
-        return next(row for row in rows if row.items() >= wanted.items())
-
-    longest = RACE_LENGTHS[-1]
-    trunk = run("power", longest, 0)
+    longest = [row for row in rows if row["total_tokens"] == RACE_LENGTHS[-1]]
+    power = next(
+        row for row in longest if row["schedule"] == "power" and row["decay_tokens"]
+    )
+    cosine = next(row for row in longest if row["schedule"] == "cosine")
+    share = power["decay_tokens"] / power["total_tokens"]
     lengths = []
     for T in RACE_LENGTHS:
-        start = T - T // 10  # of the decay
-        losses = {
-            "power": losses_at(f"power-{T}", T),
-            "planned": losses_at(f"cosine-{T}", T),
-            "cut": losses_at(f"cosine-{longest}", T),
-        }
         lengths.append(
             {
                 "T": T,
-                "power": mean_curve(f"power-{T}", begin=start),
-                "power_lr": learning_rates(run("power", T, T // 10), begin=start),
+                "power": mean_curve(f"power-{T}", begin=(1 - share) * T),
                 "cosine": mean_curve(f"cosine-{T}"),
-                "cosine_lr": learning_rates(run("cosine", T, 0)),
-                "losses": losses,
+                "losses": {
+                    name: losses_at(f"{name}-{T}", T) for name in ("power", "cosine")
+                },
             }
         )
     return {
         "seeds": len(seeds),
-        "batch": trunk["batch_size"],
-        "width": trunk["n_embd"],
+        "batch": power["batch_size"],
+        "width": power["n_embd"],
+        "share": share,
+        "warmup": power["warmup_tokens"],
+        "a": power["power_a"],
+        "b": power["power_b"],  # the peaks of the cosines fall as T^b, too
+        "q": power["power_q"],
+        "beta": paper_batch_size(power["batch_size"] * power["seq_len"]),
+        "lr_max": power["lr_max"],
+        "wsd_lr": make_config(schedule="wsd").lr,
+        "peak": cosine["lr"],  # of the longest
         "trunk": mean_curve("power-trunk"),
-        "trunk_lr": learning_rates(trunk),
         "lengths": lengths,
     }
 

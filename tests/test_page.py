@@ -5,10 +5,15 @@ import os
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import page
 import pytest
+
+import fit
+from config import make_config
+from schedules import make_schedule
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 INDEX = page.ROOT / "docs/index.html"
@@ -134,18 +139,68 @@ def browser(tmp_path_factory):
 # -- What it says ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [0, 3])
-def test_step_1_names_a_winner_only_if_all_seeds_agree(browser, end):
-    losses = DATA["race"]["lengths"][end]["losses"]
-    power, planned, cut = (np.array(losses[k]) for k in ("power", "planned", "cut"))
-    browser.open(f"end={end}")
+RACE = DATA["race"]
+LENGTHS = {length["T"]: length for length in RACE["lengths"]}
+
+
+def test_its_schedules_are_those_of_schedules(browser):
+    """Of all runs behind the losses, and of runs that nobody trained."""
+    rows = fit.read_sweep(page.RESULTS / "curves-laptop")
+    configs = [SimpleNamespace(**row) for row in rows]
+    for T, share in ((1_200_000, 0.3), (600_000, 0.5)):
+        length = dict(total_tokens=T, decay_share=share)
+        configs += [make_config(schedule=kind, **length) for kind in ("power", "wsd")]
+        peak = RACE["peak"] * (T / 3_200_000) ** RACE["b"]
+        for kind in ("cosine", "linear"):
+            configs.append(make_config(schedule=kind, total_tokens=T, lr=peak))
+    calls = {
+        "power": "decay(STABLE.Power, {T}, {share})",
+        "wsd": "decay(STABLE.WSD, {T}, {share})",
+        "cosine": "planned(PLANNED.cosine, {T})",
+        "linear": "planned(PLANNED.linear, {T})",
+    }
+    browser.open()
+    for cfg in configs:
+        T = cfg.total_tokens
+        schedule = make_schedule(cfg)
+        call = calls[cfg.schedule].format(T=T, share=cfg.decay_tokens / T)
+        tokens = np.linspace(0, T, 98)[:-1].tolist()
+        found = browser.js(f"{tokens}.map({call})")
+        assert found == pytest.approx([schedule(n) for n in tokens], rel=1e-3), call
+
+
+@pytest.mark.parametrize("T", [400_000, 3_200_000])
+def test_step_1_names_a_winner_only_if_all_seeds_agree(browser, T):
+    power, planned = (np.array(LENGTHS[T]["losses"][k]) for k in ("power", "cosine"))
+    browser.open(f"end={T // 1000}")
     said = browser.text("said1")
     assert f"Power ends at {power.mean():.3f} nats" in said
     assert f"planned cosine at {planned.mean():.3f}." in said
     assert ("above it in all 3 seeds" in said) == all(power > planned)
     assert ("below it in all 3 seeds" in said) == all(power < planned)
-    above = f"ends {cut.mean() - planned.mean():.3f} above"
-    assert (above in said) == (end < 3)
+    above = (
+        f"ends {np.interp(T, *LENGTHS[3_200_000]['cosine']) - planned.mean():.3f} above"
+    )
+    assert (above in said) == (T < 3_200_000)
+
+
+@pytest.mark.parametrize("T, share", [(800_000, 10), (800_000, 30), (1_200_000, 10)])
+def test_step_1_shows_no_loss_that_nobody_measured(browser, T, share):
+    """A decayed Power run only where one ended, and otherwise the run that goes on."""
+    losses = {"cut short": np.interp(T, *LENGTHS[3_200_000]["cosine"])}
+    if T in LENGTHS:
+        losses["planned"] = np.mean(LENGTHS[T]["losses"]["cosine"])
+    if (T, share) == (800_000, 10):
+        losses["Power"] = np.mean(LENGTHS[T]["losses"]["power"])
+    else:
+        losses["no decay"] = np.interp(T, *RACE["trunk"])
+    browser.open(f"end={T // 1000}&share={share}")
+    texts = browser.js(
+        "[...$('losses').querySelectorAll('text')].map((x) => x.textContent)"
+    )
+    found = {text for text in texts if re.match(r"\d\.\d\d ", text)}
+    assert found == {f"{loss:.2f} {name}" for name, loss in losses.items()}
+    assert ("Power ends at" in browser.text("said1")) == ("Power" in losses)
 
 
 def test_a_guess_costs_what_the_runs_beside_it_lost(browser):
@@ -183,10 +238,13 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
 # -- Handles, buttons and the address ----------------------------------------------------
 
 
-def test_a_slider_works_by_keyboard_and_the_address_repeats_it(browser):
+@pytest.mark.parametrize(
+    "view, names", [("step=1", ("end", "share")), ("step=2&stop=0", ("stop", "guess"))]
+)
+def test_a_slider_works_by_keyboard_and_the_address_repeats_it(browser, view, names):
     everything = "[JSON.stringify(state), location.hash]"
-    browser.open("step=2&stop=0")
-    for name in ("stop", "guess"):
+    browser.open(view)
+    for name in names:
         before = browser.js(f"state.{name}")
         browser.press(f"$('{name}')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert browser.js(f"state.{name}") > before
@@ -209,7 +267,11 @@ def test_a_mistyped_address_becomes_a_state_that_can_be_shown(browser):
 @pytest.mark.parametrize("width, height", [(320, 568), (1280, 720)])
 def test_a_step_fits_on_a_telephone_and_a_projector(browser, width, height):
     browser.open("", width, height)
-    for view in ("step=1", "step=2&stop=4&shown=1&seen=0,0.3"):
+    for view in (
+        "step=1",
+        "step=1&end=1200&share=50",
+        "step=2&stop=4&shown=1&seen=0,0.3",
+    ):
         browser.show(view)
         page = "document.documentElement"
         assert browser.js(f"{page}.scrollWidth") <= width, view
