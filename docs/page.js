@@ -278,8 +278,8 @@ function renderRace() {
   renderPlanned(T);
   renderLosses(T, run, decays, cut);
 
-  let text = `To stop at ${size(T)} tokens, cosine and linear had to know it at their first step, Power
-    and WSD only at <b>${size(start)}</b>. `;
+  let text = `To stop at ${size(T)} tokens, cosine and linear had to know it at their first step,
+    Power and WSD only at <b>${size(start)}</b>. `;
   if (decays) {
     const { power, cosine } = run.losses;
     const bySeed = power.map((loss, seed) => loss - cosine[seed]);
@@ -288,8 +288,8 @@ function renderRace() {
     let verdict = "The seeds disagree on which is lower";
     if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
     if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
-    text += `Power ends at ${nats(mean(power))} nats, and the planned cosine at ${nats(mean(cosine))}.
-      <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}. `;
+    text += `Power ends at ${nats(mean(power))} nats, and the planned cosine at
+      ${nats(mean(cosine))}. <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}. `;
   } else if (run) {
     text += `We did not run Power with this decay. `;
   } else {
@@ -300,8 +300,8 @@ function renderRace() {
     const lr = planned(PLANNED.cosine, LONGEST.T)(T);
     const where = run ? `ends ${nats(cut - mean(run.losses.cosine))} above the planned one` :
       `ends at ${nats(cut)}`;
-    text += `The cosine for ${size(LONGEST.T)}, cut short here, ${where}, and its learning rate is still
-      ${short(lr)}.`;
+    text += `The cosine for ${size(LONGEST.T)}, cut short here, ${where}, and its learning rate is
+      still ${short(lr)}.`;
   }
   say("said1", text);
 }
@@ -312,7 +312,8 @@ function rateFrame(id) {
 }
 
 function rateAxes(f) {
-  const tokens = RACE.lengths.slice(1).map(({ T }) => words(f.px(T), f.h - 0.4 * f.letter, size(T)));
+  const lengths = RACE.lengths.slice(1).map((one) => one.T);
+  const tokens = lengths.map((T) => words(f.px(T), f.h - 0.4 * f.letter, size(T)));
   return axisY(f, [0, 0.005, 0.01, 0.015].map((lr) => [lr, lr])) + tokens.join("");
 }
 
@@ -395,16 +396,18 @@ function renderLosses(T, run, decays, cut) {
 function setUpRace() {
   slider("end-bar", "end", "<b>STOP</b>", () => `${size(1000 * state.end)} tokens`,
     (end) => change({ end }));
-  slider("share-bar", "share", "decay", () => `${state.share}% of them`, (share) => change({ share }));
+  slider("share-bar", "share", "decay", () => `${state.share}% of them`,
+    (share) => change({ share }));
   dragged.end = (x, _, id) => change({ end: (id === "losses" ? 2 ** x : x) / 1000 });
   dragged.share = (n) => change({ share: 100 - n / (10 * state.end) });
   for (const id of ["stable", "planned", "losses"]) listen(id, "end");
   const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
-  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width} and batch size
-    ${RACE.batch}. <b style="color:var(--power)">Power</b> with a decay of ${NUMBERS.share[0]}% and
-    <b style="color:var(--cosine)">planned</b> cosines ended only at ${lengths}, and we ran neither WSD nor
-    a line. <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped early.
-    With <b style="color:var(--power)">no decay</b>, Power goes on.`;
+  const bold = (name, color) => `<b style="color:var(--${color})">${name}</b>`;
+  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width} and batch
+    size ${RACE.batch}. ${bold("Power", "power")} with a decay of ${NUMBERS.share[0]}% and
+    ${bold("planned", "cosine")} cosines ended only at ${lengths}, and we ran neither WSD nor a line.
+    ${bold("Cut short", "cut")} is the cosine for ${size(LONGEST.T)}, stopped early. With
+    ${bold("no decay", "power")}, Power goes on.`;
 }
 
 // -- 5 Step 2: which learning rate is best? --------------------------------------------------
