@@ -5,9 +5,12 @@ import copy
 import csv
 import io
 import itertools
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -158,6 +161,25 @@ def test_the_command_of_the_page_finds_the_law_of_a_table():
     assert fit.main(shlex.split(command)) == 0
     found = fit.files.read_json(Path("law.json"))
     assert [found[name] for name in "abq"] == pytest.approx([3.0, -0.4, 0.6], rel=0.01)
+
+
+# -- Logs --------------------------------------------------------------------------------
+
+
+def test_the_lines_for_wandb_send_a_run(monkeypatch):
+    """To a stand-in for wandb, every line at its tokens."""
+    lines = [{"tokens": 128, "loss": 5.5}, {"tokens": 256, "val_loss": 5.0}]
+    folder = Path("runs/laptop-power-1")
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    (folder / "config.json").write_text(json.dumps({"config": {"lr": 0.01}}))
+    wandb = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    exec(block("Logs in W&B"), {})
+    wandb.init.assert_called_once_with(project="power", config={"lr": 0.01})
+    sent = wandb.init.return_value.log.call_args_list
+    assert sent == [mock.call(line, step=line["tokens"]) for line in lines]
 
 
 # -- docs/mup.md -------------------------------------------------------------------------
