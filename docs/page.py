@@ -206,17 +206,19 @@ def above_lowest(points: list[tuple]) -> list[list[float]]:
 def policy(weight_decay: float) -> dict:
     """The curves, minima and law of the runs at a weight decay."""
     folder = RESULTS / f"memory-laptop/{weight_decay}"
-    runs = fit.runs_of(fit.read_sweep(folder))
-    best = fit.minima(runs)
-    runs = [run for run in runs if run.cell in best]
-    law = fit.law(runs)
-    seeds = sorted({run.seed for run in runs})
-    of_seed = [fit.minima([run for run in runs if run.seed == seed]) for seed in seeds]
+    trials = fit.trials_of(fit.read_sweep(folder))
+    best = fit.minima(trials)
+    trials = [trial for trial in trials if trial.cell in best]
+    law = fit.fit_law(trials)
+    seeds = sorted({trial.seed for trial in trials})
+    of_seed = [
+        fit.minima([trial for trial in trials if trial.seed == seed]) for seed in seeds
+    ]
     curves = curves_of(folder)
     batches = []
     for batch_size in RATES:
         cells = sorted(cell for cell in best if cell.batch_size == batch_size)
-        points = fit.valleys_of(runs)
+        points = fit.valleys_of(trials)
         valleys = {cell.T: points[cell] for cell in cells}
         minima = []
         for cell in cells:
@@ -233,7 +235,7 @@ def policy(weight_decay: float) -> dict:
             }
             | curves_and_ends(curves, valleys, batch_size)
         )
-    (interval,) = fit.jackknife(runs, lambda some: np.array([fit.law(some).b]))
+    (interval,) = fit.jackknife(trials, lambda some: np.array([fit.fit_law(some).b]))
     name = f"weight decay {weight_decay}"
     return {"name": name, "b": rounded(interval, 2), "batches": batches}
 
