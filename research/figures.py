@@ -2,7 +2,7 @@
 
     python research/figures.py --out assets
 
-They are curves.png, decay.png, valleys.png, longer.png and transfer.png. regret.png comes
+They are curves.png, decay.png, valleys.png, longer.png, b.png and transfer.png. regret.png comes
 from `python fit.py research/results/wsd-laptop`, and schedules.py and power.py draw
 the others. A schedule has the same color in all of them.
 """
@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import fit
 import tables
 from schedules import Schedule, make_schedule
-from tables import ENDS, LENGTHS
+from tables import ENDS
 from tools import figures, flags
 from tools.figures import COLORS, figure, size
 
@@ -150,37 +150,74 @@ def draw_transfer(path: Path) -> None:
     figures.draw_valleys(path, panels)
 
 
-HELD = "WSD at one learning rate, weight decay 0"
-LOOKS = {  # of longer.png: label, color, line, marker
-    "Power (fitted), averaged": ("Power, averaged", GREEN, "-.", "D"),
-    "WSD that knows T": ("WSD that knows T", COLORS["wsd"], "-", "s"),
-    "Power (fitted)": ("Power", BLUE, "-", "o"),
-    HELD: ("WSD at one learning\nrate, weight decay 0", COLORS["wsd"], ":", "^"),
+LOOKS = {  # of longer.png: (schedule, share of the decay) -> label, line, marker
+    ("power", 0.1): ("Power, decay 10%", ":", "v"),
+    ("power", 0.3): ("Power, decay 30%", "-", "o"),
+    ("power", 0.5): ("Power, decay 50%", "--", "^"),
+    ("wsd", 0.3): ("WSD at one learning\nrate, decay 30%", "-", "s"),
+    ("cosine", 0.0): ("cosine that knows T", "-", "D"),
 }
 
 
+def label_ends(ax, ends: dict[str, tuple], gap: float) -> None:
+    """Write labels {text: (x, y, color)} at the ends of lines, at least `gap` apart."""
+    lowest = -math.inf
+    for text, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
+        lowest = max(y, lowest + gap * (1 + text.count("\n")))
+        ax.text(x, lowest, text, color=color, va="center")
+
+
 def draw_longer(path: Path) -> None:
-    """The gap to linear to 0 against T."""
-    lengths = LENGTHS[2:]
+    """The gap to linear to 0 against T, by how much of the run decays."""
+    lengths = np.log2(tables.SOME)
+    ends = {"linear to 0": (lengths[-1] + 0.2, 0.0, COLORS["linear"])}
     with figure(path, 4.1) as (ax,):
         ax.axhline(0, color=COLORS["linear"], linewidth=2.4)
-        for i, (name, (label, color, line, marker)) in enumerate(LOOKS.items()):
-            gaps = np.array([tables.gap(name, T) for T in lengths])  # [T, seeds]
-            mean = gaps.mean(axis=1)
-            error = gaps.std(axis=1, ddof=1) / math.sqrt(gaps.shape[1])
-            x = np.log2(lengths) + 0.03 * (i - 1.5)  # beside each other
+        for i, ((schedule, share), look) in enumerate(LOOKS.items()):
+            label, line, marker = look
+            gaps = []
+            for T in tables.SOME:
+                gaps.append(tables.of_line(schedule, share, T) - tables.of_linear(T))
+            mean = np.mean(gaps, axis=1)
+            error = np.std(gaps, axis=1, ddof=1) / math.sqrt(3)
+            color = COLORS[schedule]
+            x = lengths + 0.04 * (i - 2)  # beside each other
             bars = dict(capsize=3, elinewidth=1.2)
             ax.errorbar(x, mean, error, color=color, ls=line, marker=marker, **bars)
-            y = mean[-1] + (0.005 if name == HELD else 0)
-            ax.text(x[-1] + 0.2, y, label, color=color, va="center")
-        ax.text(x[-1] + 0.2, -0.003, "linear to 0", color=COLORS["linear"], va="center")
-        ax.set_xticks(np.log2(lengths), [size(T) for T in lengths])
+            ends[label] = (lengths[-1] + 0.2, mean[-1], color)
+        label_ends(ax, ends, 0.004)
+        ax.set_xticks(lengths, [size(T) for T in tables.SOME])
+        ax.set(xlim=(lengths[0] - 0.2, lengths[-1] + 2.2))
         words = """run length T (tokens)
-Bars are standard errors of three seeds. We tuned the lines of Power and of WSD
-with one learning rate at 320k and 640k, and the others at every T."""
+Bars are standard errors of three seeds. The line and the cosine knew T."""
         ax.set_xlabel(words, loc="left")
         ax.set(ylabel="loss above linear to 0 (nats)")
-        ax.set_title("Linear to 0 leads Power, most near 5M tokens")
+        ax.set_title("Decay for a third of the run, and longer runs longer")
+
+
+def draw_b(path: Path) -> None:
+    """b, by how much of the run decays, in our runs and in a public sweep."""
+    names = {
+        "none": "none",
+        "10": "10%",
+        "30": "30%",
+        "linear": "all of it\n(linear to 0)",
+    }
+    with figure(path, 3.2) as (ax,):
+        for x, folder in enumerate(names):
+            runs = tables.runs_with_minima(f"{tables.DECAY}/{folder}")
+            b, low, high = tables.b_and_q(runs)[0]
+            ax.plot(x, b, "o", color=BLUE)
+            ax.vlines(x, low, high, color=BLUE)
+        # marin-community/marin#7856: a constant learning rate, and linear to 5%
+        ax.plot([0.15, 3.15], [-0.556, -0.346], "D", color=RED)
+        ax.vlines(0.15, -0.65, -0.46, color=RED)
+        ax.axhline(0, color="black", linewidth=0.6)
+        ax.set_xticks(range(4), names.values())
+        ax.set(xlabel="share of the run that decays", ylabel="b, in best lr ∝ T^b")
+        ax.set_title("The more of a run decays, the less its learning rate must fall")
+        ax.text(1.0, -0.62, "◆ marin's sweep, to 520B tokens", color=RED)
+        ax.text(1.0, -0.54, "● ours, to 5M tokens (95% intervals)", color=BLUE)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -192,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     draw_valleys(out / "valleys.png")
     draw_transfer(out / "transfer.png")
     draw_longer(out / "longer.png")
+    draw_b(out / "b.png")
     return 0
 
 

@@ -416,42 +416,53 @@ def of_linear(T: int, batch_size=8, n_embd=32) -> np.ndarray:
     return lowest(tried("linear" if is_small else "trunks", schedule="linear", **fields))
 
 
-def held_lr(share: str, lengths: tuple, batch_size=8) -> float:
-    """The one learning rate of WSD with the lowest mean loss over all lengths."""
-    by_T = [tried(share, batch_size=batch_size, total_tokens=T) for T in lengths]
+def of_wsd(share: float, T: int, batch_size=8) -> dict[float, np.ndarray]:
+    """{learning rate: losses [seeds]} of WSD."""
+    folder = {0.1: "10", 0.3: "30"}.get(share, "trunks")
+    fields = dict(schedule="wsd", decay_share=share, decay_shape="exp")
+    return tried(folder, batch_size=batch_size, total_tokens=T, **fields)
+
+
+def held_lr(share: float) -> float:
+    """The one learning rate of WSD with the lowest mean loss over SOME lengths."""
+    by_T = [of_wsd(share, T) for T in SOME]
     common = set.intersection(*(set(losses) for losses in by_T))
     return min(common, key=lambda lr: sum(losses[lr].mean() for losses in by_T))
 
 
+def of_line(schedule: str, share: float, T: int) -> np.ndarray:
+    """The losses [seeds] of a line of the table `how long`, at width 32, batch size 8."""
+    if schedule == "power":
+        return of_power(share, total_tokens=T)
+    if schedule == "wsd":
+        return of_wsd(share, T)[held_lr(share)]
+    return lowest(tried("trunks", schedule="cosine", total_tokens=T))
+
+
 def how_long() -> str:
-    rows = []
-
-    def add(name: str, losses_at) -> None:
-        rows.append(
-            [name, *(show(over_seeds(losses_at(T) - of_linear(T))) for T in SOME)]
-        )
-
+    lines = {}  # name -> losses by T
     for share in (0.1, 0.2, 0.3, 0.5):
-        add(f"Power, {share:.0%}", lambda T: of_power(share, total_tokens=T))
-    add(
-        "Power, 30%, straight",
-        lambda T: of_power(0.3, total_tokens=T, decay_shape="linear"),
-    )
+        lines[f"Power, {share:.0%}"] = [of_line("power", share, T) for T in SOME]
+    straight = dict(decay_shape="linear")
+    lines["Power, 30%, straight"] = [
+        of_power(0.3, total_tokens=T, **straight) for T in SOME
+    ]
     for share in (0.1, 0.3):
         name = f"Power, {share:.0%}, 1.41 times the law's a"
-        add(name, lambda T: of_power(share, a=0.8629, total_tokens=T))
-    for share in ("10", "30"):
-        lr = held_lr(share, SOME)
-        add(
-            f"WSD at {lr:.4f}, {share}%",
-            lambda T: tried(share, batch_size=8, total_tokens=T)[lr],
-        )
-    add("cosine", lambda T: lowest(tried("trunks", schedule="cosine", total_tokens=T)))
+        lines[name] = [of_power(share, a=0.8629, total_tokens=T) for T in SOME]
+    for share in (0.1, 0.2, 0.3, 0.5):
+        name = f"WSD at {held_lr(share):.4f}, {share:.0%}"
+        lines[name] = [of_line("wsd", share, T) for T in SOME]
+    lines["cosine"] = [of_line("cosine", 0, T) for T in SOME]
+    rows = []
+    for name, losses in lines.items():
+        gaps = [x - of_linear(T) for x, T in zip(losses, SOME)]
+        rows.append([name, *(show(over_seeds(gap)) for gap in gaps)])
     about = (
         "Loss minus linear to 0, at the best of nine peaks for every T, by how much of the run "
         f"decays (`{DECAY}`: width 32, batch size 8, weight decay 0.1, three seeds). Power has "
         "the law of `wsd-laptop`, WSD the one learning rate with the lowest mean over the three "
-        "T, and the cosine the best of four peaks for every T."
+        "T (of three at 20% and 50%), and the cosine the best of four peaks for every T."
     )
     return table("how long", about, ["line", *(f"T = {size(T)}" for T in SOME)], rows)
 
@@ -515,25 +526,47 @@ def b_by_decay() -> str:
 
 def fall() -> str:
     rows = []
-    for share in ("10", "30"):
-        lr = held_lr(share, SOME)
+    for share in (0.1, 0.3):
         held = []
         planned = []
         for T in SOME:
-            wsd = tried(share, batch_size=8, total_tokens=T)
-            power = of_power(int(share) / 100, total_tokens=T)
-            held.append(power - wsd[lr])
-            planned.append(power - lowest(wsd))
-        for name, gaps in ((f"held at {lr:.4f}", held), ("that knows T", planned)):
+            power = of_line("power", share, T)
+            held.append(power - of_line("wsd", share, T))
+            planned.append(power - lowest(of_wsd(share, T)))
+        at = f"held at {held_lr(share):.4f}"
+        for name, gaps in ((at, held), ("that knows T", planned)):
             row = [show(over_seeds(x)) for x in (*gaps, np.mean(gaps, axis=0))]
-            rows.append([f"{share}%, WSD {name}", *row])
+            rows.append([f"{share:.0%}, WSD {name}", *row])
     about = (
-        "Power at the law's a minus WSD with the same decay (`how long`). *Held*: at the one "
-        "learning rate with the lowest mean. *That knows T*: at the best of nine for every T. "
-        "We chose both afterwards, in WSD's favor."
+        "Power at the law's a minus WSD with the same decay (as in `how long`). *Held*: at the "
+        "one learning rate with the lowest mean. *That knows T*: at the best of nine for every "
+        "T. We chose both afterwards, in favor of WSD."
     )
     head = ["decay and WSD", *(f"T = {size(T)}" for T in SOME), "mean"]
     return table("fall", about, head, rows)
+
+
+def noise() -> str:
+    rows = []
+    for T in SOME[:2]:
+        losses = {}
+        for schedule in ("wsd", "power"):
+            by_lr = tried("noise", schedule=schedule, total_tokens=T)
+            losses[schedule] = np.array([by_lr[x] for x in sorted(by_lr)])  # [7, seeds]
+        row = [f"T = {size(T)}"]
+        for gaps in (losses["wsd"], losses["power"], losses["power"] - losses["wsd"]):
+            within = math.sqrt(gaps.var(axis=0, ddof=1).mean())
+            row.append(f"{within:.4f}")
+        between = losses["power"].mean(axis=0).std(ddof=1)
+        rows.append([*row, f"{between:.4f}"])
+    about = (
+        "Standard deviation of losses whose learning rates (`a` for Power) differ by 1%, within "
+        f"a seed (`{DECAY}/noise`: seven runs, width 32, batch size 8, three seeds, a decay of "
+        "30%). *Difference*: Power minus WSD with the same seed. *Between seeds*: of the mean "
+        "of the seven."
+    )
+    head = ["", "WSD", "Power", "difference", "Power, between seeds"]
+    return table("noise", about, head, rows)
 
 
 def warmup() -> str:
@@ -720,6 +753,7 @@ def page() -> str:
         shares(),
         b_by_decay(),
         fall(),
+        noise(),
         warmup(),
         weight_decay_0(),
         curves(),
