@@ -1,3 +1,4 @@
+import base64
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import torch
 
 import data
 import train
+from tools.prepare import prepare
 
 torch.set_num_threads(1)
 
@@ -38,13 +40,23 @@ def documents() -> list[str]:
 @pytest.fixture(scope="session")
 def corpus_path(documents, tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "small"
-    data.prepare(documents, "bytes", path)
+    prepare(documents, "bytes", path)
     return path
 
 
 @pytest.fixture
 def corpus(corpus_path) -> data.Corpus:
     return data.open_corpus(corpus_path)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory) -> str:
+    """A .tiktoken file: all bytes, and a few longer tokens."""
+    ranks = [bytes([i]) for i in range(256)] + [b"de", b"def", b"re", b" a", b"\xce\xb6"]
+    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)]
+    path = tmp_path_factory.mktemp("tokenizer") / "words.tiktoken"
+    path.write_bytes(b"".join(lines))
+    return str(path)
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,15 @@
-"""From text to batches: nothing lost, nothing leaked, and always in the same order."""
+"""From tokens on disk to batches, always in the same order."""
 
-import base64
-import gzip
-import hashlib
-import json
 import math
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import config
 import data
 from tools.flags import UserError
-from tools.tokenizers import load_tokenizer
+from tools.prepare import prepare
 
 # -- The order ---------------------------------------------------------------------------
 
@@ -103,7 +97,7 @@ def settings(**typed) -> config.TrainConfig:
 
 def test_decay_data_take_over_where_the_decay_begins(documents):
     for name, part in (("web", slice(100)), ("code", slice(100, 200))):
-        data.prepare(documents[part], "bytes", Path(name))
+        prepare(documents[part], "bytes", Path(name))
     whole = data.load_corpus(settings(data="web", decay_data="web:0.5,code:0.5"))
     begin = math.ceil((3_200_000 - 1_000_001) / 32)
     assert whole.stages == [(0, (1.0, 0.0)), (begin, (0.5, 0.5))]
@@ -114,7 +108,7 @@ def test_decay_data_take_over_where_the_decay_begins(documents):
 
 
 def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
-    data.prepare(documents, tokenizer_path, Path("words"))
+    prepare(documents, tokenizer_path, Path("words"))
     with pytest.raises(UserError, match="words"):
         data.load_corpus(settings(data=f"{corpus_path}:0.5,words:0.5"))
 
@@ -135,7 +129,7 @@ def test_a_model_must_be_able_to_read_its_corpus(corpus):
     ("words.tiktoken", None),
 ])  # fmt: skip
 def test_damaged_corpora_are_refused(file, content, documents, tokenizer_path):
-    data.prepare(documents[:30], tokenizer_path, Path("c"))
+    prepare(documents[:30], tokenizer_path, Path("c"))
     Path("c", file).unlink()
     if content:
         Path("c", file).write_bytes(content)
@@ -143,212 +137,12 @@ def test_damaged_corpora_are_refused(file, content, documents, tokenizer_path):
         data.open_corpus("c")
 
 
-def test_the_embedded_text_does_not_depend_on_the_build(tmp_path):
-    """Nor on the order in which a disk lists files, or on line ends."""
-    names = ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
-    for name in [*reversed(names), "version.py", "x.pyi"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(f"# {name}\r\nx = 'é'\n".encode())
-    texts = list(data.embedded_texts(tmp_path))
-    assert texts == [f"# {name}\nx = 'é'\n" for name in names]
-
-
 def test_the_embedded_corpus_is_prepared_once(documents, tokenizer_path, monkeypatch):
     monkeypatch.setattr(data, "__file__", str(Path("data.py").absolute()))
-    monkeypatch.setattr(data, "embedded_texts", lambda folder: documents)
+    monkeypatch.setattr("tools.prepare.embedded_texts", lambda folder: documents)
     corpus = data.open_corpus("embedded")
     words = data.open_corpus("embedded", tokenizer_path)
     assert corpus.path != words.path
     assert words.meta["tokenizer"] == tokenizer_path
-    monkeypatch.setattr(data, "embedded_texts", None)
+    monkeypatch.setattr("tools.prepare.embedded_texts", None)
     assert data.load_corpus(settings()).meta == corpus.meta
-
-
-@pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
-def test_the_embedded_corpus_is_that_of_the_committed_runs():
-    data.prepare(data.embedded_texts(Path(torch.__file__).parent), "bytes", Path("c"))
-    assert data.open_corpus("c").meta["fingerprint"] == "b02b98e2d54fc83c"
-
-
-# -- Preparing ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def tokenizer_path(tmp_path_factory) -> str:
-    """A .tiktoken file: all bytes, and a few longer tokens."""
-    ranks = [bytes([i]) for i in range(256)] + [b"de", b"def", b"re", b" a", b"\xce\xb6"]
-    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)]
-    path = tmp_path_factory.mktemp("tokenizer") / "words.tiktoken"
-    path.write_bytes(b"".join(lines))
-    return str(path)
-
-
-def is_held_out(text: str, val_fraction: float) -> bool:
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < val_fraction * 2**64
-
-
-def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.02):
-    """A corpus has every text once, encoded in one go, and says how many there are."""
-    tokenizer = load_tokenizer(tokenizer_name)
-    expected = {"train": [], "val": []}  # texts
-    for text in texts:
-        if expected["train"] and is_held_out(text, val_fraction):
-            text = text.encode()[: 32 * 1024].decode(errors="ignore")
-            expected["val"].append(text)
-        else:
-            expected["train"].append(text)
-    corpus = data.open_corpus(folder)
-    for split, tokens in (("train", corpus.train), ("val", corpus.val)):
-        ids = []
-        for text in expected[split]:
-            ids += [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
-        assert tokens.tolist() == ids
-        assert corpus.meta[f"{split}_documents"] == len(expected[split])
-    size = len("".join(expected["val"]).encode())
-    assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
-
-
-def test_every_text_is_there_once(documents, tokenizer_path, monkeypatch):
-    monkeypatch.setattr(data, "BATCH_SIZE", 2000)  # many batches, some of many texts
-    long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a letter
-    texts = sorted([*documents, *long], key=lambda text: is_held_out(text, 0.3))
-    texts.reverse()
-    assert is_held_out(texts[0], 0.3)  # but the first one trains
-    for tokenizer in ("bytes", tokenizer_path):
-        folder = Path(tokenizer).stem
-        data.prepare(["", *texts], tokenizer, Path(folder), val_fraction=0.3)
-        check(folder, texts, tokenizer, 0.3)
-
-
-def test_one_book_trains_but_for_its_end(capsys):
-    book = "All work and no play makes a dull boy. " * 3000
-    while not is_held_out(book, 0.1):
-        book += "."
-    Path("book.txt").write_text(book)
-    assert data.main(["--source=book.txt", "--out=c", "--val_fraction=0.1"]) == 0
-    assert "warning" in capsys.readouterr().out
-    corpus = data.open_corpus("c")
-    whole = np.concatenate([corpus.train, corpus.val]).astype(np.uint8)
-    assert bytes(whole) == book.encode() + b"\xff"
-    assert len(corpus.val) == pytest.approx(0.1 * len(book), abs=1)
-    bytes_per_token = len(book) / (len(book) + 1)
-    assert corpus.meta["bytes_per_token"] == pytest.approx(bytes_per_token)
-
-
-def test_few_texts_hold_out_enough():
-    """The hash chose only a short one."""
-    texts = [f"note {i} " * 40 for i in range(40)]
-    texts = [text for text in texts if not is_held_out(text, 0.02)]
-    texts.append(next(str(i) for i in range(10**4) if is_held_out(str(i), 0.02)))
-    data.prepare(texts, "bytes", Path("few"))
-    meta = data.open_corpus("few").meta
-    assert meta["val_tokens"] >= 0.01 * meta["train_tokens"]
-    assert meta["val_tokens"] + meta["train_tokens"] == sum(map(len, texts)) + len(texts)
-
-
-def write_as(layout: str, texts: list[str]) -> None:
-    """Put texts into the folder `source`, in files of this kind."""
-    Path("source").mkdir()
-    pack = gzip.compress if layout.endswith(".gz") else bytes
-    files = texts
-    if "json" in layout:
-        files = []
-        for part in (texts[:111], texts[111:]):
-            files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
-    for i, content in enumerate(files):
-        Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
-
-
-@pytest.mark.parametrize("layout", ["txt", "py.gz", "jsonl", "json.gz"])
-def test_every_kind_of_file_gives_the_same_tokens(layout, documents, capsys):
-    texts = [
-        text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
-    ]
-    write_as(layout, texts)
-    assert data.main(["--source=source", "--out=c"]) == 0
-    check("c", texts)
-    assert "skipped" not in capsys.readouterr().out
-
-
-def test_a_dataset_gives_the_same_tokens(documents, capsys):
-    pytest.importorskip("datasets")
-    write_as("jsonl", documents)
-    assert data.main(["--dataset=source", "--out=c"]) == 0
-    check("c", documents)
-    error = one_line(["--dataset=source", "--out=d", "--text_field=body"], capsys)
-    assert "id, text" in error
-
-
-def test_files_come_in_the_order_of_their_names():
-    names = ["a/[d]/x.md", "a/d/e/x", "b/c.txt", "b/x.txt", "b-c/x", "b.txt", "x"]
-    for name in [*reversed(names), ".git/x", "a/.x", "b/.c/d/x"]:
-        Path("top", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("top", name).write_text(name)
-    assert list(data.read_files(["top"], "text")) == names
-
-
-MESS = [
-    b'\xef\xbb\xbf{"text": "byte order mark"}', b'{"text": "windows"}\r', b'{"text": ""}',
-    b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]", b'{"text": 5}',
-    b'{"text": "bad \xff byte"}', rb'{"text": "half \ud83d pair"}',
-    rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "last"}',
-]  # fmt: skip
-
-
-def test_what_cannot_be_read_is_skipped_and_named(capsys):
-    """And nothing else, so that one bad file does not end the work of hours."""
-    packed = gzip.compress(b'{"text": "packed"}\n' * 10_000, compresslevel=0)
-    bad = {
-        "mess.jsonl": b"\n".join(MESS),
-        "half.jsonl.gz": packed[:100_000],
-        "not-packed.gz": b"text",
-        "picture": b"\x89PNG\0\0",
-    }
-    Path("top").mkdir()
-    for name, content in (bad | {"latin": b"na\xefve text"}).items():
-        Path("top", name).write_bytes(content)
-    assert data.main(["--source=top", "--out=c"]) == 0
-
-    corpus = data.open_corpus("c")
-    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
-    texts = [text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff")]
-    assert texts.count("packed") > 3000
-    assert set(texts) - {"packed"} == {
-        "byte order mark", "windows", "bad \ufffd byte", "half ? pair",
-        "whole \U0001f600 pair", "last", "na\ufffdve text",
-    }  # fmt: skip
-    said = capsys.readouterr().out
-    assert said.count("skipped") == len(bad)
-    assert all(f"skipped top/{name}" in said for name in bad)
-    assert "5 of 12" in said
-
-
-def one_line(argv: list[str], capsys) -> str:
-    """What data.py says on an error of the user, which it ends with status 2."""
-    capsys.readouterr()
-    try:
-        status = data.main(argv)
-    except SystemExit as error:  # of argparse
-        status = error.code
-    error = capsys.readouterr().err
-    assert status == 2
-    assert error.count("\n") == 1
-    return error
-
-
-@pytest.mark.parametrize("argv, word", [
-    ("--source f nowhere --out c", "nowhere"),
-    ("--source f --out c --val_fraction 2", "--val_fraction"),
-    ("--source f", "--out"),
-    ("--source f --dataset g --out c", "--dataset"),
-    ("--source f --out f", "--out f"),
-    ("--source a.jsonl --out c", "text"),
-    ("--source f --out c --tokenizer gpt9", "gpt9"),
-])  # fmt: skip
-def test_errors_are_one_line_and_leave_nothing(argv, word, capsys):
-    files = {"f": "text", "a.jsonl": '{"body": "x"}\n' * 9}
-    for name, content in files.items():
-        Path(name).write_text(content)
-    assert word in one_line(argv.split(), capsys)
-    assert {path.name for path in Path().iterdir()} == set(files)

@@ -18,6 +18,7 @@ from schedules import make_schedule
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, one_line, record_of
 from tools import files, run_folder
+from tools.prepare import prepare
 
 SHORT = dict(eval_tokens=320, final_eval_tokens=640)
 SAVES = SHORT | dict(save_every=3 * STEP, keep_checkpoints=3)  # of 30 steps
@@ -124,7 +125,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_resumes(kind, corpus_path, documents, tmp_path):
     (tmp_path / "a").symlink_to(corpus_path)
-    data.prepare(documents[:100], "bytes", tmp_path / "b")
+    prepare(documents[:100], "bytes", tmp_path / "b")
     fields = SHORT | dict(total_tokens=12 * STEP, save_every=5 * STEP) | KINDS[kind]
     typed = [*argv(**fields), "--recompute", "--no-tie_embeddings"]
     assert train.main([*typed, "--out=whole"]) == 0
@@ -309,7 +310,7 @@ def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
 
 def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
     """Data, schedule and weight decay, with the weights and moments of its parent."""
-    data.prepare(documents[:150], "bytes", tmp_path / "other")
+    prepare(documents[:150], "bytes", tmp_path / "other")
     start = run_folder.checkpoints(run)[-1]
     typed = f"--branch={start} --data=other --schedule=wsd --lr=0.01 --weight_decay=0.5"
     typed += " --total_tokens=6144 --decay_shape=linear --out=branch"
@@ -358,7 +359,7 @@ def test_a_tokenizer_may_be_typed_again(documents):
     """Its corpus has a copy, under a different name. The vocabulary is a multiple of 64."""
     ranks = [base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)]
     Path("words.tiktoken").write_bytes(b"".join(ranks))
-    data.prepare(documents, "words.tiktoken", Path("words"))
+    prepare(documents, "words.tiktoken", Path("words"))
     fields = dict(data="words", tokenizer="words.tiktoken", total_tokens=6 * STEP)
     typed = [*argv(**fields), "--out=run", "--resume"]
     assert train.main([*typed, "--time_limit=0"]) == 3

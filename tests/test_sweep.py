@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import fit
 import forked
 import sweep
 import train
 from schedules import paper_batch_size
 from tools import engines, figures, files
+from tools.prepare import prepare
 
 SMALL = dict(
     n_layer=1, seq_len=16, base_width=16, init_std=0.05, m_emb=1.0, warmup_tokens=64,
@@ -100,7 +100,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
     Path("a").symlink_to(corpus_path)
-    data.prepare(documents[:100], "bytes", Path("b"))
+    prepare(documents[:100], "bytes", Path("b"))
     mixture = dict(data="a:0.7,b:0.3")
     runs = runs_of(KINDS[kind], **mixture)
     assert len({run.trunk for run in runs}) == (3 if kind == "cosine" else 1)
@@ -316,14 +316,14 @@ def one_line(argv: list[str], capsys) -> str:
 
 def test_only_runtime_flags_may_change(undisturbed, tiny, documents, capsys):
     leave(undisturbed)
-    data.prepare(documents[:100], "bytes", Path("mine"))
+    prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
     assert sweep.main(tiny) == 0
     assert sweep.main([*tiny, "--micro_batch_size=1", "--save_every=512"]) == 0
     assert "weight_decay" in one_line([*tiny, "--weight_decay=0"], capsys)
     assert "experiment" in one_line(["transfer", *tiny[1:]], capsys)
     shutil.rmtree("mine")
-    data.prepare(documents[:200], "bytes", Path("mine"))
+    prepare(documents[:200], "bytes", Path("mine"))
     assert "fingerprint" in one_line(tiny, capsys)
     assert records_in("out") == undisturbed
 

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers, processors, trainers
 
 import data
 from tools.flags import UserError
+from tools.prepare import prepare
 from tools.tokenizers import END_OF_TEXT, GPT2_PATTERN
 from tools.tokenizers import encode, fingerprint, load_tokenizer
 
@@ -171,7 +172,7 @@ def test_end_of_text_is_a_special_token():
 def test_a_corpus_brings_its_tokenizer(documents):
     byte_level().save("tokenizer.json")
     theirs = load_tokenizer("tokenizer.json")
-    data.prepare(documents, "tokenizer.json", Path("corpus"))
+    prepare(documents, "tokenizer.json", Path("corpus"))
     Path("tokenizer.json").unlink()
     corpus = data.open_corpus("corpus")
     assert fingerprint(corpus.tokenizer) == fingerprint(theirs)

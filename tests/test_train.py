@@ -16,6 +16,7 @@ from eval import validation_loss
 from model import load_model
 from schedules import make_schedule
 from tools import files
+from tools.prepare import prepare
 
 STEP = 256  # tokens
 SMALL = dict(
@@ -109,7 +110,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path,
 def test_a_mixture_changes_its_shares_where_the_decay_begins(corpus_path, tmp_path):
     """Its validation loss is the mean in the shares of --data, also during the decay."""
     other = tmp_path / "numbers"
-    data.prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
+    prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
     typed = argv(data=f"{corpus_path}:0.75,{other}:0.25")
     assert train.main([*typed, "--out=same"]) == 0
     assert train.main([*typed, "--out=changed", f"--decay_data={other}"]) == 0
