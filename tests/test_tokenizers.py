@@ -143,6 +143,26 @@ def test_ids_are_those_of_the_package(make):
     assert tokenizer.eot_token == theirs.token_to_id("<|endoftext|>")
 
 
+@pytest.mark.parametrize("make", [byte_level, llama2])
+def test_a_long_text_has_the_same_ids_in_pieces(make, monkeypatch):
+    """The package needs 175 bytes of memory for a character that it encodes."""
+    make().save("tokenizer.json")
+    tokenizer = load_tokenizer("tokenizer.json")
+    text = "".join(some_texts(200))
+    ids = tokenizer.encode_ordinary(text)
+    lengths = []
+    encode_ordinary = tokenizer.encode_ordinary
+
+    def encode_and_note(piece: str) -> list[int]:
+        lengths.append(len(piece))
+        return encode_ordinary(piece)
+
+    monkeypatch.setattr("tools.tokenizers.PIECE", 100)
+    monkeypatch.setattr(tokenizer, "encode_ordinary", encode_and_note)
+    assert encode(tokenizer, text).tolist() == ids
+    assert max(lengths) < 300 < len(text) / 10
+
+
 @pytest.mark.parametrize("kind", ["lower case", "word pieces"])
 def test_tokenizers_that_change_text_are_refused(kind):
     library = byte_level()
@@ -172,7 +192,7 @@ def test_end_of_text_is_a_special_token():
 def test_a_corpus_brings_its_tokenizer(documents):
     byte_level().save("tokenizer.json")
     theirs = load_tokenizer("tokenizer.json")
-    prepare(documents, "tokenizer.json", Path("corpus"))
+    prepare(documents, "tokenizer.json", Path("corpus"), val_fraction=0.3)
     Path("tokenizer.json").unlink()
     corpus = data.open_corpus("corpus")
     assert fingerprint(corpus.tokenizer) == fingerprint(theirs)
