@@ -1,6 +1,7 @@
 """From tokens on disk to batches, always in the same order."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,20 @@ def test_the_order_is_that_of_a_loop(stages):
     assert drawn(mixture, range(1600), seed=3) == expected
     some = [1599, 0, 1234, 7, 6, 1000, 999]
     assert drawn(mixture, some, seed=3) == [expected[g] for g in some]
+
+
+def test_an_order_is_made_once_and_few_are_kept():
+    """They are large. A batch may need two of every source."""
+    sizes = [40, 30, 20]
+    mixture = mixture_of(sizes, (0, (0.5, 0.3, 0.2)))
+    order = [
+        place for g in range(0, 2000, 8) for place in drawn(mixture, range(g, g + 8), 0)
+    ]
+    n_read = Counter(source for source, _ in order)
+    n_epochs = sum(math.ceil(n_read[source] / n) for source, n in enumerate(sizes))
+    cache = mixture.permutation.cache_info()
+    assert cache.misses == n_epochs
+    assert cache.currsize <= 2 * len(sizes)
 
 
 def test_mixtures_are_written_as_folders_and_shares():
