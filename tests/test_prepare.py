@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -63,11 +64,11 @@ def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.
 
 
 def test_every_text_is_there_once(documents, tokenizer_path, monkeypatch):
-    monkeypatch.setattr(
-        "tools.prepare.BATCH_SIZE", 2000
-    )  # many batches, some of many texts
-    long = [letter + "é" * 20_000 for letter in "abcdefgh"]  # 32 KB end within a letter
-    texts = sorted([*documents, *long], key=lambda text: is_held_out(text, 0.3))
+    # many batches, some of many texts
+    monkeypatch.setattr("tools.prepare.BATCH_SIZE", 2000)
+    long = [f"{i}" + "é" * 20_000 for i in range(20)]  # 32 KB end within a letter
+    long = [text for text in long if is_held_out(text, 0.3)]
+    texts = sorted([*documents, *long[:3]], key=lambda text: is_held_out(text, 0.3))
     texts.reverse()
     assert is_held_out(texts[0], 0.3)  # but the first one trains
     for tokenizer in ("bytes", tokenizer_path):
@@ -76,30 +77,37 @@ def test_every_text_is_there_once(documents, tokenizer_path, monkeypatch):
         check(folder, texts, tokenizer, 0.3)
 
 
-def test_one_book_trains_but_for_its_end(capsys):
-    book = "All work and no play makes a dull boy. " * 3000
-    while not is_held_out(book, 0.1):
-        book += "."
-    Path("book.txt").write_text(book)
-    assert data.main(["--source=book.txt", "--out=c", "--val_fraction=0.1"]) == 0
-    assert "warning" in capsys.readouterr().out
+@pytest.mark.parametrize("name, val_fraction", [("bytes", 0.05), ("words", 0.1)])
+@pytest.mark.parametrize("n_texts, limit", [(1, 2**15), (14, 2**15), (600, 40)])
+def test_few_or_long_texts_hold_out_blocks(
+    n_texts, limit, name, val_fraction, tokenizer_path, monkeypatch
+):
+    """As much as asked for, from all over the texts, with the bytes of these blocks."""
+    monkeypatch.setattr("tools.prepare.HELD_OUT_BYTES", limit)
+    lines = []
+    for i in range(6000):
+        word = "ζ" if i % 7 else "a deep 東京"  # tokens of 1 to 3 bytes
+        lines.append(f"{i:05}{word * (i % 5)}\n")
+    texts = ["".join(part) for part in np.array_split(lines, n_texts)]
+    while not is_held_out(texts[-1], val_fraction):  # although it may be the only one
+        texts[-1] += "\n"
+    tokenizer = "bytes" if name == "bytes" else tokenizer_path
+    prepare(texts, tokenizer, Path("c"), val_fraction)
+
     corpus = data.open_corpus("c")
-    whole = np.concatenate([corpus.train, corpus.val]).astype(np.uint8)
-    assert bytes(whole) == book.encode() + b"\xff"
-    assert len(corpus.val) == pytest.approx(0.1 * len(book), abs=1)
-    bytes_per_token = len(book) / (len(book) + 1)
-    assert corpus.meta["bytes_per_token"] == pytest.approx(bytes_per_token)
-
-
-def test_few_texts_hold_out_enough():
-    """The hash chose only a short one."""
-    texts = [f"note {i} " * 40 for i in range(40)]
-    texts = [text for text in texts if not is_held_out(text, 0.02)]
-    texts.append(next(str(i) for i in range(10**4) if is_held_out(str(i), 0.02)))
-    prepare(texts, "bytes", Path("few"))
-    meta = data.open_corpus("few").meta
-    assert meta["val_tokens"] >= 0.01 * meta["train_tokens"]
-    assert meta["val_tokens"] + meta["train_tokens"] == sum(map(len, texts)) + len(texts)
+    n_tokens = len(corpus.val) + len(corpus.train)
+    assert len(corpus.val) == pytest.approx(val_fraction * n_tokens, rel=0.01)
+    end = corpus.tokenizer.eot_token
+    ids = [split[split != end].tolist() for split in (corpus.train, corpus.val)]
+    train, val = [corpus.tokenizer.decode(split) for split in ids]
+    assert corpus.meta["bytes_per_token"] == len(val.encode()) / len(corpus.val)
+    numbers = [int(number) for number in re.findall(r"^\d{5}", val, re.M)]
+    in_halves, _ = np.histogram(numbers, bins=2, range=(0, 6000))
+    assert in_halves == pytest.approx([val_fraction * 3000] * 2, rel=0.5)
+    # nothing is lost, except characters that the start or end of a block cuts
+    n = len("".join(texts))
+    n_found = len(train.replace("\ufffd", "") + val)
+    assert n - 2 * corpus.meta["val_documents"] <= n_found <= n
 
 
 def write_as(layout: str, texts: list[str]) -> None:
@@ -121,16 +129,16 @@ def test_every_kind_of_file_gives_the_same_tokens(layout, documents, capsys):
         text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
     ]
     write_as(layout, texts)
-    assert data.main(["--source=source", "--out=c"]) == 0
-    check("c", texts)
+    assert data.main(["--source=source", "--out=c", "--val_fraction=0.3"]) == 0
+    check("c", texts, val_fraction=0.3)
     assert "skipped" not in capsys.readouterr().out
 
 
 def test_a_dataset_gives_the_same_tokens(documents, capsys):
     pytest.importorskip("datasets")
     write_as("jsonl", documents)
-    assert data.main(["--dataset=source", "--out=c"]) == 0
-    check("c", documents)
+    assert data.main(["--dataset=source", "--out=c", "--val_fraction=0.3"]) == 0
+    check("c", documents, val_fraction=0.3)
     error = one_line(["--dataset=source", "--out=d", "--text_field=body"], capsys)
     assert "id, text" in error
 
@@ -145,9 +153,9 @@ def test_files_come_in_the_order_of_their_names():
 
 MESS = [
     b'\xef\xbb\xbf{"text": "byte order mark"}', b'{"text": "windows"}\r', b'{"text": ""}',
-    b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]", b'{"text": 5}',
-    b'{"text": "bad \xff byte"}', rb'{"text": "half \ud83d pair"}',
-    rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "last"}',
+    b"", b" \r", b'{"text": "cut of', b'{"text": null}', b'{"body": "no"}', b"[1]",
+    b'{"text": 5}', b'{"text": "bad \xff byte"}', rb'{"text": "half \ud83d pair"}',
+    rb'{"text": "whole \ud83d\ude00 pair"}', b'{"text": "last"}', b"",
 ]  # fmt: skip
 
 
@@ -160,23 +168,27 @@ def test_what_cannot_be_read_is_skipped_and_named(capsys):
         "not-packed.gz": b"text",
         "picture": b"\x89PNG\0\0",
     }
+    good = {
+        "a-latin": "naïve text".encode("latin-1"),
+        "b-latin": "naïve text".encode("latin-1"),
+        "replaced-before": "na\ufffdve".encode(),
+        "utf-16": "ζ of Windows\r\n".encode("utf-16"),
+    }
     Path("top").mkdir()
-    for name, content in (bad | {"latin": b"na\xefve text"}).items():
+    for name, content in (bad | good).items():
         Path("top", name).write_bytes(content)
-    assert data.main(["--source=top", "--out=c"]) == 0
-
-    corpus = data.open_corpus("c")
-    raw = np.concatenate([corpus.train, corpus.val]).astype(np.uint8).tobytes()
-    texts = [text.decode() for text in raw.removesuffix(b"\xff").split(b"\xff")]
+    texts = list(read_files(["top"], "text"))
     assert texts.count("packed") > 3000
-    assert set(texts) - {"packed"} == {
-        "byte order mark", "windows", "bad \ufffd byte", "half ? pair",
-        "whole \U0001f600 pair", "last", "na\ufffdve text",
-    }  # fmt: skip
+    assert [text for text in texts if text != "packed"] == [
+        "na\ufffdve text", "na\ufffdve text", "byte order mark", "windows", "",
+        "half \ud83d pair", "whole \U0001f600 pair", "last", "na\ufffdve",
+        "ζ of Windows\r\n",
+    ]  # fmt: skip
     said = capsys.readouterr().out
     assert said.count("skipped") == len(bad)
     assert all(f"skipped top/{name}" in said for name in bad)
-    assert "5 of 12" in said
+    assert "6 of 12 lines" in said
+    assert "UTF-8 in 2 files, such as top/a-latin" in said
 
 
 def one_line(argv: list[str], capsys) -> str:

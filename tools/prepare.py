@@ -1,5 +1,6 @@
 """Make a corpus: from files and datasets to texts, and from texts to tokens on disk."""
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -10,6 +11,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +63,21 @@ DAMAGES = (OSError, EOFError, zlib.error, ValueError)
 def read_files(sources: list[str], field: str) -> Iterator[str]:
     """Yield the texts of files and folders, and print what we skip. Raises UserError."""
     skipped = []
+    not_utf8 = []
     for path in list(find_files(sources)):
         try:
             yield from read_file(path, field)
+        except UnicodeDecodeError:
+            not_utf8.append(path)
         except DAMAGES as error:
             skipped.append(f"skipped {path}: {error}")
     for line in skipped[:10]:
         print(line)
     if len(skipped) > 10:
         print(f"skipped {len(skipped) - 10:,} more files")
+    if not_utf8:
+        where = f"{len(not_utf8):,} files, such as {not_utf8[0]}"
+        print(f"replaced bytes that are not UTF-8 in {where}")
 
 
 def find_files(sources: list[str]) -> Iterator[Path]:
@@ -93,26 +101,33 @@ def find_files(sources: list[str]) -> Iterator[Path]:
 def read_file(path: Path, field: str) -> Iterator[str]:
     """Yield every line of a JSON file as a text, and any other file as one text.
 
-    Raises ValueError at the end if it skipped something.
+    Raises ValueError at the end if it skipped something, and UnicodeDecodeError, which is
+    one, if it replaced bytes that are not UTF-8.
     """
     open_file = gzip.open if path.suffix == ".gz" else open
-    # CR LF stays as it is, and the byte order mark of Windows (-sig) is not text
-    how = dict(encoding="utf-8-sig", errors="replace", newline="\n")
-    with open_file(path, "rt", **how) as file:
+    with open_file(path, "rb") as file:
         if path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson", ".json")):
             yield from read_lines(file, field)
             return
-        text = file.read()
+        raw = file.read()
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raw = raw.decode("utf-16", errors="replace").encode()
+    # the byte order mark of Windows (-sig) is not text
+    text = raw.decode("utf-8-sig", errors="replace")
     if "\0" in text:
         raise ValueError("not text (--dataset reads a folder of Parquet)")
     yield text
+    if "\ufffd" in text:
+        raw.decode()  # raises UnicodeDecodeError, unless the file has this character
 
 
-def read_lines(lines: Iterable[str], field: str) -> Iterator[str]:
+def read_lines(lines: Iterable[bytes], field: str) -> Iterator[str]:
     """Yield the texts of lines of JSON. Raises ValueError at the end if some lack one."""
     n_lines = 0
     n_without = 0
     for line in lines:
+        if line.isspace():
+            continue
         n_lines += 1
         try:
             text = json.loads(line)[field]
@@ -123,7 +138,7 @@ def read_lines(lines: Iterable[str], field: str) -> Iterator[str]:
         else:
             n_without += 1
     if n_without:
-        rule = f"are not JSON with a text {field!r} (--text_field)"
+        rule = f"are not JSON in UTF-8 with a text {field!r} (--text_field)"
         raise ValueError(f"{n_without:,} of {n_lines:,} lines {rule}")
 
 
@@ -156,13 +171,19 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
         # 1. The tokens
         texts = tqdm(texts, "encoding", unit=" texts", leave=False, disable=None)
         counts = write_tokens(folder, divide(texts, val_fraction), encoding, dtype)
-        wanted = int(val_fraction * (counts["train_tokens"] + counts["val_tokens"]))
-        if counts["val_tokens"] < min(wanted / 2, FEW_TOKENS):
-            hold_out_end(folder, counts, dtype, wanted - counts["val_tokens"])
-        if not counts["train_tokens"] or not counts["val_tokens"]:
-            raise UserError(f"--out {out}: too little text to divide")
 
-        # 2. Their description
+        # 2. Blocks of all texts instead, if the hash held out few texts, or too few tokens
+        n_left_out = counts["whole_bytes"] - counts["val_bytes"]
+        wanted = int(val_fraction * (counts["train_tokens"] + counts["whole_tokens"]))
+        if wanted < 8:  # bytes, so that a block has a whole character
+            raise UserError(f"--out {out}: too little text to divide")
+        if counts["val_documents"] < 20 or counts["val_tokens"] < wanted / 2:
+            hold_out_blocks(folder, counts, encoding, dtype, wanted)
+        elif n_left_out:
+            print(f"left out {n_left_out:,} bytes of held-out texts above 32 KB")
+        (folder / "whole.bin").unlink()
+
+        # 3. Their description
         for name in ("train_documents", "val_documents", "train_tokens", "val_tokens"):
             meta[name] = counts[name]
         meta["bytes_per_token"] = counts["val_bytes"] / counts["val_tokens"]
@@ -173,40 +194,39 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
         if tokenizer_file(tokenizer):  # a copy, so that the corpus does not need the file
             shutil.copy(tokenizer, folder)
 
-        # 3. Put the folder into its place
+        # 4. Put the folder into its place
         os.rename(folder, out)
 
 
-# with fewer held-out tokens, the validation loss depends on the texts among them
-FEW_TOKENS = 50_000
 HELD_OUT_BYTES = 2**15  # limit for a held-out text, so that no single text rules the loss
 BATCH_SIZE = 2**20  # characters that a thread encodes at a time
 
 
 def divide(texts: Iterable[str], val_fraction: float) -> Iterator[tuple[str, str]]:
-    """Yield ("train" or "val", text). A hash decides, so equal texts are on one side.
+    """Yield ("train", text), or ("val", its first 32 KB) and ("whole", text).
 
-    The first text always trains, because there may be no other.
+    A hash decides, so equal texts are on one side. The first text always trains, because
+    there may be no other.
     """
-    n_left_out = 0
     for number, text in enumerate(filter(None, texts)):
         raw = text.encode(errors="replace")  # JSON may contain half a pair of UTF-16
         digest = hashlib.sha256(raw).digest()
         uniform = int.from_bytes(digest[:8], "big") / 2**64  # from 0 to 1
         if number > 0 and uniform < val_fraction:
-            n_left_out += max(0, len(raw) - HELD_OUT_BYTES)
             yield "val", raw[:HELD_OUT_BYTES].decode(errors="ignore")
+            yield "whole", raw.decode()  # in case we hold out blocks instead
         else:
             yield "train", raw.decode()
-    if n_left_out:
-        print(f"left out {n_left_out:,} bytes of held-out texts above 32 KB")
 
 
 def write_tokens(folder: Path, divided: Iterable[tuple], tokenizer, dtype) -> Counter:
-    """Write train.bin and val.bin. Returns their documents, tokens and bytes of text."""
+    """Write a file for every split. Returns their documents, tokens and bytes of text."""
     counts = Counter()
-    with open(folder / "train.bin", "wb") as train, open(folder / "val.bin", "wb") as val:
-        files = {"train": train, "val": val}
+    files = {}
+    with ExitStack() as stack:
+        for split in ("train", "val", "whole"):
+            file = open(folder / f"{split}.bin", "wb")
+            files[split] = stack.enter_context(file)
         for split, ids, n_bytes in encode_all(divided, tokenizer, dtype):
             files[split].write(ids)
             counts[f"{split}_documents"] += 1
@@ -254,13 +274,38 @@ def encode(batch: list[tuple], tokenizer, dtype: np.dtype) -> list[tuple]:
     return encoded
 
 
-def hold_out_end(folder: Path, counts: Counter, dtype: np.dtype, n: int) -> None:
-    """Move n tokens from the end of train.bin to val.bin, which has too few."""
-    ids = np.fromfile(folder / "train.bin", dtype)
-    cut = len(ids) - n
-    ids[:cut].tofile(folder / "train.bin")
-    with open(folder / "val.bin", "ab") as file:
-        ids[cut:].tofile(file)
-    counts["val_bytes"] += counts["train_bytes"] * n / max(1, len(ids))
-    counts["train_tokens"] -= n
-    counts["val_tokens"] += n
+def hold_out_blocks(folder: Path, counts: Counter, tokenizer, dtype, n: int) -> None:
+    """Hold out about n tokens of all texts, in evenly spaced blocks. Updates the counts."""
+    # 1. All texts in one file
+    with open(folder / "whole.bin", "ab") as file:
+        np.memmap(folder / "train.bin", dtype, mode="r").tofile(file)
+    tokens = np.memmap(folder / "whole.bin", dtype, mode="r")
+
+    # 2. Hold out the start of every part, 1000 tokens or more, because it lacks context
+    n_blocks = min(100, max(1, n // 1000))
+    size = n // n_blocks
+    counts["val_tokens"] = counts["val_bytes"] = 0
+    with open(folder / "train.bin", "wb") as train, open(folder / "val.bin", "wb") as val:
+        for part in np.array_split(tokens, n_blocks):
+            ids, n_bytes = encode_again(part[:size], tokenizer, dtype)
+            ids.tofile(val)
+            part[size:].tofile(train)
+            counts["val_tokens"] += len(ids)
+            counts["val_bytes"] += n_bytes
+    counts["val_documents"] = n_blocks
+    counts["train_documents"] += counts["whole_documents"]
+    counts["train_tokens"] = len(tokens) - n_blocks * size
+    print(f"few or long texts: held out {n_blocks} evenly spaced blocks")
+
+
+def encode_again(block: np.ndarray, tokenizer, dtype) -> tuple[np.ndarray, int]:
+    """Encode the text of a block, without characters that it cuts, and count its bytes."""
+    end = tokenizer.eot_token
+    batch = []
+    for ids in np.split(block, np.flatnonzero(block == end)):
+        text = tokenizer.decode(ids[ids != end].tolist()).strip("\ufffd")
+        if text:
+            batch.append(("val", text))
+    encoded = encode(batch, tokenizer, dtype)
+    ids = np.concatenate([ids for _, ids, _ in encoded])
+    return ids[:-1], sum(n_bytes for _, _, n_bytes in encoded)  # it ends within a text
