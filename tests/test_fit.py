@@ -361,7 +361,7 @@ def test_pasted_commands_follow_the_law(capsys):
     for n in np.geomspace(1.01 * LENGTHS[0], power.decay_start, 20):
         assert falls(n) == pytest.approx(lr(n), rel=1e-3)
     # nothing shorter was tried
-    assert falls(3000) == pytest.approx(lr(LENGTHS[0]), rel=1e-3)
+    assert falls(power.warmup_tokens) == pytest.approx(lr(LENGTHS[0]), rel=1e-3)
     # the others keep the learning rate of the longest runs
     kept = lr(LENGTHS[-1])
     assert wsd.lr == pytest.approx(kept, rel=1e-3)
