@@ -10,7 +10,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-import eval as evaluation
 import forked
 import train
 from test_train import MOE, STEP, argv, assert_same_tensors, config_of, gradients_of
@@ -162,7 +161,7 @@ def count_validation_passes(corpus_path: Path) -> None:
     state = train.build(cfg)
     passes = []
     state.model.register_forward_hook(lambda *_: passes.append(1))
-    loss = evaluation.validation_loss(state.model, data.open_corpus(corpus_path))
+    loss = train.validation_loss(state.model, data.open_corpus(corpus_path))
     rank, _ = train.devices.rank_and_world()
     Path(f"{rank}.txt").write_text(f"{len(passes)} {loss['val_loss']!r}")
 

@@ -1,5 +1,6 @@
 """The scores against lm-evaluation-harness, the losses against plain loops."""
 
+import dataclasses
 import json
 import math
 import random
@@ -14,12 +15,15 @@ import torch
 import torch.nn.functional as F
 
 import eval as evaluation
+import model as model_file
 import mup
 import train
-from config import GPTConfig
-from eval import TASKS, Request
-from model import GPT, load_model
-from tools import granite
+from config import GPTConfig, make_config
+from eval import TASKS, Request, load_model
+from model import GPT
+from test_model import SHAPES, some_tokens, tiny
+from tools import granite, run_folder
+from tools.flags import UserError
 from tools.tokenizers import load_tokenizer
 
 
@@ -206,13 +210,54 @@ def test_a_mistake_is_one_line(case, argv, capsys):
     assert not Path("scores.json").exists()
 
 
+# -- Loading -----------------------------------------------------------------------------
+
+
+def write_run(gpt: GPT, out: Path, tokens: int) -> Path:
+    cfg = make_config(**dataclasses.asdict(gpt.cfg))
+    content = dict(config=dataclasses.asdict(cfg), model=gpt.state_dict(), tokens=tokens)
+    file = run_folder.checkpoint_file(out, tokens)
+    run_folder.write_checkpoint(file, content | {"optimizer": {}})
+    return file
+
+
+def test_a_run_is_its_newest_checkpoint():
+    old, new = tiny(), tiny(**SHAPES["MoE"])
+    file = write_run(old, Path("run"), 9)
+    write_run(new, Path("run"), 10)
+    idx = some_tokens(2, 16)
+    loaded = load_model("run")
+    assert torch.equal(loaded(idx), new(idx))
+    assert loaded.cfg == new.cfg and not loaded.training
+    assert loaded.run["tokenizer"] == "bytes"
+    assert torch.equal(load_model(file)(idx), old(idx))
+
+
+def test_loading_in_bfloat16_keeps_the_rotary_table():
+    gpt = tiny()
+    write_run(gpt, Path("run"), 9)
+    loaded = load_model("run", dtype=torch.bfloat16)
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(loaded.rope, gpt.rope)
+
+
+def test_what_is_no_model_is_one_line():
+    Path("empty").mkdir()
+    cut = write_run(tiny(), Path("cut"), 9)
+    cut.write_bytes(cut.read_bytes()[:1000])
+    for path in ("missing", "empty", "cut"):
+        with pytest.raises((UserError, OSError)) as error:
+            load_model(path)
+        assert path in str(error.value) and "\n" not in str(error.value)
+
+
 # -- Losses and samples ------------------------------------------------------------------
 
 
 @torch.no_grad()
 def test_validation_loss_equals_a_plain_loop(corpus):
     model = small_model(vocab_size=256, seq_len=32).train()
-    losses = evaluation.validation_loss(model, corpus, max_tokens=1000)
+    losses = train.validation_loss(model, corpus, max_tokens=1000)
     assert model.training
 
     sequences = np.random.default_rng([0]).permutation((len(corpus.val) - 1) // 32)
@@ -266,4 +311,4 @@ class Echo(GPT):
 def test_a_sample_ends_with_the_document():
     model = Echo(small_model(vocab_size=300, seq_len=32).cfg)
     # 260 is no token of the tokenizer
-    assert evaluation.sample(model, load_tokenizer("bytes"), "a") == "abc"
+    assert model_file.sample(model, load_tokenizer("bytes"), "a") == "abc"

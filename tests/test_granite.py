@@ -17,7 +17,8 @@ import eval as evaluation
 import model as model_file
 import train
 from config import GPTConfig, make_config
-from model import GPT, load_model
+from eval import load_model
+from model import GPT
 from tools import convert, granite
 from tools.run_folder import checkpoint_file, write_checkpoint
 from tools.tokenizers import load_tokenizer

@@ -1,6 +1,5 @@
 """The model against the Granite classes of transformers, and against itself without shortcuts."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model as model_file
 import mup
-from config import PRESETS, GPTConfig, make_config
-from model import GPT, load_model
-from tools import granite, run_folder
-from tools.flags import UserError
+from config import PRESETS, GPTConfig
+from model import GPT
+from tools import granite
 from tools.tokenizers import Bytes
 
 TINY = dict(
@@ -136,44 +134,3 @@ def test_torch_counts_the_same_operations(shape):
     counted = counter.get_total_flops() / idx[:, 1:].numel()
     attention = 6 * 2 * 32 * 16  # which torch does not count on a CPU
     assert gpt.flops_per_token() == counted + attention
-
-
-# -- Loading -----------------------------------------------------------------------------
-
-
-def write_run(gpt: GPT, out: Path, tokens: int) -> Path:
-    cfg = make_config(**dataclasses.asdict(gpt.cfg))
-    content = dict(config=dataclasses.asdict(cfg), model=gpt.state_dict(), tokens=tokens)
-    file = run_folder.checkpoint_file(out, tokens)
-    run_folder.write_checkpoint(file, content | {"optimizer": {}})
-    return file
-
-
-def test_a_run_is_its_newest_checkpoint():
-    old, new = tiny(), tiny(**SHAPES["MoE"])
-    file = write_run(old, Path("run"), 9)
-    write_run(new, Path("run"), 10)
-    idx = some_tokens(2, 16)
-    loaded = load_model("run")
-    assert torch.equal(loaded(idx), new(idx))
-    assert loaded.cfg == new.cfg and not loaded.training
-    assert loaded.run["tokenizer"] == "bytes"
-    assert torch.equal(load_model(file)(idx), old(idx))
-
-
-def test_loading_in_bfloat16_keeps_the_rotary_table():
-    gpt = tiny()
-    write_run(gpt, Path("run"), 9)
-    loaded = load_model("run", dtype=torch.bfloat16)
-    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
-    assert torch.equal(loaded.rope, gpt.rope)
-
-
-def test_what_is_no_model_is_one_line():
-    Path("empty").mkdir()
-    cut = write_run(tiny(), Path("cut"), 9)
-    cut.write_bytes(cut.read_bytes()[:1000])
-    for path in ("missing", "empty", "cut"):
-        with pytest.raises((UserError, OSError)) as error:
-            load_model(path)
-        assert path in str(error.value) and "\n" not in str(error.value)

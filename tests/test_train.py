@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import config
 import data
 import train
-from eval import validation_loss
-from model import load_model
+from eval import load_model
 from schedules import make_schedule
 from tools import files
 from tools.prepare import prepare
@@ -94,7 +93,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path,
     checks = metrics(run, "val_loss")
     assert [line["tokens"] // STEP for line in checks] == [10, 20, 30]
     model = load_model(run)
-    expected = validation_loss(model, data.open_corpus(corpus_path))
+    expected = train.validation_loss(model, data.open_corpus(corpus_path))
     assert {name: results[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert results["val_loss"] == checks[-1]["val_loss"] < lines[0]["loss"] - 1.5
     assert results["tokens"] == 30 * STEP and results["diverged"] is False
@@ -124,7 +123,7 @@ def test_a_mixture_changes_its_shares_where_the_decay_begins(corpus_path, tmp_pa
     bits = nats / math.log(2) / (0.75 * size[0] + 0.25 * size[1])
     assert results["val_loss"] == pytest.approx(nats, rel=1e-6)
     assert results["val_bpb"] == pytest.approx(bits, rel=1e-6)
-    loss = validation_loss(load_model("changed"), corpora[1])["val_loss"]
+    loss = train.validation_loss(load_model("changed"), corpora[1])["val_loss"]
     assert results[f"val_loss_{other}"] == pytest.approx(loss, rel=1e-6)
 
 

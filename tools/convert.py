@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from config import make_config
-from model import load_model
+from eval import load_model
 from tools import flags, granite
 from tools.flags import UserError
 from tools.run_folder import checkpoint_file, write_checkpoint
