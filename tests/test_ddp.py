@@ -59,12 +59,19 @@ def alone(corpus_path, tmp_path_factory) -> Path:
     return folder
 
 
+def train_and_leave(typed: list[str]) -> int:
+    """Train, and destroy the group of processes at the end."""
+    status = train.main(typed)
+    assert not torch.distributed.is_initialized()
+    return status
+
+
 @pytest.mark.parametrize("name, changed", [
     ("dense", dict(micro_batch_size=1)), ("moe", MOE),
 ], ids=["micro-batches", "MoE"])  # fmt: skip
 def test_two_processes_train_and_validate_like_one(name, changed, alone, corpus_path):
     typed = argv(data=corpus_path, out="run", **FEW, **changed)
-    outputs = finish(launch(2, train.main, typed))
+    outputs = finish(launch(2, train_and_leave, typed))
     assert len(losses("run")) == 10 + 2
     assert losses("run") == pytest.approx(losses(alone / name), rel=1e-5)
     assert record_of("run")["origin"]["processes"] == 2
@@ -109,8 +116,8 @@ def test_an_error_of_rank_0_is_one_line_and_ends_all(changed, word, corpus_path)
 
 def join(function: Callable, *args) -> None:
     """Call a function in the group of processes."""
-    train.devices.join("cpu")
-    function(*args)
+    with train.devices.distributed("cpu"):
+        function(*args)
 
 
 def save_gradients(corpus_path: Path) -> None:

@@ -167,7 +167,7 @@ def runs(tmp_path_factory) -> Path:
     shape = dict(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, seq_len=96, base_width=20)
     for kind, more in KINDS.items():
         cfg = make_config(**shape, **more, device="cpu")
-        start = train.checkpoint(cfg, train.build(cfg))
+        start = train.snapshot(cfg, train.build(cfg))
         write_checkpoint(checkpoint_file(folder / kind, 0), start)
     return folder
 

@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import forked
 import train
 from test_resume import assert_same, everything
-from test_train import STEP, argv
+from test_train import STEP, argv, metrics, newest
 from tools import run_folder
 
 SAVES = dict(
@@ -82,6 +83,44 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(corpus_path):
         time.sleep(0.05)
     process.join(timeout=20)
     assert process.exitcode == -signal.SIGINT
+
+
+def train_into_a_pipe(typed: list[str], n_lines: int, with_ctrl_c: bool) -> int:
+    """Train, where the reader of our output ends after some lines, perhaps by Ctrl-C."""
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 1)
+    os.close(write_end)
+
+    def read() -> None:
+        with open(read_end) as reader:
+            for _ in range(n_lines):
+                reader.readline()
+        if with_ctrl_c:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    if n_lines == 0:
+        reader.join()
+    return train.main(typed)
+
+
+@pytest.mark.parametrize("n_lines, log_every, with_ctrl_c", [
+    (0, STEP, False), (1, STEP, False), (7, STEP, False),
+    (7, STEP, True), (2, 10**9, True),  # no line is due in the last step
+])  # fmt: skip
+def test_a_run_whose_reader_ends_saves_and_ends_quietly(
+    n_lines, log_every, with_ctrl_c, corpus_path
+):
+    """As `python train.py | head -1`, and Ctrl-C in `python train.py | tee log`."""
+    endless = dict(out="run", total_tokens=10**8, decay_tokens=0, log_every=log_every)
+    typed = argv(data=corpus_path, **endless)
+    process = forked.start(train_into_a_pipe, typed, n_lines, with_ctrl_c)
+    process.join(timeout=60)
+    process.kill()
+    assert process.exitcode == 3 and forked.printed(process) == ("", "")
+    assert newest("run")["tokens"] >= STEP
+    assert [x["tokens"] for x in metrics("run")][-1:] in ([], [newest("run")["tokens"]])
 
 
 def train_on_a_small_disk(typed: list[str]) -> int:

@@ -323,7 +323,7 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
 
     saved = run_folder.read_checkpoint(start)
     state = train.build(cfg, saved)
-    unchanged = train.checkpoint(cfg, state)
+    unchanged = train.snapshot(cfg, state)
     for part in ("model", "optimizer"):
         torch.testing.assert_close(unchanged[part], saved[part], rtol=0, atol=0)
     decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}

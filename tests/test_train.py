@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,18 @@ def test_a_loss_worse_than_a_guess_counts_as_diverged():
     for loss, kept in ((1.0, 1.0), (math.log(256) + 0.01, None), (math.nan, None)):
         results = train.results_of(cfg, state, {"val_loss": loss})
         assert results["val_loss"] == kept and results["diverged"] == (kept is None)
+
+
+def test_a_terminal_shows_what_it_can_of_a_sample(corpus_path, monkeypatch, capsys):
+    """A sample of the embedded corpus starts as a function."""
+    sys.stdout.reconfigure(encoding="ascii")
+    monkeypatch.setattr(train, "sample", lambda model, tokenizer, prompt: prompt + "été")
+    monkeypatch.setattr(data, "embedded_corpus", lambda _: corpus_path)
+    typed = argv(total_tokens=STEP, warmup_tokens=0)
+    for out, more, prompt in (("é", ["--data", str(corpus_path)], ""), ("ü", [], "def ")):
+        assert train.main([*typed, "--out", out, *more]) == 0
+        assert f"\n{prompt}?t?\n" in capsys.readouterr().out
+        assert Path(out, "sample.txt").read_text(encoding="utf-8") == prompt + "été"
 
 
 def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
