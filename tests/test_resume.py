@@ -206,6 +206,32 @@ def test_other_fields_may_not_change_on_resume(typed, word, run, capsys):
     assert files_in(run) == before
 
 
+@pytest.mark.parametrize("typed", [["--data=mine"], []], ids=["mine", "embedded"])
+def test_a_run_does_not_resume_over_a_different_text(
+    typed, documents, monkeypatch, capsys
+):
+    """As after data.py made it again, or after an upgrade of torch."""
+    monkeypatch.setattr(data, "embedded_corpus", lambda _: Path("mine"))
+    prepare(documents[:100], "bytes", Path("mine"))
+    typed = [*argv(total_tokens=9 * STEP, out="run", **SHORT), *typed, "--resume"]
+    stop(typed, 3)
+    Path("mine").rename("first")
+    prepare(documents[:200], "bytes", Path("mine"))
+    before = files_in(Path("run"))
+    assert "--branch" in one_line(typed, capsys)
+    assert files_in(Path("run")) == before
+    assert train.main(["--branch=run", "--out=branch"]) == 0
+    fingerprints = [record_of("branch")["origin"]["fingerprint"]]
+
+    shutil.rmtree("mine")
+    Path("first").rename("mine")
+    assert train.main(typed) == 0
+    fingerprints.append(record_of("run")["origin"]["fingerprint"])
+    assert len(set(fingerprints)) == 2
+    shutil.rmtree("mine")
+    assert train.main(typed) == 0  # finished already
+
+
 def test_a_missing_field_takes_its_default_and_an_unknown_one_is_refused(
     run, undisturbed, capsys
 ):
