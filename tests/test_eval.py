@@ -24,6 +24,7 @@ from model import GPT
 from test_model import SHAPES, some_tokens, tiny
 from tools import granite, run_folder
 from tools.flags import UserError
+from tools.prepare import prepare
 from tools.tokenizers import load_tokenizer
 
 
@@ -63,7 +64,7 @@ def exported(items, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def argv(exported, items) -> list[str]:
-    return ["--model", str(exported), "--device", "cpu", "--data", str(items)]
+    return ["--model", str(exported), "--device", "cpu", "--items", str(items)]
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_a_score_depends_only_on_its_request(monkeypatch):
         context = rng.choices(range(50), k=rng.randint(1, 40))
         for ending in ([7], [8], rng.choices(range(50), k=rng.randint(1, 20))):
             requests.append(Request(context + ending, len(ending)))
-    monkeypatch.setattr(evaluation, "tokens_per_pass", lambda model: 60)
+    monkeypatch.setattr(train, "tokens_per_pass", lambda model: 60)
     found = evaluation.score(model, requests)
     expected = [one_pass(model, request) for request in requests]
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -164,7 +165,7 @@ def test_questions_that_do_not_fit_are_counted(argv):
     short = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
     long = short | {"goal": " word" * 99}
     harness.write(Path("long"), {"piqa": [short, long]})
-    flags = "--tasks piqa --data long --max_len 20 --out scores.json"
+    flags = "--tasks piqa --items long --max_len 20 --out scores.json"
     assert evaluation.main([*argv, *flags.split()]) == 0
     result = read_json("scores.json")["piqa"]
     assert (result["n"], result["n_cut"], result["max_len"]) == (2, 1, 20)
@@ -189,11 +190,10 @@ def test_two_processes_share_the_items(argv, scores):
 
 
 MISTAKES = {  # flags, piqa.jsonl, a part of the error
-    "no file": ("--data .", None, "piqa.jsonl"),
-    "no such field": ("--data .", '{"goal": "a"}', "sol1"),
+    "no file": ("--items .", None, "piqa.jsonl"),
+    "no such field": ("--items .", '{"goal": "a"}', "sol1"),
     "window": ("--max_len 9999", None, "--max_len 9999"),
     "task": ("--tasks gsm8k", None, "gsm8k"),
-    "no data": ("--data=", None, "--data"),
     "model": ("--model nowhere", None, "nowhere"),
 }
 
@@ -208,6 +208,20 @@ def test_a_mistake_is_one_line(case, argv, capsys):
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert not Path("scores.json").exists()
+
+
+WITHOUT_EFFECT = """--items . | --limit 3 | --max_len 9 | --out x.json | --top_k 3 | --seed 1
+--prompt a --limit 3 | --tasks piqa --items . --temperature 0 | --tasks piqa --prompt a
+--data x --prompt a | --data x --tasks piqa --items .""".replace("\n", "|").split("|")
+
+
+@pytest.mark.parametrize("typed", WITHOUT_EFFECT)
+def test_a_flag_without_effect_is_refused(typed, capsys):
+    with pytest.raises(SystemExit) as end:
+        evaluation.main(["--model=nowhere", *typed.split()])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1
+    assert any(f"--{name}" in error for name in typed.replace("--", "").split()[::2])
 
 
 # -- Loading -----------------------------------------------------------------------------
@@ -270,23 +284,44 @@ def test_validation_loss_equals_a_plain_loop(corpus):
     assert losses["val_bpb"] == pytest.approx(bits_per_byte, rel=1e-6)
 
 
-@pytest.fixture(scope="module")
-def run(corpus_path, tmp_path_factory) -> Path:
+def train_small(out: Path, *more: str) -> Path:
     """A run in bfloat16, which validates on a part of the split."""
-    out = tmp_path_factory.mktemp("runs") / "run"
     flags = f"""--n_layer 1 --n_embd 16 --n_head 2 --seq_len 32 --batch_size 2 --dtype bfloat16
-        --total_tokens 640 --warmup_tokens 0 --device cpu --init_std 0.3 --data {corpus_path}
+        --total_tokens 640 --warmup_tokens 0 --device cpu --init_std 0.3
         --final_eval_tokens 2000 --out {out}"""
-    assert train.main(flags.split()) == 0
+    assert train.main([*flags.split(), *more]) == 0
     return out
 
 
-def test_the_loss_is_that_of_the_record(run, capsys):
+@pytest.fixture(scope="module")
+def run(corpus_path, tmp_path_factory) -> Path:
+    return train_small(tmp_path_factory.mktemp("runs") / "run", f"--data={corpus_path}")
+
+
+def assert_recorded_loss(printed: str, run: Path) -> None:
     results = read_json(run / "record.json")["results"]
-    recorded = f"{results['val_loss']:.4f} nats per token, {results['val_bpb']:.4f} bits"
+    loss = f"{results['val_loss']:.4f} nats per token, {results['val_bpb']:.4f} bits"
+    assert loss in printed.splitlines()[0]
+
+
+def test_the_loss_is_that_of_the_record(run, capsys):
     for path in (run, run / "ckpt" / f"{640:016d}.pt"):
         assert evaluation.main(["--model", str(path), "--device", "cpu"]) == 0
-        assert recorded in capsys.readouterr().out
+        assert_recorded_loss(capsys.readouterr().out, run)
+
+
+def test_the_loss_on_a_mixture_is_that_of_the_record(corpus_path, tmp_path, capsys):
+    (tmp_path / "a").symlink_to(corpus_path)
+    numbers = [f"{i} squared is {i * i}\n" for i in range(2000)]
+    prepare(numbers, "bytes", tmp_path / "b")
+    run = train_small(tmp_path / "run", "--data=a:0.7,b:0.3", "--decay_data=b")
+    capsys.readouterr()
+    argv = ["--model", str(run), "--device", "cpu"]
+    assert evaluation.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert_recorded_loss(printed, run)
+    assert evaluation.main([*argv, "--data=b"]) == 0  # the same as the second source
+    assert capsys.readouterr().out.split()[3] == printed.splitlines()[2].split()[1]
 
 
 def test_a_sample_continues_the_prompt(run, capsys):
