@@ -199,10 +199,18 @@ def sweep_in_a_group(argv: list[str]) -> int:
     """Sweep in a new group of processes."""
     os.setsid()
     if "--slurm" in argv:
-        from submitit import helpers
-
-        helpers.as_completed = partial(helpers.as_completed, poll_frequency=0.1)
+        do_not_wait_for_files()
     return sweep.main(argv)
+
+
+def do_not_wait_for_files() -> None:
+    """submitit expects a slow file system."""
+    import submitit
+
+    submitit.helpers.as_completed = partial(
+        submitit.helpers.as_completed, poll_frequency=0.1
+    )
+    submitit.Job._results_timeout_s = 0
 
 
 def wait_for(is_true, process) -> None:
@@ -229,16 +237,34 @@ def assert_group_ends(number: int) -> None:
     pytest.fail("a process is left")
 
 
-def workers_of(pid: int) -> list[int]:
-    """The processes that a process has spawned, from Linux's /proc."""
+def children_of(pid: int, name: bytes) -> list[int]:
+    """The children of a process with a name in their command, from Linux's /proc."""
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found.append(int(child))
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            if name in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def workers_of(pid: int) -> list[int]:
+    return children_of(pid, b"spawn_main")
+
+
+def jobs_of(pid: int) -> list[int]:
+    """The processes of jobs, which submitit starts in a process for each."""
+    found = []
+    for job in children_of(pid, b"submitit.local"):
+        found += children_of(job, b"submitit.core")
+    return found
+
+
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="needs Linux's /proc"
+)
+
+
+@NEEDS_PROC
 def test_kills_and_ctrl_c_leave_no_process_and_lose_nothing(undisturbed, tiny):
     """At random moments."""
     # 1. Kill a worker, after a record
@@ -269,14 +295,47 @@ def test_kills_and_ctrl_c_leave_no_process_and_lose_nothing(undisturbed, tiny):
     assert records_in("out") == undisturbed
 
 
-def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny):
+@NEEDS_PROC
+def test_a_sweep_on_slurm_is_the_same_and_survives_the_death_of_a_job(undisturbed, tiny):
     """Without Slurm, submitit starts a process of this machine for every job."""
     pytest.importorskip("submitit")
-    *done, _last = undisturbed
+    *done, _, _ = undisturbed
     leave({name: undisturbed[name] for name in done})
+    process = forked.start(sweep_in_a_group, [*tiny, "--slurm", "timeout_min=5"])
+    wait_for(lambda: jobs_of(process.pid), process)
+    os.kill(jobs_of(process.pid)[0], signal.SIGKILL)
+    status, error = end_of(process)
+    assert status == 2 and "1 of 2 jobs" in error.splitlines()[-1]
+    assert "Traceback" not in error
+    assert len(records_in("out")) == len(done) + 1
+
     process = forked.start(sweep_in_a_group, [*tiny, "--slurm", "timeout_min=5"])
     assert end_of(process)[0] == 0
     assert records_in("out") == undisturbed
+
+
+def end_jobs() -> None:
+    """One job dies, one meets its time limit, one has an error, and one ends."""
+    do_not_wait_for_files()
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    timed_out = "import os, signal; os.kill(os.getpid(), signal.SIGUSR2)"
+    with engines.on_slurm(Path("slurm"), {"timeout_min": 5}) as (submit, as_completed):
+        jobs = [submit(exec, killed), submit(exec, timed_out), submit(len, "abc")]
+        ended = []
+        with pytest.raises(ChildProcessError, match="2 of 3 jobs"):
+            for job in as_completed(jobs):
+                ended.append(job.result())
+        assert ended == [3]
+        (job,) = as_completed([submit(exec, "1 / 0")])
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            job.result()
+
+
+def test_jobs_that_die_do_not_stop_the_others_but_an_error_is_raised():
+    pytest.importorskip("submitit")
+    process = forked.start(end_jobs)
+    process.join()
+    assert process.exitcode == 0, forked.printed(process)
 
 
 def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
@@ -371,6 +430,7 @@ WRONG = [
     ("compare --widths 32,100", "n_head"),  # in its second phase
     ("wsd --data no", "no"),
     ("wsd --slurm no_such=1", "--slurm"),
+    ("wsd --slurm timeout_min=5 --workers 2", "--workers"),
 ]
 
 
