@@ -92,6 +92,7 @@ def test_a_field_that_we_do_not_know_is_refused():
 
 MISTAKES = [  # the first field is the one to name
     dict(n_layer=0), dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0), dict(seed=2**63),
+    dict(schedule="no"),
     dict(n_head=3), dict(n_kv_head=3),  # of a width of 128
     dict(n_expert=4), dict(n_expert_active=2),  # one without the other
     dict(total_tokens=1000),  # less than a batch

@@ -13,7 +13,6 @@ import pytest
 from test_research import cells_of
 
 import config
-import schedules
 import train
 from tools.flags import program_parser
 
@@ -99,14 +98,25 @@ def test_quoted_code_is_in_the_source(page):
 
 
 def test_the_schedule_that_a_reader_adds_rises_falls_and_decays():
-    names = vars(schedules) | {"SCHEDULES": dict(schedules.SCHEDULES)}
-    (block,) = blocks("docs/extend.md", "python")
-    exec(block, names)
-    cfg = config.make_config(schedule="wsd", lr=0.01, warmup_tokens=10_000)
-    kind = names["SCHEDULES"]["inverse_root"]
-    lr = kind.stable(cfg)
-    assert (lr(10), lr(10_000), lr(40_000)) == (0.01, 0.01, 0.005)
-    assert schedules.DECAY < kind.reads and not kind.planned
+    function, branch = blocks("docs/extend.md", "python")
+    source = (ROOT / "schedules.py").read_text(encoding="utf-8")
+    for place, text in [
+        ("def make_schedule", f"{function}\n\ndef make_schedule"),
+        ("    else:\n        names", f"{branch}    else:\n        names"),
+        ("WITH_DECAY = (", 'WITH_DECAY = ("inverse_root", '),
+    ]:
+        assert source.count(place) == 1
+        source = source.replace(place, text)
+    names = {}
+    exec(source, names)
+    cfg = config.make_config(
+        schedule="wsd", lr=0.01, total_tokens=100_000, warmup_tokens=10_000
+    )
+    cfg.schedule = "inverse_root"
+    lr = names["make_schedule"](cfg)
+    assert (lr(5000), lr(10_000), lr(40_000)) == (0.005, 0.01, 0.005)
+    assert lr(95_000) < 0.5 * lr(90_000)
+    assert "lr" not in names["fields_without_effect"]("inverse_root")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "research/" not in page])

@@ -17,7 +17,7 @@ import transformers
 import config
 import schedules
 import train
-from schedules import SCHEDULES, is_planned, make_schedule, paper_batch_size, power_law
+from schedules import PLANNED, SCHEDULES, make_schedule, paper_batch_size, power_law
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,11 +25,11 @@ ROOT = Path(__file__).parent.parent
 def schedule_of(**changed):
     """A schedule for the paper's 1B model, power if not changed."""
     fields = dict(
-        schedule="power", total_tokens=10**12, warmup_tokens=10**9, decay_tokens=10**11,
-        decay_shape="exp", batch_size=1024, seq_len=4096, lr=0.01, power_a=4, power_b=-0.51,
-        power_q=1, lr_max=0.02, min_lr_ratio=0.1,
+        preset="1B", schedule="power", total_tokens=10**12, warmup_tokens=10**9,
+        batch_size=1024, seq_len=4096, lr=0.01, power_a=4, power_b=-0.51, power_q=1,
+        lr_max=0.02,
     )  # fmt: skip
-    return make_schedule(SimpleNamespace(**fields | changed))
+    return make_schedule(config.make_config(**fields | changed))
 
 
 # -- The paper ---------------------------------------------------------------------------
@@ -89,28 +89,24 @@ def test_only_planned_schedules_depend_on_the_end_before_the_decay(kind):
     short = schedule_of(schedule=kind)
     long = schedule_of(schedule=kind, total_tokens=4 * 10**12)
     same = {short(n) == long(n) for n in (2e10, 5e11, 8.99e11)}
-    assert same == {not is_planned(kind)}
+    assert same == {kind not in PLANNED}
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_schedule_reads_the_fields_in_its_row(kind):
-    """Changing a field moves the curve exactly if SCHEDULES says so."""
-    base = dict(schedule=kind, total_tokens=1000, warmup_tokens=100, decay_tokens=300)
-    base |= dict(batch_size=2, power_a=0.05)
+def test_a_field_without_effect_leaves_the_curve_and_all_others_move_it(kind):
+    base = dict(schedule=kind, total_tokens=1000, warmup_tokens=100, decay_share=0.3)
+    base |= dict(batch_size=2, seq_len=1, power_a=200)
     changes = dict(
-        lr=0.02, power_a=0.1, power_b=-0.4, power_q=0.5, lr_max=0.003, min_lr_ratio=0.2,
-        warmup_tokens=200, decay_tokens=400, decay_shape="linear",
+        lr=0.02, power_a=400, power_b=-0.4, power_q=0.5, lr_max=0.003, min_lr_ratio=0.2,
+        warmup_tokens=200, decay_share=0.4, decay_tokens=400, decay_shape="linear",
     )  # fmt: skip
 
     def curve(**changed):
         schedule = schedule_of(**base | changed)
         return [schedule(n) for n in range(0, 1000, 7)]
 
-    moved = {name for name, value in changes.items() if curve(**{name: value}) != curve()}
-    if "decay_tokens" in moved:
-        moved.add("decay_share")  # of which config.py computes the tokens
-    assert moved == SCHEDULES[kind].reads
-    assert schedules.unread(kind) == (changes.keys() | {"decay_share"}) - moved
+    same = {name for name, value in changes.items() if curve(**{name: value}) == curve()}
+    assert schedules.fields_without_effect(kind) == same
 
 
 def test_phases_of_length_zero_and_tokens_past_the_end():
@@ -127,12 +123,14 @@ def test_no_step_has_learning_rate_zero(kind):
     for steps, warm in ((1, 0), (1, 99), (50, 2500)):
         total = 100 * steps  # 100 tokens per step, and the decay starts after the warmup
         phases = dict(total_tokens=total, warmup_tokens=warm, decay_tokens=total - warm)
-        schedule = schedule_of(schedule=kind, min_lr_ratio=0, **phases)
+        step_of_100 = dict(batch_size=1, seq_len=100, min_lr_ratio=0)
+        schedule = schedule_of(schedule=kind, **step_of_100, **phases)
         assert all(schedule(100 * step + 50) > 0 for step in range(steps))
 
 
 def test_phases_that_do_not_fit_are_refused_with_their_numbers():
     too_long = dict(total_tokens=1000, warmup_tokens=600, decay_tokens=500)
+    too_long |= dict(batch_size=1, seq_len=1)
     with pytest.raises(ValueError, match="600.*500.*1,000"):
         schedule_of(schedule="wsd", **too_long)
     for kind in ("cosine", "constant"):
