@@ -1,5 +1,9 @@
 """The model against the Granite classes of transformers, and against itself without shortcuts."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from model import GPT
 from tools import granite
 from tools.tokenizers import Bytes
 
+PROJECT = Path(__file__).parent.parent
 TINY = dict(
     n_layer=2, n_embd=32, n_head=4, seq_len=16, vocab_size=256, base_width=16,
     m_emb=3.0, m_res=0.7, logits_scaling=1.3,
@@ -107,6 +112,18 @@ def test_samples_have_the_probabilities_of_the_top_k():
     shares = torch.stack([(new == token).float().mean() for token in tokens])
     assert shares.sum().item() == pytest.approx(1)
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.03)
+
+
+# -- Without the rest of the project -----------------------------------------------------
+
+
+def test_five_files_are_enough_to_build_a_gpt():
+    Path("tools").mkdir()
+    for name in ("model.py", "moe.py", "config.py", "schedules.py", "tools/flags.py"):
+        shutil.copy(PROJECT / name, name)
+    code = "import config, model; model.GPT(config.make_config(preset='laptop-moe'))"
+    alone = os.environ | {"PYTHONPATH": ""}
+    assert subprocess.run([sys.executable, "-c", code], env=alone).returncode == 0
 
 
 # -- Size --------------------------------------------------------------------------------
