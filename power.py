@@ -524,11 +524,12 @@ def regret(losses, bottom, lr):
 if __name__ == "__main__":
     before, T = SWEEP_LENGTHS[-2:]
     short_law = fit_law([minimum for minimum in minima if minimum[0] < T])
-    of_law, of_old = [], []
+    of_law = []
+    of_old = []
     for B in BATCHES:
-        losses, bottom = valleys[B, T], bottoms[B, T]
-        of_law.append(regret(losses, bottom, law_at(short_law, T, B)))
-        of_old.append(regret(losses, bottom, bottoms[B, before]))
+        losses = valleys[B, T]
+        of_law.append(regret(losses, bottoms[B, T], law_at(short_law, T, B)))
+        of_old.append(regret(losses, bottoms[B, T], bottoms[B, before]))
     print(f"A law from runs of up to {before:,} tokens, asked for {T:,}, ends")
     print(f"{np.mean(of_law):.4f} nats above the best learning rate that we found there.")
     print(f"The best learning rate of {before:,} ends {np.mean(of_old):.4f} above it.")
