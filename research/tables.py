@@ -611,6 +611,26 @@ def warmup() -> str:
     return table("warmup", about, ["", "batch size 2", "8", "32"], rows)
 
 
+def weight_decay() -> str:
+    rows = []
+    for T in (1_280_000, 5_120_000):
+        for weight_decay in ("0", "0.1", "0.3"):
+            row = [f"T = {size(T)}, weight decay {weight_decay}"]
+            for batch_size in (2, 8, 32):
+                losses = defaultdict(list)
+                for run in rows_in(f"memory-laptop/{weight_decay}"):
+                    if (run["total_tokens"], run["batch_size"]) == (T, batch_size):
+                        losses[run["lr"]].append(run["loss"])
+                full = [np.mean(x) for x in losses.values() if len(x) == 2]
+                row.append(f"{min(full):.3f}")
+            rows.append(row)
+    about = (
+        "Lowest loss of WSD with a decay of a tenth, over all learning rates, by weight decay "
+        "(`memory-laptop`: width 32, two seeds)."
+    )
+    return table("weight decay", about, ["", "batch size 2", "8", "32"], rows)
+
+
 def weight_decay_0() -> str:
     rows = []
     lines = [(f"Power, {share:.0%}", "power", share) for share in (0.1, 0.3)]
@@ -755,6 +775,7 @@ def page() -> str:
         fall(),
         noise(),
         warmup(),
+        weight_decay(),
         weight_decay_0(),
         curves(),
         decay(),
