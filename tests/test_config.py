@@ -64,9 +64,14 @@ def test_the_shape_follows_from_the_width():
     assert (cfg.m_width, cfg.logits_scaling, cfg.attention_multiplier) == (2, 2, 1 / 64)
 
 
-def test_the_decay_is_a_tenth_of_the_run_if_the_schedule_has_one():
-    assert make_config(total_tokens=3 * 10**6).decay_tokens == 3 * 10**5
-    assert make_config(total_tokens=3 * 10**6).decay_start == 27 * 10**5
+def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
+    """30% in the laptop presets, and the paper's in its own."""
+    assert make_config(total_tokens=3 * 10**6).decay_tokens == 9 * 10**5
+    assert make_config(total_tokens=3 * 10**6).decay_start == 21 * 10**5
+    assert make_config(preset="36M").decay_tokens == 32 * 10**8
+    for preset, tokens in (("1B", 100), ("1B-moe", 100), ("PowerMoE-3B", 500)):
+        assert make_config(preset=preset).decay_tokens == tokens * 10**9
+    assert make_config(decay_tokens=10**6).decay_share == 0.3125
     assert make_config(decay_tokens=0).decay_tokens == 0
     assert make_config(schedule="cosine").decay_tokens == 0
 

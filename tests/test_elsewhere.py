@@ -55,7 +55,7 @@ def rates(steps: int, first: int = 0) -> list[float]:
     cfg = config.make_config(
         total_tokens=steps * BATCH, warmup_tokens=3 * BATCH, batch_size=2 * MICRO,
         seq_len=LENGTH, power_a=0.5, power_b=-0.3, power_q=0.5, lr_max=0.01,
-        decay_tokens=steps * BATCH // 10,
+        decay_share=0.3,
     )  # fmt: skip
     schedule = make_schedule(cfg)
     return [schedule(BATCH * (step + 0.5)) for step in range(first, steps)]

@@ -376,9 +376,9 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, capsys, monkeyp
 
 
 def test_a_cosine_may_become_a_wsd_which_decays(folder):
-    typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=2560 --out=wsd"
+    typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=3072 --out=wsd"
     assert train.main(typed.split()) == 0
-    assert record_of("wsd")["config"]["decay_tokens"] == 256
+    assert record_of("wsd")["config"]["decay_tokens"] == round(0.3 * 3072)
 
 
 def test_a_tokenizer_may_be_typed_again(documents):

@@ -14,7 +14,7 @@ import config
 import data
 import train
 from eval import load_model
-from schedules import make_schedule
+from schedules import WITH_DECAY, make_schedule
 from tools import files
 from tools.prepare import prepare
 
@@ -35,6 +35,8 @@ def argv(**changed) -> list[str]:
     words = [f"--{name}={value}" for name, value in (SMALL | changed).items()]
     if changed.get("schedule", "power") != "power" and "lr" not in changed:
         words.append("--lr=0.02")
+    if changed.get("schedule", "power") in WITH_DECAY:
+        words.insert(0, "--decay_share=0.1")
     return words
 
 
