@@ -205,8 +205,7 @@ def draw_b(path: Path) -> None:
     }
     with figure(path, 3.2) as (ax,):
         for x, folder in enumerate(names):
-            runs = tables.runs_with_minima(f"{tables.DECAY}/{folder}")
-            b, low, high = tables.b_and_q(runs)[0]
+            b, low, high = tables.b_of_decay(folder)
             ax.plot(x, b, "o", color=BLUE)
             ax.vlines(x, low, high, color=BLUE)
         # marin-community/marin#7856: a constant learning rate, and linear to 5%

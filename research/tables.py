@@ -403,10 +403,10 @@ def lowest(losses: dict[float, np.ndarray]) -> np.ndarray:
     return min(losses.values(), key=np.mean)
 
 
-def of_power(share: float, a=0.612, folder="trunks", **wanted) -> np.ndarray:
+def of_power(share: float, a=0.612, **wanted) -> np.ndarray | None:
     """Power, by default at the law's a, with a decay of this share [seeds]."""
     fields = dict(batch_size=8, n_embd=32, decay_shape="exp") | wanted
-    return tried(folder, schedule="power", decay_share=share, **fields)[a]
+    return tried("trunks", schedule="power", decay_share=share, **fields).get(a)
 
 
 def of_linear(T: int, batch_size=8, n_embd=32) -> np.ndarray:
@@ -467,24 +467,32 @@ def how_long() -> str:
     return table("how long", about, ["line", *(f"T = {size(T)}" for T in SOME)], rows)
 
 
+PLACES = [  # (what differs from width 32 and batch size 8, its settings)
+    *(("", dict(total_tokens=T)) for T in (*SOME, 20_480_000)),
+    *((", batch size 32", dict(batch_size=32, total_tokens=T)) for T in LENGTHS[1:4]),
+    *((", width 64", dict(n_embd=64, total_tokens=T)) for T in SOME[1:]),
+]
+
+
+def difference_of(one: np.ndarray | None, other: np.ndarray | None) -> str:
+    """One minus another [seeds], with an interval if there are several seeds."""
+    if one is None or other is None:
+        return ""
+    gaps = one - other
+    return show(over_seeds(gaps)) if len(gaps) > 1 else f"{gaps[0]:.3f}"
+
+
 def shares() -> str:
     rows = []
-    places = [(f"T = {size(T)}", dict(total_tokens=T)) for T in (*SOME, 20_480_000)]
-    for T in (640_000, 1_280_000, 2_560_000):
-        places.append(
-            (f"batch size 32, T = {size(T)}", dict(batch_size=32, total_tokens=T))
-        )
-    for T in SOME[1:]:
-        places.append((f"width 64, T = {size(T)}", dict(n_embd=64, total_tokens=T)))
-    for name, place in places:
-        losses = {share: of_power(share, **place) for share in (0.1, 0.3)}
+    for what, place in PLACES:
+        tenth, third, half = (of_power(share, **place) for share in (0.1, 0.3, 0.5))
+        if third is None:
+            continue
         T = place["total_tokens"]
         linear = of_linear(T, place.get("batch_size", 8), place.get("n_embd", 32))
-        row = [losses[0.3] - losses[0.1], losses[0.3] - linear]
-        if "T" == name[0]:
-            row.insert(1, of_power(0.5, **place) - losses[0.3])
-        texts = [show(over_seeds(x)) if len(x) > 1 else f"{x[0]:.3f}" for x in row]
-        rows.append([name, *texts] if len(texts) == 3 else [name, texts[0], "", texts[1]])
+        pairs = ((third, tenth), (half, third), (third, linear))
+        texts = [difference_of(one, other) for one, other in pairs]
+        rows.append([f"T = {size(T)}{what}", *texts])
     late, early = (
         of_power(0.5, total_tokens=T) - of_power(0.3, total_tokens=T)
         for T in (SOME[-1], SOME[0])
@@ -492,35 +500,39 @@ def shares() -> str:
     rows.append(["T = 5.12M minus T = 320k", "", show(over_seeds(late - early)), ""])
     about = (
         "Power with a decay of 30% minus the same with 10%, of 50% minus 30%, and of 30% minus "
-        f"linear to 0 (`{DECAY}`). Width 32 and batch size 8, if a row does not say otherwise, "
-        "and three seeds, but at 20.5M one."
+        f"linear to 0 at the best of its peaks (`{DECAY}`). Width 32 and batch size 8, if a row "
+        "does not say otherwise, three seeds (one at 20.5M)."
     )
     head = ["where", "30% minus 10%", "50% minus 30%", "30% minus linear"]
     return table("shares", about, head, rows)
 
 
+def slope(runs: list[fit.Trial]) -> np.ndarray:
+    """b of runs with one batch size and one shape [1]."""
+    best = fit.minima(runs)
+    return np.polyfit([math.log2(cell.T) for cell in best], list(best.values()), 1)[:1]
+
+
+def b_of_decay(folder: str) -> np.ndarray:
+    """b at batch size 8, with its interval over the seeds [3]."""
+    runs = runs_with_minima(f"{DECAY}/{folder}")
+    return fit.jackknife([run for run in runs if run.cell.batch_size == 8], slope)[0]
+
+
 def b_by_decay() -> str:
     rows = []
     for folder, name in KINDS.items():
-        runs = runs_with_minima(f"{DECAY}/{folder}")
-        b, q = b_and_q(runs)
-        small = [run for run in runs if run.cell.batch_size == 8]
-
-        def slope(some: list[fit.Trial]) -> np.ndarray:
-            best = fit.minima(some)
-            x = [math.log2(cell.T) for cell in best]
-            return np.polyfit(x, list(best.values()), 1)[:1]
-
-        (b_small,) = fit.jackknife(small, slope)
-        best = {cell.T: 2**x for cell, x in fit.minima(small).items()}
-        lrs = [f"{best[T]:.4f}" if T in best else "" for T in LENGTHS[:5]]
-        rows.append([name, show(b, ".2f"), show(q, ".2f"), show(b_small, ".2f"), *lrs])
+        best = {}
+        for cell, x in fit.minima(runs_with_minima(f"{DECAY}/{folder}")).items():
+            best[cell.batch_size, cell.T] = f"{2**x:.4f}"
+        lrs = [best.get((8, T), "") for T in LENGTHS[:5]]
+        rows.append([name, show(b_of_decay(folder), ".2f"), *lrs])
     about = (
-        "lr = a beta^q T^b by how much of the run decays, and the best learning rates at batch "
-        f"size 8 (`{DECAY}`: width 32, weight decay 0.1, three seeds; batch size 8 with T from "
-        "320k to 5.12M, and 32 with T from 640k to 2.56M)."
+        "b in best learning rate = a T^b by how much of the run decays, and these learning "
+        f"rates (`{DECAY}`: width 32, batch size 8, weight decay 0.1, three seeds, over which "
+        "the intervals are)."
     )
-    head = ["decay", "b", "q", "b, batch size 8", *(size(T) for T in LENGTHS[:5])]
+    head = ["decay", "b", *(size(T) for T in LENGTHS[:5])]
     return table("b by decay", about, head, rows)
 
 
