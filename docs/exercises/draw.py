@@ -31,10 +31,11 @@ def steps() -> dict:
     warm = power.warmup(held, power.WARMUP)
     schedules = {"constant": held, "constant with warmup": warm}
     try:
-        schedules["WSD: ... and decay"] = power.decay(warm, T, T // 10)
+        decay_tokens = round(power.DECAY * T)
+        schedules["WSD: ... and decay"] = power.decay(warm, T, decay_tokens)
         law = power.power_law(a=0.7, b=-0.3, beta=beta, lr_max=0.02, q=0.5)
         warm = power.warmup(law, power.WARMUP)
-        schedules["Power: power_law for constant"] = power.decay(warm, T, T // 10)
+        schedules["Power: power_law for constant"] = power.decay(warm, T, decay_tokens)
     except NotImplementedError as missing:
         print(f"{missing} to see more")
     return schedules
@@ -106,7 +107,8 @@ def draw_branch() -> None:
     ax.plot(*zip(*trunk.curve), label="trunk")
     for length, branch in branches.items():
         step = power.BATCH_SIZE * power.SEQ_LEN
-        decay = [point for point in branch.curve if point[0] > 0.9 * length - step]
+        start = length - round(power.DECAY * length)
+        decay = [point for point in branch.curve if point[0] > start - step]
         ax.plot(*zip(*decay), "o-", label=f"branch, T = {length:,}")
         first, last = decay[0][1], decay[-1][1]
         print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
@@ -120,10 +122,10 @@ def draw_average() -> None:
     schedule = power.warmup(power.constant(LR), power.WARMUP)
     run = power.Run(power.BATCH_SIZE)
     for length in LENGTHS:
-        start = length - length // 10
-        run.train(schedule, start, look_every=16_000)
+        decay_tokens = round(power.DECAY * length)
+        run.train(schedule, length - decay_tokens, look_every=16_000)
         branch = run.branch()
-        branch.train(power.decay(schedule, length, length // 10), length)
+        branch.train(power.decay(schedule, length, decay_tokens), length)
         mean = average.train_and_average(run, schedule, length)
         run.look()
         branch.look()
