@@ -663,36 +663,24 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **First the tries.** A learning rate that is wrong by a factor of two costs about as
-# much as the tuned schedules differ. So tune it before you compare schedules.
+# **The tries.** A wrong factor costs up to 0.2 nats, and the tuned schedules differ by at
+# most 0.04. So tune the learning rate before you compare schedules.
 #
-# **Then the noise.** The last lines repeat two runs from other initial weights. Their
-# losses spread by about 0.05. But in every seed both runs share initial weights and
-# batches. So compare them seed by seed: these differences spread by only about 0.005.
-# The tuned runs end 0.01 to 0.03 below the parabolas of their tries, so better tuning may
-# gain as much. From one seed, believe no difference below 0.03.
+# **The noise.** Other initial weights move a loss by up to 0.06, and the difference of
+# two runs that share them by 0.02. From one seed, believe no difference below 0.03.
 #
-# **Does the fall help?** At the first length, where both were tuned, Power and WSD tie.
-# At longer lengths, WSD still holds the learning rate of the first, and Power leads. One
-# seed is a hint. With five seeds and wider models, Power leads such a WSD by 0.012 on
-# average (research/TABLES.md).
+# **Does the fall help?** Not here. WSD, at one learning rate, is 0.009 and 0.014 ahead of
+# Power, and at the longest T 0.002 behind. Perhaps a long decay replaces the fall. With
+# decays of a tenth, Power led by 0.012, in five seeds ([tables](../research/TABLES.md)).
 #
-# **Power and cosine.** The paper claims that one run that may end anywhere is about as
-# good as a run planned for each length. A cosine needs its length at the first step, and
-# Power only at nine tenths of it.
+# **Power and cosine.** One run that may end anywhere is about as good as three cosines,
+# each planned for its length.
 #
-# **The last column** is the price of a wrong plan. A cosine that stops early still has
-# a high learning rate. In README.md, a wider model pays up to 0.1, in the mean of three
-# seeds.
+# **The last column** is the price of a wrong plan, here 0.04. A cosine that stops early
+# still has a high learning rate.
 #
-# **When not.** If you know T, plan for it. At the longest T, the straight line to 0 was
-# ahead of Power when we ran this. In README.md, it is also ahead in longer runs, with
-# three seeds.
+# **When not.** If you know T, plan for it. In longer runs, a straight line to 0 ends
+# lower ([README](../README.md)).
 #
-# **The law** has one seed and three run lengths, and another seed would move b by about
-# 0.1. Never copy `a`. It changes with the text, the model and the units.
-#
-# **The worth of the law** is small here, because T only doubles, and with one seed it can
-# come out the other way. From three seeds, at eight times the length, the law ends 0.009
-# above the best, and the learning rate of the short runs 0.017. With a shorter warmup,
-# these are 0.001 and 0.016 (research/TABLES.md).
+# **The law** has one seed, and another would move b by about 0.1. Never copy `a`. It
+# changes with the text, the model and the units.

@@ -203,3 +203,6 @@ def test_the_notebook_is_the_file():
     assert outputs.count("display_data") == len(FIGURES)
     assert outputs.count("stream") == 4  # valleys, law, worth of the law, race
     assert "/" not in "".join(found[1]["source"])  # no path of a machine
+    text = "\n".join(source for kind, source in cells if kind == "markdown")
+    for link in re.findall(r"\]\((.*?)\)", text):  # relative to the notebook
+        assert path.parent.joinpath(link).exists(), link
