@@ -94,6 +94,8 @@ def draw_vertex() -> None:
     bottom = power.vertex(losses)
     ax.axvline(bottom)
     ax.set(xscale="log", xlabel="learning rate", ylabel="loss (nats per token)")
+    ax.set_xticks(list(losses), list(losses))
+    ax.minorticks_off()
     ax.set_title(f"your bottom is at {bottom:.4f}", loc="left")
     print(f"your bottom is at {bottom:.4f}")
 
@@ -136,7 +138,7 @@ def draw_average() -> None:
         ax.plot(length, losses["decay"], "v", color="tab:blue")
         ax.plot(length, losses["mean"], "o", color="tab:green")
     ax.plot(*zip(*run.curve), color="black")
-    ax.set(xlabel="tokens", ylabel="loss (nats per token)")
+    ax.set(xlabel="tokens", ylabel="loss (nats per token)", ylim=(1.8, 2.6))
     ax.set_title("held (line), decay (triangle), mean (dot)", loc="left")
 
 
