@@ -51,8 +51,8 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "trunk_and_branches": (
         5,
-        "A decay takes the last T // 10 tokens. Train every token of the trunk only "
-        "once. End the curve of every branch with a look. With look_every, begin it "
+        "A decay takes the last round(DECAY * T) tokens. Train every token of the trunk "
+        "only once. End the curve of every branch with a look. With look_every, begin it "
         "with one, too.",
     ),
     "update_mean": (

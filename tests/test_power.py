@@ -32,8 +32,8 @@ def test_schedules_are_those_of_schedules():
     pairs.append((power.constant(0.01), schedules.constant(0.01)))
     ends = []
     for one, other in pairs:
-        one = power.decay(power.warmup(one, warm), T, T // 10)
-        other = schedules.decay(schedules.warmup(other, warm), T, T // 10, "exp")
+        one = power.decay(power.warmup(one, warm), T, 200_000)
+        other = schedules.decay(schedules.warmup(other, warm), T, 200_000, "exp")
         ends.append((one, other))
     cosine = power.warmup(power.cosine(0.01, warm, T), warm)
     ends.append((cosine, schedules.warmup(schedules.cosine(0.01, warm, T, 0.1), warm)))
@@ -94,10 +94,10 @@ def test_a_branch_is_the_separate_run():
     lengths = (4_096, 8_192)
     warm = power.warmup(power.power_law(0.5, -0.3, 0.25, 0.02, q=0.5), 1_000)
     trunk, branches = power.trunk_and_branches(warm, 2, lengths)
-    pairs = [(power.Run(2).train(warm, lengths[-1] * 9 // 10), trunk)]
+    pairs = [(power.Run(2).train(warm, round(0.7 * lengths[-1])), trunk)]
     for length in lengths:
-        alone = power.Run(2).train(power.decay(warm, length, length // 10), length)
-        pairs.append((alone, branches[length]))
+        decayed = power.decay(warm, length, round(0.3 * length))
+        pairs.append((power.Run(2).train(decayed, length), branches[length]))
     for one, other in pairs:
         for p, p_other in zip(one.model.parameters(), other.model.parameters()):
             assert torch.equal(p, p_other)
@@ -203,3 +203,6 @@ def test_the_notebook_is_the_file():
     assert outputs.count("display_data") == len(FIGURES)
     assert outputs.count("stream") == 4  # valleys, law, worth of the law, race
     assert "/" not in "".join(found[1]["source"])  # no path of a machine
+    text = "\n".join(source for kind, source in cells if kind == "markdown")
+    for link in re.findall(r"\]\((.*?)\)", text):  # relative to the notebook
+        assert path.parent.joinpath(link).exists(), link

@@ -31,10 +31,11 @@ def steps() -> dict:
     warm = power.warmup(held, power.WARMUP)
     schedules = {"constant": held, "constant with warmup": warm}
     try:
-        schedules["WSD: ... and decay"] = power.decay(warm, T, T // 10)
+        decay_tokens = round(power.DECAY * T)
+        schedules["WSD: ... and decay"] = power.decay(warm, T, decay_tokens)
         law = power.power_law(a=0.7, b=-0.3, beta=beta, lr_max=0.02, q=0.5)
         warm = power.warmup(law, power.WARMUP)
-        schedules["Power: power_law for constant"] = power.decay(warm, T, T // 10)
+        schedules["Power: power_law for constant"] = power.decay(warm, T, decay_tokens)
     except NotImplementedError as missing:
         print(f"{missing} to see more")
     return schedules
@@ -87,12 +88,14 @@ def draw_rules() -> None:
 
 def draw_vertex() -> None:
     # the losses that power.py measured at batch size 8 and T = 160,000
-    losses = {0.004: 2.467, 0.008: 2.374, 0.016: 2.279, 0.032: 2.309, 0.064: 2.494}
+    losses = {0.004: 2.479, 0.008: 2.402, 0.016: 2.297, 0.032: 2.296, 0.064: 2.465}
     _, ax = plt.subplots(figsize=(5, 3))
     ax.plot(losses.keys(), losses.values(), "o")
     bottom = power.vertex(losses)
     ax.axvline(bottom)
     ax.set(xscale="log", xlabel="learning rate", ylabel="loss (nats per token)")
+    ax.set_xticks(list(losses), list(losses))
+    ax.minorticks_off()
     ax.set_title(f"your bottom is at {bottom:.4f}", loc="left")
     print(f"your bottom is at {bottom:.4f}")
 
@@ -106,7 +109,8 @@ def draw_branch() -> None:
     ax.plot(*zip(*trunk.curve), label="trunk")
     for length, branch in branches.items():
         step = power.BATCH_SIZE * power.SEQ_LEN
-        decay = [point for point in branch.curve if point[0] > 0.9 * length - step]
+        start = length - round(power.DECAY * length)
+        decay = [point for point in branch.curve if point[0] > start - step]
         ax.plot(*zip(*decay), "o-", label=f"branch, T = {length:,}")
         first, last = decay[0][1], decay[-1][1]
         print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
@@ -120,10 +124,10 @@ def draw_average() -> None:
     schedule = power.warmup(power.constant(LR), power.WARMUP)
     run = power.Run(power.BATCH_SIZE)
     for length in LENGTHS:
-        start = length - length // 10
-        run.train(schedule, start, look_every=16_000)
+        decay_tokens = round(power.DECAY * length)
+        run.train(schedule, length - decay_tokens, look_every=16_000)
         branch = run.branch()
-        branch.train(power.decay(schedule, length, length // 10), length)
+        branch.train(power.decay(schedule, length, decay_tokens), length)
         mean = average.train_and_average(run, schedule, length)
         run.look()
         branch.look()
@@ -134,7 +138,7 @@ def draw_average() -> None:
         ax.plot(length, losses["decay"], "v", color="tab:blue")
         ax.plot(length, losses["mean"], "o", color="tab:green")
     ax.plot(*zip(*run.curve), color="black")
-    ax.set(xlabel="tokens", ylabel="loss (nats per token)")
+    ax.set(xlabel="tokens", ylabel="loss (nats per token)", ylim=(1.8, 2.6))
     ax.set_title("held (line), decay (triangle), mean (dot)", loc="left")
 
 

@@ -263,9 +263,11 @@ def test_trunk_and_branches_are_the_separate_runs():
     _, branches = power.trunk_and_branches(SCHEDULE, 8, LENGTHS)
     check(set(branches) == set(LENGTHS), "branches should be a dict, {T: branch}")
     for T in LENGTHS:
-        alone = power.Run(8).train(power.decay(SCHEDULE, T, T // 10), T)
+        decayed = power.decay(SCHEDULE, T, round(power.DECAY * T))
+        alone = power.Run(8).train(decayed, T)
         what = f"T = {T:,}: the branch is not, bit for bit, the separate run"
-        check(equal(branches[T], alone), f"{what}. Does it decay over the last T // 10?")
+        words = "Does it decay over the last round(DECAY * T) tokens?"
+        check(equal(branches[T], alone), f"{what}. {words}")
         ends = [tokens for tokens, _ in branches[T].curve]
         words = "its curve should end with a look at its last token"
         check(ends[-1:] == [alone.tokens], f"T = {T:,}: {words}")
@@ -284,7 +286,7 @@ def test_trunk_and_branches_train_the_trunk_once(monkeypatch):
     step_tokens = 8 * power.SEQ_LEN
     expected = trunk.tokens
     for T, branch in branches.items():
-        begins = (T - T // 10) // step_tokens * step_tokens
+        begins = (T - round(power.DECAY * T)) // step_tokens * step_tokens
         expected += branch.tokens - begins
     words = f"{sum(lengths):,} tokens were trained, and {expected:,} are enough"
     check(sum(lengths) == expected, f"train the trunk once: {words}")
