@@ -170,7 +170,7 @@ def label_ends(ax, ends: dict[str, tuple], gap: float) -> None:
 def draw_longer(path: Path) -> None:
     """The gap to linear to 0 against T, by how much of the run decays."""
     lengths = np.log2(tables.SOME)
-    ends = {"linear to 0": (lengths[-1] + 0.2, 0.0, COLORS["linear"])}
+    ends = {"linear to 0": (lengths[-1] + 0.2, -0.003, COLORS["linear"])}
     with figure(path, 4.1) as (ax,):
         ax.axhline(0, color=COLORS["linear"], linewidth=2.4)
         for i, ((schedule, share), look) in enumerate(LOOKS.items()):

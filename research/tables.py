@@ -383,7 +383,7 @@ def longer() -> str:
 
 DECAY = "decay-laptop"  # its folders have the decays none, 10 and 30, and linear
 SOME = (320_000, 1_280_000, 5_120_000)
-KINDS = {"none": "none", "10": "WSD, 10%", "30": "WSD, 30%", "linear": "linear to 0"}
+DECAYS = {"none": "none", "10": "WSD, 10%", "30": "WSD, 30%", "linear": "linear to 0"}
 
 
 def tried(folder: str, **wanted) -> dict[float, np.ndarray]:
@@ -456,6 +456,8 @@ def how_long() -> str:
     lines["cosine"] = [of_line("cosine", 0, T) for T in SOME]
     rows = []
     for name, losses in lines.items():
+        if losses[0] is None:  # not run yet
+            continue
         gaps = [x - of_linear(T) for x, T in zip(losses, SOME)]
         rows.append([name, *(show(over_seeds(gap)) for gap in gaps)])
     about = (
@@ -521,7 +523,7 @@ def b_of_decay(folder: str) -> np.ndarray:
 
 def b_by_decay() -> str:
     rows = []
-    for folder, name in KINDS.items():
+    for folder, name in DECAYS.items():
         best = {}
         for cell, x in fit.minima(runs_with_minima(f"{DECAY}/{folder}")).items():
             best[cell.batch_size, cell.T] = f"{2**x:.4f}"
@@ -785,10 +787,8 @@ def page() -> str:
         shares(),
         b_by_decay(),
         fall(),
-        noise(),
         warmup(),
         weight_decay(),
-        weight_decay_0(),
         curves(),
         decay(),
         default_run(),
