@@ -14,7 +14,6 @@ Runs that differ only in their length and in their decay share a trunk, as in sw
 and end bit for bit as in `python train.py --decay_share ...`. Records go to --out.
 """
 
-import argparse
 import json
 import math
 import platform
@@ -30,7 +29,7 @@ import torch
 import data
 import sweep
 from config import make_config
-from tools import files
+from tools import files, flags
 
 RESULTS = Path(__file__).parent / "results/decay-laptop"
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
@@ -250,28 +249,29 @@ def write_records(runs: Path, results: Path) -> None:
         (results / name / "records.jsonl").write_text(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", choices=(*QUESTIONS, "records"))
-    parser.add_argument("--out", type=Path, default=Path("runs/decay"))
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--dry_run", action="store_true")
-    args = parser.parse_args()
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("decay.py", __doc__)
+    add = parser.add_argument
+    add("question", choices=(*QUESTIONS, "records"))
+    add("--out", type=Path, default=Path("runs/decay"), help="folder of the records")
+    add("--workers", type=int, default=2, help="processes")
+    add("--dry_run", action="store_true", help="count runs and tokens, and stop")
+    args = parser.parse_args(argv)
     if args.question == "records":
         write_records(args.out, RESULTS)
-        return
+        return 0
     args.out /= args.question
     args.device, args.slurm = "cpu", None
     runs_of, n_seeds = QUESTIONS[args.question]
     left = unfinished((one for s in range(n_seeds) for one in runs_of(s)), args.out)
     tokens = sum(map(sweep.tokens_of, left.values()))
-    print(
-        f"{sum(map(len, left.values())):,} runs in {len(left):,} trunks, {tokens:,} tokens"
-    )
+    n_runs = sum(map(len, left.values()))
+    print(f"{n_runs:,} runs in {len(left):,} trunks, {tokens:,} tokens")
     if left and not args.dry_run:
         args.out.mkdir(parents=True, exist_ok=True)
         sweep.train_all(left, args)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
