@@ -105,7 +105,7 @@ def laws() -> str:
         "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
         "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
         "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
-        "(`memory-laptop`). *Recipe*: manual pages, three seeds (`recipe/sweep`). The others "
+        "(`memory-laptop`). *Recipe*: manual pages, a decay of 30%, three seeds (`recipe/sweep`). The others "
         "have a weight decay of 0.1. *Paper*: q = 1, at the three best batch sizes of every T."
     )
     return table("laws", about, ["sweep", "runs", "cells", "b", "q", "b, paper"], rows)
@@ -731,12 +731,13 @@ def default_run() -> str:
 # -- The recipe, and two stages ----------------------------------------------------------
 
 RECIPE = {  # names of the runs in their origin
-    "power": "Power with our law",
-    "half": "Power with our law and half of its a",
-    "default": "Power with the defaults of train.py",
-    "wsd": "WSD at the learning rate of our law",
-    "wsddefault": "WSD with the defaults of train.py",
-    "linear": "linear to 0 at twice the learning rate of our law",
+    "linear-0.67": "linear to 0 at the learning rate of the longest runs",
+    "linear-printed": "linear to 0, as printed (1.5 times as high)",
+    "power-half": "Power with half of the law's a",
+    "power-printed": "Power, as printed",
+    "power-10": "Power, as printed, but a decay of 10%",
+    "power-double": "Power with twice the law's a",
+    "wsd-printed": "WSD at the learning rate of the longest runs, as printed",
 }
 
 
@@ -746,7 +747,10 @@ def recipe() -> str:
     for name, words in RECIPE.items():
         seeds = [losses[f"{name}-{seed}"] for seed in range(3)]
         rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])
-    about = "Runs of docs/recipe.md at T = 1.28M (`recipe`)."
+    about = (
+        "Runs of docs/recipe.md at T = 1.28M, four times as long as the longest of the sweep, "
+        "with decays of 30% (`recipe`)."
+    )
     return table("recipe", about, ["run", "seed 0", "seed 1", "seed 2", "mean"], rows)
 
 
