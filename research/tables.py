@@ -791,6 +791,7 @@ def page() -> str:
         shares(),
         b_by_decay(),
         fall(),
+        noise(),
         warmup(),
         weight_decay(),
         curves(),
