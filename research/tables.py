@@ -105,8 +105,9 @@ def laws() -> str:
         "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
         "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
         "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
-        "(`memory-laptop`). *Recipe*: manual pages, a decay of 30%, three seeds (`recipe/sweep`). The others "
-        "have a weight decay of 0.1. *Paper*: q = 1, at the three best batch sizes of every T."
+        "(`memory-laptop`). *Recipe*: manual pages, a decay of 30%, three seeds "
+        "(`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the three "
+        "best batch sizes of every T."
     )
     return table("laws", about, ["sweep", "runs", "cells", "b", "q", "b, paper"], rows)
 
@@ -711,20 +712,34 @@ def decay() -> str:
 
 
 def default_run() -> str:
-    losses = defaultdict(list)  # schedule -> losses [seeds]
-    for row in sorted(rows_in("laptop"), key=itemgetter("seed")):
-        losses[row["schedule"]].append(row["val_loss"])
+    losses = defaultdict(list)  # name -> losses [seeds]
+    for row in sorted(
+        rows_in("laptop-decay") + rows_in("laptop"), key=itemgetter("seed")
+    ):
+        name = row.get("name", row["schedule"]).replace("-3200000", "")
+        losses[name.removesuffix(f"-{row['seed']}")].append(row["val_loss"])
+    names = {
+        "power-30": ("Power, 30%", "power-10"),
+        "power-10": ("Power, 10%", None),
+        "linear": ("linear to 0", "power-10"),
+        "power": ("power", None),
+        "wsd": ("wsd", "power"),
+        "cosine": ("cosine", "power"),
+    }
     rows = []
-    for name in ("power", "wsd", "cosine"):
+    for name, (words, other) in names.items():
         texts = [f"{loss:.4f}" for loss in (*losses[name], np.mean(losses[name]))]
-        difference = np.subtract(losses[name], losses["power"])
-        minus = "" if name == "power" else show(over_seeds(difference), ".4f")
-        rows.append([name, *texts, minus])
+        minus = ""
+        if other:
+            difference = np.subtract(losses[name], losses[other])
+            minus = show(over_seeds(difference), ".4f")
+        rows.append([words, *texts, minus])
     about = (
-        "The preset `laptop`, 3.2M tokens, with the learning rates of `train.py`, and 0.008 for "
-        "the cosine (`laptop`)."
+        "The preset `laptop`, 3.2M tokens, with the learning rates of `train.py`, 0.0085 for "
+        "linear (`laptop-decay`), and 0.008 for the cosine. The last three rows have decays of "
+        "10%, an older version, and another machine (`laptop`)."
     )
-    head = ["schedule", "seed 0", "seed 1", "seed 2", "mean", "minus Power"]
+    head = ["schedule", "seed 0", "seed 1", "seed 2", "mean", "minus Power, 10%"]
     return table("default run", about, head, rows)
 
 

@@ -133,6 +133,19 @@ def test_marked_numbers_are_those_of_the_tables(page):
         assert interval in ("", f" {rest}"), place
 
 
+def test_b_and_the_noise_have_one_value():
+    """An unmarked b is of the paper, of our presets, or of one sweep in the exercises."""
+    texts = PAGES | {"power.py": (ROOT / "power.py").read_text()}
+    for page, text in texts.items():
+        if "research/" in page:  # which dates its findings
+            continue
+        for b in re.findall(r"(?:\bb (?:is|=|was|of|has) |[Tn]\^)(-0\.\d+)", text):
+            sweep = {"-0.27"} if page == "docs/exercises.md" else set()
+            assert b in {"-0.51", "-0.3"} | sweep, page
+        for noise in re.findall(r"no\s+difference\s+below (0\.\d+)", text):
+            assert noise == "0.03", page
+
+
 def anchors(path: Path) -> list[str]:
     """The anchors of all headings: lower case, no punctuation, hyphens for spaces."""
     if path.suffix != ".md":

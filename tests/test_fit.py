@@ -367,7 +367,7 @@ def test_pasted_commands_follow_the_law(capsys):
     assert wsd.lr == pytest.approx(kept, rel=1e-3)
     to_0 = make_schedule(linear)
     for n in (3000, T / 2):
-        assert to_0(n) == pytest.approx(1.5 * kept * (T - n) / (T - 3000), rel=1e-3)
+        assert to_0(n) == pytest.approx(2 * kept * (T - n) / (T - 3000), rel=1e-3)
 
 
 def test_a_law_that_power_cannot_follow_says_why(capsys):
@@ -546,7 +546,9 @@ def test_sweeps_with_other_settings_are_not_fitted_together(capsys):
     rows = made_rows(widths=[32])
     write(rows, "a", weight_decay=0.1)
     write(rows, "b", weight_decay=0.0)
+    write(rows, "typed nothing")
     assert "another weight_decay" in refused(["a", "b"], capsys)
+    assert "another weight_decay" in refused(["a", "typed nothing"], capsys)
     Path("c").mkdir()
     assert "no records" in refused(["c"], capsys)
 
