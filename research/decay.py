@@ -17,7 +17,6 @@ and end bit for bit as in `python train.py --decay_share ...`. Records go to --o
 import json
 import math
 import platform
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -228,7 +227,6 @@ def write_records(runs: Path, results: Path) -> None:
         settings = {
             "origin": {
                 "command": f"python research/decay.py {' '.join(QUESTIONS)}",
-                "git_commit": subprocess.getoutput("git rev-parse HEAD"),
                 "torch": torch.__version__,
                 "device_name": platform.machine(),
                 "threads": "1",
