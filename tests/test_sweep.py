@@ -32,7 +32,7 @@ SMALL = dict(
 )  # fmt: skip
 BUDGETS = [320, 500, 1280]  # not all whole batches
 CELL = dict(n_embd=16, n_head=1, batch_size=2, seed=0)
-WSD = CELL | dict(schedule="wsd", lr=0.02)
+WSD = CELL | dict(schedule="wsd", lr=0.02, decay_share=0.1)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -35,7 +35,7 @@ def argv(**changed) -> list[str]:
     words = [f"--{name}={value}" for name, value in (SMALL | changed).items()]
     if changed.get("schedule", "power") != "power" and "lr" not in changed:
         words.append("--lr=0.02")
-    if changed.get("schedule", "power") in WITH_DECAY:
+    if changed.get("schedule", "power") in WITH_DECAY and "decay_tokens" not in changed:
         words.insert(0, "--decay_share=0.1")
     return words
 
