@@ -1,10 +1,40 @@
-# The default run under Power with decays of 30% and of 10%, from one trunk, and under linear
-# to 0, with three seeds. Run it in the folder of the project, and one thread for each run.
+# The default run with one seed, as in: bash research/results/laptop-decay/run.sh 0
+#
+# One Power run and one WSD run, each decayed for 30% at four lengths, and linear to 0 and
+# cosines, each planned for one of them. Run it in the folder of the project. A stopped
+# script continues.
+seed=$1
+out=runs/laptop-decay
 export OMP_NUM_THREADS=1
-for seed in 0 1 2; do
-  how="--dtype float32 --device cpu --seed $seed --data_seed $seed"
-  run=runs/laptop-decay/power-3200000-30-$seed
-  python train.py --schedule power --decay_share 0.3 $how --out $run
-  python train.py --branch $run --decay_share 0.1 --total_tokens 3.2M --out runs/laptop-decay/power-3200000-10-$seed
-  python train.py --schedule linear --lr 0.0085 $how --out runs/laptop-decay/linear-3200000-$seed
+train="python train.py --dtype float32 --device cpu --seed $seed --data_seed $seed --eval_every 80000 --resume"
+save="--save_every 40000 --keep_checkpoints 99"
+
+before() { # the last checkpoint of a run with at most so many tokens
+  ls $out/$1/ckpt/*.pt | awk -F/ -v most=$2 '{ if ($NF + 0 <= most) print }' | tail -n 1
+}
+
+branch() { # schedule, total tokens, percent that decays
+  name=$1-$2-$3-$seed
+  [ -f $out/$name/record.json ] || python train.py --total_tokens $2 --decay_share 0.$3 --eval_every 80000 \
+    --branch $(before $1-3200000-30-$seed $(($2 * (100 - $3) / 100))) --out $out/$name
+}
+
+for schedule in power wsd; do
+  $train --schedule $schedule --decay_share 0.30 $save --out $out/$schedule-3200000-30-$seed
+  for tokens in 400000 800000 1600000; do
+    branch $schedule $tokens 30
+  done
 done
+branch power 3200000 10
+
+# Peaks: linear at 0.0085 for all lengths, cosines where they were lowest in earlier runs
+for tokens in 400000 800000 1600000 3200000; do
+  $train --schedule linear --lr 0.0085 --total_tokens $tokens --out $out/linear-$tokens-$seed
+done
+cosine() {
+  $train --schedule cosine --lr $2 --total_tokens $1 --out $out/cosine-$1-$seed
+}
+cosine 400000 0.01493
+cosine 800000 0.01213
+cosine 1600000 0.00985
+cosine 3200000 0.008
