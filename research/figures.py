@@ -21,7 +21,7 @@ import fit
 import tables
 from schedules import Schedule, make_schedule
 from tables import ENDS
-from tools import figures, flags
+from tools import figures, files, flags
 from tools.figures import COLORS, figure, size
 
 BLUE = COLORS["power"]
@@ -46,35 +46,61 @@ def branch(T: int) -> tuple[list, list]:
     return [begin / 1e6, *tokens], [leaves, *loss]
 
 
+def default_curve(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Millions of tokens, and mean losses, of the default run as "linear-3200000"."""
+    by_run = files.read_json(tables.RESULTS / "laptop-decay/curves.json")
+    of_seeds = [by_run[f"{name}-{seed}"] for seed in range(3)]
+    tokens = np.array(of_seeds[0]["tokens"]) / 1e6
+    return tokens, np.mean([run["val_loss"] for run in of_seeds], axis=0)
+
+
 def draw_curves(path: Path) -> None:
-    """One Power run, planned cosines, and a cosine that is stopped early."""
-    with figure(path, 3.7) as (ax,):
-        # 1. The lines
+    """One Power run with four ends, and how far from it other schedules end."""
+    longest = ENDS[-1]
+    with figure(path, 5.2, 2, sharex=True, height_ratios=(3, 2)) as (losses, gaps):
+        # 1. The losses: a trunk with its decays, and two planned runs, stopped early
+        for name, line in (("cosine", "--"), ("linear", ":")):
+            curve = default_curve(f"{name}-{longest}")
+            losses.plot(*curve, line, color=COLORS[name], linewidth=1.6)
+        tokens, trunk = default_curve(f"power-{longest}-30")
+        stable = tokens <= 0.7 * longest / 1e6
+        losses.plot(tokens[stable], trunk[stable], color=BLUE, linewidth=1.6)
         for T in ENDS:
-            ax.plot(*curve(f"cosine-{T}"), "--", color=GRAY, linewidth=1)
-        ax.plot(*curve("power-trunk"), color=BLUE)
-        for T in ENDS:
-            ax.plot(*branch(T), color=BLUE, linewidth=2.8)
+            x, loss = default_curve(f"power-{T}-30")
+            begin = 0.7 * T / 1e6
+            leaves = np.interp(begin, tokens, trunk)
+            x, loss = x[x > begin], loss[x > begin]
+            losses.plot([begin, *x], [leaves, *loss], color=BLUE, linewidth=2.8)
+            losses.plot(x[-1], loss[-1], "o", color=BLUE)
+        losses.text(
+            1.35, 1.47, "one Power run, which decays\nto end at four lengths", color=BLUE
+        )
+        losses.text(
+            0.62,
+            1.72,
+            "a cosine and a straight line to 0,\nboth planned for 3.2M",
+            color=GRAY,
+        )
+        losses.set(xlim=(0, 3.35), ylim=(1.18, 1.9), ylabel="loss (nats per byte)")
+        losses.set_title("One Power run ends as low as runs that knew their length")
 
-        # 2. Where they end
-        for T in ENDS:
-            at = T / 1e6
-            ax.plot(at, tables.curve_at(f"cosine-{T}", T).mean(), "s", color=GRAY)
-            ax.plot(at, tables.curve_at(f"power-{T}", T).mean(), "o", color=BLUE)
-            cut = tables.curve_at(f"cosine-{ENDS[-1]}", T).mean()
-            if T < ENDS[-1]:
-                ax.plot(at, cut, "X", color=RED, markersize=8)
-
-        # 3. Words beside them
-        ax.text(1.75, 1.465, "one Power run ...", color=BLUE)
-        ax.text(1.75, 1.415, "... decays to end at four lengths", color=BLUE)
-        ax.text(0.80, 1.25, "cosines, each planned for its length", color=GRAY)
-        ax.text(0.90, 1.59, "the longest cosine, stopped early", color=RED)
-        ax.set(xlim=(0, 3.35), ylim=(1.18, 1.9))
-        ax.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
-        ax.set(xlabel="tokens (means of three seeds)")
-        ax.set(ylabel="validation loss (nats per byte)")
-        ax.set_title("One Power run ends as low as cosines that knew their length")
+        # 2. At the ends: WSD, and runs planned for each length, minus Power
+        gaps.axhline(0, color=BLUE, linewidth=2.4)
+        for i, (name, marker) in enumerate(
+            (("WSD", "s"), ("linear", "v"), ("cosine", "D"))
+        ):
+            of_line = [tables.minus_power(T)[name] for T in ENDS]
+            mean = np.mean(of_line, axis=1)
+            error = np.std(of_line, axis=1, ddof=1) / math.sqrt(3)
+            color = COLORS[name.lower()]
+            x = np.array(ENDS) / 1e6 + 0.03 * (i - 1)  # beside each other
+            gaps.errorbar(
+                x, mean, error, color=color, marker=marker, capsize=3, label=name
+            )
+        gaps.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
+        gaps.set(xlabel="tokens (three seeds, bars are standard errors)")
+        gaps.set_ylabel("minus Power")
+        gaps.legend(ncols=3, loc="upper right")
 
 
 def schedule_of(T: int, decay_tokens: int) -> Schedule:

@@ -510,16 +510,22 @@ def shares() -> str:
     return table("shares", about, head, rows)
 
 
-def slope(runs: list[fit.Trial]) -> np.ndarray:
-    """b of runs with one batch size and one shape [1]."""
+def common_slope(runs: list[fit.Trial]) -> np.ndarray:
+    """b of runs with one shape, with its own a for every batch size [1]."""
     best = fit.minima(runs)
-    return np.polyfit([math.log2(cell.T) for cell in best], list(best.values()), 1)[:1]
+    batches = sorted({cell.batch_size for cell in best})
+    design = []
+    for cell in best:
+        is_batch = [float(cell.batch_size == batch_size) for batch_size in batches]
+        design.append([math.log2(cell.T), *is_batch])
+    return fit.least_squares(design, list(best.values()))[:1]
 
 
-def b_of_decay(folder: str) -> np.ndarray:
-    """b at batch size 8, with its interval over the seeds [3]."""
+def b_of_decay(folder: str, batches=(8, 32)) -> np.ndarray:
+    """b at these batch sizes, with its interval over the seeds [3]."""
     runs = runs_with_minima(f"{DECAY}/{folder}")
-    return fit.jackknife([run for run in runs if run.cell.batch_size == 8], slope)[0]
+    runs = [run for run in runs if run.cell.batch_size in batches]
+    return fit.jackknife(runs, common_slope, [fit.seed_of])[0]
 
 
 def b_by_decay() -> str:
@@ -528,14 +534,18 @@ def b_by_decay() -> str:
         best = {}
         for cell, x in fit.minima(runs_with_minima(f"{DECAY}/{folder}")).items():
             best[cell.batch_size, cell.T] = f"{2**x:.4f}"
+        answers = [b_of_decay(folder), b_of_decay(folder, [8]), b_of_decay(folder, [32])]
         lrs = [best.get((8, T), "") for T in LENGTHS[:5]]
-        rows.append([name, show(b_of_decay(folder), ".2f"), *lrs])
+        lrs_32 = [best.get((32, T), "") for T in LENGTHS[1:4]]
+        rows.append([name, *(show(b, ".2f") for b in answers), *lrs, ", ".join(lrs_32)])
     about = (
         "b in best learning rate = a T^b by how much of the run decays, and these learning "
-        f"rates (`{DECAY}`: width 32, batch size 8, weight decay 0.1, three seeds, over which "
-        "the intervals are)."
+        f"rates (`{DECAY}`: width 32, weight decay 0.1, three seeds, over which the intervals "
+        "are). *b* is of both batch sizes, each with its own a, and T from 320k to 5.12M at "
+        "batch size 8, and from 640k to 2.56M at 32, whose learning rates are in the last "
+        "column. The others are at batch size 8."
     )
-    head = ["decay", "b", *(size(T) for T in LENGTHS[:5])]
+    head = ["decay", "b", "b at 8", "b at 32", *(size(T) for T in LENGTHS[:5]), "at 32"]
     return table("b by decay", about, head, rows)
 
 
@@ -681,26 +691,48 @@ def curve_at(name: str, T: int) -> np.ndarray:
     return np.array([np.interp(T, c["tokens"], c["val_loss"]) for c in curves])
 
 
+def end_of_run(name: str) -> np.ndarray:
+    """The last losses of the default run as "linear-400000" or "power-400000-30" [seeds]."""
+    losses = {row["name"]: row["val_loss"] for row in rows_in("laptop-decay")}
+    return np.array([losses[f"{name}-{seed}"] for seed in range(3)])
+
+
+def stopped_early(name: str, T: int) -> np.ndarray:
+    """The losses of a longer run of the default where it passes T tokens [seeds]."""
+    curves = files.read_json(RESULTS / "laptop-decay/curves.json")
+    of_seeds = [curves[f"{name}-{seed}"] for seed in range(3)]
+    return np.array([np.interp(T, x["tokens"], x["val_loss"]) for x in of_seeds])
+
+
+def minus_power(T: int) -> dict[str, np.ndarray]:
+    """{line: losses [seeds] minus those of the Power run that decays to end at T}."""
+    losses = {
+        "WSD": end_of_run(f"wsd-{T}-30"),
+        "linear": end_of_run(f"linear-{T}"),
+        "cosine": end_of_run(f"cosine-{T}"),
+    }
+    if T < ENDS[-1]:
+        for name in ("linear", "cosine"):
+            losses[f"longest {name}"] = stopped_early(f"{name}-{ENDS[-1]}", T)
+    power = end_of_run(f"power-{T}-30")
+    return {line: loss - power for line, loss in losses.items()}
+
+
 def curves() -> str:
+    lines = list(minus_power(ENDS[0]))
     rows = []
-    gaps = []
     for T in ENDS:
-        power = curve_at(f"power-{T}", T)
-        cosine = curve_at(f"cosine-{T}", T)
-        cut = curve_at(f"cosine-{ENDS[-1]}", T)
-        gaps.append(power - cosine)
-        row = [size(T), *(f"{losses.mean():.3f}" for losses in (power, cosine, cut))]
-        late = "" if T == ENDS[-1] else show(over_seeds(cut - cosine))
-        rows.append([*row, show(over_seeds(power - cosine)), late])
-    rows.append(
-        ["mean of all T", "", "", "", show(over_seeds(np.mean(gaps, axis=0))), ""]
-    )
+        gaps = minus_power(T)
+        texts = [show(over_seeds(gaps[line])) if line in gaps else "" for line in lines]
+        rows.append([size(T), f"{end_of_run(f'power-{T}-30').mean():.3f}", *texts])
     about = (
-        "The default run under one Power run with four decays, cosines planned for each "
-        "length, and the longest cosine, stopped there (`curves-laptop`, three seeds)."
+        "The default run (`laptop-decay`, three seeds). *Power*: the loss of one run that "
+        "decays for 30% to end at T. The other columns are losses minus that of Power. *WSD*: "
+        "one run at 0.004, decayed in the same way. *Linear* to 0 from 0.0085, and *cosine* to "
+        "a tenth, from peaks that fall as T^-0.3: planned for T. *Longest*: planned for 3.2M "
+        "and stopped at T."
     )
-    head = ["T", "Power", "cosine", "longest cosine", "Power minus cosine"]
-    return table("curves", about, [*head, "longest cosine minus cosine"], rows)
+    return table("curves", about, ["T", "Power", *lines], rows)
 
 
 def decay() -> str:
@@ -809,6 +841,7 @@ def page() -> str:
         noise(),
         warmup(),
         weight_decay(),
+        weight_decay_0(),
         curves(),
         decay(),
         default_run(),
