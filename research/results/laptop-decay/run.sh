@@ -1,7 +1,7 @@
 # The default run with one seed, as in: bash research/results/laptop-decay/run.sh 0
 #
-# One Power run and one WSD run, each decayed for 30% at four lengths, and linear to 0 and
-# cosines, each planned for one of them. Run it in the folder of the project. A stopped
+# One Power run and one WSD run, each decayed for 30% at four lengths, Power also for 10% and
+# not at all, and linear to 0 and cosines, each planned for one length. Run it in the folder of the project. A stopped
 # script continues.
 seed=$1
 out=runs/laptop-decay
@@ -26,6 +26,9 @@ for schedule in power wsd; do
   done
 done
 branch power 3200000 10
+name=power-3200000-0-$seed  # without a decay
+[ -f $out/$name/record.json ] || python train.py --branch $out/power-3200000-30-$seed \
+  --decay_share 0 --eval_every 80000 --out $out/$name
 
 # Peaks: linear at 0.0085 for all lengths, cosines where they were lowest in earlier runs
 for tokens in 400000 800000 1600000 3200000; do
