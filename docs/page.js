@@ -263,9 +263,9 @@ function decay(stable, T, share) {
   return (n) => n <= start ? stable(n) : stable(start) * remaining(n);
 }
 
-function planned(shape, T) {
-  const peak = RACE.peak * (T / LONGEST.T) ** RACE.b;
-  return warmup((n) => peak * shape((n - RACE.warmup) / (T - RACE.warmup)));
+function planned(name, T) {
+  const peak = name === "linear" ? RACE.linear_peak : RACE.peak * (T / LONGEST.T) ** RACE.b;
+  return warmup((n) => peak * PLANNED[name]((n - RACE.warmup) / (T - RACE.warmup)));
 }
 
 function renderRace() {
@@ -281,24 +281,22 @@ function renderRace() {
   let text = `To stop at ${size(T)} tokens, cosine and linear had to know it at their first step,
     Power and WSD only at <b>${size(start)}</b>. `;
   if (decays) {
-    const { power, cosine } = run.losses;
-    const bySeed = power.map((loss, seed) => loss - cosine[seed]);
-    const [low, high] = [min(...bySeed), max(...bySeed)];
-    const signed = (value) => (value < 0 ? "-" : "+") + nats(abs(value));
-    let verdict = "The seeds disagree on which is lower";
-    if (low > 0) verdict = `Power is above it in all ${RACE.seeds} seeds`;
-    if (high < 0) verdict = `Power is below it in all ${RACE.seeds} seeds`;
-    text += `Power ends at ${nats(mean(power))} nats, and the planned cosine at
-      ${nats(mean(cosine))}. <b>${verdict}</b>, with differences from ${signed(low)} to ${signed(high)}. `;
+    const { Power: power, ...others } = run.losses;
+    const gaps = Object.entries(others).map(([name, loss]) => {
+      const sign = loss < power ? "-" : "+";
+      return `${sign}${nats(abs(loss - power))} for ${name}`;
+    });
+    text += `Power ends at ${nats(power)} nats. From it, the others differ by ${gaps.join(", ")}.
+      Believe no difference below 0.01. `;
   } else if (run) {
-    text += `We did not run Power with this decay. `;
+    text += `We did not run Power and WSD with this decay. `;
   } else {
-    text += `We ran neither a decay nor a cosine that ends here. `;
+    text += `No run of ours ends here. `;
   }
   if (run === LONGEST) text += "Here both cosines are the same run.";
   else {
-    const lr = planned(PLANNED.cosine, LONGEST.T)(T);
-    const where = run ? `ends ${nats(cut - mean(run.losses.cosine))} above the planned one` :
+    const lr = planned("cosine", LONGEST.T)(T);
+    const where = run ? `ends ${nats(cut - run.losses.cosine)} above the planned one` :
       `ends at ${nats(cut)}`;
     text += `The cosine for ${size(LONGEST.T)}, cut short here, ${where}, and its learning rate is
       still ${short(lr)}.`;
@@ -341,14 +339,14 @@ function renderStable(T, start) {
 
 function renderPlanned(T) {
   const f = rateFrame("planned");
-  const long = planned(PLANNED.cosine, LONGEST.T);
+  const long = planned("cosine", LONGEST.T);
   let svg = rateAxes(f);
   if (T < LONGEST.T) {
     svg += rateCurve(f, long, [T, LONGEST.T], [LOOKS.cut[0], 1, "2 5"]);
     svg += rateCurve(f, long, [0, T], LOOKS.cut) + dot(f.px(T), f.py(long(T)), 5, LOOKS.cut[0]);
   }
-  for (const [name, shape] of Object.entries(PLANNED))
-    svg += rateCurve(f, planned(shape, T), [0, T], LOOKS[name]);
+  for (const name of Object.keys(PLANNED))
+    svg += rateCurve(f, planned(name, T), [0, T], LOOKS[name]);
   draw(f, svg + stopMark(f, "end", f.px(T), "var(--ink)", ""));
 }
 
@@ -370,7 +368,8 @@ function renderLosses(T, run, decays, cut) {
   }
   if (run) {
     curve(upTo(T, run.cosine), ...LOOKS.cosine);
-    ends.push(["planned", "var(--cosine)", mean(run.losses.cosine)]);
+    ends.push(["cosine", "var(--cosine)", run.losses.cosine]);
+    ends.push(["linear", "var(--linear)", run.losses.linear]);
   }
   const [last, name] = decays ? [(1 - RACE.share) * T, "Power"] : [T, "no decay"];
   const trunk = upTo(last, RACE.trunk);
@@ -380,14 +379,15 @@ function renderLosses(T, run, decays, cut) {
     const width = decays && one === run ? 3.5 : 1.5;
     curve([begin, ...upTo(one.T, one.power)], "var(--power)", width);
   }
-  ends.push([name, "var(--power)", decays ? mean(run.losses.power) : trunk.at(-1)[1]]);
+  ends.push([name, "var(--power)", decays ? run.losses.Power : trunk.at(-1)[1]]);
+  if (decays) ends.push(["WSD", "var(--wsd)", run.losses.WSD]);
 
   const x = f.px(log2(T));
   svg += stopMark(f, "end", x, "var(--ink)");
   const heights = apart(ends.map(([, , loss]) => f.py(loss)), 1.2 * f.letter, f.y0, f.y1);
   ends.forEach(([label, color, loss], k) => {
     svg += dot(x, f.py(loss), 5, color);
-    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(2)} ${label}`,
+    svg += words(x + 10, heights[k] + 0.35 * f.letter, `${loss.toFixed(3)} ${label}`,
       { anchor: "start", color, bold: true });
   });
   draw(f, svg);
@@ -402,12 +402,11 @@ function setUpRace() {
   dragged.share = (n) => change({ share: 100 - n / (10 * state.end) });
   for (const id of ["stable", "planned", "losses"]) listen(id, "end");
   const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
-  const bold = (name, color) => `<b style="color:var(--${color})">${name}</b>`;
-  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width} and batch
-    size ${RACE.batch}. ${bold("Power", "power")} with a decay of ${NUMBERS.share[0]}% and
-    ${bold("planned", "cosine")} cosines ended only at ${lengths}, and we ran neither WSD nor a line.
-    ${bold("Cut short", "cut")} is the cosine for ${size(LONGEST.T)}, stopped early. With
-    ${bold("no decay", "power")}, Power goes on.`;
+  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width}, batch
+    size ${RACE.batch} and weight decay 0.1. One Power run and one WSD run (held at ${RACE.wsd_lr})
+    decayed for ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each of
+    these. <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped
+    early. With <b style="color:var(--power)">no decay</b>, Power goes on.`;
 }
 
 // -- 5 Step 2: which learning rate is best? --------------------------------------------------

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from config import make_config
 from schedules import paper_batch_size
 from tools import files, flags
 
@@ -37,49 +36,40 @@ def rounded(values, digits: int) -> list:
     return np.round(np.asarray(values, float), digits).tolist()
 
 
-# -- Step 1: one Power run, and cosines --------------------------------------------------
+# -- Step 1: four schedules ---------------------------------------------------------------
 
 
 def race() -> dict:
-    """Losses of the runs of curves-laptop, as means over the seeds, and their settings.
+    """Losses of the default run under four schedules, means over the seeds, and settings.
 
     page.js computes the learning rates, also of runs that nobody trained.
     """
-    folder = RESULTS / "curves-laptop"
+    folder = RESULTS / "laptop-decay"
     curves = files.read_json(folder / "curves.json")
-    seeds = sorted({name.rpartition("-")[2] for name in curves})
-    rows = fit.read_sweep(folder)
+    rows = {row["name"]: row for row in fit.read_sweep(folder)}
+    seeds = sorted({row["seed"] for row in rows.values()})
 
-    def mean_curve(name: str, begin: float = 0) -> list[list]:
-        some = [curves[f"{name}-{seed}"] for seed in seeds]
-        tokens = np.array(some[0]["tokens"])
-        loss = np.mean([curve["val_loss"] for curve in some], axis=0)
-        later = tokens > begin
-        return [tokens[later].tolist(), rounded(loss[later], 4)]
+    def mean_curve(name: str) -> list[list]:
+        """Tokens and losses of the run, from the start of a branch."""
+        of_seeds = [curves[f"{name}-{seed}"] for seed in seeds]
+        loss = np.mean([curve["val_loss"] for curve in of_seeds], axis=0)
+        return [of_seeds[0]["tokens"], rounded(loss, 4)]
 
-    def losses_at(name: str, T: int) -> list[float]:
-        some = [curves[f"{name}-{seed}"] for seed in seeds]
-        losses = [np.interp(T, curve["tokens"], curve["val_loss"]) for curve in some]
-        return rounded(losses, 4)
-
-    longest = [row for row in rows if row["total_tokens"] == RACE_LENGTHS[-1]]
-    power = next(
-        row for row in longest if row["schedule"] == "power" and row["decay_tokens"]
-    )
-    cosine = next(row for row in longest if row["schedule"] == "cosine")
-    share = power["decay_tokens"] / power["total_tokens"]
+    longest = RACE_LENGTHS[-1]
+    power = rows[f"power-{longest}-30-0"]
+    share = power["decay_share"]
     lengths = []
     for T in RACE_LENGTHS:
-        lengths.append(
-            {
-                "T": T,
-                "power": mean_curve(f"power-{T}", begin=(1 - share) * T),
-                "cosine": mean_curve(f"cosine-{T}"),
-                "losses": {
-                    name: losses_at(f"{name}-{T}", T) for name in ("power", "cosine")
-                },
-            }
-        )
+        names = {"Power": f"power-{T}-30", "WSD": f"wsd-{T}-30"}
+        names |= {"cosine": f"cosine-{T}", "linear": f"linear-{T}"}
+        losses = {}
+        for line, name in names.items():
+            of_seeds = [rows[f"{name}-{seed}"]["loss"] for seed in seeds]
+            losses[line] = round(float(np.mean(of_seeds)), 4)
+        tokens, loss = mean_curve(names["Power"])
+        decay = [[n, x] for n, x in zip(tokens, loss) if n > (1 - share) * T]
+        lengths.append({"T": T, "power": list(zip(*decay)), "losses": losses})
+        lengths[-1]["cosine"] = mean_curve(names["cosine"])
     return {
         "seeds": len(seeds),
         "batch": power["batch_size"],
@@ -91,11 +81,20 @@ def race() -> dict:
         "q": power["power_q"],
         "beta": paper_batch_size(power["batch_size"] * power["seq_len"]),
         "lr_max": power["lr_max"],
-        "wsd_lr": make_config(schedule="wsd").lr,
-        "peak": cosine["lr"],  # of the longest
-        "trunk": mean_curve("power-trunk"),
+        "wsd_lr": rows[f"wsd-{longest}-30-0"]["lr"],
+        "peak": rows[f"cosine-{longest}-0"]["lr"],
+        "linear_peak": rows[f"linear-{longest}-0"]["lr"],
+        "trunk": trunk(mean_curve),
         "lengths": lengths,
     }
+
+
+def trunk(mean_curve) -> list[list]:
+    """The Power run that continues: the longest before its decay, then one without."""
+    before = mean_curve(f"power-{RACE_LENGTHS[-1]}-30")
+    after = mean_curve(f"power-{RACE_LENGTHS[-1]}-0")
+    n_before = sum(n < after[0][0] for n in before[0])
+    return [before[i][:n_before] + after[i] for i in range(2)]
 
 
 # -- Step 2: the best learning rate against T, at several weight decays ------------------
