@@ -128,18 +128,6 @@ def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(
     assert [lr for (lr,) in seen] == rates(NEW, first=SAVED)
 
 
-def test_the_average_weighs_steps_as_a_dumb_sum_does():
-    model = torch.nn.Linear(3, 2).double()
-    names = {"model": model}
-    exec(block("Average the weights"), names)
-    expected = 0
-    for n in range(50):
-        model.weight.data = torch.randn_like(model.weight)
-        expected += model.weight * (((n + 1) ** 17 - n**17) / 50**17)
-        names["average"].update_parameters(model)
-    assert torch.allclose(names["average"].module.weight, expected)
-
-
 # -- A law from your own table -----------------------------------------------------------
 
 
