@@ -21,8 +21,8 @@ import fit
 import tables
 from schedules import Schedule, make_schedule
 from tables import ENDS
-from tools import figures, files, flags
-from tools.figures import COLORS, figure, size
+from tools import files, flags, plots
+from tools.plots import COLORS, figure, size
 
 BLUE = COLORS["power"]
 GRAY = COLORS["cosine"]
@@ -161,7 +161,7 @@ def draw_valleys(path: Path) -> None:
         titled(fit.panel(some_T, at, "T"), over_T),
         titled(fit.panel(some_batches, at, "batch_size"), over_batch),
     ]
-    figures.draw_valleys(path, panels)
+    plots.draw_valleys(path, panels)
 
 
 def draw_transfer(path: Path) -> None:
@@ -173,7 +173,7 @@ def draw_transfer(path: Path) -> None:
         some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
         panel = fit.panel(some, some[0].cell, "shape")
         panels.append(titled(panel, f"{name}: {ratio}"))
-    figures.draw_valleys(path, panels)
+    plots.draw_valleys(path, panels)
 
 
 LOOKS = {  # of longer.png: (schedule, share of the decay) -> label, line, marker

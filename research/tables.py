@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import fit
-from fit import show
 from tools import files
-from tools.figures import size
+from tools.plots import size
+from tools.reports import show
 
 RESULTS = ROOT / "research/results"
 HEAD = """# All tables

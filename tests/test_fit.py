@@ -18,6 +18,7 @@ import train
 from config import make_config
 from fit import Cell, Trial, cost
 from schedules import make_schedule
+from tools import csv_runs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research/results"
@@ -240,7 +241,7 @@ def test_a_law_that_bends_loses_the_closed_form_of_its_error():
 
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
     runs = fit.trials_of(made_rows(**SMALLEST))
-    fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
+    fit.report_worth(runs, runs[-1].cell, Path("regret.png"))
     printed = capsys.readouterr().out
     assert printed.count("no law without it") == 3 and "Expect" not in printed
     assert not Path("regret.png").exists()
@@ -260,7 +261,7 @@ def test_a_seed_that_decides_alone_is_named(capsys):
     for seed, b in enumerate([-1.2, 0, 0]):  # their mean is that of the law, -0.4
         rows += [row | dict(seed=seed) for row in made_rows(at_rate(b), steps=10)]
     runs = fit.trials_of(rows)
-    assert fit.report_regret(runs, runs[-1].cell, Path("regret.png"))
+    assert fit.report_worth(runs, runs[-1].cell, Path("regret.png"))
     assert re.findall(r"Without seed (\d)", capsys.readouterr().out) == ["0"]
 
 
@@ -578,7 +579,7 @@ def write_csv(rows: list[dict], separator=",") -> str:
 def law_of(rows: list[dict], columns="", separator=",") -> tuple[float, float]:
     """b and q of a table."""
     file = Path(write_csv(rows, separator))
-    found = fit.fit_law(fit.trials_of(fit.tables.read_csv(file, columns, 4096)))
+    found = fit.fit_law(fit.trials_of(csv_runs.read_csv(file, columns, 4096)))
     return found.b, found.q
 
 
@@ -617,7 +618,7 @@ def test_lengths_as_trained_are_one_length():
     for row in rows:
         row["total_tokens"] *= 1 + row["batch_size"] / 1000
     assert law_of(rows) == pytest.approx((-0.4, 0.6), abs=0.002)
-    runs = fit.trials_of(fit.tables.read_csv(Path("runs.csv"), "", 4096))
+    runs = fit.trials_of(csv_runs.read_csv(Path("runs.csv"), "", 4096))
     assert len({run.cell.T for run in runs}) == len(LENGTHS)
 
 

@@ -17,7 +17,7 @@ import train
 from schedules import make_schedule
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, one_line, record_of
-from tools import figures, files, run_folder
+from tools import files, plots, run_folder
 from tools.prepare import prepare
 
 SHORT = dict(eval_tokens=320, final_eval_tokens=640)
@@ -70,7 +70,7 @@ def stop(typed: list[str], steps: int, number=signal.SIGTERM) -> None:
 def no_curve():
     """It would take longer than the training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "draw_curve", lambda *_: None)
+        patch.setattr(plots, "draw_curve", lambda *_: None)
         yield
 
 

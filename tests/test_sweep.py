@@ -23,7 +23,7 @@ import forked
 import sweep
 import train
 from schedules import paper_batch_size
-from tools import engines, figures, files
+from tools import engines, files, plots
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -36,12 +36,12 @@ WSD = CELL | dict(schedule="wsd", lr=0.02, decay_share=0.1)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_figures():
+def no_plots():
     """They would take longer than the training. test_fit draws them."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in vars(figures):
+        for name in vars(plots):
             if name.startswith("draw_"):
-                patch.setattr(figures, name, lambda *_, **__: None)
+                patch.setattr(plots, name, lambda *_, **__: None)
         yield
 
 
