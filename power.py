@@ -282,7 +282,7 @@ def load_text():
     tokens = np.frombuffer(text, np.uint8)
     n = len(tokens) // (SEQ_LEN + 1)
     rows = tokens[: n * (SEQ_LEN + 1)].reshape(n, SEQ_LEN + 1)  # a row is a sequence
-    held_out = rows[: n // 50]  # the first 2% of the files
+    held_out = rows[: n // 50]  # the first 2% of the text
     held_out = held_out[:: len(held_out) // 256][:256]
     train = rows[n // 50 :]
     order = np.random.default_rng(1).permutation(len(train))

@@ -101,7 +101,7 @@ MISTAKES = [  # the first field is the one to name
     dict(n_head=3), dict(n_kv_head=3),  # of a width of 128
     dict(n_expert=4), dict(n_expert_active=2),  # one without the other
     dict(total_tokens=1000),  # less than a batch
-    dict(warmup_tokens=10**7), dict(decay_tokens=3 * 10**6, warmup_tokens=3 * 10**5),
+    dict(warmup_tokens=10**7), dict(warmup_tokens=3 * 10**5, decay_tokens=3 * 10**6),
     dict(decay_data="x", schedule="constant"),
 ]  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_an_order_is_made_once_and_few_are_kept():
     ]
     n_read = Counter(source for source, _ in order)
     n_epochs = sum(math.ceil(n_read[source] / n) for source, n in enumerate(sizes))
-    cache = mixture.permutation.cache_info()
+    cache = mixture.order_of.cache_info()
     assert cache.misses == n_epochs
     assert cache.currsize <= 2 * len(sizes)
 

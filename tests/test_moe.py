@@ -165,7 +165,7 @@ def test_metrics_are_the_means_over_layers_and_the_largest_load_of_every_layer()
         entropy=torch.tensor([0.5, 0.7]),
     )
     found = routing.metrics()
-    assert found["aux_loss"] == 2 and found["max_load"] == [2, 1]
+    assert found["aux_loss"] == 4 and found["max_load"] == [2, 1]
     assert found["router_entropy"] == pytest.approx(0.6)
 
 

@@ -175,7 +175,7 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
         # 2. Blocks of all texts instead, if the hash held out few texts, or too few tokens
         n_left_out = counts["whole_bytes"] - counts["val_bytes"]
         wanted = int(val_fraction * (counts["train_tokens"] + counts["whole_tokens"]))
-        if wanted < 8:  # bytes, so that a block has a whole character
+        if wanted < 8:  # a character may take several tokens, and a block needs one
             raise UserError(f"--out {out}: too little text to divide")
         if counts["val_documents"] < 20 or counts["val_tokens"] < wanted / 2:
             hold_out_blocks(folder, counts, encoding, dtype, wanted)
@@ -281,7 +281,7 @@ def hold_out_blocks(folder: Path, counts: Counter, tokenizer, dtype, n: int) -> 
         np.memmap(folder / "train.bin", dtype, mode="r").tofile(file)
     tokens = np.memmap(folder / "whole.bin", dtype, mode="r")
 
-    # 2. Hold out the start of every part, 1000 tokens or more, because it lacks context
+    # 2. Hold out the start of every part. It lacks context, so blocks are not short
     n_blocks = min(100, max(1, n // 1000))
     size = n // n_blocks
     counts["val_tokens"] = counts["val_bytes"] = 0
