@@ -113,19 +113,19 @@ def settings(**typed) -> config.TrainConfig:
 def test_decay_data_take_over_where_the_decay_begins(documents):
     for name, part in (("web", slice(100)), ("code", slice(100, 200))):
         prepare(documents[part], "bytes", Path(name))
-    whole = data.load_corpus(settings(data="web", decay_data="web:0.5,code:0.5"))
+    whole = data.load_mixture(settings(data="web", decay_data="web:0.5,code:0.5"))
     begin = math.ceil((3_200_000 - 1_000_001) / 32)
     assert whole.stages == [(0, (1.0, 0.0)), (begin, (0.5, 0.5))]
-    web = data.load_corpus(settings(data="web"))
+    web = data.load_mixture(settings(data="web"))
     assert web.meta == data.open_corpus("web").meta
-    other = data.load_corpus(settings(data="web", decay_data="web:0.6,code:0.4"))
+    other = data.load_mixture(settings(data="web", decay_data="web:0.6,code:0.4"))
     assert len({part.meta["fingerprint"] for part in (whole, web, other)}) == 3
 
 
 def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
     prepare(documents, tokenizer_path, Path("words"))
     with pytest.raises(UserError, match="words"):
-        data.load_corpus(settings(data=f"{corpus_path}:0.5,words:0.5"))
+        data.load_mixture(settings(data=f"{corpus_path}:0.5,words:0.5"))
 
 
 def test_a_model_must_be_able_to_read_its_corpus(corpus):
@@ -160,4 +160,4 @@ def test_the_embedded_corpus_is_prepared_once(documents, tokenizer_path, monkeyp
     assert corpus.path != words.path
     assert words.meta["tokenizer"] == tokenizer_path
     monkeypatch.setattr("tools.prepare.embedded_texts", None)
-    assert data.load_corpus(settings()).meta == corpus.meta
+    assert data.load_mixture(settings()).meta == corpus.meta

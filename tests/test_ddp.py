@@ -124,7 +124,7 @@ def save_gradients(corpus_path: Path) -> None:
     """Those of a first step with micro-batches, with the auxiliary loss at full weight."""
     rank, world = train.devices.rank_and_world()
     replicate = DistributedDataParallel if world > 1 else lambda model: model
-    corpus = data.load_corpus(config_of(data=str(corpus_path)))
+    corpus = data.load_mixture(config_of(data=str(corpus_path)))
     gradients, step = gradients_of(corpus, replicate, **MOE, router_aux_weight=1.0)
     torch.save(gradients | {"load": step.routing.load}, f"{world}-{rank}.pt")
 
@@ -151,7 +151,7 @@ def watch_gradients(corpus_path: Path) -> None:
 
     DistributedDataParallel.forward = watched
     cfg = config_of(data=str(corpus_path), micro_batch_size=2, total_tokens=8 * STEP)
-    for _ in train.training_steps(cfg, train.build(cfg), data.load_corpus(cfg)):
+    for _ in train.training_steps(cfg, train.build(cfg), data.load_mixture(cfg)):
         pass
     assert len(addresses) == 8 * 2  # steps, passes
     # DDP makes its buffers anew in the second step

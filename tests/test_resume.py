@@ -354,7 +354,7 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
         torch.testing.assert_close(unchanged[part], saved[part], rtol=0, atol=0)
     decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}
     assert decays["hidden"] == 0.5 and decays["gain"] == 0
-    batch = data.load_corpus(cfg).draw(np.arange(160, 168), 32, 0)
+    batch = data.load_mixture(cfg).draw(np.arange(160, 168), 32, 0)
     loss, _ = state.model(*map(torch.from_numpy, batch))
     assert lines[0]["loss"] == loss.item()
 

@@ -68,7 +68,7 @@ def assert_same_tensors(one: dict, other: dict) -> None:
 @pytest.fixture
 def mixture(corpus_path) -> data.Mixture:
     """The small corpus as a run reads it."""
-    return data.load_corpus(config_of(data=str(corpus_path)))
+    return data.load_mixture(config_of(data=str(corpus_path)))
 
 
 # -- A run ---------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ def print_cells(title: str, texts: dict) -> None:
                 some[cell.T, cell.batch_size] = text
         batches = sorted({batch_size for _, batch_size in some})
         print(f"\n{title}, {shape}")
-        print(f"{'T':>8}" + "".join(f"{f'batch {B:g}':>12}" for B in batches))
+        print(f"{'T':>8}" + "".join(f" {f'batch {B:g}':>11}" for B in batches))
         for T in sorted({T for T, _ in some}):
             row = [some.get((T, B), "") for B in batches]
-            print(f"{size(T):>8}" + "".join(f"{text:>12}" for text in row))
+            print(f"{size(T):>8}" + "".join(f" {text:>11}" for text in row))
 
 
 def print_regrets(rows: dict[str, tuple[int, list[tuple]]]) -> None:
