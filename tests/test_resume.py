@@ -391,3 +391,5 @@ def test_a_tokenizer_may_be_typed_again(documents):
     assert train.main([*typed, "--time_limit=0"]) == 3
     assert train.main(typed) == 0
     assert record_of("run")["config"]["vocab_size"] == 320  # 256 bytes and end-of-text
+    assert train.main(argv(data="words", tokenizer="bytes", out="other")) == 2
+    assert not Path("other").exists()
