@@ -658,6 +658,7 @@ def weight_decay() -> str:
 
 def weight_decay_0() -> str:
     rows = []
+    best = {}  # {(line, weight decay, batch size): loss}
     lines = []
     for share in (0.1, 0.3):
         for schedule, name in (("power", "Power"), ("wsd", "WSD")):
@@ -669,8 +670,18 @@ def weight_decay_0() -> str:
             row = [f"{name}, weight decay {decay:g}"]
             for batch_size in (2, 8, 32):
                 wanted = line | dict(batch_size=batch_size, weight_decay=decay)
-                row.append(f"{lowest(tried('weight-decay', **wanted)).mean():.3f}")
+                loss = lowest(tried("weight-decay", **wanted)).mean()
+                best[name, decay, batch_size] = loss
+                row.append(f"{loss:.3f}")
             rows.append(row)
+    pairs = {f"{name}, 0 minus 0.1": (name, name) for name, _ in lines}
+    pairs["WSD at 0 minus Power at 0.1, 30%"] = ("WSD, 30%", "Power, 30%")
+    for name, (without, with_decay) in pairs.items():
+        row = [name]
+        for batch_size in (2, 8, 32):
+            gap = best[without, 0.0, batch_size] - best[with_decay, 0.1, batch_size]
+            row.append(f"{gap:.3f}")
+        rows.append(row)
     about = (
         "Loss at the best of its tries, three a of Power, or five peaks of WSD and linear "
         f"(`{DECAY}/weight-decay`: width 32, T = 1.28M, two seeds)."
@@ -840,7 +851,7 @@ def page() -> str:
         warmup(),
         weight_decay(),
         weight_decay_0(),
-        # curves(),
+        curves(),
         decay(),
         default_run(),
         recipe(),
