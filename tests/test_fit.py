@@ -100,6 +100,7 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
 STEPS = [x / 2 for x in range(-5, 6)]
 VALLEY = [(x, 1 + (x - 0.3) ** 2 + 0.1 * (x - 0.3) ** 3) for x in STEPS]
 HILL = [(x, 1 - x * x / 9 if x else 0.7) for x in STEPS[2:9]]
+SLOPE = [(x, -x - x**3 if x else -5.0) for x in STEPS[2:9]]  # no derivative is 0
 
 
 def diverging(*at: float) -> list[tuple]:
@@ -118,27 +119,11 @@ def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
     assert x == pytest.approx(-curve[1] / 2 / curve[0]) and x < 0.29
 
 
-def test_a_minimum_is_that_of_a_search_along_the_cubic():
-    rng = np.random.default_rng(0)
-    reasons = []
-    for _ in range(200):
-        points = [(x, y + rng.normal(0, 2)) for x, y in VALLEY[2:9]]
-        x, why_not = fit.vertex(points)
-        reasons.append(why_not)
-        along = np.linspace(points[0][0], points[-1][0], 5001)
-        y = np.polyval(np.polyfit(*np.array(points).T, 3), along)
-        bottoms = along[1:-1][(y[1:-1] < y[:-2]) & (y[1:-1] < y[2:])]
-        if why_not == "no valley":
-            assert not len(bottoms)
-        if not why_not:
-            assert x == pytest.approx(bottoms.item(), abs=1e-3)
-    assert reasons.count("") > 100 and "no valley" in reasons
-
-
 @pytest.mark.parametrize("points, why", [
     (VALLEY[:4], "at highest"), (VALLEY[6:], "at lowest"), (VALLEY[:1], "at lowest"),
     (VALLEY[4:8], "too few"), (VALLEY[3:8], ""), (diverging(1.0), ""), (HILL, "no valley"),
     (diverging(1.0, 1.5, 2.0), "too few"), (diverging(*STEPS), "diverged"),
+    (SLOPE, "no valley"),
 ])  # fmt: skip
 def test_unusable_minima_say_why(points, why):
     assert fit.vertex(points)[1] == why
@@ -279,13 +264,6 @@ def interval(table) -> tuple[float, float]:
     ((answer, low, high),) = fit.jackknife(runs, mean_loss)
     assert answer == pytest.approx(np.mean(table))
     return answer, high - answer
-
-
-def test_an_interval_of_a_mean_is_students():
-    values = [1.0, 2.5, 4.0, 9.0, 3.3]
-    half = QUANTILES[4] * np.std(values, ddof=1) / 5**0.5
-    for table in ([values], np.array([values]).T):  # seeds, or pairs
-        assert interval(table)[1] == pytest.approx(half, rel=1e-3)
 
 
 def test_the_variances_of_pairs_and_of_seeds_add_up():
@@ -539,11 +517,11 @@ def write_csv(rows: list[dict], separator=",") -> str:
     return "runs.csv"
 
 
-def law_of(rows: list[dict], columns="", separator=",") -> tuple[fit.Law, list]:
-    """The law of a table, and its trials."""
+def law_of(rows: list[dict], columns="", separator=",") -> tuple[float, float]:
+    """b and q of a table."""
     file = Path(write_csv(rows, separator))
-    trials = fit.trials_of(csv_runs.read_csv(file, columns, 4096))
-    return fit.fit_law(trials), trials
+    law = fit.fit_law(fit.trials_of(csv_runs.read_csv(file, columns, 4096)))
+    return law.b, law.q
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)
@@ -572,8 +550,7 @@ def test_columns_may_have_other_names_and_separators():
         rows.append({names.get(name, name): value for name, value in row.items()})
     columns = ",".join(f"{ours}={theirs}" for ours, theirs in names.items())
     for separator in ",;\t":
-        law, _ = law_of(rows, f"{columns},seq_len=1024", separator)
-        assert law[:2] == MADE
+        assert law_of(rows, f"{columns},seq_len=1024", separator) == MADE
 
 
 def test_a_table_as_trainers_log_it(capsys):
@@ -587,19 +564,8 @@ def test_a_table_as_trainers_log_it(capsys):
         row["batch_size"] = 1
     # the loss of a crashed run looks like that of a bad learning rate
     crashed = [row | {"Status": "FAILED", "val_loss": 9.0} for row in rows[::10]]
-    law, _ = law_of(rows + crashed, "batch_tokens=tokens_per_step")
-    assert law[:2] == MADE
+    assert law_of(rows + crashed, "batch_tokens=tokens_per_step") == MADE
     assert f"{len(crashed)} runs" in capsys.readouterr().out
-
-
-def test_lengths_as_trained_are_one_length():
-    """Whole batches end a little before or after the plan."""
-    rows = table()
-    for row in rows:
-        row["total_tokens"] *= 1 + row["batch_size"] / 1000
-    law, trials = law_of(rows)
-    assert law[:2] == pytest.approx((-0.4, 0.6), abs=0.002)
-    assert len({trial.cell.T for trial in trials}) == len(LENGTHS)
 
 
 COSINE = table(schedule="Cosine")
