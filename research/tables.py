@@ -170,7 +170,7 @@ def longer_than(T: int, folder: str, words: str = "") -> dict[str, np.ndarray]:
 def worth() -> str:
     T = 160_000
     regrets = longer_than(T, "wsd-laptop")
-    regrets |= fit.other_runs(runs_with_minima("wsd-laptop"), T)
+    regrets |= fit.larger_runs(runs_with_minima("wsd-laptop"), T)
     regrets |= longer_than(T, "wsd-laptop-long", ", warmup 32,000")
     rows = []
     for name, of_cells in regrets.items():

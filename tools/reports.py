@@ -5,6 +5,7 @@ An *answer* here is a number and the ends of its interval, which are NaN if it h
 
 import math
 
+from tools.flags import as_flags
 from tools.plots import size
 
 
@@ -17,23 +18,23 @@ def show(answer, form: str = ".3f") -> str:
 def print_cells(title: str, texts: dict) -> None:
     """Print {cell: text} as a table per shape, with T down and batch sizes across."""
     for shape in dict.fromkeys(cell.shape for cell in texts):
-        some = {}
+        of_shape = {}
         for cell, text in texts.items():
             if cell.shape == shape:
-                some[cell.T, cell.batch_size] = text
-        batches = sorted({batch_size for _, batch_size in some})
+                of_shape[cell.T, cell.batch_size] = text
+        batches = sorted({batch_size for _, batch_size in of_shape})
         print(f"\n{title}, {shape}")
         print(f"{'T':>8}" + "".join(f" {f'batch {B:g}':>11}" for B in batches))
-        for T in sorted({T for T, _ in some}):
-            row = [some.get((T, B), "") for B in batches]
+        for T in sorted({T for T, _ in of_shape}):
+            row = [of_shape.get((T, B), "") for B in batches]
             print(f"{size(T):>8}" + "".join(f" {text:>11}" for text in row))
 
 
 def print_regrets(rows: dict[str, tuple[int, list[tuple]]]) -> None:
     """Print {left-out cells: (their number, costs)}; no costs if the rest had no law.
 
-    A cost is how many regrets are outside, and the mean and the worst of the others. There
-    is one for the law, for its learning rate in the fitted cells, and for one in
+    A cost is how many regrets are outside, and the mean and the worst of the others.
+    There is one for the law, for its learning rate in the fitted cells, and for one in
     proportion to the batch size.
     """
     text = """
@@ -76,9 +77,10 @@ def cost_in_words(outside: int, mean: float, worst: float) -> str:
 def print_edge(
     word: str, n_cells: int, lengths: list, batches: list, lrs: list, command: str
 ) -> None:
-    """Say how many cells are lowest at an edge, "lowest" or "highest", and the runs to add.
+    """Say how many cells are lowest at an edge, and print a command for the runs to add.
 
-    lengths, batches and lrs: of these runs. command: of the sweep, or "".
+    word: "lowest" or "highest". lengths, batches and lrs: of these runs. command: of the
+    sweep, or "".
     """
     where = ", ".join(map(size, lengths))
     print(f"\n{n_cells} cells are left out (T = {where}), because their lowest loss")
@@ -140,3 +142,49 @@ def print_differences(rows: dict[str, tuple], head: list[str]) -> None:
     print("|" + "---|" * len(head))
     for line, answers in rows.items():
         print(f"| {' | '.join([line, *map(show, answers)])} |")
+
+
+def print_losses(shape: str, T: float, losses: dict[float, float]) -> None:
+    """Print {batch size: lowest loss} of a shape and a run length."""
+    print(f"\n{shape}, T = {size(T)}, lowest loss by batch size:")
+    print(", ".join(f"{loss:.3f} at {batch:g}" for batch, loss in losses.items()))
+
+
+def print_next_runs(T: int, runs: dict[str, dict], law: dict, lrs: tuple) -> None:
+    """Print commands for runs of T tokens.
+
+    runs: {schedule: flags of train.py}. law: as in law.json. lrs: its best learning rate
+    in the longest runs so far, and in runs of T tokens.
+    """
+    commands = {}
+    for schedule, fields in runs.items():
+        commands[schedule] = f"python train.py {as_flags(fields)}"
+    print(f"\nNext, {size(T)} tokens. No run above was as long, so test the law there.")
+    if not commands:
+        print(f"(no commands, because these are runs of {law['schedule']})")
+        return
+    if law["schedule"] != "wsd":
+        print(commands[law["schedule"]])
+        return
+    print("If you know T, a straight line to 0:")
+    print(commands["linear"])
+    if law["b"] > 0 or law["q"] < 0:
+        numbers = f"b is {law['b']:.3f} and q is {law['q']:.3f}"
+        print(f"(No Power, which needs b <= 0 and q >= 0, and {numbers}.")
+        print("More run lengths or batch sizes may change them.)")
+    if "power" in commands:
+        now, then = lrs
+        print(f"If not, Power, which falls from {now:.2g} to {then:.2g} there:")
+        print(commands["power"])
+        print("Or one learning rate:")
+    else:
+        print("If not, one learning rate:")
+    print(commands["wsd"])
+    print("To end one of these early, press Ctrl-C, and run the command that it prints.")
+
+
+def print_power(power: str, baseline: str, gap, held: str, gap_to_held) -> None:
+    """Print the answers of Power minus WSD that knows T, and that holds."""
+    print(f"\n{power} has the law of {baseline}, but does not know T. Its loss is")
+    print(f"{show(gap)} nats from that of {baseline}, and")
+    print(f"{show(gap_to_held)} from that of {held}, with one learning rate for all T.")
