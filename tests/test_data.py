@@ -36,15 +36,6 @@ def drawn(mixture: data.Mixture, g, seed: int) -> list[tuple[int, int]]:
     return [(first // 10**6, first % 10**6 // SEQ_LEN) for first in firsts]
 
 
-def test_an_epoch_reads_every_sequence_once():
-    mixture = mixture_of([97], (0, (1.0,)))
-    order = [i for _, i in drawn(mixture, range(2 * 97), seed=5)]
-    first, second = order[:97], order[97:]
-    assert sorted(first) == sorted(second) == list(range(97))
-    assert first != second
-    assert [i for _, i in drawn(mixture, range(97), seed=6)] != first
-
-
 def plain_order(sizes, stages, n: int, seed: int) -> list[tuple[int, int]]:
     """The first n sequences of a run, by a loop that counts and keeps no table."""
     order = []
@@ -126,15 +117,6 @@ def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
     prepare(documents, tokenizer_path, Path("words"))
     with pytest.raises(UserError, match="words"):
         data.load_mixture(settings(data=f"{corpus_path}:0.5,words:0.5"))
-
-
-def test_a_model_must_be_able_to_read_its_corpus(corpus):
-    data.check_corpus(settings(), corpus)
-    with pytest.raises(UserError, match="--vocab_size"):
-        data.check_corpus(settings(vocab_size=255), corpus)
-    longer = config.make_config(seq_len=len(corpus.val))
-    with pytest.raises(UserError, match="--seq_len"):
-        data.check_corpus(longer, corpus)
 
 
 @pytest.mark.parametrize("file, content", [

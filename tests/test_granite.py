@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from test_tokenizers import write_tiktoken
 
 import eval as evaluation
 import model as model_file
@@ -201,7 +200,7 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
         name = "tokenizer.json"
         harness.train_tokenizer(Path(name), documents, size=300)
     if kind == "tiktoken":
-        name = write_tiktoken("small.tiktoken", TOKENS)
+        name = harness.write_tiktoken(Path("small.tiktoken"), TOKENS)
     tokenizer = load_tokenizer(name)
     shape = dict(n_layer=1, n_embd=16, n_head=2, seq_len=32, vocab_size=512)
     Path("out").mkdir()

@@ -80,26 +80,6 @@ def test_pairs_are_sorted_as_in_the_example_also_with_an_expert_without_tokens()
     assert ends.tolist() == [2, 4, 6, 6]
 
 
-def test_rows_and_their_gradients_have_the_bits_of_plain_indexing():
-    chosen = torch.rand(50, 5).topk(2).indices
-    pair_of_row, rows_of_token, _ = moe.sort_by_expert(chosen, n_expert=5)
-    token_of_row = pair_of_row // 2
-    row_of_pair = rows_of_token.view(-1, 1)
-    x = torch.randn(50, 16, requires_grad=True)
-    rows = torch.randn(100, 16, requires_grad=True)
-    weight = torch.randn(100, 1, requires_grad=True)
-    for tensor, ours, plain in [
-        (x, moe.Dispatch.apply(x, token_of_row, rows_of_token), x[token_of_row]),
-        (rows, moe.Combine.apply(rows, token_of_row, rows_of_token),
-         rows[rows_of_token].sum(1)),
-        # every pair has one weight, so index_select is enough
-        (weight, moe.Dispatch.apply(weight, pair_of_row, row_of_pair),
-         weight.index_select(0, pair_of_row)),
-    ]:  # fmt: skip
-        assert torch.equal(ours, plain)
-        assert torch.equal(gradients(ours, tensor)[0], gradients(plain, tensor)[0])
-
-
 # -- torch.compile -----------------------------------------------------------------------
 
 

@@ -1,9 +1,6 @@
 """muP: every parameter has its rule, each rule is needed, and the best learning rate transfers."""
 
 import math
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,13 +72,6 @@ def test_parameters_without_a_role_are_refused_and_all_named():
             mup.init_weights(model, table, roles)
         with pytest.raises(KeyError, match=f"map: {parts};"):
             mup.param_groups(model, table, 0, roles)
-
-
-def test_the_file_runs_alone(monkeypatch):
-    folder = Path(mup.__file__).parent
-    for name in ["tools", *(file.stem for file in folder.glob("*.py"))]:
-        monkeypatch.setitem(sys.modules, name, None)  # importing it is an ImportError
-    assert "rules" in runpy.run_path(str(folder / "mup.py"))
 
 
 # -- The coordinate check ----------------------------------------------------------------

@@ -4,9 +4,7 @@ other programs in docs/power_vectors.json."""
 import json
 import math
 import re
-import runpy
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,20 +61,8 @@ def test_beta_counts_sequences_of_4096_tokens_and_q_is_its_exponent():
 
 
 def test_the_decay_is_ibms_and_starts_from_the_last_value_of_the_law():
-    remaining = [
-        1,
-        0.8495,
-        0.7132,
-        0.59,
-        0.4785,
-        0.3775,
-        0.2862,
-        0.2036,
-        0.1289,
-        0.0612,
-        0,
-    ]
-    for tenth, share in enumerate(remaining):
+    shares = [1, 0.8495, 0.7132, 0.59, 0.4785, 0.3775, 0.2862, 0.2036, 0.1289, 0.0612, 0]
+    for tenth, share in enumerate(shares):
         lr = schedule_of()(9e11 + tenth * 1e10)
         assert lr / schedule_of()(9e11) == pytest.approx(share, abs=5e-5)
 
@@ -199,13 +185,6 @@ def test_our_words_give_what_a_production_run_logged(name):
 
 
 # -- The program -------------------------------------------------------------------------
-
-
-def test_the_file_runs_alone_and_without_torch(monkeypatch):
-    for name in ("torch", "numpy", "tools", *(file.stem for file in ROOT.glob("*.py"))):
-        monkeypatch.setitem(sys.modules, name, None)  # importing it is an ImportError
-    alone = runpy.run_path(str(ROOT / "schedules.py"))
-    assert alone["best_lr"](1e13, 1024) == pytest.approx(0.0011, abs=5e-6)
 
 
 def test_main_draws_and_prints_the_curves(capsys):
