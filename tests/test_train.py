@@ -171,10 +171,14 @@ def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
 
 
 def test_training_is_a_dumb_loop(mixture):
-    """AdamW and muP by hand, in double precision, with clipped gradients."""
+    """AdamW and muP by hand, in double precision, with clipped gradients.
+
+    The loop reads whole batches, and train.py micro-batches.
+    """
     cfg = config_of(
         schedule="wsd", lr=0.01, total_tokens=8 * STEP, warmup_tokens=2 * STEP,
         decay_tokens=3 * STEP, grad_clip=0.3, weight_decay=0.4, adam_eps=1e-3,
+        micro_batch_size=3,
     )  # fmt: skip
     state = train.build(cfg)
     state.model.double()
@@ -221,15 +225,6 @@ def gradients_of(
     batch = train.draw_batch(cfg, mixture, 0)
     step = train.optimizer_step(cfg, replicate(model), optimizer, batch, lr=1.0)
     return {name: p.grad for name, p in model.named_parameters()}, step
-
-
-@pytest.mark.parametrize("micro_batch_size", [5, 1])
-def test_micro_batches_add_up_to_the_batch(micro_batch_size, mixture):
-    whole, step_of_whole = gradients_of(mixture)
-    added, step = gradients_of(mixture, micro_batch_size=micro_batch_size)
-    for name, gradient in added.items():
-        torch.testing.assert_close(gradient, whole[name], rtol=1e-6, atol=1e-12)
-    assert step.loss.item() == pytest.approx(step_of_whole.loss.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("world, n, most, passes", [
@@ -307,7 +302,7 @@ def files_in(folder: Path) -> dict:
 
 @pytest.mark.parametrize("typed, word", [
     ("--lrr 1", "--lrr"),
-    ("--warmup_tokens 1e9", "1,000,000,000"),
+    ("--warmup_tokens 1e9", "--warmup_tokens"),
     ("--lr 0.1", "--lr 0.1"),  # Power has none
     ("--device cuda:99", "--device cuda:99"),
     ("--data nowhere", "nowhere"),
