@@ -20,7 +20,7 @@ from eval import TASKS, Request, load_model
 from model import GPT
 from test_ddp import finish, launch
 from test_model import SHAPES, some_tokens, tiny
-from test_train import argv as training_argv, record_of
+from test_train import STEP, argv as training_argv, record_of
 from tools import files, granite, run_folder
 from tools.prepare import prepare
 from tools.tokenizers import load_tokenizer
@@ -257,10 +257,10 @@ def run(corpus_path, tmp_path_factory) -> Path:
     numbers = [f"{i} squared is {i * i}\n" for i in range(2000)]
     prepare(numbers, "bytes", folder / "numbers")
     data = f"{corpus_path}:0.7,{folder}/numbers:0.3"
-    fields = dict(decay_data=corpus_path, dtype="bfloat16", final_eval_tokens=2000)
-    out = folder / "run"
-    assert train.main(training_argv(data=data, out=out, init_std=0.3, **fields)) == 0
-    return out
+    fields = dict(total_tokens=2 * STEP, warmup_tokens=0, init_std=0.3, dtype="bfloat16")
+    fields |= dict(data=data, decay_data=corpus_path, final_eval_tokens=2000)
+    assert train.main(training_argv(out=folder / "run", **fields)) == 0
+    return folder / "run"
 
 
 def test_the_losses_are_those_of_the_record(run, capsys):
