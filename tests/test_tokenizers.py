@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tiktoken
 from harness import TOKENS, write_tiktoken
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer
+from tokenizers import decoders, models, normalizers, processors
 
 from tools.flags import UserError
 from tools.tokenizers import END_OF_TEXT, GPT2_PATTERN
@@ -66,17 +66,11 @@ SPECIAL = ["<fim>", "[UNK]"]
 
 def byte_level(end="<|endoftext|>") -> Tokenizer:
     """Train a tokenizer whose letters are bytes."""
-    library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[end, *SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator(["def f(x): return x", "it's a text 123"] * 9, trainer)
-    return library
+    library = ByteLevelBPETokenizer()
+    texts = ["def f(x): return x", "it's a text 123"] * 9
+    settings = dict(vocab_size=400, special_tokens=[end, *SPECIAL], show_progress=False)
+    library.train_from_iterator(texts, **settings)
+    return Tokenizer.from_str(library.to_str())
 
 
 def llama2() -> Tokenizer:
