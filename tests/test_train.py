@@ -157,7 +157,7 @@ def test_a_terminal_shows_what_it_can_of_a_sample(corpus_path, monkeypatch, caps
 
 
 def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
-    few = dict(data=corpus_path, total_tokens=STEP, warmup_tokens=0)
+    few = dict(data=corpus_path, total_tokens=STEP, warmup_tokens=0, final_eval_tokens=64)
     for changed in ({}, {"seed": 1}, {"data_seed": 1}, {}):
         assert train.main(argv(**few, **changed)) == 0
     losses = [metrics(f"runs/laptop-power-{i}")[0]["loss"] for i in (1, 2, 3, 4)]
@@ -304,7 +304,8 @@ def files_in(folder: Path) -> dict:
     ("--device cuda:99", "--device cuda:99"),
     ("--data nowhere", "nowhere"),
     ("--data corpus --vocab_size 100", "--vocab_size 100"),
-    ("--data corpus --seq_len 1e4", "--seq_len 10000"),  # enough to train, not to validate
+    # enough text to train, but not to validate
+    ("--data corpus --seq_len 1e4 --total_tokens 1e5", "--seq_len 10000"),
     ("--data corpus --schedule constant --decay_data corpus", "--decay_data"),
     ("--data corpus --out file/run", "file/run"),
     ("--data corpus --out .", "--out ."),
