@@ -3,6 +3,7 @@
 import random
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -27,16 +28,21 @@ def some_texts(n: int) -> list[str]:
     return ["".join(rng.choices(pool, k=rng.randint(1, 30))) for _ in range(n)]
 
 
+def check(tokenizer, expected: Callable[[str], list[int]]) -> None:
+    """Texts have the expected ids, without end-of-text, and come back."""
+    for text in some_texts(50):
+        ids = tokenizer.encode_ordinary(text)
+        assert ids == expected(text) == encode(tokenizer, text).tolist()
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.eot_token not in ids
+
+
 # -- tiktoken ----------------------------------------------------------------------------
 
 
 def test_bytes_are_the_bytes_of_utf8():
     tokenizer = load_tokenizer("bytes")
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == list(text.encode()) == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
-        assert tokenizer.eot_token not in ids
+    check(tokenizer, lambda text: list(text.encode()))
     assert tokenizer.decode([255, 97]) == "\ufffda"  # a model may write anything
 
 
@@ -46,10 +52,7 @@ def test_a_tiktoken_file_cuts_words_as_gpt2_does(tokenizer_path):
     theirs = tiktoken.Encoding(
         "x", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={}
     )
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == theirs.encode_ordinary(text) == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
+    check(tokenizer, theirs.encode_ordinary)
     assert tokenizer.eot_token == len(TOKENS)
     assert tokenizer.n_vocab == len(TOKENS) + 1
 
@@ -106,11 +109,7 @@ def test_ids_are_those_of_the_package(make):
     theirs = Tokenizer.from_file("plain.json")
     theirs.encode_special_tokens = True
     tokenizer = load_tokenizer("more.json")
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == theirs.encode(text).ids == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
-        assert tokenizer.eot_token not in ids
+    check(tokenizer, lambda text: theirs.encode(text).ids)
     assert tokenizer.n_vocab == theirs.get_vocab_size()
     assert tokenizer.eot_token == theirs.token_to_id("<|endoftext|>")
 
