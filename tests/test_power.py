@@ -103,7 +103,7 @@ def test_a_branch_is_the_separate_run():
             assert torch.equal(p, p_other)
 
 
-# -- The law -----------------------------------------------------------------------------
+# -- The law. docs/exercises/judge.py tests losses without a bottom ----------------------
 
 
 def test_its_law_is_that_of_fit():
@@ -126,12 +126,6 @@ def test_its_law_is_that_of_fit():
     law = fit.fit_law(fit.trials_of(rows))
     (log2_a,) = law.log2_a.values()
     assert (2**log2_a, law.b, law.q) == pytest.approx((a, b, q), rel=1e-9)
-
-
-def test_losses_on_a_straight_line_have_no_bottom(capsys):
-    """The last digits may bend it. docs/exercises/judge.py tests the other shapes."""
-    assert power.vertex({0.5: 2.300, 1.0: 2.200, 2.0: 2.100}) == 2.0
-    assert capsys.readouterr().out.count("\n") == 1
 
 
 # -- The program and its notebook --------------------------------------------------------
