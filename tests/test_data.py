@@ -113,6 +113,11 @@ def test_a_mixture_has_one_tokenizer(documents, corpus_path, tokenizer_path):
         data.load_mixture(settings(data=f"{corpus_path}:0.5,words:0.5"))
 
 
+def test_a_corpus_must_have_a_sequence_to_validate(corpus):
+    with pytest.raises(UserError, match="--seq_len"):
+        data.check_corpus(config.make_config(seq_len=len(corpus.val)), corpus)
+
+
 @pytest.mark.parametrize("file, content", [
     ("train.bin", None),
     ("val.bin", b"cut"),

@@ -304,8 +304,7 @@ def files_in(folder: Path) -> dict:
     ("--device cuda:99", "--device cuda:99"),
     ("--data nowhere", "nowhere"),
     ("--data corpus --vocab_size 100", "--vocab_size 100"),
-    # enough text to train, but not to validate
-    ("--data corpus --seq_len 1e4 --batch_size 1 --total_tokens 2e5", "--seq_len 10000"),
+    ("--data corpus --seq_len 1e6 --batch_size 1", "--seq_len 1000000"),
     ("--data corpus --schedule constant --decay_data corpus", "--decay_data"),
     ("--data corpus --out file/run", "file/run"),
     ("--data corpus --out .", "--out ."),
