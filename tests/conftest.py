@@ -1,8 +1,10 @@
-import base64
+import inspect
 import os
 import random
 import signal
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models in tests are small
 # the same tests on a machine with a GPU
@@ -12,6 +14,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import harness
 import pytest
 import torch
 
@@ -52,11 +55,26 @@ def corpus(corpus_path) -> data.Corpus:
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory) -> str:
     """A .tiktoken file: all bytes, and a few longer tokens."""
-    ranks = [bytes([i]) for i in range(256)] + [b"de", b"def", b"re", b" a", b"\xce\xb6"]
-    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(ranks)]
     path = tmp_path_factory.mktemp("tokenizer") / "words.tiktoken"
-    path.write_bytes(b"".join(lines))
-    return str(path)
+    return harness.write_tiktoken(path, harness.TOKENS)
+
+
+@pytest.fixture
+def one_line(capsys) -> Callable:
+    """A function that calls a main, which must refuse its flags. Returns what it says."""
+
+    def refused(main: Callable, flags: list[str]) -> str:
+        capsys.readouterr()
+        try:
+            status = main(flags)
+        except SystemExit as stop:  # of argparse
+            status = stop.code
+        error = capsys.readouterr().err
+        assert status == 2 and len(error.splitlines()) == 1, (flags, status, error)
+        assert error.startswith(f"{Path(inspect.getfile(main)).name}: ")
+        return error
+
+    return refused
 
 
 @pytest.fixture(autouse=True)

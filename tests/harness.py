@@ -4,6 +4,7 @@ The items are few and nasty, with labels from 1 to 4, empty contexts, ties, spac
 choices, and a text longer than the window.
 """
 
+import base64
 import json
 import logging
 import os
@@ -108,6 +109,15 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
         lines = [json.dumps(item, ensure_ascii=False) + "\n" for item in items]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
+
+
+TOKENS = [bytes([i]) for i in range(256)] + [b"de", b"def", b"  ", b" a", "ζ".encode()]
+
+
+def write_tiktoken(path: Path, tokens: list[bytes]) -> str:
+    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)]
+    path.write_bytes(b"".join(lines))
+    return str(path)
 
 
 def train_tokenizer(path: Path, texts: list[str], size: int) -> None:

@@ -48,12 +48,6 @@ def test_presets_train_as_in_the_paper():
         assert (cfg.weight_decay, cfg.grad_clip, cfg.warmup_tokens) == (0.1, 1, 10**9)
 
 
-def test_a_typed_field_comes_before_the_preset_and_the_preset_before_the_default():
-    assert make_config().preset == "laptop"
-    assert make_config(preset="1B").n_layer == 40
-    assert make_config(preset="1B", n_layer=2).n_layer == 2
-
-
 # -- Fields that follow from others ------------------------------------------------------
 
 
@@ -112,17 +106,6 @@ def test_a_mistake_is_one_line_with_the_flag(fields):
         make_config(**fields)
     assert f"--{next(iter(fields))} " in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("words", ["--n_layer 0", "--schedule no", "--lrr 1"])
-def test_a_mistake_on_the_command_line_is_status_2(words, capsys):
-    try:
-        status = train.main(words.split())
-    except SystemExit as stop:  # of argparse
-        status = stop.code
-    assert status == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and words.split()[0] in said.err
 
 
 # -- Flags -------------------------------------------------------------------------------

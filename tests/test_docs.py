@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -197,7 +198,13 @@ def test_a_file_uses_only_files_that_come_before_it():
             assert not imports(path) & set(ORDER), path
 
 
-@pytest.mark.parametrize("name", ["schedules", "fit"])
-def test_it_starts_without_torch(name):
-    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("name, packages", [("schedules", "torch numpy"), ("mup", "")])
+def test_a_file_for_other_projects_runs_alone(name, packages, monkeypatch):
+    for missing in ("tools", *ORDER, *packages.split()):
+        monkeypatch.setitem(sys.modules, missing, None)  # importing it is an ImportError
+    runpy.run_path(str(ROOT / f"{name}.py"))
+
+
+def test_fit_starts_without_torch():
+    code = "import sys, fit; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

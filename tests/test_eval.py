@@ -1,13 +1,10 @@
 """The scores against lm-evaluation-harness, the losses against plain loops."""
 
 import dataclasses
-import json
 import math
 import random
-import socket
 from pathlib import Path
 
-import forked
 import harness
 import numpy as np
 import pytest
@@ -21,9 +18,10 @@ import train
 from config import GPTConfig, make_config
 from eval import TASKS, Request, load_model
 from model import GPT
+from test_ddp import finish, launch
 from test_model import SHAPES, some_tokens, tiny
-from tools import granite, run_folder
-from tools.flags import UserError
+from test_train import STEP, argv as training_argv, record_of
+from tools import files, granite, run_folder
 from tools.prepare import prepare
 from tools.tokenizers import load_tokenizer
 
@@ -36,10 +34,6 @@ def small_model(vocab_size: int, seq_len: int) -> GPT:
     model = GPT(cfg)
     mup.init_weights(model, mup.rules(cfg))
     return model.eval()
-
-
-def read_json(path: str) -> dict:
-    return json.loads(Path(path).read_text())
 
 
 # -- The harness -------------------------------------------------------------------------
@@ -72,7 +66,7 @@ def scores(argv, tmp_path_factory) -> dict:
     """The scores of all tasks."""
     out = tmp_path_factory.mktemp("out") / "new" / "scores.json"
     assert evaluation.main([*argv, "--tasks", ",".join(TASKS), "--out", str(out)]) == 0
-    return read_json(out)
+    return files.read_json(out)
 
 
 @pytest.fixture(scope="module")
@@ -167,25 +161,16 @@ def test_questions_that_do_not_fit_are_counted(argv):
     harness.write(Path("long"), {"piqa": [short, long]})
     flags = "--tasks piqa --items long --max_len 20 --out scores.json"
     assert evaluation.main([*argv, *flags.split()]) == 0
-    result = read_json("scores.json")["piqa"]
+    result = files.read_json(Path("scores.json"))["piqa"]
     assert (result["n"], result["n_cut"], result["max_len"]) == (2, 1, 20)
 
 
 def test_two_processes_share_the_items(argv, scores):
     """The same scores as from one process, and one of the two prints them."""
     argv = [*argv, "--tasks", "arc_easy,wikitext", "--out", "two.json"]
-    with socket.socket() as server:
-        server.bind(("localhost", 0))  # any free port
-        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.getsockname()[1])}
-    processes = []
-    for rank in ("0", "1"):  # as torchrun starts them
-        place |= {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-        processes.append(forked.start(evaluation.main, argv, **place))
-    for process in processes:
-        process.join()
-    printed = [forked.printed(process)[0].count("arc_easy") for process in processes]
-    assert printed == [1, 0]
-    for name, result in read_json("two.json").items():
+    outputs = finish(launch(2, evaluation.main, argv))
+    assert [printed.count("arc_easy") for printed, _ in outputs] == [1, 0]
+    for name, result in files.read_json(Path("two.json")).items():
         assert result == pytest.approx(scores[name])
 
 
@@ -195,18 +180,17 @@ MISTAKES = {  # flags, piqa.jsonl, a part of the error
     "window": ("--max_len 9999", None, "--max_len 9999"),
     "task": ("--tasks gsm8k", None, "gsm8k"),
     "model": ("--model nowhere", None, "nowhere"),
+    "no checkpoint": ("--model .", None, "ckpt"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_one_line(case, argv, capsys):
+def test_a_mistake_is_one_line(case, argv, one_line):
     flags, content, says = MISTAKES[case]
     if content:
         Path("piqa.jsonl").write_text(content)
     flags = [*argv, "--tasks", "piqa", "--out", "scores.json", *flags.split()]
-    assert evaluation.main(flags) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
+    assert says in one_line(evaluation.main, flags)
     assert not Path("scores.json").exists()
 
 
@@ -216,11 +200,8 @@ WITHOUT_EFFECT = """--items . | --limit 3 | --max_len 9 | --out x.json | --top_k
 
 
 @pytest.mark.parametrize("typed", WITHOUT_EFFECT)
-def test_a_flag_without_effect_is_refused(typed, capsys):
-    with pytest.raises(SystemExit) as end:
-        evaluation.main(["--model=nowhere", *typed.split()])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1
+def test_a_flag_without_effect_is_refused(typed, one_line):
+    error = one_line(evaluation.main, ["--model=nowhere", *typed.split()])
     assert any(f"--{name}" in error for name in typed.replace("--", "").split()[::2])
 
 
@@ -245,24 +226,9 @@ def test_a_run_is_its_newest_checkpoint():
     assert loaded.cfg == new.cfg and not loaded.training
     assert loaded.run["tokenizer"] == "bytes"
     assert torch.equal(load_model(file)(idx), old(idx))
-
-
-def test_loading_in_bfloat16_keeps_the_rotary_table():
-    gpt = tiny()
-    write_run(gpt, Path("run"), 9)
-    loaded = load_model("run", dtype=torch.bfloat16)
-    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
-    assert torch.equal(loaded.rope, gpt.rope)
-
-
-def test_what_is_no_model_is_one_line():
-    Path("empty").mkdir()
-    cut = write_run(tiny(), Path("cut"), 9)
-    cut.write_bytes(cut.read_bytes()[:1000])
-    for path in ("missing", "empty", "cut"):
-        with pytest.raises((UserError, OSError)) as error:
-            load_model(path)
-        assert path in str(error.value) and "\n" not in str(error.value)
+    half = load_model("run", dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    assert torch.equal(half.rope, new.rope)  # stays in float32
 
 
 # -- Losses and samples ------------------------------------------------------------------
@@ -284,44 +250,33 @@ def test_validation_loss_equals_a_plain_loop(corpus):
     assert losses["val_bpb"] == pytest.approx(bits_per_byte, rel=1e-6)
 
 
-def train_small(out: Path, *more: str) -> Path:
-    """A run in bfloat16, which validates on a part of the split."""
-    flags = f"""--n_layer 1 --n_embd 16 --n_head 2 --seq_len 32 --batch_size 2 --dtype bfloat16
-        --total_tokens 640 --warmup_tokens 0 --device cpu --init_std 0.3
-        --final_eval_tokens 2000 --out {out}"""
-    assert train.main([*flags.split(), *more]) == 0
-    return out
-
-
 @pytest.fixture(scope="module")
 def run(corpus_path, tmp_path_factory) -> Path:
-    return train_small(tmp_path_factory.mktemp("runs") / "run", f"--data={corpus_path}")
-
-
-def assert_recorded_loss(printed: str, run: Path) -> None:
-    results = read_json(run / "record.json")["results"]
-    loss = f"{results['val_loss']:.4f} nats per token, {results['val_bpb']:.4f} bits"
-    assert loss in printed.splitlines()[0]
-
-
-def test_the_loss_is_that_of_the_record(run, capsys):
-    for path in (run, run / "ckpt" / f"{640:016d}.pt"):
-        assert evaluation.main(["--model", str(path), "--device", "cpu"]) == 0
-        assert_recorded_loss(capsys.readouterr().out, run)
-
-
-def test_the_loss_on_a_mixture_is_that_of_the_record(corpus_path, tmp_path, capsys):
-    (tmp_path / "a").symlink_to(corpus_path)
+    """A run in bfloat16 on two corpora, which validates on a part of them."""
+    folder = tmp_path_factory.mktemp("runs")
     numbers = [f"{i} squared is {i * i}\n" for i in range(2000)]
-    prepare(numbers, "bytes", tmp_path / "b")
-    run = train_small(tmp_path / "run", "--data=a:0.7,b:0.3", "--decay_data=b")
-    capsys.readouterr()
-    argv = ["--model", str(run), "--device", "cpu"]
-    assert evaluation.main(argv) == 0
-    printed = capsys.readouterr().out
-    assert_recorded_loss(printed, run)
-    assert evaluation.main([*argv, "--data=b"]) == 0  # the same as the second source
-    assert capsys.readouterr().out.split()[3] == printed.splitlines()[2].split()[1]
+    prepare(numbers, "bytes", folder / "numbers")
+    data = f"{corpus_path}:0.7,{folder}/numbers:0.3"
+    fields = dict(total_tokens=2 * STEP, warmup_tokens=0, init_std=0.3, dtype="bfloat16")
+    fields |= dict(data=data, decay_data=corpus_path, final_eval_tokens=2000)
+    assert train.main(training_argv(out=folder / "run", **fields)) == 0
+    return folder / "run"
+
+
+def test_the_losses_are_those_of_the_record(run, capsys):
+    def printed(model: Path, *flags: str) -> str:
+        assert evaluation.main([f"--model={model}", "--device=cpu", *flags]) == 0
+        return capsys.readouterr().out
+
+    results = record_of(run)["results"]
+    numbers = run.parent / "numbers"
+    mean = f"{results['val_loss']:.4f} nats per token, {results['val_bpb']:.4f} bits"
+    of_numbers = f"{results[f'val_loss_{numbers}']:.4f} nats per token"
+    for path in (run, run_folder.newest_checkpoint(run)):
+        text = printed(path)
+        assert mean in text and f"{numbers}: {of_numbers}" in text
+    (line,) = printed(run, f"--data={numbers}").splitlines()
+    assert of_numbers in line
 
 
 def test_a_sample_continues_the_prompt(run, capsys):
@@ -335,15 +290,9 @@ def test_a_sample_continues_the_prompt(run, capsys):
     assert all(text.startswith("def café") for text in texts)
 
 
-class Echo(GPT):
-    """A model that ends the text after three more tokens, and then goes on."""
-
-    def generate(self, idx, max_new_tokens, temperature, top_k):
-        assert idx.tolist() == [[255, 97]]  # end-of-text, "a"
-        return torch.tensor([[255, 97, 98, 260, 99, 255, 100]])
-
-
-def test_a_sample_ends_with_the_document():
-    model = Echo(small_model(vocab_size=300, seq_len=32).cfg)
-    # 260 is no token of the tokenizer
+def test_a_sample_ends_with_the_document(monkeypatch):
+    """The model continues after end-of-text, and has tokens that the tokenizer lacks."""
+    model = small_model(vocab_size=300, seq_len=32)
+    new = torch.tensor([[98, 260, 99, 255, 100]])
+    monkeypatch.setattr(model, "generate", lambda idx, *_: torch.cat((idx, new), dim=1))
     assert model_file.sample(model, load_tokenizer("bytes"), "a") == "abc"

@@ -13,13 +13,9 @@ import pytest
 
 import forked
 import train
-from test_resume import assert_same, everything
+from test_resume import SAVES, assert_same, everything
 from test_train import STEP, argv, metrics, newest
 from tools import run_folder
-
-SAVES = dict(
-    save_every=2 * STEP, keep_checkpoints=2, eval_tokens=320, final_eval_tokens=640
-)
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def test_a_branch_is_the_separate_run():
             assert torch.equal(p, p_other)
 
 
-# -- The law -----------------------------------------------------------------------------
+# -- The law. docs/exercises/judge.py tests losses without a bottom ----------------------
 
 
 def test_its_law_is_that_of_fit():
@@ -126,27 +126,6 @@ def test_its_law_is_that_of_fit():
     law = fit.fit_law(fit.trials_of(rows))
     (log2_a,) = law.log2_a.values()
     assert (2**log2_a, law.b, law.q) == pytest.approx((a, b, q), rel=1e-9)
-
-
-VALLEYS = [  # losses of tries that double, the bottom as a multiple of the middle try
-    ([2.050, 2.000, 2.100], 2 ** (-1 / 6)),
-    ([2.300, 2.330, 2.340], 1 / 2),  # opens downward
-    ([2.340, 2.330, 2.300], 2),
-    ([2.300, 2.380, 2.290, 2.380, 2.300], 1),
-    ([2.340, 2.320, 2.303], 2),  # the bottom is at 71.8
-    ([2.303, 2.320, 2.340], 1 / 2),
-    ([2.300, 2.200, 2.100], 2),  # a straight line, but for the last digits
-]
-
-
-@pytest.mark.parametrize("losses, best", VALLEYS)
-def test_without_a_bottom_among_the_tries_it_says_so_and_takes_the_best(
-    losses, best, capsys
-):
-    middle = len(losses) // 2
-    tries = {2.0 ** (i - middle): loss for i, loss in enumerate(losses)}
-    assert power.vertex(tries) == pytest.approx(best, rel=1e-6)
-    assert capsys.readouterr().out.count("\n") == (best in tries)
 
 
 # -- The program and its notebook --------------------------------------------------------

@@ -134,13 +134,13 @@ def test_every_kind_of_file_gives_the_same_tokens(layout, documents, capsys):
     assert "skipped" not in capsys.readouterr().out
 
 
-def test_a_dataset_gives_the_same_tokens(documents, capsys):
+def test_a_dataset_gives_the_same_tokens(documents, one_line):
     pytest.importorskip("datasets")
     write_as("jsonl", documents)
     assert data.main(["--dataset=source", "--out=c", "--val_fraction=0.3"]) == 0
     check("c", documents, val_fraction=0.3)
-    error = one_line(["--dataset=source", "--out=d", "--text_field=body"], capsys)
-    assert "id, text" in error
+    typed = ["--dataset=source", "--out=d", "--text_field=body"]
+    assert "id, text" in one_line(data.main, typed)
 
 
 def test_files_come_in_the_order_of_their_names():
@@ -191,19 +191,6 @@ def test_what_cannot_be_read_is_skipped_and_named(capsys):
     assert "UTF-8 in 2 files, such as top/a-latin" in said
 
 
-def one_line(argv: list[str], capsys) -> str:
-    """What data.py says on an error of the user, which it ends with status 2."""
-    capsys.readouterr()
-    try:
-        status = data.main(argv)
-    except SystemExit as error:  # of argparse
-        status = error.code
-    error = capsys.readouterr().err
-    assert status == 2
-    assert error.count("\n") == 1
-    return error
-
-
 @pytest.mark.parametrize("argv, word", [
     ("--source f nowhere --out c", "nowhere"),
     ("--source f --out c --val_fraction 2", "--val_fraction"),
@@ -213,9 +200,9 @@ def one_line(argv: list[str], capsys) -> str:
     ("--source a.jsonl --out c", "text"),
     ("--source f --out c --tokenizer gpt9", "gpt9"),
 ])  # fmt: skip
-def test_errors_are_one_line_and_leave_nothing(argv, word, capsys):
+def test_errors_are_one_line_and_leave_nothing(argv, word, one_line):
     files = {"f": "text", "a.jsonl": '{"body": "x"}\n' * 9}
     for name, content in files.items():
         Path(name).write_text(content)
-    assert word in one_line(argv.split(), capsys)
+    assert word in one_line(data.main, argv.split())
     assert {path.name for path in Path().iterdir()} == set(files)

@@ -1,20 +1,19 @@
 """Tokenizers give every text back, and their ids are those of the libraries."""
 
-import base64
 import random
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
-import numpy as np
 import pytest
 import tiktoken
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers, processors, trainers
+from harness import TOKENS, write_tiktoken
+from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer
+from tokenizers import decoders, models, normalizers, processors
 
-import data
 from tools.flags import UserError
-from tools.prepare import prepare
 from tools.tokenizers import END_OF_TEXT, GPT2_PATTERN
 from tools.tokenizers import encode, fingerprint, load_tokenizer
 
@@ -25,59 +24,41 @@ HARD = "</s>a <s> <|endoftext|><fim>\r\n\0 naïve 東京 🙂 1234  def x\t\n"
 def some_texts(n: int) -> list[str]:
     """Words, spaces and letters of all kinds, in any order."""
     rng = random.Random(n)
-    pool = [
-        "x",
-        "naïve",
-        "東京",
-        "1234",
-        "it's",
-        " def",
-        "\r\n",
-        "\t",
-        "      ",
-        "🙂",
-        HARD,
-    ]
+    pool = ["x", "naïve", "東京", "1234", "it's", " def", "\r\n", "\t", " " * 6, HARD]
     return ["".join(rng.choices(pool, k=rng.randint(1, 30))) for _ in range(n)]
+
+
+def check(tokenizer, expected: Callable[[str], list[int]]) -> None:
+    """Texts have the expected ids, without end-of-text, and come back."""
+    for text in some_texts(50):
+        ids = tokenizer.encode_ordinary(text)
+        assert ids == expected(text) == encode(tokenizer, text).tolist()
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.eot_token not in ids
 
 
 # -- tiktoken ----------------------------------------------------------------------------
 
-WORDS = [bytes([i]) for i in range(256)] + [b"de", b"def", b"  ", b" a", "ζ".encode()]
-
-
-def write_tiktoken(path: str, tokens: list[bytes] = WORDS) -> str:
-    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)]
-    Path(path).write_bytes(b"".join(lines))
-    return path
-
 
 def test_bytes_are_the_bytes_of_utf8():
     tokenizer = load_tokenizer("bytes")
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == list(text.encode()) == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
-        assert tokenizer.eot_token not in ids
+    check(tokenizer, lambda text: list(text.encode()))
     assert tokenizer.decode([255, 97]) == "\ufffda"  # a model may write anything
 
 
-def test_a_tiktoken_file_cuts_words_as_gpt2_does():
-    tokenizer = load_tokenizer(write_tiktoken("words.tiktoken"))
-    ranks = {token: i for i, token in enumerate(WORDS)}
+def test_a_tiktoken_file_cuts_words_as_gpt2_does(tokenizer_path):
+    tokenizer = load_tokenizer(tokenizer_path)
+    ranks = {token: i for i, token in enumerate(TOKENS)}
     theirs = tiktoken.Encoding(
         "x", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={}
     )
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == theirs.encode_ordinary(text) == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
-    assert tokenizer.eot_token == len(WORDS)
-    assert tokenizer.n_vocab == len(WORDS) + 1
+    check(tokenizer, theirs.encode_ordinary)
+    assert tokenizer.eot_token == len(TOKENS)
+    assert tokenizer.n_vocab == len(TOKENS) + 1
 
 
-def test_a_million_spaces_are_a_text_like_any_other():
-    tokenizer = load_tokenizer(write_tiktoken("words.tiktoken"))
+def test_a_million_spaces_are_a_text_like_any_other(tokenizer_path):
+    tokenizer = load_tokenizer(tokenizer_path)
     text = "a" + " " * 1_100_000 + "b"
     assert tokenizer.decode(encode(tokenizer, text).tolist()) == text
 
@@ -89,17 +70,11 @@ SPECIAL = ["<fim>", "[UNK]"]
 
 def byte_level(end="<|endoftext|>") -> Tokenizer:
     """Train a tokenizer whose letters are bytes."""
-    library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[end, *SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator(["def f(x): return x", "it's a text 123"] * 9, trainer)
-    return library
+    library = ByteLevelBPETokenizer()
+    texts = ["def f(x): return x", "it's a text 123"] * 9
+    settings = dict(vocab_size=400, special_tokens=[end, *SPECIAL], show_progress=False)
+    library.train_from_iterator(texts, **settings)
+    return Tokenizer.from_str(library.to_str())
 
 
 def llama2() -> Tokenizer:
@@ -134,11 +109,7 @@ def test_ids_are_those_of_the_package(make):
     theirs = Tokenizer.from_file("plain.json")
     theirs.encode_special_tokens = True
     tokenizer = load_tokenizer("more.json")
-    for text in some_texts(50):
-        ids = tokenizer.encode_ordinary(text)
-        assert ids == theirs.encode(text).ids == encode(tokenizer, text).tolist()
-        assert tokenizer.decode(ids) == text
-        assert tokenizer.eot_token not in ids
+    check(tokenizer, lambda text: theirs.encode(text).ids)
     assert tokenizer.n_vocab == theirs.get_vocab_size()
     assert tokenizer.eot_token == theirs.token_to_id("<|endoftext|>")
 
@@ -150,29 +121,17 @@ def test_a_long_text_has_the_same_ids_in_pieces(make, monkeypatch):
     tokenizer = load_tokenizer("tokenizer.json")
     text = "".join(some_texts(200))
     ids = tokenizer.encode_ordinary(text)
-    lengths = []
-    encode_ordinary = tokenizer.encode_ordinary
-
-    def encode_and_note(piece: str) -> list[int]:
-        lengths.append(len(piece))
-        return encode_ordinary(piece)
-
+    noted = mock.Mock(wraps=tokenizer.encode_ordinary)
+    monkeypatch.setattr(tokenizer, "encode_ordinary", noted)
     monkeypatch.setattr("tools.tokenizers.PIECE", 100)
-    monkeypatch.setattr(tokenizer, "encode_ordinary", encode_and_note)
     assert encode(tokenizer, text).tolist() == ids
+    lengths = [len(call.args[0]) for call in noted.call_args_list]
     assert max(lengths) < 300 < len(text) / 10
 
 
-@pytest.mark.parametrize("kind", ["lower case", "word pieces"])
-def test_tokenizers_that_change_text_are_refused(kind):
+def test_a_tokenizer_that_changes_text_is_refused():
     library = byte_level()
     library.normalizer = normalizers.Lowercase()
-    if kind == "word pieces":  # as BERT
-        vocabulary = {token: i for i, token in enumerate(["[UNK]", *"defxy", "def"])}
-        library = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        library.decoder = decoders.WordPiece()
-        library.add_special_tokens(["<|endoftext|>"])
     library.save("tokenizer.json")
     with pytest.raises(UserError, match="give a text back"):
         load_tokenizer("tokenizer.json")
@@ -189,31 +148,17 @@ def test_end_of_text_is_a_special_token():
     assert tokenizer.n_vocab == library.get_vocab_size()
 
 
-def test_a_corpus_brings_its_tokenizer(documents):
-    byte_level().save("tokenizer.json")
-    theirs = load_tokenizer("tokenizer.json")
-    prepare(documents, "tokenizer.json", Path("corpus"), val_fraction=0.3)
-    Path("tokenizer.json").unlink()
-    corpus = data.open_corpus("corpus")
-    assert fingerprint(corpus.tokenizer) == fingerprint(theirs)
-    ids = np.concatenate([corpus.train, corpus.val])
-    texts = np.split(ids, np.flatnonzero(ids == theirs.eot_token) + 1)[:-1]
-    texts = [corpus.tokenizer.decode(text[:-1].tolist()) for text in texts]
-    assert sorted(texts) == sorted(documents)
-
-
 # -- Names -------------------------------------------------------------------------------
 
 
-def test_equal_tokenizers_are_equal_under_any_name():
-    write_tiktoken("a.tiktoken")
-    shutil.copy("a.tiktoken", "b.tiktoken")
-    write_tiktoken("fewer.tiktoken", WORDS[:-1])
+def test_equal_tokenizers_are_equal_under_any_name(tokenizer_path):
+    shutil.copy(tokenizer_path, "copy.tiktoken")
+    write_tiktoken(Path("fewer.tiktoken"), TOKENS[:-1])
     byte_level().save("words.json")
-    names = ["bytes", "a.tiktoken", "fewer.tiktoken", "words.json"]
+    names = ["bytes", tokenizer_path, "fewer.tiktoken", "words.json"]
     prints = {fingerprint(load_tokenizer(name)) for name in names}
     assert len(prints) == len(names)
-    assert fingerprint(load_tokenizer("b.tiktoken")) in prints
+    assert fingerprint(load_tokenizer("copy.tiktoken")) in prints
 
 
 @pytest.mark.parametrize("name, word", [
@@ -226,7 +171,7 @@ def test_equal_tokenizers_are_equal_under_any_name():
 def test_other_names_and_files_are_refused(name, word):
     Path("text.tiktoken").write_text("just some text")
     byte_level(end="<end>").save("no-end.json")
-    write_tiktoken("cl100k_base.tiktoken")
+    write_tiktoken(Path("cl100k_base.tiktoken"), TOKENS)
     with pytest.raises(UserError, match=word.replace("|", r"\|")) as error:
         load_tokenizer(name)
     assert "\n" not in str(error.value)
