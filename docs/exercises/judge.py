@@ -43,7 +43,7 @@ def falling(n):
 
 
 def test_decay_follows_the_schedule_until_it_starts():
-    schedule = power.wd_scale(falling, T=1000, decay_tokens=200)
+    schedule = power.decay(falling, T=1000, decay_tokens=200)
     for n, where in ((1, "before the decay"), (500, "before"), (800, "where it starts")):
         check_value(schedule(n), falling(n), f"{where}: the rate at n = {n}")
 
@@ -51,7 +51,7 @@ def test_decay_follows_the_schedule_until_it_starts():
 def test_decay_falls_as_in_the_code_of_ibm():
     """The remaining share of the learning rate after 0, 2, ... 10 tenths of the decay."""
     shares = {0: 1, 2: 0.7132, 4: 0.4785, 6: 0.2862, 8: 0.1289, 10: 0}
-    schedule = power.wd_scale(power.constant(1.0), T=1000, decay_tokens=200)
+    schedule = power.decay(power.constant(1.0), T=1000, decay_tokens=200)
     for tenths, share in shares.items():
         found = schedule(800 + 20 * tenths)
         what = f"after {tenths} tenths of the decay, a learning rate of 1 is now {found}"
@@ -59,13 +59,13 @@ def test_decay_falls_as_in_the_code_of_ibm():
 
 
 def test_decay_lowers_the_last_value_of_the_schedule():
-    schedule = power.wd_scale(falling, T=1000, decay_tokens=200)
+    schedule = power.decay(falling, T=1000, decay_tokens=200)
     what = "the schedule must hold its last value during the decay: halfway, the rate"
     check_value(schedule(900), 0.3775 * falling(800), what)
 
 
 def test_decay_ends_at_zero():
-    schedule = power.wd_scale(falling, T=1000, decay_tokens=200)
+    schedule = power.decay(falling, T=1000, decay_tokens=200)
     check(schedule(1100) == 0, f"beyond T the rate is {schedule(1100)}, and should be 0")
 
 
@@ -263,7 +263,7 @@ def test_trunk_and_branches_are_the_separate_runs():
     _, branches = power.trunk_and_branches(SCHEDULE, 8, LENGTHS)
     check(set(branches) == set(LENGTHS), "branches should be a dict, {T: branch}")
     for T in LENGTHS:
-        decayed = power.wd_scale(SCHEDULE, T, round(power.DECAY * T))
+        decayed = power.decay(SCHEDULE, T, round(power.DECAY * T))
         alone = power.Run(8).train(decayed, T)
         what = f"T = {T:,}: the branch is not, bit for bit, the separate run"
         words = "Does it decay over the last round(DECAY * T) tokens?"
