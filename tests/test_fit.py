@@ -327,12 +327,21 @@ def test_pasted_commands_follow_the_law(capsys):
         assert to_0(n) == pytest.approx(2 * kept * (T - n) / (T - 3000), rel=1e-3)
 
 
-def test_a_law_that_power_cannot_follow_says_why(capsys):
-    rows = made_rows(lambda cell: log2_best(cell, a=0.001, b=0.1))
-    assert fit.main([write(rows, "a")]) == 0
+@pytest.mark.parametrize("b, bend, says", [
+    (0.1, 0.0, "b is 0.100"), (-0.4, 0.3, "Keeping the learning rate of 200k"),
+])  # fmt: skip
+def test_a_law_that_power_cannot_follow_or_that_is_not_worth_it_says_why(
+    b, bend, says, capsys
+):
+    """b after 200k is b + bend."""
+
+    def bent(cell: Cell) -> float:
+        return log2_best(cell, b=b) + bend * max(0.0, math.log2(cell.T / LENGTHS[1]))
+
+    assert fit.main([write(made_rows(bent, steps=6), "a")]) == 0
     printed = capsys.readouterr().out
     assert [cfg.schedule for cfg in pasted(printed)] == ["linear", "wsd"]
-    assert "No Power" in printed and "b is 0.100" in printed
+    assert says in printed
 
 
 def test_the_law_of_a_decay_asks_for_it_again(capsys):
