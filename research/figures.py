@@ -63,8 +63,10 @@ def draw_curves(path: Path) -> None:
             curve = default_curve(f"{name}-{longest}")
             losses.plot(*curve, line, color=COLORS[name], linewidth=1.6)
         tokens, trunk = default_curve(f"power-{longest}-30")
-        stable = tokens <= 0.7 * longest / 1e6
-        losses.plot(tokens[stable], trunk[stable], color=BLUE, linewidth=1.6)
+        end = 0.7 * longest / 1e6  # of the trunk
+        stable = tokens < end
+        x = [*tokens[stable], end]
+        losses.plot(x, np.interp(x, tokens, trunk), color=BLUE, linewidth=1.6)
         for T in ENDS:
             x, loss = default_curve(f"power-{T}-30")
             begin = 0.7 * T / 1e6
@@ -72,31 +74,23 @@ def draw_curves(path: Path) -> None:
             x, loss = x[x > begin], loss[x > begin]
             losses.plot([begin, *x], [leaves, *loss], color=BLUE, linewidth=2.8)
             losses.plot(x[-1], loss[-1], "o", color=BLUE)
-        losses.text(
-            1.35, 1.47, "one Power run, which decays\nto end at four lengths", color=BLUE
-        )
-        losses.text(
-            0.62,
-            1.72,
-            "a cosine and a straight line to 0,\nboth planned for 3.2M",
-            color=GRAY,
-        )
+        words = "one Power run, which decays\nto end at four lengths"
+        losses.text(1.35, 1.47, words, color=BLUE)
+        words = "a cosine and a straight line to 0,\nboth planned for 3.2M"
+        losses.text(0.62, 1.72, words, color=GRAY)
         losses.set(xlim=(0, 3.35), ylim=(1.18, 1.9), ylabel="loss (nats per byte)")
-        losses.set_title("One Power run ends as low as runs that knew their length")
+        losses.set_title("One Power run ends about as low as runs that knew their length")
 
         # 2. At the ends: WSD, and runs planned for each length, minus Power
         gaps.axhline(0, color=BLUE, linewidth=2.4)
-        for i, (name, marker) in enumerate(
-            (("WSD", "s"), ("linear", "v"), ("cosine", "D"))
-        ):
+        markers = {"WSD": "s", "linear": "v", "cosine": "D"}
+        for i, (name, marker) in enumerate(markers.items()):
             of_line = [tables.minus_power(T)[name] for T in ENDS]
             mean = np.mean(of_line, axis=1)
             error = np.std(of_line, axis=1, ddof=1) / math.sqrt(3)
-            color = COLORS[name.lower()]
             x = np.array(ENDS) / 1e6 + 0.03 * (i - 1)  # beside each other
-            gaps.errorbar(
-                x, mean, error, color=color, marker=marker, capsize=3, label=name
-            )
+            look = dict(color=COLORS[name.lower()], marker=marker, capsize=3)
+            gaps.errorbar(x, mean, error, label=name, **look)
         gaps.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
         gaps.set(xlabel="tokens (three seeds, bars are standard errors)")
         gaps.set_ylabel("minus Power")

@@ -105,7 +105,7 @@ def laws() -> str:
         "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
         "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
         "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
-        "(`memory-laptop`). *Recipe*: manual pages, a decay of 30%, three seeds "
+        "(`memory-laptop`). *Recipe*: manual pages, T from 40k to 640k, a decay of 30%, three seeds "
         "(`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the three "
         "best batch sizes of every T."
     )
@@ -706,8 +706,8 @@ def end_of_run(name: str) -> np.ndarray:
     return np.array([losses[f"{name}-{seed}"] for seed in range(3)])
 
 
-def stopped_early(name: str, T: int) -> np.ndarray:
-    """The losses of a longer run of the default where it passes T tokens [seeds]."""
+def loss_at(name: str, T: int) -> np.ndarray:
+    """The losses on the curves of default runs where they pass T tokens [seeds]."""
     curves = files.read_json(RESULTS / "laptop-decay/curves.json")
     of_seeds = [curves[f"{name}-{seed}"] for seed in range(3)]
     return np.array([np.interp(T, x["tokens"], x["val_loss"]) for x in of_seeds])
@@ -715,16 +715,16 @@ def stopped_early(name: str, T: int) -> np.ndarray:
 
 def minus_power(T: int) -> dict[str, np.ndarray]:
     """{line: losses [seeds] minus those of the Power run that decays to end at T}."""
-    losses = {
-        "WSD": end_of_run(f"wsd-{T}-30"),
-        "linear": end_of_run(f"linear-{T}"),
-        "cosine": end_of_run(f"cosine-{T}"),
-    }
+    power = f"power-{T}-30"
+    gaps = {}
+    for line, name in (("WSD", f"wsd-{T}-30"), ("linear", f"linear-{T}"),
+                       ("cosine", f"cosine-{T}")):  # fmt: skip
+        gaps[line] = end_of_run(name) - end_of_run(power)
     if T < ENDS[-1]:
-        for name in ("linear", "cosine"):
-            losses[f"longest {name}"] = stopped_early(f"{name}-{ENDS[-1]}", T)
-    power = end_of_run(f"power-{T}-30")
-    return {line: loss - power for line, loss in losses.items()}
+        for line in ("linear", "cosine"):  # on the text of the curves
+            longest = loss_at(f"{line}-{ENDS[-1]}", T)
+            gaps[f"longest {line}"] = longest - loss_at(power, T)
+    return gaps
 
 
 def curves() -> str:
@@ -753,32 +753,32 @@ def decay() -> str:
 
 
 def default_run() -> str:
-    losses = defaultdict(list)  # name -> losses [seeds]
-    for row in sorted(
-        rows_in("laptop-decay") + rows_in("laptop"), key=itemgetter("seed")
-    ):
-        name = row.get("name", row["schedule"]).replace("-3200000", "")
-        losses[name.removesuffix(f"-{row['seed']}")].append(row["val_loss"])
     names = {
-        "power-30": ("Power, 30%", "power-10"),
-        "power-10": ("Power, 10%", None),
-        "linear": ("linear to 0", "power-10"),
-        "power": ("power", None),
-        "wsd": ("wsd", "power"),
-        "cosine": ("cosine", "power"),
+        "power-3200000-30": "Power, 30%",
+        "power-3200000-10": "Power, 10%",
+        "wsd-3200000-30": "WSD, 30%",
+        "linear-3200000": "linear to 0",
+        "cosine-3200000": "cosine",
     }
     rows = []
-    for name, (words, other) in names.items():
-        texts = [f"{loss:.4f}" for loss in (*losses[name], np.mean(losses[name]))]
-        minus = ""
-        if other:
-            difference = np.subtract(losses[name], losses[other])
-            minus = show(over_seeds(difference), ".4f")
+    power = end_of_run("power-3200000-10")
+    for name, words in names.items():
+        losses = end_of_run(name)
+        texts = [f"{loss:.4f}" for loss in (*losses, np.mean(losses))]
+        minus = show(over_seeds(losses - power), ".4f") if words != "Power, 10%" else ""
         rows.append([words, *texts, minus])
+    older = defaultdict(list)  # schedule -> losses [seeds]
+    for row in sorted(rows_in("laptop"), key=itemgetter("seed")):
+        older[row["schedule"]].append(row["val_loss"])
+    for schedule, losses in older.items():
+        texts = [f"{loss:.4f}" for loss in (*losses, np.mean(losses))]
+        minus = np.subtract(losses, older["power"])
+        gap = "" if schedule == "power" else show(over_seeds(minus), ".4f")
+        rows.append([f"{schedule}, older", *texts, gap])
     about = (
-        "The preset `laptop`, 3.2M tokens, with the learning rates of `train.py`, 0.0085 for "
-        "linear (`laptop-decay`), and 0.008 for the cosine. The last three rows have decays of "
-        "10%, an older version, and another machine (`laptop`)."
+        "The preset `laptop`, 3.2M tokens, on the whole validation split, with the learning "
+        "rates of `train.py`, 0.0085 for linear, and 0.008 for the cosine (`laptop-decay`). The "
+        "*older* rows have decays of 10%, an older version, and another machine (`laptop`)."
     )
     head = ["schedule", "seed 0", "seed 1", "seed 2", "mean", "minus Power, 10%"]
     return table("default run", about, head, rows)
@@ -803,9 +803,15 @@ def recipe() -> str:
     for name, words in RECIPE.items():
         seeds = [losses[f"{name}-{seed}"] for seed in range(3)]
         rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])
+    for name in ("linear-printed", "power-half", "power-printed", "power-double",
+                 "wsd-printed"):  # fmt: skip
+        seeds = [losses[f"640k-{name}-{seed}"] for seed in range(3)]
+        words = f"to 640k: {RECIPE[name]}"
+        rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])
     about = (
         "Runs of docs/recipe.md at T = 1.28M, four times as long as the longest of the sweep, "
-        "with decays of 30% (`recipe`)."
+        "with decays of 30% (`recipe`). *To 640k*: after a sweep up to 640k tokens, runs of "
+        "2.56M at batch size 8."
     )
     return table("recipe", about, ["run", "seed 0", "seed 1", "seed 2", "mean"], rows)
 
