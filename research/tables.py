@@ -105,8 +105,8 @@ def laws() -> str:
         "lr = a beta^q T^b in our sweeps of WSD. *Warmup*: batch sizes 1 to 8, T from 80k to "
         "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
         "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
-        "(`memory-laptop`). *Recipe*: manual pages, T from 40k to 640k, a decay of 30%, three seeds "
-        "(`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the three "
+        "(`memory-laptop`). *Recipe*: manual pages, T from 40k to 640k, a decay of 30%, three "
+        "seeds (`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the three "
         "best batch sizes of every T."
     )
     return table("laws", about, ["sweep", "runs", "cells", "b", "q", "b, paper"], rows)
