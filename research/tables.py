@@ -106,8 +106,8 @@ def laws() -> str:
         "1.28M, three seeds (`wsd-laptop`, `wsd-laptop-long`). *Weight decay*: width 32, batch "
         "sizes 2, 8 and 32, T from 320k to 5.12M, a warmup of 80,000 tokens, two seeds "
         "(`memory-laptop`). *Recipe*: manual pages, T from 40k to 640k, a decay of 30%, three "
-        "seeds (`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the three "
-        "best batch sizes of every T."
+        "seeds (`recipe/sweep`). The others have a weight decay of 0.1. *Paper*: q = 1, at the "
+        "three best batch sizes of every T."
     )
     return table("laws", about, ["sweep", "runs", "cells", "b", "q", "b, paper"], rows)
 
