@@ -1,19 +1,16 @@
-"""Our records, the pages that quote them, and the two programs that print and draw them."""
+"""Our records, and the two programs that print and draw them."""
 
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
 
 import figures
 import fit
-import sweep
 import tables
 
 RESEARCH = tables.ROOT / "research"
-PAGES = sorted(RESEARCH.glob("*.md"))
 FOLDERS = [file.parent for file in sorted(RESEARCH.glob("results/**/records.jsonl"))]
 NUMBER = re.compile(r"-?\d+\.\d+")
 
@@ -26,42 +23,8 @@ def check_same(text: str, other: str) -> None:
         assert abs(float(one) - float(two)) < 1.5 * last_digit, (one, two)
 
 
-def cells_of(page: str) -> dict[tuple, str]:
-    """{(table, row, column): text} of the tables of a page."""
-    found = {}
-    for section in page.split("\n## ")[1:]:
-        name, _, rest = section.partition("\n")
-        lines = re.findall(r"^\| ?(.*?) ?\|$", rest, re.M)
-        head, *rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-        for row in rows:
-            found |= {(name, row[0], c): cell for c, cell in zip(head[1:], row[1:])}
-    return found
-
-
 def test_the_page_of_tables_is_what_the_records_give():
     check_same((RESEARCH / "TABLES.md").read_text(), tables.page() + "\n")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_numbers_of_a_page_are_those_of_the_tables(page):
-    cells = cells_of((RESEARCH / "TABLES.md").read_text())
-    number = r"(-?[\d.]*\d)( \[.*?\])?"
-    marked = re.findall(rf"<!--n:(.+?) / (.+?) / (.+?)-->{number}", page.read_text())
-    assert len(marked) == page.read_text().count("<!--n:")
-    for *place, answer, interval in marked:
-        cell = cells[tuple(place)]
-        quoted = cell if interval else cell.partition(" ")[0]
-        assert answer + interval == quoted, place
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_sweeps_of_a_page_are_commands(page):
-    commands = re.findall(r"python (\w+\.py) ([^`#\n]*)", page.read_text())
-    for program, arguments in commands:
-        if program == "sweep.py":
-            sweep.parse(shlex.split(arguments))
-        if program == "fit.py" and "STEPLAW" not in arguments:
-            assert (tables.ROOT / shlex.split(arguments)[0]).is_dir()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
