@@ -2,9 +2,9 @@
 
     python research/figures.py --out assets
 
-They are curves.png, decay.png, valleys.png, longer.png, b.png and transfer.png. regret.png comes
-from `python fit.py research/results/wsd-laptop`, and schedules.py and power.py draw
-the others. A schedule has the same color in all of them.
+They are curves.png, decay.png, valleys.png, longer.png, b.png and transfer.png.
+regret.png comes from `python fit.py research/results/wsd-laptop`, and schedules.py and
+power.py draw the others. A schedule has the same color in all of them.
 """
 
 import math

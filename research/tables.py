@@ -716,9 +716,9 @@ def loss_at(name: str, T: int) -> np.ndarray:
 def minus_power(T: int) -> dict[str, np.ndarray]:
     """{line: losses [seeds] minus those of the Power run that decays to end at T}."""
     power = f"power-{T}-30"
+    names = {"WSD": f"wsd-{T}-30", "linear": f"linear-{T}", "cosine": f"cosine-{T}"}
     gaps = {}
-    for line, name in (("WSD", f"wsd-{T}-30"), ("linear", f"linear-{T}"),
-                       ("cosine", f"cosine-{T}")):  # fmt: skip
+    for line, name in names.items():
         gaps[line] = end_of_run(name) - end_of_run(power)
     if T < ENDS[-1]:
         for line in ("linear", "cosine"):  # on the text of the curves
@@ -803,8 +803,9 @@ def recipe() -> str:
     for name, words in RECIPE.items():
         seeds = [losses[f"{name}-{seed}"] for seed in range(3)]
         rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])
-    for name in ("linear-printed", "power-half", "power-printed", "power-double",
-                 "wsd-printed"):  # fmt: skip
+    for name in RECIPE:
+        if name in ("linear-0.67", "power-10"):  # not run again
+            continue
         seeds = [losses[f"640k-{name}-{seed}"] for seed in range(3)]
         words = f"to 640k: {RECIPE[name]}"
         rows.append([words, *(f"{x:.3f}" for x in (*seeds, np.mean(seeds)))])

@@ -281,7 +281,7 @@ def hold_out_blocks(folder: Path, counts: Counter, tokenizer, dtype, n: int) -> 
         np.memmap(folder / "train.bin", dtype, mode="r").tofile(file)
     tokens = np.memmap(folder / "whole.bin", dtype, mode="r")
 
-    # 2. Hold out the start of every part. It lacks context, so blocks are not short
+    # 2. Hold out the start of every part. Blocks are long, because a start lacks context
     n_blocks = min(100, max(1, n // 1000))
     size = n // n_blocks
     counts["val_tokens"] = counts["val_bytes"] = 0
