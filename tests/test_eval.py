@@ -15,13 +15,14 @@ import eval as evaluation
 import model as model_file
 import train
 from config import make_config
-from eval import TASKS, Request, load_model
+from eval import Request, load_model
 from model import GPT
 from test_ddp import finish, launch
 from test_model import SHAPES, some_tokens, tiny
 from test_train import STEP, argv as training_argv, record_of
-from tools import files, granite, run_folder
+from tools import files, granite, run_folder, tasks
 from tools.prepare import prepare
+from tools.tasks import TASKS
 from tools.tokenizers import load_tokenizer
 
 
@@ -72,7 +73,7 @@ def test_a_task_equals_the_harness(name, theirs, exported, items, scores):
     # 1. Its texts and their likelihoods
     model = load_model(exported)
     tokenizer = load_tokenizer(model.run["tokenizer"])
-    ours = evaluation.read_task(name, items, None)
+    ours = tasks.read_task(name, items, None)
     if name == "mmlu":  # the harness has a task for each subject
         ours.sort(key=lambda question: question.subject)
     samples = []
@@ -82,7 +83,7 @@ def test_a_task_equals_the_harness(name, theirs, exported, items, scores):
         texts = [tuple(pair) for pair in sample["arguments"]]
         log_p = [response[0] for response in sample["resps"]]
         if name == "wikitext":
-            page = evaluation.detokenize(item)
+            page = tasks.detokenize(item)
             assert texts == [(page,)]
             requests = evaluation.rolling_windows(tokenizer, page, harness.MAX_LEN)
             found = [sum(evaluation.score(model, list(requests)))]
@@ -116,7 +117,7 @@ def test_pages_are_detokenized_as_in_the_harness():
 |word|/' 3/| { |}| """.split("|")
     for _ in range(2000):
         page = "".join(rng.choices(parts, k=rng.randint(1, 25)))
-        assert evaluation.detokenize(page) == wikitext_detokenizer({"page": page}), page
+        assert tasks.detokenize(page) == wikitext_detokenizer({"page": page}), page
 
 
 # -- Scores ------------------------------------------------------------------------------
