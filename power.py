@@ -64,8 +64,9 @@ def constant(lr):
 def power_law(a, b, beta, lr_max, q=1):
     """Equation 7, with beta^q where the paper has beta.
 
-    beta: batch size in sequences of 4096 tokens. a, b, q: constants of the law below.
-    As b is negative, the law rises without limit towards n = 0. lr_max is its ceiling.
+    beta: batch size in sequences of 4096 tokens, as in the paper. a, b, q: constants of
+    the law that we fit below. As b is negative, the law rises without limit towards
+    n = 0. lr_max is its ceiling.
     """
     return lambda n: min(lr_max, beta**q * a * n**b) if n > 0 else lr_max
 
@@ -84,6 +85,7 @@ def decay(schedule, T, decay_tokens):
         if n <= start:
             return schedule(n)
         done = min(1.0, (n - start) / decay_tokens)
+        # from 1 to 0 along the curve of IBM's code. The paper has no formula
         return schedule(start) * (math.exp(1 - done) - 1) / (math.e - 1)
 
     return decayed
@@ -171,7 +173,7 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 
 # %%
 VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
-INIT_STD = WIDTH**-0.5  # a matrix keeps the size of its inputs
+INIT_STD = WIDTH**-0.5  # a square matrix keeps the size of its inputs
 M_EMB = WIDTH**0.5  # multiplies the embedding, whose entries then have size 1
 
 
@@ -598,7 +600,7 @@ def train_planned(shape, law, factor, lengths, look_every=None):
     return runs
 
 
-RACERS = {
+RACERS = {  # name -> function of (law, factor, lengths, look_every)
     "Power": partial(train_branches, falling),
     "WSD": partial(train_branches, held),
     "cosine": partial(train_planned, cosine),

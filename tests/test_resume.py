@@ -281,6 +281,13 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
     assert none.decay_tokens == more.decay_tokens == 0
 
 
+def test_a_stopped_run_says_how_to_end_it(corpus_path, capsys):
+    """Not during its warmup, which would not fit before the decay."""
+    for steps, says in ((2, False), (20, True)):
+        stop(argv(data=corpus_path, out=f"after-{steps}", **SHORT), steps)
+        assert ("--decay_share" in capsys.readouterr().out) == says
+
+
 def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
     run, tmp_path, monkeypatch
 ):

@@ -404,6 +404,7 @@ WRONG = [
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
+    ("compare --power_a 3", "--power_a"),
     ("wsd --weight_decy 1", "weight_decy"),
     ("power --lrs 0.01", "--lrs"),
     ("compare --widths 32,100", "n_head"),  # in its second phase
@@ -516,6 +517,10 @@ def test_power_gives_the_best_a_and_b_back(scale, capsys):
     printed = capsys.readouterr().out
     means = re.findall(rf"{n} of {n} valleys: mean (\S+), .* 0.000", printed)
     assert list(map(float, means)) == pytest.approx([a, b], abs=2e-3)
+    for row in rows:  # under a ceiling, runs with different a would be equal
+        beta = paper_batch_size(row["batch_size"] * row["seq_len"])
+        highest = row["power_a"] * beta * row["warmup_tokens"] ** row["power_b"]
+        assert highest < row["lr_max"] or scale == "paper"
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -110,12 +110,15 @@ def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path,
 
 
 def test_a_mixture_validates_in_the_shares_of_data_also_during_the_decay(
-    corpus_path, tmp_path
+    corpus_path, tmp_path, capsys
 ):
     other = tmp_path / "numbers"
     prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
     fields = dict(total_tokens=2 * STEP, warmup_tokens=0, decay_data=other, out="run")
     assert train.main(argv(data=f"{corpus_path}:0.75,{other}:0.25", **fields)) == 0
+    # a quarter until the decay over 51 tokens, and then all
+    epochs = (0.25 * (2 * STEP - 51) + 51) / len(data.open_corpus(other).train)
+    assert f"{epochs:.2g} epochs of {other}" in capsys.readouterr().out
     results = record_of("run")["results"]
     nats = 0.75 * results[f"val_loss_{corpus_path}"] + 0.25 * results[f"val_loss_{other}"]
     corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]

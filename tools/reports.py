@@ -112,7 +112,8 @@ def print_verdict(
     else:
         print("\nNo row above tests the law in longer runs.")
     if n_seeds == 1:
-        print("(With one seed, minima are rough. Train three before you rely on this.)")
+        print("(With one seed, minima are rough, and intervals too narrow. Train three")
+        print("before you rely on this.)")
     for seed in reversed_by:
         print(f"(Without seed {seed}, the order at the longest T is reversed.)")
 
