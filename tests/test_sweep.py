@@ -331,7 +331,7 @@ def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
     assert end_of(process)[0] == 130  # a job is in its group
 
 
-def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch):
+def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch, capsys):
     tune = sweep.Tuning(16, 4, [160])
     grid = sweep.Grid(SMALL, 64, [16], [8], 1, [320], [0.005, 0.02], tune=tune)
     monkeypatch.setitem(sweep.GRIDS["compare"], "quick", grid)
@@ -340,6 +340,9 @@ def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch):
     tested = {row["line"]: row for row in rows if "line" in row}
     assert tested.keys() == sweep.LINES.keys()
     assert {row["seed"] for row in rows} == {0, 100, 101}
+    (tuned,) = re.findall(r"^  WSD +(\S+)$", capsys.readouterr().out, re.MULTILINE)
+    # tested at twice the batch size, so sqrt(2) times as high
+    assert tested["WSD"]["lr"] == pytest.approx(2**0.5 * float(tuned), rel=1e-3)
 
 
 # -- Its folder and its command line -----------------------------------------------------
