@@ -41,7 +41,7 @@ torch.set_num_threads(1)  # more threads do not help a model as small as ours
 SEQ_LEN = 128  # tokens per sequence
 WARMUP = 32_000  # tokens, 125 steps at batch size 2 and 31 at 8
 # Decays take this share of a run. The paper's searches take a tenth, its 3B models 17 and
-# 20%. In our runs, 30% ends 0.01 to 0.02 lower than a tenth.
+# 20%. In our runs from 1.28M tokens, 30% ends 0.01 to 0.02 lower than a tenth.
 DECAY = 0.3
 SWEEP_LENGTHS = (80_000, 160_000, 320_000)  # run lengths T of the sweep, in tokens
 LENGTHS = (320_000, 640_000, 1_280_000)  # and of the race
@@ -671,9 +671,12 @@ if __name__ == "__main__":
 # **The noise.** Other initial weights move a loss by up to 0.06, and the difference of
 # two runs that share them by 0.02. From one seed, believe no difference below 0.03.
 #
+# **The worth of the law.** 0.0008 nats at twice the length is nothing. At eight times the
+# length, a larger sweep found 0.0155 ([notes](../research/notes.md)).
+#
 # **Does the fall help?** Not here. At 320k, where we tuned both, WSD is ahead in all three
-# seeds, by 0.022 on average. In longer runs one seed decides nothing. Perhaps a long
-# decay replaces the fall ([README](../README.md)).
+# seeds, by 0.022 on average (undecided). In longer runs one seed decides nothing. Perhaps
+# a long decay replaces the fall ([README](../README.md)).
 #
 # **Power and cosine.** One run that may end anywhere is about as good as three cosines,
 # each planned for its length, with a peak that follows the law of WSD.
@@ -682,7 +685,8 @@ if __name__ == "__main__":
 # still has a high learning rate.
 #
 # **When not.** If you know T, plan for it. At 5.12M tokens, a well-tuned straight line to
-# 0 ends 0.01 to 0.015 lower than Power ([README](../README.md)). Here it does not.
+# 0 ends 0.010 (undecided) and, at width 64, 0.015 lower than Power
+# ([README](../README.md)). Here it does not.
 #
 # **The law** has one seed, and another would move b by about 0.1. Never copy `a`. It
 # changes with the text, the model and the units.

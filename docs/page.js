@@ -284,12 +284,12 @@ function renderRace() {
     const { Power: power, ...others } = run.losses;
     const gaps = Object.entries(others).map(([name, loss]) => {
       const sign = loss < power ? "-" : "+";
-      return `${sign}${nats(abs(loss - power))} for ${name}`;
+      return `${name} ${sign}${nats(abs(loss - power))}`;
     });
-    text += `Power ends at ${nats(power)} nats. From it, the others differ by ${gaps.join(", ")}.
-      Believe no difference below 0.01. `;
+    text += `Power ends at ${nats(power)} nats. Minus Power: ${gaps.join(", ")}.
+      (±0.01 to 0.03, from three seeds.) `;
   } else if (run) {
-    text += `We did not run Power and WSD with this decay. `;
+    text += `(We ran Power and WSD only with ${NUMBERS.share[0]}%.) `;
   } else {
     text += `No run of ours ends here. `;
   }
@@ -402,11 +402,11 @@ function setUpRace() {
   dragged.share = (n) => change({ share: 100 - n / (10 * state.end) });
   for (const id of ["stable", "planned", "losses"]) listen(id, "end");
   const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
-  $("about1").innerHTML = `Losses are means of ${RACE.seeds} seeds, at width ${RACE.width}, batch
-    size ${RACE.batch} and weight decay 0.1. One Power run and one WSD run (held at ${RACE.wsd_lr})
-    decayed for ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each of
-    these. <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped
-    early. With <b style="color:var(--power)">no decay</b>, Power goes on.`;
+  $("about1").innerHTML = `Means of ${RACE.seeds} seeds, width ${RACE.width}, batch size ${RACE.batch},
+    weight decay 0.1. One Power and one WSD run (held at ${RACE.wsd_lr}) decayed for
+    ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each.
+    <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped early. With
+    <b style="color:var(--power)">no decay</b>, Power goes on. Curves are of a part of the text, raised.`;
 }
 
 // -- 5 Step 2: which learning rate is best? --------------------------------------------------
@@ -453,10 +453,11 @@ function renderStop() {
 }
 
 function costOf(here, x) {
-  // The loss above that of the lowest run at the longest T, interpolated between the runs
+  // The loss above that of the best learning rate at the longest T, interpolated between runs
   const [rates, losses] = [0, 1].map((i) => here.valley.map((point) => point[i]));
   const outside = x < rates[0] || x > rates.at(-1);
-  return (outside ? "more than " : "about ") + nats(interpolate(x, rates, losses));
+  const cost = interpolate(x, rates, losses) - interpolate(here.best[LAST].x, rates, losses);
+  return (outside ? "more than " : "about ") + nats(max(0, cost));
 }
 
 function hidden(f, text) {

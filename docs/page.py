@@ -49,11 +49,25 @@ def race() -> dict:
     rows = {row["name"]: row for row in fit.read_sweep(folder)}
     seeds = sorted({row["seed"] for row in rows.values()})
 
-    def mean_curve(name: str) -> list[list]:
+    def end_of(name: str) -> float:
+        return np.mean([rows[f"{name}-{seed}"]["loss"] for seed in seeds])
+
+    def on_part(name: str) -> tuple:
         """Tokens and losses of the run, from the start of a branch."""
         of_seeds = [curves[f"{name}-{seed}"] for seed in seeds]
         loss = np.mean([curve["val_loss"] for curve in of_seeds], axis=0)
-        return [of_seeds[0]["tokens"], rounded(loss, 4)]
+        return of_seeds[0]["tokens"], loss
+
+    # the losses of curves are on a part of the validation text, and those of ends on all
+    # of it. So we lift all curves by what this changes for Power
+    lifts = []
+    for T in RACE_LENGTHS:
+        _, loss = on_part(f"power-{T}-30")
+        lifts.append(end_of(f"power-{T}-30") - loss[-1])
+
+    def mean_curve(name: str) -> list[list]:
+        tokens, loss = on_part(name)
+        return [tokens, rounded(loss + np.interp(tokens, RACE_LENGTHS, lifts), 4)]
 
     longest = RACE_LENGTHS[-1]
     power = rows[f"power-{longest}-30-0"]
@@ -64,8 +78,7 @@ def race() -> dict:
         names |= {"cosine": f"cosine-{T}", "linear": f"linear-{T}"}
         losses = {}
         for line, name in names.items():
-            of_seeds = [rows[f"{name}-{seed}"]["loss"] for seed in seeds]
-            losses[line] = round(float(np.mean(of_seeds)), 4)
+            losses[line] = round(float(end_of(name)), 4)
         tokens, loss = mean_curve(names["Power"])
         decay = [[n, x] for n, x in zip(tokens, loss) if n > (1 - share) * T]
         lengths.append({"T": T, "power": list(zip(*decay)), "losses": losses})

@@ -83,13 +83,13 @@ def draw_curves(path: Path) -> None:
 
         # 2. At the ends: WSD, and runs planned for each length, minus Power
         gaps.axhline(0, color=BLUE, linewidth=2.4)
-        markers = {"WSD": "s", "linear": "v", "cosine": "D"}
-        for i, (name, marker) in enumerate(markers.items()):
+        looks = {"WSD": ("s", "-."), "linear": ("v", ":"), "cosine": ("D", "--")}
+        for i, (name, (marker, line)) in enumerate(looks.items()):
             of_line = [tables.minus_power(T)[name] for T in ENDS]
             mean = np.mean(of_line, axis=1)
             error = np.std(of_line, axis=1, ddof=1) / math.sqrt(3)
             x = np.array(ENDS) / 1e6 + 0.03 * (i - 1)  # beside each other
-            look = dict(color=COLORS[name.lower()], marker=marker, capsize=3)
+            look = dict(color=COLORS[name.lower()], marker=marker, ls=line, capsize=3)
             gaps.errorbar(x, mean, error, label=name, **look)
         gaps.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
         gaps.set(xlabel="tokens (three seeds, bars are standard errors)")
@@ -174,8 +174,8 @@ LOOKS = {  # of longer.png: (schedule, share of the decay) -> label, line, marke
     ("power", 0.1): ("Power, decay 10%", ":", "v"),
     ("power", 0.3): ("Power, decay 30%", "-", "o"),
     ("power", 0.5): ("Power, decay 50%", "--", "^"),
-    ("wsd", 0.3): ("WSD at one learning\nrate, decay 30%", "-", "s"),
-    ("cosine", 0.0): ("cosine that knows T", "-", "D"),
+    ("wsd", 0.3): ("WSD at one learning\nrate, decay 30%", "-.", "s"),
+    ("cosine", 0.0): ("cosine that knows T", (0, (1, 1)), "D"),
 }
 
 
@@ -212,7 +212,7 @@ def draw_longer(path: Path) -> None:
 Bars are standard errors of three seeds. The line and the cosine knew T."""
         ax.set_xlabel(words, loc="left")
         ax.set(ylabel="loss above linear to 0 (nats)")
-        ax.set_title("Decay for a third of the run, and longer runs longer")
+        ax.set_title("Decay for 30% of the run, and for more of a longer run")
 
 
 def draw_b(path: Path) -> None:

@@ -167,8 +167,9 @@ def test_step_1_says_how_far_from_power_the_others_end(browser, T):
     browser.open(f"end={T // 1000}")
     said = browser.text("said1")
     assert f"Power ends at {losses['Power']:.3f} nats" in said
+    assert LENGTHS[T]["power"][1][-1] == pytest.approx(losses["Power"], abs=1e-4)
     for name in ("WSD", "cosine", "linear"):
-        assert f"{losses[name] - losses['Power']:+.3f} for {name}" in said
+        assert f"{name} {losses[name] - losses['Power']:+.3f}" in said
     cut = np.interp(T, *LENGTHS[3_200_000]["cosine"]) - losses["cosine"]
     assert (f"ends {cut:.3f} above" in said) == (T < 3_200_000)
 
