@@ -668,15 +668,16 @@ if __name__ == "__main__":
 # **The tries.** A wrong factor costs up to 0.2 nats, and the tuned schedules differ by at
 # most 0.04. So tune the learning rate before you compare schedules.
 #
-# **The noise.** Other initial weights move a loss by up to 0.06, and the difference of
-# two runs that share them by 0.02. From one seed, believe no difference below 0.03.
+# **The noise.** Other initial weights move a loss by up to 0.06. Differences of two runs
+# that share them spread over 0.02. From one seed, believe no difference below 0.03.
 #
 # **The worth of the law.** 0.0008 nats at twice the length is nothing. At eight times the
 # length, a larger sweep found 0.0155 ([notes](../research/notes.md)).
 #
 # **Does the fall help?** Not here. At 320k, where we tuned both, WSD is ahead in all three
-# seeds, by 0.022 on average (undecided). In longer runs one seed decides nothing. Perhaps
-# a long decay replaces the fall ([README](../README.md)).
+# seeds, by 0.022 on average (undecided). WSD then keeps that learning rate, which is
+# against it, but from one seed nothing is decided. Perhaps a long decay replaces the fall
+# ([README](../README.md)).
 #
 # **Power and cosine.** One run that may end anywhere is about as good as three cosines,
 # each planned for its length, with a peak that follows the law of WSD.

@@ -403,10 +403,10 @@ function setUpRace() {
   for (const id of ["stable", "planned", "losses"]) listen(id, "end");
   const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
   $("about1").innerHTML = `Means of ${RACE.seeds} seeds, width ${RACE.width}, batch size ${RACE.batch},
-    weight decay 0.1. One Power and one WSD run (held at ${RACE.wsd_lr}) decayed for
-    ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each.
-    <b style="color:var(--cut)">Cut short</b> is the cosine for ${size(LONGEST.T)}, stopped early. With
-    <b style="color:var(--power)">no decay</b>, Power goes on. Curves are of a part of the text, raised.`;
+    weight decay 0.1. One Power and one WSD run (held at ${RACE.wsd_lr}, which suits 3.2M) decayed
+    for ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each.
+    <b style="color:var(--cut)">Cut short</b>: the cosine for ${size(LONGEST.T)}, stopped early.
+    <b style="color:var(--power)">No decay</b>: Power goes on. Curves: a part of the text, raised.`;
 }
 
 // -- 5 Step 2: which learning rate is best? --------------------------------------------------

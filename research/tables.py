@@ -685,7 +685,9 @@ def weight_decay_0() -> str:
         rows.append(row)
     about = (
         "Loss at the best of its tries, three a of Power, or five peaks of WSD and linear "
-        f"(`{DECAY}/weight-decay`: width 32, T = 1.28M, two seeds)."
+        f"(`{DECAY}/weight-decay`: width 32, T = 1.28M, two seeds). Five of the 18 best of "
+        "WSD and linear are at an edge of their peaks. *weight decay* has another sweep, with "
+        "more learning rates and another warmup."
     )
     return table("weight decay 0", about, ["", "batch size 2", "8", "32"], rows)
 
