@@ -327,11 +327,13 @@ def test_pasted_commands_follow_the_law(capsys):
         assert to_0(n) == pytest.approx(2 * kept * (T - n) / (T - 3000), rel=1e-3)
 
 
-@pytest.mark.parametrize("b, bend, says", [
-    (0.1, 0.0, "b is 0.100"), (-0.4, 0.3, "Keeping the learning rate of 200k"),
+@pytest.mark.parametrize("b, bend, names, says", [
+    (-0.4, 0.0, ["linear", "power", "wsd"], "lost no more than keeping"),
+    (0.1, 0.0, ["linear", "wsd"], "b is 0.100"),
+    (-0.4, 0.3, ["linear", "power", "wsd"], "Keeping the learning rate of 200k"),
 ])  # fmt: skip
 def test_a_law_that_power_cannot_follow_or_that_is_not_worth_it_says_why(
-    b, bend, says, capsys
+    b, bend, names, says, capsys
 ):
     """b after 200k is b + bend."""
 
@@ -340,8 +342,9 @@ def test_a_law_that_power_cannot_follow_or_that_is_not_worth_it_says_why(
 
     assert fit.main([write(made_rows(bent, steps=6), "a")]) == 0
     printed = capsys.readouterr().out
-    assert [cfg.schedule for cfg in pasted(printed)] == ["linear", "wsd"]
+    assert [cfg.schedule for cfg in pasted(printed)] == names
     assert says in printed
+    assert ("not worth it" in printed) == (bend > 0)
 
 
 def test_the_law_of_a_decay_asks_for_it_again(capsys):

@@ -151,16 +151,20 @@ def print_losses(shape: str, T: float, losses: dict[float, float]) -> None:
     print(", ".join(f"{loss:.3f} at {batch:g}" for batch, loss in losses.items()))
 
 
-def print_next_runs(T: int, runs: dict[str, dict], law: dict, lrs: tuple) -> None:
-    """Print commands for runs of T tokens.
+def print_next_runs(
+    runs: dict[str, dict], batch_size: float, law: dict, lrs: dict, is_worth: bool
+) -> None:
+    """Print commands for runs that are longer than those of the sweep.
 
-    runs: {schedule: flags of train.py}. law: as in law.json. lrs: its best learning rate
-    in the longest runs so far, and in runs of T tokens.
+    runs: {schedule: flags of train.py}. law: as in law.json. lrs: {tokens: its best
+    learning rate} of the longest runs so far, and of the next. is_worth: by the tests.
     """
+    (n, lr), (T, last_lr) = lrs.items()
     commands = {}
     for schedule, fields in runs.items():
         commands[schedule] = f"python train.py {as_flags(fields)}"
-    print(f"\nNext, {size(T)} tokens. No run above was as long, so test the law there.")
+    print(f"\nNext, {size(T)} tokens at batch size {batch_size:g}.")
+    print("No run above was as long, so test the law there.")
     if not commands:
         print(f"(no commands, because these are runs of {law['schedule']})")
         return
@@ -174,14 +178,18 @@ def print_next_runs(T: int, runs: dict[str, dict], law: dict, lrs: tuple) -> Non
         print(f"(No Power, which needs b <= 0 and q >= 0, and {numbers}.")
         print("More run lengths or batch sizes may change them.)")
     if "power" in commands:
-        now, then = lrs
-        print(f"If not, Power, which falls from {now:.2g} to {then:.2g} there:")
+        fall = f"{lr:.2g} at {size(n)} tokens, and {last_lr:.2g} at {size(T)}"
+        print(f"If not, Power, whose learning rate is {fall}:")
+        if not is_worth:
+            print(
+                "(The law was not worth it above, so compare it with the next command.)"
+            )
         print(commands["power"])
         print("Or one learning rate:")
     else:
         print("If not, one learning rate:")
     print(commands["wsd"])
-    print("To end one of these early, press Ctrl-C, and run the command that it prints.")
+    print("To end Power or WSD early, press Ctrl-C, and run the command that it prints.")
 
 
 def print_power(power: str, baseline: str, gap, held: str, gap_to_held) -> None:
