@@ -304,11 +304,11 @@ def test_pasted_commands_follow_the_law(capsys):
     law = law_in("a")
     T = 4 * LENGTHS[-1]  # of the next run
     shared = dict(n_layer=2, n_embd=128, n_head=8, weight_decay=0.05, batch_size=2)
+    warmup_tokens = fit.WARMUP_STEPS * 2 * 128  # the sweep had 3000
     for cfg in (power, wsd, linear):
         shared |= {"total_tokens": T, "out": f"a-{cfg.schedule}"}
+        shared |= {"warmup_tokens": warmup_tokens}
         assert vars(cfg).items() >= shared.items()
-    assert linear.warmup_tokens == wsd.warmup_tokens == 3000
-    assert power.warmup_tokens == fit.POWER_WARMUP * 2 * 128
     assert power.decay_tokens == wsd.decay_tokens == fit.DECAY_SHARE * T
 
     def lr(n: float) -> float:
@@ -323,8 +323,9 @@ def test_pasted_commands_follow_the_law(capsys):
     kept = lr(LENGTHS[-1])
     assert wsd.lr == pytest.approx(kept, rel=1e-3)
     to_0 = make_schedule(linear)
-    for n in (3000, T / 2):
-        assert to_0(n) == pytest.approx(2 * kept * (T - n) / (T - 3000), rel=1e-3)
+    for n in (warmup_tokens, T / 2):
+        line = 2 * kept * (T - n) / (T - warmup_tokens)
+        assert to_0(n) == pytest.approx(line, rel=1e-3)
 
 
 @pytest.mark.parametrize("b, bend, names, says", [
