@@ -386,6 +386,7 @@ def test_the_runs_that_an_edge_lacks_are_named(end, capsys):
     Path(folder, "sweep.json").write_text(json.dumps(made))
     assert fit.main([folder]) == 0
     printed = capsys.readouterr().out
+    assert "not finished" not in printed
     (line,) = [x for x in printed.splitlines() if x.startswith("python sweep.py")]
     typed, _ = sweep.parse(shlex.split(line)[2:])
     assert typed.budgets == LENGTHS[3:] and typed.batches == [2, 4, 8]
@@ -397,6 +398,10 @@ def test_the_runs_that_an_edge_lacks_are_named(end, capsys):
             assert tried[0] < 2 ** log2_best(cell) < tried[-1]
     # the next runs are four times as long as the longest with a minimum
     assert {cfg.total_tokens for cfg in pasted(printed)} == {4 * LENGTHS[2]}
+
+    Path(folder, "trunk.pt").touch()  # as after Ctrl-C
+    assert fit.main([folder]) == 0
+    assert "not finished" in capsys.readouterr().out
 
 
 def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(capsys):
