@@ -176,7 +176,8 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
         n_left_out = counts["whole_bytes"] - counts["val_bytes"]
         wanted = int(val_fraction * (counts["train_tokens"] + counts["whole_tokens"]))
         if wanted < 8:  # a character may take several tokens, and a block needs one
-            raise UserError(f"--out {out}: too little text to divide")
+            found = f"{counts['whole_bytes']:,} bytes of text"
+            raise UserError(f"--out {out}: {found} are too little to divide")
         if counts["val_documents"] < 20 or counts["val_tokens"] < wanted / 2:
             hold_out_blocks(folder, counts, encoding, dtype, wanted)
         elif n_left_out:
