@@ -676,7 +676,7 @@ if __name__ == "__main__":
 #
 # **Does the fall help?** Not here. At 320k, where we tuned both, WSD is ahead in all three
 # seeds, by 0.022 on average (undecided). WSD then keeps that learning rate, which is
-# against it, but from one seed nothing is decided. Perhaps a long decay replaces the fall
+# against it, but one seed decides nothing. Perhaps a long decay replaces the fall
 # ([README](../README.md)).
 #
 # **Power and cosine.** One run that may end anywhere is about as good as three cosines,
