@@ -47,20 +47,11 @@ def branch(T: int) -> tuple[list, list]:
 
 
 def default_curve(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Millions of tokens, and mean losses, of the default run as "linear-3200000".
-
-    Curves are of a part of the validation text. We lift them by what the rest of it adds
-    to the ends of Power.
-    """
+    """Millions of tokens, and mean losses, of the default run as "linear-3200000"."""
     by_run = files.read_json(tables.RESULTS / "laptop-decay/curves.json")
     of_seeds = [by_run[f"{name}-{seed}"] for seed in range(3)]
-    tokens = np.array(of_seeds[0]["tokens"])
-    loss = np.mean([run["val_loss"] for run in of_seeds], axis=0)
-    lifts = []
-    for T in ENDS:
-        power = f"power-{T}-30"
-        lifts.append(np.mean(tables.end_of_run(power) - tables.loss_at(power, T)))
-    return tokens / 1e6, loss + np.interp(tokens, ENDS, lifts)
+    tokens = np.array(of_seeds[0]["tokens"]) / 1e6
+    return tokens, np.mean([run["val_loss"] for run in of_seeds], axis=0)
 
 
 def draw_curves(path: Path) -> None:
