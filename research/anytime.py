@@ -73,17 +73,13 @@ CELLS = {
     "code": Cell(320_000, lines=tuple(LINES), peaks=()),
     "manual": Cell(160_000, data="data/manual"),
     "japanese": Cell(160_000, data="data/japanese"),
-    "batch-2": Cell(80_000, batch_size=2),
-    "batch-32": Cell(320_000, batch_size=32),
-    "code-short": Cell(
-        80_000,
-        times=(1, 4, 16, 64),
-        lines=(*MAIN, "n^-0.5"),
-        shares=(SHARE, 0.5),
-        peaks=(),
-    ),
+    "batch-2": Cell(80_000, batch_size=2, peaks=()),
+    "batch-32": Cell(320_000, batch_size=32, peaks=()),
+    "code-short": Cell(80_000, times=(1, 4, 16, 64), shares=(SHARE, 0.5), peaks=()),
     "width-128": Cell(
-        200_000, model=dict(n_layer=3, n_embd=128, n_head=4, dtype="bfloat16")
+        100_000,
+        model=dict(n_layer=3, n_embd=128, n_head=4, dtype="bfloat16"),
+        peaks=(),
     ),
 }
 
@@ -210,8 +206,8 @@ def run_cell(name: str, out: Path, dry_run: bool) -> None:
 # -- A3, A4 and A6 -----------------------------------------------------------------------
 
 PRICE_SEEDS = (100, 101, 102, 103)
-PRICE_LENGTHS = [80_000 * 2**k for k in range(5)]  # of pilots, to 1.28M
-PRICE_ENDS = (1_280_000, 5_120_000)  # where we ask for the regret
+PRICE_LENGTHS = [80_000 * 2**k for k in range(4)]  # of pilots, to 640k
+PRICE_ENDS = (320_000, 1_280_000, 5_120_000)  # of the valleys, with seeds 0, 1 and 2
 
 
 def price(out: Path, dry_run: bool) -> None:
@@ -222,16 +218,16 @@ def price(out: Path, dry_run: bool) -> None:
     for rate in sweep.rates(middle - 4, middle + 4):
         for seed in PRICE_SEEDS:
             runs += [make_run(cell, POWER, rate, seed, T) for T in PRICE_LENGTHS]
-    for rate in sweep.rates(middle - 3, middle + 3):
+    for rate in sweep.rates(middle - 3, middle + 2):
         for seed in SEEDS:
             runs += [make_run(cell, POWER, rate, seed, T) for T in PRICE_ENDS]
     train_all(runs, out / "price", dry_run)
 
 
 def travel(out: Path, dry_run: bool) -> None:
-    """The a of Power, and that of the shifted root, from the pilot of code, elsewhere."""
+    """Power and the shifted root in other cells, with their a from the pilot of code."""
     code = CELLS["code"]
-    for line in TRUNKS:
+    for line in (POWER, SHIFTED):
         rate = tune(code, line, out / "code", {})
         for name in ("batch-32", "batch-2", "width-128"):
             cell = CELLS[name]

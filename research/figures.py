@@ -30,6 +30,12 @@ GREEN = COLORS["average"]
 RED = "#a32020"  # a cosine that is stopped early
 
 
+def bars_of(values) -> tuple[np.ndarray, np.ndarray]:
+    """Means of values [n, seeds], and half the lengths of their 95% intervals."""
+    mean, _, high = np.transpose([tables.over_seeds(x) for x in values])
+    return mean, high - mean
+
+
 def curve(name: str, of="val_loss", begin: float = 0) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, and the mean loss over the seeds, of "power-trunk" or "cosine-800000"."""
     curves = [tables.loss_curves()[f"{name}-{seed}"] for seed in range(3)]
@@ -86,15 +92,39 @@ def draw_curves(path: Path) -> None:
         looks = {"WSD": ("s", "-."), "linear": ("v", ":"), "cosine": ("D", "--")}
         for i, (name, (marker, line)) in enumerate(looks.items()):
             of_line = [tables.minus_power(T)[name] for T in ENDS]
-            mean = np.mean(of_line, axis=1)
-            error = np.std(of_line, axis=1, ddof=1) / math.sqrt(3)
+            mean, error = bars_of(of_line)
             x = np.array(ENDS) / 1e6 + 0.03 * (i - 1)  # beside each other
             look = dict(color=COLORS[name.lower()], marker=marker, ls=line, capsize=3)
             gaps.errorbar(x, mean, error, label=name, **look)
         gaps.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
-        gaps.set(xlabel="tokens (three seeds, bars are standard errors)")
+        gaps.set(xlabel="tokens (three seeds, bars are 95% intervals)")
         gaps.set_ylabel("minus Power")
         gaps.legend(ncols=3, loc="upper right")
+
+
+def draw_anytime(path: Path, cell: str = "code-short") -> None:
+    """Who was tuned in a short pilot and then ran long, relative to Power."""
+    T0, _ = tables.SHORT[cell]
+    times = [t for t in (1, 4, 16, 64) if tables.tuned_short(cell, tables.FALL, t) is not None]
+    power = [tables.tuned_short(cell, tables.FALL, t) for t in times]
+    held = [tables.tuned_short(cell, tables.HELD, t) for t in times]
+    line = [tables.tuned_short(cell, tables.LINE, t) for t in times]
+    best = [tables.best_line(cell, t) for t in times]
+    x = np.log2(times)
+    with figure(path, 3.6) as (ax,):
+        ax.axhline(0, color=BLUE, linewidth=2.4)
+        ax.plot(x, 0 * x, "o", color=BLUE, markersize=8)
+        lines = {  # label -> losses, color, marker, line
+            "held (WSD)": (held, COLORS["wsd"], "s", "-."),
+            "line, planned for T": (line, COLORS["linear"], "v", ":"),
+            "the best line for T": (best, GRAY, "D", "--"),
+        }
+        for i, (label, (losses, color, marker, dashes)) in enumerate(lines.items()):
+            mean, error = bars_of(np.subtract(losses, power))
+            look = dict(color=color, marker=marker, ls=dashes, capsize=3)
+            ax.errorbar(x + 0.06 * (i - 1), mean, error, label=label, **look)
+        ax.set_xticks(x, [f"{size(t * T0)}\n{t} T0" for t in times])
+        ax.legend(loc="upper left")
 
 
 def schedule_of(T: int, decay_tokens: int) -> Schedule:
@@ -198,8 +228,7 @@ def draw_longer(path: Path) -> None:
             gaps = []
             for T in tables.SOME:
                 gaps.append(tables.of_line(schedule, share, T) - tables.of_linear(T))
-            mean = np.mean(gaps, axis=1)
-            error = np.std(gaps, axis=1, ddof=1) / math.sqrt(3)
+            mean, error = bars_of(gaps)
             color = COLORS[schedule]
             x = lengths + 0.04 * (i - 2)  # beside each other
             bars = dict(capsize=3, elinewidth=1.2)
@@ -209,7 +238,7 @@ def draw_longer(path: Path) -> None:
         ax.set_xticks(lengths, [size(T) for T in tables.SOME])
         ax.set(xlim=(lengths[0] - 0.2, lengths[-1] + 2.2))
         words = """run length T (tokens)
-Bars are standard errors of three seeds. The line and the cosine knew T."""
+Bars are 95% intervals of three seeds. The line and the cosine knew T."""
         ax.set_xlabel(words, loc="left")
         ax.set(ylabel="loss above linear to 0 (nats)")
         ax.set_title("Decay for 30% of the run, and for more of a longer run")
@@ -243,6 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("figures.py", __doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     out = parser.parse_args(argv).out
+    draw_anytime(out / "anytime.png")
     draw_curves(out / "curves.png")
     draw_decay(out / "decay.png")
     draw_valleys(out / "valleys.png")

@@ -692,6 +692,140 @@ def weight_decay_0() -> str:
     return table("weight decay 0", about, ["", "batch size 2", "8", "32"], rows)
 
 
+# -- Tuned short, run long ---------------------------------------------------------------
+
+SHORT = {  # cell of anytime.py -> T0, and what it is
+    "code": (320_000, "torch, batch size 8, T0 = 320k (312 steps)"),
+    "manual": (160_000, "manual pages, T0 = 160k (156 steps)"),
+    "japanese": (160_000, "Japanese manual pages, T0 = 160k (156 steps)"),
+    "batch-2": (80_000, "torch, batch size 2, T0 = 80k (312 steps)"),
+    "batch-32": (320_000, "torch, batch size 32, T0 = 320k (78 steps)"),
+    "code-short": (80_000, "torch, batch size 8, T0 = 80k (78 steps)"),
+    "width-128": (100_000, "torch, width 128, T0 = 100k (98 steps)"),
+}
+HELD, FALL, ROOT_OF_N, LINE = "held", "n^-0.3", "(n + T0)^-0.5", "line"
+
+
+@cache
+def tested_long(cell: str) -> dict[tuple, np.ndarray]:
+    """{(line, times, share, number): losses [seeds]} of a test, T = times * T0.
+
+    number: the learning rate, or a of Power.
+    """
+    T0, _ = SHORT[cell]
+    found = defaultdict(dict)
+    for row in rows_in(f"anytime/{cell}"):
+        if row["seed"] < 100:  # not of the pilot
+            times = row["total_tokens"] // T0
+            number = row["power_a" if row["schedule"] == "power" else "lr"]
+            run = row["line"], times, round(row["decay_share"], 2), number
+            found[run][row["seed"]] = row["loss"]
+    return {run: np.array([x[s] for s in sorted(x)]) for run, x in found.items()}
+
+
+def tuned_number(cell: str, line: str) -> float:
+    """The number from the pilot, with which we trained all lengths."""
+    (number,) = {n for name, times, _, n in tested_long(cell) if (name, times) == (line, 1)}
+    return number
+
+
+def tuned_short(cell: str, line: str, times: int, share=0.3) -> np.ndarray | None:
+    """Losses [seeds] of a line, at the number of its pilot."""
+    if line in (LINE, "cosine"):
+        share = 0.3  # has none, but its config has this
+    number = tuned_number(cell, line)
+    return tested_long(cell).get((line, times, share, number))
+
+
+def best_line(cell: str, times: int) -> np.ndarray:
+    """Losses [seeds] of the line to 0 at the best of its peaks."""
+    T0, _ = SHORT[cell]
+    runs = {n: x for (name, t, _, n), x in tested_long(cell).items() if (name, t) == (LINE, times)}
+    if cell.startswith("code") and times * T0 in LENGTHS:
+        runs |= tried("linear", schedule="linear", batch_size=8, total_tokens=times * T0)
+    return lowest(runs)
+
+
+def in_cells(about: str, name: str, one: str, other: str, last="") -> str:
+    """A table of one line minus another, for all cells and lengths."""
+    rows = []
+    for cell, (_, words) in SHORT.items():
+        texts = []
+        for times in (1, 4, 16, 64):
+            x = tuned_short(cell, one, times)
+            y = tuned_short(cell, other, times)
+            texts.append(difference_of(x, y))
+        rows.append([words, *texts])
+    return table(name, about, ["cell", "T0", "4 T0", "16 T0", "64 T0"], rows)
+
+
+def held_and_fall() -> str:
+    about = (
+        "A held learning rate minus n^-0.3, both with the number of their own pilot and decays "
+        "of 30% (`anytime`, three seeds). The pilots have T0 tokens, and the columns are the "
+        "lengths of the runs."
+    )
+    return in_cells(about, "tuned short", HELD, FALL)
+
+
+def shifted() -> str:
+    about = "(n + T0)^-0.5 minus n^-0.3, as in `tuned short`."
+    text = in_cells(about, "shifted", ROOT_OF_N, FALL)
+    gaps = [
+        np.mean(tuned_short(cell, ROOT_OF_N, 16) - tuned_short(cell, FALL, 16))
+        for cell in SHORT
+    ]
+    mean = show(over_seeds(gaps))
+    return text + f"\n| mean, with the interval over cells | | | {mean} | |"
+
+
+def any_length() -> str:
+    rows = []
+    for cell, (_, words) in SHORT.items():
+        power = tuned_short(cell, FALL, 16)
+        gaps = [power - tuned_short(cell, LINE, 16), power - best_line(cell, 16)]
+        peaks = best_line(cell, 16) - tuned_short(cell, LINE, 16)
+        rows.append([words, *(show(over_seeds(gap)) for gap in (*gaps, peaks))])
+    about = (
+        "n^-0.3 at 16 T0 minus a line to 0 that knew its length, with the peak of the same "
+        "pilot, and with the best peak at this length (of nine in the cells of torch at batch "
+        "size 8, of three elsewhere), chosen afterwards. And what this search gains for the line."
+    )
+    head = ["cell", "minus line, tuned short", "minus best line", "best line minus line"]
+    return table("any length", about, head, rows)
+
+
+def regrets() -> str:
+    """Mean losses above the lowest mean at a cell and length."""
+    columns = [(cell, times) for cell in SHORT for times in (4, 16, 64)]
+    columns = [x for x in columns if tuned_short(x[0], FALL, x[1]) is not None]
+    lines = dict.fromkeys(line for cell in SHORT for line, *_ in tested_long(cell))
+    regret = defaultdict(dict)
+    for cell, times in columns:
+        means = {line: tuned_short(cell, line, times) for line in lines_of(cell)}
+        means = {line: np.mean(losses) for line, losses in means.items()}
+        lowest_mean = min(*means.values(), np.mean(best_line(cell, times)))
+        for line, mean in means.items():
+            regret[line][cell, times] = mean - lowest_mean
+    rows = []
+    for line in lines:
+        at_16 = [regret[line].get((cell, 16)) for cell in SHORT]
+        texts = ["" if x is None else f"{x:.3f}" for x in at_16]
+        at_64 = regret[line].get(("code-short", 64))
+        texts.append("" if at_64 is None else f"{at_64:.3f}")
+        rows.append([line, *texts, f"{max(regret[line].values()):.3f}"])
+    about = (
+        "Mean loss at 16 T0 minus the lowest mean at this cell and length, and the worst of "
+        "such differences at 4, 16 and 64 T0. Lines at all their peaks count as lowest, too."
+    )
+    head = ["line", *SHORT, "code-short, 64 T0", "worst"]
+    return table("regret", about, head, rows)
+
+
+def lines_of(cell: str) -> list[str]:
+    return list(dict.fromkeys(line for line, *_ in tested_long(cell)))
+
+
 # -- The default run ---------------------------------------------------------------------
 
 ENDS = (400_000, 800_000, 1_600_000, 3_200_000)  # where one Power run ends
@@ -857,6 +991,10 @@ def page() -> str:
         shares(),
         b_by_decay(),
         fall(),
+        held_and_fall(),
+        shifted(),
+        any_length(),
+        regrets(),
         noise(),
         warmup(),
         weight_decay(),
