@@ -171,23 +171,23 @@ def tune(cell: Cell, line: str, folder: Path, out: dict) -> float | None:
             return 2**x
 
 
-def tests(cell: Cell, line: str, rate: float) -> list[Run]:
+def tests(cell: Cell, line: str, rate: float, seeds: Iterable[int]) -> list[Run]:
     """The runs of a line at its tuned learning rate, and longest lines at others."""
     runs = []
-    for seed in SEEDS:
+    for seed in seeds:
         for times in cell.times:
             T = times * cell.T0
             is_long = line in TRUNKS and times in cell.times[-2:]
             for share in cell.shares if is_long else (SHARE,):
                 runs.append(make_run(cell, line, rate, seed, T, share))
-        if line == "line":
+        if line == "line" and seed in SEEDS:
             for peak in cell.peaks:
                 runs.append(make_run(cell, line, peak * rate, seed, T))
     return runs
 
 
-def run_cell(name: str, out: Path, dry_run: bool) -> None:
-    """Tune all lines of a cell, then test them."""
+def run_cell(name: str, n_seeds: int, out: Path, dry_run: bool) -> None:
+    """Tune all lines of a cell, then test them. More than 3 seeds: only those of MAIN."""
     cell = CELLS[name]
     folder = out / name
     while True:
@@ -199,8 +199,11 @@ def run_cell(name: str, out: Path, dry_run: bool) -> None:
             return
     for line, rate in rates.items():
         print(f"{name:12} {line:14} {rate:.4g}", flush=True)
-    of_tests = [tests(cell, line, rate) for line, rate in rates.items()]
-    train_all(sum(of_tests, []), folder, dry_run)
+    runs = []
+    for line, rate in rates.items():
+        seeds = range(n_seeds) if line in MAIN else SEEDS
+        runs += tests(cell, line, rate, seeds)
+    train_all(runs, folder, dry_run)
 
 
 # -- A3, A4 and A6 -----------------------------------------------------------------------
@@ -407,12 +410,13 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("what", choices=(*CELLS, "price", "travel", "average", "records"))
     add("--out", type=Path, default=Path("runs/anytime"), help="folder of the records")
+    add("--seeds", type=int, default=len(SEEDS), help="of the test of a cell")
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
     if args.what == "records":
         write_records(args.out)
     elif args.what in CELLS:
-        run_cell(args.what, args.out, args.dry_run)
+        run_cell(args.what, args.seeds, args.out, args.dry_run)
     else:
         programs = dict(price=price, travel=travel, average=average)
         programs[args.what](args.out, args.dry_run)

@@ -105,7 +105,9 @@ def draw_curves(path: Path) -> None:
 def draw_anytime(path: Path, cell: str = "code-short") -> None:
     """Who was tuned in a short pilot and then ran long, relative to Power."""
     T0, _ = tables.SHORT[cell]
-    times = [t for t in (1, 4, 16, 64) if tables.tuned_short(cell, tables.FALL, t) is not None]
+    times = [
+        t for t in (1, 4, 16, 64) if tables.tuned_short(cell, tables.FALL, t) is not None
+    ]
     power = [tables.tuned_short(cell, tables.FALL, t) for t in times]
     held = [tables.tuned_short(cell, tables.HELD, t) for t in times]
     line = [tables.tuned_short(cell, tables.LINE, t) for t in times]

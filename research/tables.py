@@ -6,6 +6,7 @@ A page that quotes a number has <!--n:TABLE / ROW / COLUMN--> before it, and a t
 the two.
 """
 
+import itertools
 import math
 import statistics
 import sys
@@ -696,134 +697,262 @@ def weight_decay_0() -> str:
 
 SHORT = {  # cell of anytime.py -> T0, and what it is
     "code": (320_000, "torch, batch size 8, T0 = 320k (312 steps)"),
-    "manual": (160_000, "manual pages, T0 = 160k (156 steps)"),
-    "japanese": (160_000, "Japanese manual pages, T0 = 160k (156 steps)"),
+    "code-short": (80_000, "torch, batch size 8, T0 = 80k (78 steps)"),
     "batch-2": (80_000, "torch, batch size 2, T0 = 80k (312 steps)"),
     "batch-32": (320_000, "torch, batch size 32, T0 = 320k (78 steps)"),
-    "code-short": (80_000, "torch, batch size 8, T0 = 80k (78 steps)"),
     "width-128": (100_000, "torch, width 128, T0 = 100k (98 steps)"),
+    "manual": (160_000, "manual pages, T0 = 160k (156 steps)"),
+    "japanese": (160_000, "Japanese manual pages, T0 = 160k (156 steps)"),
 }
-HELD, FALL, ROOT_OF_N, LINE = "held", "n^-0.3", "(n + T0)^-0.5", "line"
+HELD, FALL, SHIFTED, LINE = "held", "n^-0.3", "(n + T0)^-0.5", "line"
+Losses = dict[int, float]  # seed -> loss
 
 
 @cache
-def tested_long(cell: str) -> dict[tuple, np.ndarray]:
-    """{(line, times, share, number): losses [seeds]} of a test, T = times * T0.
+def long_runs(folder: str, pilot=False) -> dict[tuple, Losses]:
+    """{(line, T, share of the decay, number): losses} of a folder of anytime.py.
 
-    number: the learning rate, or a of Power.
+    number: the learning rate, or a of Power. The seeds of pilots are 100 and more.
     """
-    T0, _ = SHORT[cell]
     found = defaultdict(dict)
-    for row in rows_in(f"anytime/{cell}"):
-        if row["seed"] < 100:  # not of the pilot
-            times = row["total_tokens"] // T0
+    for row in rows_in(f"anytime/{folder}"):
+        if pilot == (row["seed"] >= 100):
             number = row["power_a" if row["schedule"] == "power" else "lr"]
-            run = row["line"], times, round(row["decay_share"], 2), number
-            found[run][row["seed"]] = row["loss"]
-    return {run: np.array([x[s] for s in sorted(x)]) for run, x in found.items()}
+            share = round(row["decay_share"], 2) if row["decay_tokens"] else 0
+            found[row["line"], row["total_tokens"], share, number][row["seed"]] = row[
+                "loss"
+            ]
+    return dict(found)
 
 
-def tuned_number(cell: str, line: str) -> float:
-    """The number from the pilot, with which we trained all lengths."""
-    (number,) = {n for name, times, _, n in tested_long(cell) if (name, times) == (line, 1)}
-    return number
-
-
-def tuned_short(cell: str, line: str, times: int, share=0.3) -> np.ndarray | None:
-    """Losses [seeds] of a line, at the number of its pilot."""
-    if line in (LINE, "cosine"):
-        share = 0.3  # has none, but its config has this
-    number = tuned_number(cell, line)
-    return tested_long(cell).get((line, times, share, number))
-
-
-def best_line(cell: str, times: int) -> np.ndarray:
-    """Losses [seeds] of the line to 0 at the best of its peaks."""
+def tuned_short(cell: str, line: str, times: int, share=0.3) -> Losses | None:
+    """The losses at T = times * T0, with the number that the pilot chose."""
     T0, _ = SHORT[cell]
-    runs = {n: x for (name, t, _, n), x in tested_long(cell).items() if (name, t) == (LINE, times)}
-    if cell.startswith("code") and times * T0 in LENGTHS:
-        runs |= tried("linear", schedule="linear", batch_size=8, total_tokens=times * T0)
-    return lowest(runs)
+    runs = long_runs(cell)
+    if line in (LINE, "cosine"):
+        share = 0
+    # the one with which we trained T0, too. Lines have others at the longest T
+    (number,) = {n for name, T, _, n in runs if (name, T) == (line, T0)}
+    return runs.get((line, times * T0, share, number))
 
 
-def in_cells(about: str, name: str, one: str, other: str, last="") -> str:
+def best_line(cell: str, times: int) -> Losses:
+    """The losses of the line to 0 at the best of its peaks."""
+    T0, _ = SHORT[cell]
+    T = times * T0
+    runs = [x for (line, t, *_), x in long_runs(cell).items() if (line, t) == (LINE, T)]
+    if cell in ("code", "code-short") and T in LENGTHS:
+        searched = tried("linear", schedule="linear", batch_size=8, total_tokens=T)
+        runs += [dict(enumerate(losses)) for losses in searched.values()]
+    return min(runs, key=mean_of)
+
+
+def mean_of(losses: Losses, seeds=range(3)) -> float:
+    return np.mean([losses[seed] for seed in seeds])
+
+
+def minus(one: Losses | None, other: Losses | None) -> np.ndarray | None:
+    """Differences [seeds] of two lines, with the seeds that both have."""
+    if one is None or other is None:
+        return None
+    return np.array(
+        [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    )
+
+
+def shown(gaps: np.ndarray | None) -> str:
+    return "" if gaps is None else show(over_seeds(gaps))
+
+
+def lines_of(cell: str) -> list[str]:
+    return sorted({line for line, *_ in long_runs(cell)})
+
+
+TIMES = (1, 4, 16, 64)  # lengths of the runs, in T0
+
+
+def in_cells(name: str, about: str, one: str, other: str) -> str:
     """A table of one line minus another, for all cells and lengths."""
     rows = []
     for cell, (_, words) in SHORT.items():
-        texts = []
-        for times in (1, 4, 16, 64):
-            x = tuned_short(cell, one, times)
-            y = tuned_short(cell, other, times)
-            texts.append(difference_of(x, y))
-        rows.append([words, *texts])
+        ends = [(tuned_short(cell, one, t), tuned_short(cell, other, t)) for t in TIMES]
+        rows.append([words, *(shown(minus(*pair)) for pair in ends)])
+    if one == SHIFTED:
+        gaps = [minus(tuned_short(x, one, 16), tuned_short(x, other, 16)) for x in SHORT]
+        mean = show(over_seeds([np.mean(x) for x in gaps]))
+        rows.append(["mean of the cells, interval over cells", "", "", mean, ""])
     return table(name, about, ["cell", "T0", "4 T0", "16 T0", "64 T0"], rows)
 
 
 def held_and_fall() -> str:
     about = (
-        "A held learning rate minus n^-0.3, both with the number of their own pilot and decays "
-        "of 30% (`anytime`, three seeds). The pilots have T0 tokens, and the columns are the "
-        "lengths of the runs."
+        "A held learning rate minus n^-0.3, both with the number of their own pilot of T0 "
+        "tokens, and with decays of 30%. The columns are the lengths of the runs (`anytime`, "
+        "three seeds, and five in the first two rows)."
     )
-    return in_cells(about, "tuned short", HELD, FALL)
+    return in_cells("tuned short", about, HELD, FALL)
 
 
 def shifted() -> str:
-    about = "(n + T0)^-0.5 minus n^-0.3, as in `tuned short`."
-    text = in_cells(about, "shifted", ROOT_OF_N, FALL)
-    gaps = [
-        np.mean(tuned_short(cell, ROOT_OF_N, 16) - tuned_short(cell, FALL, 16))
-        for cell in SHORT
-    ]
-    mean = show(over_seeds(gaps))
-    return text + f"\n| mean, with the interval over cells | | | {mean} | |"
+    about = "The trunk of WSqD, (n + T0)^-0.5, minus n^-0.3, as in `tuned short`."
+    return in_cells("shifted", about, SHIFTED, FALL)
 
 
 def any_length() -> str:
     rows = []
     for cell, (_, words) in SHORT.items():
-        power = tuned_short(cell, FALL, 16)
-        gaps = [power - tuned_short(cell, LINE, 16), power - best_line(cell, 16)]
-        peaks = best_line(cell, 16) - tuned_short(cell, LINE, 16)
-        rows.append([words, *(show(over_seeds(gap)) for gap in (*gaps, peaks))])
+        times = 64 if cell == "code-short" else 16
+        power = tuned_short(cell, FALL, times)
+        line = tuned_short(cell, LINE, times)
+        gaps = [minus(power, line), minus(power, best_line(cell, times))]
+        rows.append([f"{words}, {times} T0", *map(shown, gaps)])
     about = (
-        "n^-0.3 at 16 T0 minus a line to 0 that knew its length, with the peak of the same "
-        "pilot, and with the best peak at this length (of nine in the cells of torch at batch "
-        "size 8, of three elsewhere), chosen afterwards. And what this search gains for the line."
+        "n^-0.3 minus a line to 0 that knew its length. *Tuned short*: its peak is from a pilot "
+        "of T0 tokens, too. *Best*: at the best peak for this length, chosen afterwards, of nine "
+        "in the first two cells and of three on manual pages. Elsewhere we tried only one."
     )
-    head = ["cell", "minus line, tuned short", "minus best line", "best line minus line"]
-    return table("any length", about, head, rows)
+    return table(
+        "any length", about, ["cell", "minus line, tuned short", "minus best"], rows
+    )
 
 
 def regrets() -> str:
     """Mean losses above the lowest mean at a cell and length."""
-    columns = [(cell, times) for cell in SHORT for times in (4, 16, 64)]
-    columns = [x for x in columns if tuned_short(x[0], FALL, x[1]) is not None]
-    lines = dict.fromkeys(line for cell in SHORT for line, *_ in tested_long(cell))
     regret = defaultdict(dict)
-    for cell, times in columns:
-        means = {line: tuned_short(cell, line, times) for line in lines_of(cell)}
-        means = {line: np.mean(losses) for line, losses in means.items()}
-        lowest_mean = min(*means.values(), np.mean(best_line(cell, times)))
-        for line, mean in means.items():
-            regret[line][cell, times] = mean - lowest_mean
+    for cell in SHORT:
+        for times in TIMES[1:]:
+            if tuned_short(cell, FALL, times) is None:
+                continue
+            means = {x: mean_of(tuned_short(cell, x, times)) for x in lines_of(cell)}
+            lowest_mean = min(*means.values(), mean_of(best_line(cell, times)))
+            for line, mean in means.items():
+                regret[line][cell, times] = mean - lowest_mean
+    columns = [(cell, 16) for cell in SHORT] + [("code-short", 64)]
     rows = []
-    for line in lines:
-        at_16 = [regret[line].get((cell, 16)) for cell in SHORT]
-        texts = ["" if x is None else f"{x:.3f}" for x in at_16]
-        at_64 = regret[line].get(("code-short", 64))
-        texts.append("" if at_64 is None else f"{at_64:.3f}")
+    for line in sorted(regret, key=lambda line: max(regret[line].values())):
+        texts = []
+        for column in columns:
+            texts.append(f"{regret[line][column]:.3f}" if column in regret[line] else "")
         rows.append([line, *texts, f"{max(regret[line].values()):.3f}"])
     about = (
-        "Mean loss at 16 T0 minus the lowest mean at this cell and length, and the worst of "
-        "such differences at 4, 16 and 64 T0. Lines at all their peaks count as lowest, too."
+        "Mean loss of three seeds at 16 T0 minus the lowest mean at this cell and length, and "
+        "the worst of such differences at 4, 16 and 64 T0. Lines at all their peaks count as "
+        "lowest, too."
     )
     head = ["line", *SHORT, "code-short, 64 T0", "worst"]
     return table("regret", about, head, rows)
 
 
-def lines_of(cell: str) -> list[str]:
-    return list(dict.fromkeys(line for line, *_ in tested_long(cell)))
+TRAVELS = {  # folder -> the cell to compare with, and what differs
+    "travel-batch-2": ("batch-2", "batch size 2"),
+    "travel-batch-32": ("batch-32", "batch size 32"),
+    "travel-width-128": ("width-128", "width 128"),
+}
+
+
+def travel() -> str:
+    rows = []
+    for folder, (cell, words) in TRAVELS.items():
+        T0, _ = SHORT[cell]
+        for name in (FALL, SHIFTED):
+            texts = []
+            for times in (4, 16):
+                for (line, T, *_), losses in long_runs(folder).items():
+                    if (line, T) == (name, times * T0):
+                        texts.append(shown(minus(losses, tuned_short(cell, name, times))))
+            if texts:
+                rows.append([f"{name}, {words}", *texts])
+    about = (
+        "Runs with the number of the cell code (width 32, batch size 8, T0 = 320k), minus runs "
+        "with the number of a pilot of their own, at 4 and 16 T0 of that pilot (`anytime`). "
+        "Across batch sizes, the learning rate grows as the root of the batch size."
+    )
+    return table("travel", about, ["line", "4 T0", "16 T0"], rows)
+
+
+def long_shares() -> str:
+    rows = []
+    for line in (HELD, FALL, SHIFTED):
+        texts = []
+        for times in (16, 64):
+            half = tuned_short("code-short", line, times, 0.5)
+            texts.append(shown(minus(half, tuned_short("code-short", line, times))))
+        rows.append([line, *texts])
+    about = "A decay of 50% minus one of 30%, from the same trunk (`anytime/code-short`)."
+    return table("half", about, ["line", "16 T0", "64 T0"], rows)
+
+
+def averaged() -> str:
+    T0, _ = SHORT["code"]
+    ends = {T: losses for (_, T, *_), losses in long_runs("average").items()}
+    rows = []
+    for line in lines_of("code"):
+        gaps = [minus(ends[t * T0], tuned_short("code", line, t)) for t in (1, 4, 16)]
+        rows.append([line, *map(shown, gaps)])
+    about = (
+        "A held learning rate at weight decay 0, whose weights we average with a half-life of a "
+        "25th of the tokens seen (`anytime/average`), minus the lines of the cell code, which "
+        "decay. All are tuned at T0 = 320k."
+    )
+    return table("averaged", about, ["minus", "T0", "4 T0", "16 T0"], rows)
+
+
+# -- The price of tuning -----------------------------------------------------------------
+
+TRIES = {  # learning rates of a pilot -> their places in our grid of nine, in steps of √2
+    "3, a factor of 2 apart": range(2, 7, 2),
+    "5, a factor of 2 apart": range(0, 9, 2),
+    "7, a factor of √2 apart": range(1, 8),
+    "9, a factor of √2 apart": range(9),
+}
+
+
+def valley_of(T: int, seeds, pilot: bool) -> list[tuple]:
+    """Points (log2 of the learning rate at n = 320k, mean loss), of n^-0.3."""
+    points = []
+    for (_, tokens, _, a), losses in long_runs("price", pilot).items():
+        if tokens == T:
+            rate = a * 0.25**0.5 * 320_000**-0.3  # at batch size 8
+            points.append((math.log2(rate), mean_of(losses, seeds)))
+    return sorted(points)
+
+
+def cost_of(T0: int, places, seeds, degree: int, T: int = 5_120_000) -> float:
+    """What the choice of a pilot costs at T, NaN if it finds no minimum.
+
+    The pilot takes the bottom of a curve of this degree through all its tries.
+    """
+    tries = [valley_of(T0, seeds, pilot=True)[i] for i in places]
+    degree = min(degree, len(tries) - 1)
+    x, loss = np.transpose(tries)
+    if np.argmin(loss) in (0, len(loss) - 1):
+        return math.nan
+    curve = np.polynomial.Polynomial.fit(x, loss, degree)
+    grid = np.linspace(x[0], x[-1], 1001)
+    return fit.regret(valley_of(T, range(3), pilot=False), grid[np.argmin(curve(grid))])
+
+
+def price() -> str:
+    rows = []
+    for T0 in (80_000, 160_000, 320_000, 640_000):
+        for words, places in TRIES.items():
+            for n_seeds in (1, 2, 4):
+                texts = []
+                for degree in (3, 2):
+                    subsets = itertools.combinations(range(100, 104), n_seeds)
+                    costs = np.array([cost_of(T0, places, x, degree) for x in subsets])
+                    n_lost, mean, worst = fit.cost(costs)
+                    text = f"{mean:.4f} ({worst:.4f})"
+                    texts.append(f"{text}, {n_lost} without" if n_lost else text)
+                tokens = size(T0 * len(places) * n_seeds)
+                rows.append([f"{size(T0)}: {words}, {n_seeds} seeds", tokens, *texts])
+    about = (
+        "Pilots of n^-0.3 in the cell code, and what their choice costs at 5.12M tokens: the "
+        "mean over choices of seeds, and in parentheses the worst, in nats above the minimum of "
+        "a valley of six learning rates and three other seeds (`anytime/price`). *Without*: "
+        "choices of seeds without a minimum inside the tries, or outside the valley."
+    )
+    return table("price", about, ["pilot", "tokens", "cubic", "parabola"], rows)
 
 
 # -- The default run ---------------------------------------------------------------------
@@ -995,6 +1124,10 @@ def page() -> str:
         shifted(),
         any_length(),
         regrets(),
+        travel(),
+        long_shares(),
+        averaged(),
+        price(),
         noise(),
         warmup(),
         weight_decay(),
