@@ -451,6 +451,7 @@ def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
 
 @pytest.mark.parametrize("typed, word", [
     ("--branch=run --n_embd=64", "n_embd"),
+    ("--branch=run --seed=1", "--seed 1"),  # of weights that it does not draw
     ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
     ("--branch=run --lr=0.1", "--lr"),  # Power has none
     ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
