@@ -134,7 +134,8 @@ def schedule_of(T: int, decay_tokens: int) -> Schedule:
     for row in tables.rows_in("curves-laptop"):
         if (row["total_tokens"], row["decay_tokens"]) == (T, decay_tokens):
             if row["schedule"] == "power":
-                return make_schedule(SimpleNamespace(**row))
+                older = dict(power_shift=0, warmup_start=0)  # which records lack
+                return make_schedule(SimpleNamespace(**older | row))
 
 
 def draw_decay(path: Path, T: int = ENDS[2]) -> None:

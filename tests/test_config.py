@@ -58,6 +58,18 @@ def test_the_shape_follows_from_the_width():
     assert (cfg.m_width, cfg.logits_scaling, cfg.attention_multiplier) == (2, 2, 1 / 64)
 
 
+def test_an_mlp_keeps_the_proportion_of_its_preset_at_any_width():
+    """And the presets the widths of the paper. A typed width wins."""
+    widths = {"laptop-moe": 160, "1B": 4096, "1B-moe": 512, "PowerLM-3B": 9216}
+    for preset, n_ffn in widths.items():
+        cfg = make_config(preset=preset)
+        assert cfg.n_ffn == n_ffn
+        half = make_config(preset=preset, n_embd=cfg.n_embd // 2, n_head=8)
+        assert half.n_ffn == n_ffn // 2
+    assert make_config(preset="laptop-moe", n_embd=64, n_ffn=160).n_ffn == 160
+    assert make_config(n_embd=64).n_ffn == 160  # 2.5, in a preset that says nothing
+
+
 def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
     """30% in the laptop presets, and the paper's in its own."""
     assert make_config(total_tokens=3 * 10**6).decay_tokens == 9 * 10**5

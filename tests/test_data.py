@@ -16,13 +16,22 @@ from tools.prepare import prepare
 SEQ_LEN = 4
 
 
-def mixture_of(sizes: list[int], *stages) -> data.Mixture:
+def by_text(stages) -> list[tuple]:
+    """Shares of every source as stages of a Mixture, which leave out those that are 0."""
+    named = []
+    for first, shares in stages:
+        named.append((first, {str(i): share for i, share in enumerate(shares) if share}))
+    return named
+
+
+def mixture_of(sizes: list[int], stages: list[tuple]) -> data.Mixture:
     """Sources with so many sequences. The first token of a sequence names both numbers."""
     sources = {}
     for number, n in enumerate(sizes):
         tokens = np.arange(n * SEQ_LEN + 1) + number * 10**6
-        sources[str(number)] = data.Corpus(Path(), {}, None, tokens, tokens)
-    return data.Mixture(sources, list(stages), {}, None)
+        meta = {"fingerprint": str(number)}
+        sources[f"folder {number}"] = data.Corpus(Path(), meta, None, tokens, tokens)
+    return data.Mixture(sources, [], stages, {}, None)
 
 
 def drawn(mixture: data.Mixture, g, seed: int) -> list[tuple[int, int]]:
@@ -64,7 +73,7 @@ def test_the_order_is_that_of_a_loop(stages):
     """And does not depend on which sequences we draw together, or when."""
     sizes = [300, 41, 7][: len(stages[0][1])]
     expected = plain_order(sizes, stages, 1600, seed=3)
-    mixture = mixture_of(sizes, *stages)
+    mixture = mixture_of(sizes, by_text(stages))
     assert drawn(mixture, range(1600), seed=3) == expected
     some = [1599, 0, 1234, 7, 6, 1000, 999]
     assert drawn(mixture, some, seed=3) == [expected[g] for g in some]
@@ -72,11 +81,60 @@ def test_the_order_is_that_of_a_loop(stages):
 
 def test_an_order_is_made_once_and_few_are_kept():
     """They are large. A batch may need two of every source."""
-    mixture = mixture_of([40, 25], (0, (0.5, 0.5)))
+    mixture = mixture_of([40, 25], by_text([(0, (0.5, 0.5))]))
     drawn(mixture, range(2000), seed=0)  # 1000 of each
     cache = mixture.order_of.cache_info()
     assert cache.misses == 1000 // 40 + 1000 // 25
     assert cache.currsize == 2 * 2
+
+
+def assert_each_once(order: list[tuple[int, int]], sizes: list[int]) -> None:
+    """Every epoch of a source has each of its sequences once, by counting."""
+    for source, n in enumerate(sizes):
+        read = [sequence for number, sequence in order if number == source]
+        for start in range(0, len(read), n):
+            epoch = read[start : start + n]
+            assert len(set(epoch)) == len(epoch), (source, start)
+            assert start + n > len(read) or set(epoch) == set(range(n))
+
+
+A, B, C = {"0": 1.0}, {"1": 1.0}, {"2": 1.0}
+BOTH = {"0": 0.5, "1": 0.5}
+TURNED = {"1": 0.5, "0": 0.5}  # in a different order, so that a block has it, too
+
+
+@pytest.mark.parametrize("lives", [
+    [(0, [(0, A)]), (480, [(0, C)])],
+    [(0, [(0, BOTH)]), (333, [(0, A), (500, B)])],
+    [(0, [(0, BOTH)]), (333, [(0, TURNED), (700, C)])],
+    [(0, [(0, BOTH), (400, C)]), (450, [(0, BOTH), (600, A)])],  # inside a decay
+    [(0, [(0, BOTH)]), (250, [(0, C)]), (333, [(0, B), (800, A)]), (801, [(0, BOTH)])],
+    [(0, [(0, BOTH), (400, C)]), (400, [(0, BOTH), (400, B)])],  # decays at once
+])  # fmt: skip
+def test_a_branch_reads_each_sequence_of_an_epoch_once(lives):
+    """A run, a branch of it, a branch of the branch, and so on: (start, own stages)."""
+    sizes = [170, 133, 90]
+    order = []
+    stages = []
+    for start, own in lives:
+        order = order[:start]
+        stages = data.continued(stages, start, own)
+        order += drawn(mixture_of(sizes, stages), range(start, 1000), seed=3)
+        assert_each_once(order, sizes)
+
+
+def test_a_branch_with_the_same_shares_reads_on_in_the_same_order():
+    sizes = [170, 133, 90]
+    for own in ([(0, BOTH)], [(0, BOTH), (900, C)], [(0, BOTH), (900, BOTH)]):
+        alone = drawn(mixture_of(sizes, own), range(1200), seed=3)
+        for start in (0, 1, 899, 900, 950):
+            # the parent may have had a decay later, and a resumed run has its own
+            for parent in ([(0, BOTH), (1000, A)], own):
+                if start > 900 and parent is not own:
+                    continue
+                stages = data.continued(parent, start, own)
+                order = drawn(mixture_of(sizes, stages), range(start, 1200), seed=3)
+                assert order == alone[start:], (own, start, parent)
 
 
 def test_mixtures_are_written_as_folders_and_shares():
@@ -100,7 +158,9 @@ def test_decay_data_take_over_where_the_decay_begins(documents):
         prepare(documents[part], "bytes", Path(name))
     whole = data.load_mixture(settings(data="web", decay_data="web:0.5,code:0.5"))
     begin = math.ceil((3_200_000 - 1_000_001) / 32)
-    assert whole.stages == [(0, (1.0, 0.0)), (begin, (0.5, 0.5))]
+    texts = [data.open_corpus(name).meta["fingerprint"] for name in ("web", "code")]
+    assert whole.stages == [(0, {texts[0]: 1.0}), (begin, dict.fromkeys(texts, 0.5))]
+    assert whole.shares == [1.0, 0.0]
     web = data.load_mixture(settings(data="web"))
     assert web.meta == data.open_corpus("web").meta
     other = data.load_mixture(settings(data="web", decay_data="web:0.6,code:0.4"))

@@ -49,6 +49,14 @@ def losses(run) -> list[float]:
     return [line[key] for key in ("loss", "val_loss") for line in metrics(run, key)]
 
 
+def routing(run) -> list[float]:
+    """What an MoE logs of its routers."""
+    found = []
+    for line in metrics(run, "aux_loss"):
+        found += [line["aux_loss"], line["router_entropy"], *line["max_load"]]
+    return found
+
+
 @pytest.fixture(scope="module")
 def alone(corpus_path, tmp_path_factory) -> Path:
     """A folder with the runs of one process."""
@@ -74,6 +82,7 @@ def test_two_processes_train_and_validate_like_one(name, changed, alone, corpus_
     outputs = finish(launch(2, train_and_leave, typed))
     assert len(losses("run")) == 10 + 2
     assert losses("run") == pytest.approx(losses(alone / name), rel=1e-5)
+    assert routing("run") == pytest.approx(routing(alone / name), rel=1e-5)
     assert record_of("run")["origin"]["processes"] == 2
     # only rank 0 prints and writes
     assert "a sample" in outputs[0][0] and outputs[1] == ("", "")

@@ -1,6 +1,7 @@
 """The scores against lm-evaluation-harness, the losses against plain loops."""
 
 import dataclasses
+import json
 import math
 import random
 from pathlib import Path
@@ -274,6 +275,41 @@ def test_a_sample_continues_the_prompt(run, capsys):
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
     assert all(text.startswith("def café") for text in texts)
+
+
+def test_text_that_is_not_unicode_becomes_what_data_py_makes_of_it(run, argv, capsys):
+    """Bytes of Latin-1, as Python passes them on, and half a pair of UTF-16 in JSON."""
+    prompt = "def caf" + b"\xe9".decode(errors="surrogateescape")
+    flags = ["--model", str(run), "--device", "cpu", "--prompt", prompt]
+    assert evaluation.main([*flags, "--max_new_tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith("def caf\ufffd")
+
+    scores = []
+    for half in ("\ud83d", "?"):
+        item = {"goal": f"a {half}", "sol1": "b", "sol2": half, "label": 0}
+        Path("piqa.jsonl").write_text(json.dumps(item))
+        Path("wikitext.jsonl").write_text(json.dumps({"page": f"a {half} b"}))
+        found = []
+        for model in ([], ["--model", str(run)]):  # a tokenizer.json, and bytes
+            tasks = "--tasks piqa,wikitext --items . --out scores.json --max_len 32"
+            assert evaluation.main([*argv, *model, *tasks.split()]) == 0
+            found.append(files.read_json(Path("scores.json")))
+        scores.append(found)
+    assert scores[0] == scores[1]
+
+
+def test_mmlu_needs_five_examples_of_every_subject(argv, one_line):
+    """As in the harness. With fewer, a score would not be of the same benchmark."""
+    items = harness.all_items()
+    few = [x for x in items["mmlu.dev"] if x["subject"] == "virology"][:4]
+    rest = [x for x in items["mmlu.dev"] if x["subject"] != "virology"]
+    for dev, status in ((few + rest, 2), (items["mmlu.dev"], 0)):
+        harness.write(Path("few"), {"mmlu": items["mmlu"], "mmlu.dev": dev})
+        flags = [*argv, "--tasks=mmlu", "--items=few"]
+        if status:
+            assert "virology" in one_line(evaluation.main, flags)
+        else:
+            assert evaluation.main(flags) == 0
 
 
 def test_a_sample_ends_with_the_document(monkeypatch):

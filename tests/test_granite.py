@@ -217,11 +217,13 @@ def test_a_model_with_a_new_weight_is_not_exported(run, tmp_path):
         granite.write_folder(tmp_path, model, load_tokenizer("bytes"))
 
 
-def test_training_continues_from_imported_weights(run, corpus_path, capsys):
+def test_training_continues_from_imported_weights(run, corpus_path, capsys, one_line):
     """By the printed command, in which the user fills in what the weights do not say."""
     assert convert.main(["export", str(run), "released"]) == 0
     assert convert.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
+    share = ["--branch=imported", "--decay_share=0.3", f"--data={corpus_path}"]
+    assert "--total_tokens" in one_line(train.main, share)  # 0.3 of what?
     argv = shlex.split(command)[2:]
     choices = dict(data=str(corpus_path), lr="1e-9", batch_size="4")
     choices |= dict(warmup_tokens="0", total_tokens="2000")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mup
-from config import GPTConfig
+from config import GPTConfig, make_config
 from model import GPT
 
 TINY = dict(n_layer=2, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
@@ -86,6 +86,27 @@ def test_mup_is_flat(shape):
     assert all(abs(slope) <= 0.25 for slope in change.values()), change
     assert all(abs(start[spot]) <= 0.15 for spot in spots), start
     assert -0.7 <= start["logits"] <= -0.2
+
+
+@pytest.mark.parametrize("base_width", [32, 64])
+def test_mup_is_flat_with_the_experts_of_the_laptop_preset(base_width):
+    """They are 1.25 times as wide as the model. With one width at all, they would not be."""
+
+    def slope(**fixed) -> float:
+        def model_at(width):
+            shape = dict(n_layer=2, n_embd=width, n_head=width // 16, **fixed)
+            shape |= dict(seq_len=mup.SEQ_LEN, vocab_size=mup.VOCAB_SIZE)
+            shape |= dict(base_width=base_width, init_std=0.02, m_emb=1.0)
+            cfg = make_config(preset="laptop-moe", total_tokens=10**6, **shape)
+            model = GPT(cfg)
+            mup.init_weights(model, mup.rules(cfg))
+            return model, mup.param_groups(model, mup.rules(cfg), 0.0)
+
+        slopes = mup.coordinate_check(model_at, ["mlp"], (32, 128, 256), seeds=(0,))
+        return slopes["mlp"].change
+
+    assert abs(slope()) <= 0.25
+    assert slope(n_ffn=160) <= -0.5
 
 
 def test_standard_parametrization_is_not():

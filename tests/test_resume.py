@@ -1,6 +1,8 @@
 """A run may stop at any moment, resume and branch. It ends with the same bits."""
 
+import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -282,10 +284,16 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
 
 
 def test_a_stopped_run_says_how_to_end_it(corpus_path, capsys):
-    """Not during its warmup, which would not fit before the decay."""
-    for steps, says in ((2, False), (20, True)):
+    """Not during its warmup, which would not fit before the decay, and not if the decay
+    would have no step: a tenth of 9 steps is the first that has."""
+    for steps, says in ((2, False), (8, False), (9, True), (20, True)):
         stop(argv(data=corpus_path, out=f"after-{steps}", **SHORT), steps)
-        assert ("--decay_share" in capsys.readouterr().out) == says
+        printed = capsys.readouterr().out
+        assert ("--decay_share" in printed) == says
+    stop(argv(data=corpus_path, out="again", **SHORT), 9)
+    command = re.search(r"train.py (.*--decay_share.*)", capsys.readouterr().out)[1]
+    assert train.main([*shlex.split(command), "--out=ended"]) == 0
+    assert record_of("ended")["results"]["tokens"] == 10 * STEP
 
 
 def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
@@ -323,17 +331,133 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
     state = train.build(cfg, run_folder.read_checkpoint(start))
     decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}
     assert decays["hidden"] == 0.5 and decays["gain"] == 0
-    batch = data.load_mixture(cfg).draw(np.arange(160, 168), 32, 0)
-    loss, _ = state.model(*map(torch.from_numpy, batch))
+    # the first sequences of the first epoch of the new text
+    tokens = data.open_corpus("other").train
+    order = np.random.default_rng([0, 0]).permutation((len(tokens) - 1) // 32)
+    rows = np.stack([tokens[32 * i : 32 * i + 33] for i in order[:8]]).astype(np.int64)
+    loss, _ = state.model(torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:]))
     assert lines[0]["loss"] == loss.item()
+
+
+def epochs_in(text: str) -> dict[str, float]:
+    """The epochs of every source, in what a run prints."""
+    found = re.findall(r", ([\d.e-]+) epochs of ([^,\n]+)", text)
+    return {folder: float(epochs) for epochs, folder in found}
+
+
+def test_a_branch_onto_another_text_reads_it_from_its_start(
+    run, corpus_path, documents, capsys
+):
+    """Also if it is stopped, or made longer, and under a different name of the folder."""
+    prepare(documents[:60], "bytes", Path("other"))
+    n = (len(data.open_corpus("other").train) - 1) // 32
+    typed = "--data=other --schedule=wsd --lr=0.01"
+    whole = f"--branch=run {typed} --total_tokens={48 * STEP} --out=whole"
+    assert train.main(whole.split()) == 0
+    # 28 steps of 8 sequences, after 20 steps on another text
+    assert epochs_in(capsys.readouterr().out) == {"other": float(f"{28 * 8 / n:.2g}")}
+    stop(whole.replace("=whole", "=stopped").split(), 3)
+    assert train.main(["--out=stopped", "--resume"]) == 0
+    assert_same(everything("stopped"), everything("whole"))
+
+    part = f"--branch=run {typed} --total_tokens={30 * STEP} --out=part"
+    assert train.main(part.split()) == 0
+    longer = f"--branch=part --data=./other/ --total_tokens={48 * STEP} --out=longer"
+    assert train.main(longer.split()) == 0
+    assert_same_tensors(newest("longer")["model"], newest("whole")["model"])
+    # back to the first text, which goes on where it was
+    capsys.readouterr()
+    back = f"--branch=part --data={corpus_path} --total_tokens={48 * STEP} --out=back"
+    assert train.main(back.split()) == 0
+    first = int(record_of("back")["origin"]["parent"][-7:-3]) // STEP
+    n = (len(data.open_corpus(corpus_path).train) - 1) // 32
+    read = (20 + 48 - first) * 8
+    assert epochs_in(capsys.readouterr().out)[str(corpus_path)] == float(
+        f"{read / n:.2g}"
+    )
+
+
+def test_a_branch_counts_every_source_of_its_parent(corpus_path, documents, capsys):
+    prepare(documents[:60], "bytes", Path("b"))
+    Path("a").symlink_to(corpus_path)
+    fields = dict(data="a:0.5,b:0.5", total_tokens=20 * STEP, decay_tokens=0, **SHORT)
+    assert train.main(argv(**fields, out="run")) == 0
+    capsys.readouterr()
+    more = f"--data=a --decay_data=b --decay_tokens={6 * STEP}"
+    typed = f"--branch=run {more} --total_tokens={30 * STEP} --out=branch"
+    assert train.main(typed.split()) == 0
+    before = np.random.default_rng([0, 0]).permutation(1000)[:160]
+    read = dict(a=(before < 500).sum() + 4 * 8, b=(before >= 500).sum() + 6 * 8)
+    expected = {}
+    for name, n in read.items():
+        of_epoch = (len(data.open_corpus(name).train) - 1) // 32
+        expected[name] = float(f"{n / of_epoch:.2g}")
+    assert epochs_in(capsys.readouterr().out) == expected
+
+
+def test_a_branch_warms_up_again_from_its_start_if_asked(run):
+    """Also a branch of the branch, and a run that was stopped in its warmup."""
+    wsd = "--schedule=wsd --lr=0.01 --warmup_tokens=1024"
+    whole = f"--branch=run {wsd} --total_tokens={40 * STEP} --out=whole"
+    assert train.main(whole.split()) == 0
+    rates = [x["lr"] for x in metrics("whole")]
+    assert rates[:4] == pytest.approx([0.00125, 0.00375, 0.00625, 0.00875])
+    assert rates[4:12] == [0.01] * 8
+    stop(whole.replace("=whole", "=stopped").split(), 2)
+    longer = f"--branch=stopped --total_tokens={44 * STEP} --out=longer"
+    assert train.main(longer.split()) == 0
+    assert [x["lr"] for x in metrics("longer")][:10] == rates[2:12]
+    assert train.main(["--out=stopped", "--resume"]) == 0
+    assert_same(everything("stopped"), everything("whole"))
+    cfg = config.make_config(**record_of("whole")["config"])
+    assert rates == [make_schedule(cfg)(STEP * (i + 0.5)) for i in range(20, 40)]
+
+
+def test_a_cosine_may_start_again_with_a_warmup(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    typed = f"--branch=cosine --warmup_tokens={2 * STEP} --total_tokens={18 * STEP}"
+    assert train.main([*typed.split(), "--out=again"]) == 0
+    rates = [x["lr"] for x in metrics("again")]
+    assert rates[:2] == pytest.approx([0.02 / 4, 0.02 * 3 / 4])
+    for i, lr in enumerate(rates[2:]):  # from 10 to 18 steps
+        half = 0.5 * (1 + math.cos(math.pi * (i + 0.5) / 8))
+        assert lr == pytest.approx(0.02 * (0.1 + 0.9 * half))
+
+
+def test_a_branch_keeps_its_start_if_its_parent_deletes_it(run, corpus_path):
+    ended = [*BRANCH, f"--decay_tokens={2 * STEP}", "--out=ended"]
+    assert train.main(ended) == 0
+    start = run_folder.checkpoints(run)[-1]
+    assert train.main(RESUME) == 0
+    assert not start.exists()
+    typed = f"--branch=ended --decay_tokens={3 * STEP} --total_tokens={30 * STEP}"
+    assert train.main([*typed.split(), "--out=longer"]) == 0
+    # it reads and learns as the parent did, until the decay of the parent
+    assert metrics("longer")[0]["tokens"] == 21 * STEP
+    for ours, theirs in zip(metrics("longer"), metrics("run")[20:], strict=True):
+        assert (ours["loss"], ours["lr"]) == (theirs["loss"], theirs["lr"])
+
+
+@pytest.mark.parametrize("ending", ["--decay_share=0", "--schedule=linear --lr=0.01"])
+def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
+    prepare(documents[:60], "bytes", Path("b"))
+    fields = dict(data=corpus_path, decay_data="b", total_tokens=12 * STEP, **SHORT)
+    assert train.main(argv(**fields, out="run")) == 0
+    typed = f"--branch=run {ending} --total_tokens={16 * STEP} --out=branch"
+    assert train.main(typed.split()) == 0
+    assert record_of("branch")["config"]["decay_data"] is None
+    assert "val_loss_b" not in record_of("branch")["results"]
 
 
 @pytest.mark.parametrize("typed, word", [
     ("--branch=run --n_embd=64", "n_embd"),
+    ("--branch=run --seed=1", "--seed 1"),  # of weights that it does not draw
     ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
     ("--branch=run --lr=0.1", "--lr"),  # Power has none
     ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
     ("--branch=cosine --total_tokens=20480", "cosine"),
+    ("--branch=cosine --decay_share=0.3", "--decay_share 0.3"),
+    ("--branch=run --decay_share=1", "--decay_share 1"),
     ("--branch=run --out=cosine", "--resume"),
     ("--branch=run --data=elsewhere", "elsewhere"),
 ])  # fmt: skip

@@ -116,9 +116,14 @@ def test_a_mixture_validates_in_the_shares_of_data_also_during_the_decay(
     prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
     fields = dict(total_tokens=2 * STEP, warmup_tokens=0, decay_data=other, out="run")
     assert train.main(argv(data=f"{corpus_path}:0.75,{other}:0.25", **fields)) == 0
-    # a quarter until the decay over 51 tokens, and then all
-    epochs = (0.25 * (2 * STEP - 51) + 51) / len(data.open_corpus(other).train)
-    assert f"{epochs:.2g} epochs of {other}" in capsys.readouterr().out
+    # a quarter of a block of 1000, of which it reads 15 sequences before the decay over
+    # 51 tokens, and then one of the other
+    first = np.random.default_rng([0, 0]).permutation(1000)[:15]
+    n = (first >= 750).sum() + 1
+    epochs = n / ((len(data.open_corpus(other).train) - 1) // 32)
+    printed = capsys.readouterr().out
+    assert ", decays from 461, " in printed
+    assert f", {epochs:.2g} epochs of {other}" in printed
     results = record_of("run")["results"]
     nats = 0.75 * results[f"val_loss_{corpus_path}"] + 0.25 * results[f"val_loss_{other}"]
     corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]

@@ -81,10 +81,17 @@ def mmlu(item: dict) -> Question:
 
 
 def with_examples(question: Question, examples: list[Question]) -> Question:
-    """A question of mmlu after five examples of its subject, as in the paper."""
+    """A question of mmlu after five examples of its subject, as in the paper.
+
+    Raises UserError if they are fewer.
+    """
+    shots = [shot for shot in examples if shot.subject == question.subject][:5]
+    if len(shots) < 5:
+        rule = f"has {len(shots)} examples of {question.subject}, and needs 5"
+        raise UserError(f"mmlu.dev.jsonl: {rule}")
     before = "The following are multiple choice questions (with answers) about "
     before += f"{question.subject.replace('_', ' ')}.\n\n"
-    for shot in [shot for shot in examples if shot.subject == question.subject][:5]:
+    for shot in shots:
         before += f"{shot.contexts[shot.gold]} {shot.choices[shot.gold]}\n\n"
     return question._replace(contexts=[before + text for text in question.contexts])
 
@@ -134,7 +141,9 @@ def read_items(path: Path, read: Callable, limit: int | None = None) -> list:
     items = []
     for number, line in enumerate(path.read_bytes().splitlines()[:limit], start=1):
         try:
-            items.append(read(json.loads(line)))
+            # JSON may contain half a pair of UTF-16, for which data.py takes "?", too
+            text = json.dumps(json.loads(line), ensure_ascii=False)
+            items.append(read(json.loads(text.encode(errors="replace"))))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             rule = f"not an item of {read.__name__} ({error!r})"
             raise UserError(f"{path}, line {number}: {rule}") from None
