@@ -10,8 +10,8 @@ It prints two tables and draws two figures, and has no flags. docs/power.ipynb s
 # # A learning rate for a run that may end at any time
 #
 # A learning rate should start high and end at 0. If you know the end, draw a straight
-# line. If you do not, train a *trunk*, and decay to 0 when you decide to stop. What should
-# the learning rate of the trunk do until then?
+# line. If you do not, train a *trunk*, and decay to 0 when you decide to stop. What
+# should the learning rate of the trunk do until then?
 #
 # - *Power* lets it fall as a power of the tokens seen (Shen et al., 2024, arXiv
 #   2408.13359). This is the paper that we rebuild here.
@@ -71,10 +71,7 @@ def warmup(schedule):
 
 
 def decay(schedule, start, T):
-    """Follow the schedule until `start`, then a straight line to 0 at T (equation 8).
-
-    The paper leaves the shape open. We take the simplest.
-    """
+    """Follow the schedule until `start`, then a straight line to 0 at T (equation 8)."""
     return lambda n: schedule(min(n, start)) * min(1, max(0, T - n) / (T - start))
 
 
@@ -242,20 +239,15 @@ def trunk_and_branches(schedule, lengths, seed):
     return branches
 
 
-def lines(lr, lengths, seed):
-    """Train a line for each length T. It looks at all lengths up to T. -> {T: run}"""
+def runs_of(name, lr, lengths, seed):
+    """-> {T: run}. A straight line needs a run for each T. It looks at all lengths."""
+    if name in TRUNKS:
+        return trunk_and_branches(warmup(TRUNKS[name](lr)), lengths, seed)
     runs = {T: Run(seed) for T in lengths}
     for i, T in enumerate(lengths):
         for until in lengths[: i + 1]:
             runs[T].train(warmup(linear(lr, T)), until).look()
     return runs
-
-
-def runs_of(name, lr, lengths, seed):
-    """-> {T: run}"""
-    if name == "linear":
-        return lines(lr, lengths, seed)
-    return trunk_and_branches(warmup(TRUNKS[name](lr)), lengths, seed)
 
 
 # %% [markdown]
@@ -301,11 +293,9 @@ def pilot(name, lengths=(T0,), seeds=(0, 1, 2)):
         for seed in seeds:
             for T, run in runs_of(name, lr, lengths, seed).items():
                 valleys[T][lr].append(run.loss)
-    for T in lengths:
-        shown = "  ".join(f"{np.mean(seeds):.3f}" for seeds in valleys[T].values())
-        print(
-            f"{name:6} {T // T0} T0   {shown}   {best_rate(valleys[T]):.4f}", flush=True
-        )
+    for T, valley in valleys.items():
+        shown = "  ".join(f"{np.mean(losses):.3f}" for losses in valley.values())
+        print(f"{name:6} {T // T0} T0   {shown}   {best_rate(valley):.4f}", flush=True)
     return valleys
 
 
@@ -315,9 +305,10 @@ def best_rate(valley):  # {learning rate: [loss of a seed]}
 
 def law(valleys):
     """Fit log(best learning rate) against log(T) for every seed. -> estimate of b"""
+    losses = np.array([list(valley.values()) for valley in valleys.values()])
     exponents = []
-    for seed in range(3):
-        best = [vertex({lr: v[lr][seed] for lr in v}) for v in valleys.values()]
+    for of_seed in losses.transpose(2, 0, 1):  # [T, rates]
+        best = [vertex(dict(zip(RATES, row))) for row in of_seed]
         exponents.append(np.polyfit(np.log(list(valleys)), np.log(best), 1)[0])
     return estimate(exponents)
 
@@ -329,15 +320,25 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
     b, error = law(pilots["WSD"])
     print(f"The best learning rate of WSD goes as T^({b:.2f} ± {error:.2f})")
 
+    figure, ax = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    for marker, (T, valley) in zip("o^s", pilots["WSD"].items()):
+        losses = [np.mean(of_seeds) for of_seeds in valley.values()]
+        ax.plot(RATES, losses, marker + "-", color="#B34700", label=f"{T // T0} T0")
+        ax.plot(best_rate(valley), min(losses), "k|", markersize=14)
+    ax.set(title=f"The best goes as T^({b:.2f} ± {error:.2f})", xscale="log")
+    ax.set(xlabel="learning rate of WSD", ylabel="loss (nats per token)")
+    ax.set_xticks(RATES, RATES)
+    ax.minorticks_off()
+    ax.legend(frameon=False)
+    figure.savefig("power-valleys.png", dpi=200)
+
 # %% [markdown]
-# (After ±, we always print half of a 95% interval by Student's t over the seeds.)
-#
 # ## The idea: put n where T was
 #
-# If b is negative, a longer WSD run needs a lower learning rate. If you do not know T, use
-# at every n the learning rate that is best for a run of n tokens. Then you are always
+# If b is negative, a longer WSD run needs a lower learning rate. If you do not know T,
+# use at every n the learning rate that is best for a run of n tokens. Then you are always
 # ready to stop. This is an argument and not a theorem, because the law is about runs that
-# *held* their learning rate. Its height is tuned like that of the others:
+# *held* their learning rate. We tune its height like that of the others:
 
 # %%
 if __name__ == "__main__":
@@ -345,47 +346,18 @@ if __name__ == "__main__":
     TRUNKS["WSqD"] = lambda lr: power_law(lr, b=-1 / 2, shift=T0)  # 1/2 is theirs
     pilots |= {name: pilot(name) for name in ("Power", "WSqD", "linear")}
 
-STYLES = {
-    "WSD": ("s-.", "#B34700"),
-    "Power": ("o-", "#0072B2"),
-    "WSqD": ("^--", "#00735A"),
-    "linear": ("D:", "#7a3b8f"),
-}
-plt.rc("figure.constrained_layout", use=True)
-
-
-def draw_valley(ax, valley, name, label):
-    line, color = STYLES[name]
-    losses = [np.mean(seeds) for seeds in valley.values()]
-    ax.plot(RATES, losses, line, color=color, label=label)
-    ax.axvline(best_rate(valley), color=color, linestyle=line[1:], linewidth=1)
-    ax.set(xscale="log", xlabel="learning rate (at T0)")
-    ax.set_xticks(RATES, RATES)
-    ax.minorticks_off()
-
-
-if __name__ == "__main__":
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.4))
-    for T, valley in pilots["WSD"].items():
-        draw_valley(left, valley, "WSD", None)
-    for name in pilots:
-        best = best_rate(pilots[name][T0])
-        draw_valley(right, pilots[name][T0], name, f"{name}: {best:.4f}")
-    left.set_title(f"The best of WSD goes as T^({b:.2f} ± {error:.2f})", fontsize=11)
-    left.set_ylabel("loss at T0, 2 T0, 4 T0")
-    right.set_title("At T0, the best are", fontsize=11)
-    right.legend(frameon=False)
-    figure.savefig("power-valleys.png", dpi=200)
-
 # %% [markdown]
 # ## The race
 #
 # Now every schedule has its number. One run of each trunk ends at T0, 4 T0 and 16 T0. A
 # straight line must know its end, so it gets a run for each. Other initial weights move a
 # loss, too. So we subtract losses of runs with the same weights, with five new seeds.
+# After ± is half of a 95% interval, by Student's t over the seeds (as for b, above).
 
 # %%
 SEEDS = (3, 4, 5, 6, 7)
+STYLES = {"WSD": ("s-.", "#B34700"), "Power": ("o-", "#0072B2")}
+STYLES |= {"WSqD": ("^--", "#00735A"), "linear": ("D:", "#7a3b8f")}
 
 if __name__ == "__main__":
     print("\nThe race: mean losses, and minus WSD")
@@ -398,35 +370,25 @@ if __name__ == "__main__":
         losses[name] = np.array([[run[T].loss for run in runs[name]] for T in LENGTHS])
         row = f"{name:6}"
         for one, wsd in zip(losses[name], losses["WSD"]):
-            minus = (
-                "" if name == "WSD" else "{:+.3f} ± {:.3f}".format(*estimate(one - wsd))
-            )
+            mean, error = estimate(one - wsd)
+            minus = "" if name == "WSD" else f"{mean:+.3f} ± {error:.3f}"
             row += f"  {one.mean():.3f} {minus:14}"
         print(row, flush=True)
 
     ends = {name: losses[name][-1] for name in losses}
     best, *others = sorted(ends, key=lambda name: ends[name].mean())
-    lowest = [best]  # and those that may be as low
+    above = {name: estimate(ends[name] - ends[best]) for name in others}
+    undecided = [name for name, (mean, error) in above.items() if mean < error]
     print(f"At 16 T0, {best} is lowest. Above it are")
-    for name in others:
-        mean, error = estimate(ends[name] - ends[best])
-        note = ""
-        if mean < error:
-            lowest.append(name)
-            note = " (undecided)"
+    for name, (mean, error) in above.items():
+        note = " (undecided)" if name in undecided else ""
         print(f"  {name:6} {mean:.3f} ± {error:.3f}{note}")
     early = np.array([dict(run[16 * T0].curve)[4 * T0] for run in runs["linear"]])
     mean, error = estimate(early - losses["linear"][1])
-    print(
-        f"At 4 T0, the line to 16 T0 is {mean:.3f} ± {error:.3f} above the line to 4 T0."
-    )
+    print(f"The line to 16 T0 is at 4 T0 {mean:.3f} ± {error:.3f} above the one to 4 T0.")
 
-# %% [markdown]
-# The learning rates, and the differences with their 95% intervals:
-
-# %%
-if __name__ == "__main__":
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.4), width_ratios=(2, 3))
+    layout = dict(layout="constrained", width_ratios=(2, 3))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.4), **layout)
     for k, (name, (line, color)) in enumerate(STYLES.items()):
         for run in runs[name][0].values():
             n = np.arange(len(run.rates)) * STEP / T0
@@ -435,7 +397,7 @@ if __name__ == "__main__":
         beside = np.array(LENGTHS) / T0 * 1.06**k  # so that no bar hides another
         right.errorbar(beside, *minus.T, fmt=line, color=color, label=name)
     left.set(title="Learning rates", xlabel="tokens / T0")
-    right.set(title=f"Lowest at 16 T0: {', '.join(lowest)}", xscale="log")
+    right.set(title=f"Lowest at 16 T0: {', '.join([best, *undecided])}", xscale="log")
     right.set(xlabel="length of the run / T0", ylabel="loss minus that of WSD")
     right.set_xticks((1, 4, 16), (1, 4, 16))
     right.minorticks_off()
@@ -446,16 +408,15 @@ if __name__ == "__main__":
 # ## How to read this
 #
 # **The law.** If its interval contains 0, three seeds do not show that the best learning
-# rate falls. The law took runs of up to 4 T0, so Power has seen more than the others.
+# rate falls. It took runs of up to 4 T0, so Power has seen more than the others.
 #
 # **The race.** All were tuned at T0. What a schedule loses from there to 16 T0, it loses
 # to a number that no longer fits. *Undecided* means that the interval contains 0. The
-# intervals are over the seeds of the race. They know nothing of the noise in the pilot,
-# of another text, or of another model.
+# intervals know nothing of the noise in the pilot, of another text, or of another model.
 #
-# **The setting.** We chose a batch size of 2 and a T0 of 80 steps, because then three
-# minutes hold many steps and five seeds, and after we had seen others, because here the
-# gaps are wide. So this file is a demonstration. The evidence, from other lengths, batch
-# sizes and texts, is in [claims](../research/claims.md). Copy the pilot, and no number.
+# **The setting.** With batch size 2 and T0 = 80 steps, three minutes hold five seeds. We
+# also chose it because the gaps are wide, after we had seen others. So this file is a
+# demonstration, and our evidence is in [claims](../research/claims.md). Copy the pilot,
+# and no number.
 #
 # **When not.** If you know T, take the line. But tune its peak near T, and not at T0.
