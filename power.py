@@ -321,11 +321,15 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
     print(f"The best learning rate of WSD goes as T^({b:.2f} ± {error:.2f})")
 
     figure, ax = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    lr = np.geomspace(min(RATES), max(RATES))
     for marker, (T, valley) in zip("o^s", pilots["WSD"].items()):
-        losses = [np.mean(of_seeds) for of_seeds in valley.values()]
-        ax.plot(RATES, losses, marker + "-", color="#B34700", label=f"{T // T0} T0")
-        ax.plot(best_rate(valley), min(losses), "k|", markersize=14)
-    ax.set(title=f"The best goes as T^({b:.2f} ± {error:.2f})", xscale="log")
+        means = [np.mean(losses) for losses in valley.values()]
+        parabola = np.poly1d(np.polyfit(np.log2(RATES), means, 2))
+        ax.plot(RATES, means, marker, color="#B34700", label=f"T = {T // T0} T0")
+        ax.plot(lr, parabola(np.log2(lr)), color="#B34700")
+        best = best_rate(valley)
+        ax.plot(best, parabola(np.log2(best)), "k|", markersize=14)
+    ax.set(title=f"Best learning rate ~ T^({b:.2f} ± {error:.2f})", xscale="log")
     ax.set(xlabel="learning rate of WSD", ylabel="loss (nats per token)")
     ax.set_xticks(RATES, RATES)
     ax.minorticks_off()

@@ -25,7 +25,7 @@ MODULES = {"rules": mup, "branch": power.Run, "update_mean": average}
 WRONG = [  # function, what of its source to replace, with what, part of the judge's line
     ("decay", "min(n, start)", "n", "hold its last value"),
     ("decay", "max(0, T - n)", "(T - n)", "beyond T"),
-    ("decay", "(T - n)", "(T - n) ** 2", "tenths of the decay"),
+    ("decay", "(T - start))", "(T - start)) ** 2", "tenths of the decay"),
     ("power_law", "(T0 + shift)", "T0", "at n = T0"),
     ("power_law", "min(lr_max, ", "(", "under the ceiling"),
     ("power_law", "(n + shift) / (T0 + shift)", "n / T0", "shift = T0"),

@@ -195,8 +195,9 @@ SOURCE = Path(power.__file__).read_text(encoding="utf-8")
 FIGURES = {"power-valleys.png", "power.png"}
 SMALLER = {
     "SEQ_LEN = 128": "SEQ_LEN = 8",
-    "T0 = 80 * STEP": "T0 = 10 * STEP",
-    "WARMUP = 16 * STEP": "WARMUP = 2 * STEP",
+    "T0 = 80 * STEP": "T0 = 5 * STEP",
+    "WARMUP = 16 * STEP": "WARMUP = STEP",
+    "(0.004, 0.008, 0.016, 0.032, 0.064)": "(0.016, 0.032, 0.064)",
     "256, 32, 2, 2": "256, 8, 1, 1",
     "[:128]": "[:16]",
     'rglob("*.py"))': 'rglob("*.py"))[::20]',

@@ -94,7 +94,7 @@ def test_power_law_stays_below_its_ceiling():
 
 def test_power_law_takes_its_shift():
     schedule = power.power_law(0.01, b=-1 / 2, shift=power.T0)
-    for n, factor in ((0, 2**0.5), (7 * power.T0, 0.5)):
+    for n, factor in ((3 * power.T0, 0.5**0.5), (7 * power.T0, 0.5)):
         what = f"lr = 0.01, b = -1/2, shift = T0: the rate at n = {n // power.T0} T0"
         check_value(schedule(n), 0.01 * factor, what)
 
