@@ -46,7 +46,8 @@ DECAY = 0.3  # share of a run
 # %% [markdown]
 # ## Schedules
 #
-# A schedule is a function from n, the tokens seen so far, to a learning rate.
+# A schedule is a function from n, the tokens seen so far, to a learning rate. (The decays
+# of the paper are curves. Ours are straight, so a line to 0 is a decay, too.)
 
 
 # %%
@@ -414,9 +415,9 @@ if __name__ == "__main__":
 # **The law.** If its interval contains 0, three seeds do not show that the best learning
 # rate falls. It took runs of up to 4 T0, so Power has seen more than the others.
 #
-# **The race.** All were tuned at T0. What a schedule loses from there to 16 T0, it loses
-# to a number that no longer fits. *Undecided* means that the interval contains 0. The
-# intervals know nothing of the noise in the pilot, of another text, or of another model.
+# **The race.** All were tuned at T0. If a schedule falls behind from there to 16 T0, its
+# number is no longer good. *Undecided* means that the interval contains 0. The intervals
+# know nothing of the noise in the pilot, of another text, or of another model.
 #
 # **The setting.** With batch size 2 and T0 = 80 steps, three minutes hold five seeds. We
 # also chose it because the gaps are wide, after we had seen others. So this file is a
