@@ -23,14 +23,14 @@ from tools import flags
 HINTS = {  # function -> the number of its exercise, and a hint
     "decay": (
         1,
-        "Return a function of n, as `warmup` does. The decay follows the schedule "
-        "until it starts. From there on, a factor lowers the last value of the "
-        "schedule. The factor is (e^(1 - x) - 1) / (e - 1), where x is the finished "
-        "share of the decay, from 0 to 1. What should happen beyond T?",
+        "Return a function of n, as `warmup` does. Until `start` it follows the schedule. "
+        "From there on, the schedule keeps its value of `start`, and a factor takes it "
+        "down, from 1 at `start` to 0 at T. What should happen beyond T?",
     ),
     "power_law": (
         2,
-        "Return a function of n. Which learning rate does the law give at n = 0?",
+        "Return a function of n. By which factor does it fall if n + shift doubles? The "
+        "shift may not change its value at n = T0.",
     ),
     "rules": (
         3,
@@ -41,8 +41,7 @@ HINTS = {  # function -> the number of its exercise, and a hint
     ),
     "vertex": (
         4,
-        "np.polyfit fits a parabola. On which axis are the learning rates evenly spaced? "
-        "If the parabola has no bottom among the tries, print a line that says so.",
+        "np.polyfit fits a parabola. On which axis are the learning rates evenly spaced?",
     ),
     "branch": (
         5,
@@ -52,8 +51,7 @@ HINTS = {  # function -> the number of its exercise, and a hint
     "trunk_and_branches": (
         5,
         "A decay takes the last round(DECAY * T) tokens. Train every token of the trunk "
-        "only once. End the curve of every branch with a look. With look_every, begin it "
-        "with one, too.",
+        "only once. The trunk looks before a branch leaves it.",
     ),
     "update_mean": (
         6,

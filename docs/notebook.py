@@ -1,7 +1,7 @@
 """Make docs/power.ipynb from power.py, with the outputs of its cells.
 
     pip install nbclient ipykernel
-    python docs/notebook.py        about five minutes
+    python docs/notebook.py        about three minutes
 
 A line `# %%` starts a cell of code, and `# %% [markdown]` a cell of text. The first cell
 installs the libraries that a hosted notebook lacks.

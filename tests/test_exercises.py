@@ -23,18 +23,29 @@ import judge  # noqa: E402
 # where the functions are that are not in power.py
 MODULES = {"rules": mup, "branch": power.Run, "update_mean": average}
 WRONG = [  # function, what of its source to replace, with what, part of the judge's line
-    ("decay", "schedule(start)", "schedule(n)", "hold its last value"),
-    ("decay", "min(1.0, ", "(", "beyond T"),
-    ("power_law", "beta**q * a", "(a * beta)**q", "q = 0.5"),
-    ("power_law", " if n > 0 else lr_max", "", "at n = 0"),
+    ("decay", "min(n, start)", "n", "hold its last value"),
+    ("decay", "max(0, T - n)", "(T - n)", "beyond T"),
+    ("decay", "(T - start))", "(T - start)) ** 2", "tenths of the decay"),
+    ("power_law", "(T0 + shift)", "T0", "at n = T0"),
+    ("power_law", "min(lr_max, ", "(", "under the ceiling"),
+    ("power_law", "(n + shift) / (T0 + shift)", "n / T0", "shift = T0"),
+    ("power_law", "** b", "** (b / 2)", "b = -0.51"),
     ("rules", "1.0 / m", "1.0 / math.sqrt(m)", "hidden has the wrong lr_scale"),
     ("rules", "std / math.sqrt(m)", "std / m", "hidden has the wrong init_std"),
     ("vertex", "return", "return min(losses, key=losses.get)  #", "Your bottom"),
+    ("vertex", "2**bottom", "bottom", "undo the logarithm"),
     ("vertex", "c2 > 0", "True", "opens downward"),
-    ("vertex", "min(x) <= bottom <= max(x)", "True", "its bottom above the tries"),
-    ("vertex", "print(", "str(", "one printed line"),
+    ("vertex", "x.min() <= bottom <= x.max()", "True", "its bottom above the tries"),
     ("branch", "copy.deepcopy(self)", "copy.copy(self)", "move the trunk's weights"),
-    ("trunk_and_branches", "    branches[T].look()", "    pass", "end with a look"),
+    ("trunk_and_branches", ", T).look()", ", T)", "end with a look"),
+    ("trunk_and_branches", "start).look()", "start)", "before every branch"),
+    ("trunk_and_branches", "Run(seed)", "Run(0)", "Has it the seed"),
+    (
+        "trunk_and_branches",
+        "trunk.branch()",
+        "Run(seed).train(schedule, start)",
+        "train the trunk once",
+    ),
     ("update_mean", "(weights - mean) / steps", "0.1 * (weights - mean)", "all of them"),
 ]
 FUNCTIONS = list(exercise.HINTS)
@@ -98,9 +109,8 @@ def test_every_figure_of_the_page_is_drawn(monkeypatch):
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     names = re.findall(r"^python draw\.py (\w+)$", page, re.M)
     assert set(names) == set(draw.PICTURES)
-    monkeypatch.setattr(draw, "T", 4_096)
+    monkeypatch.setattr(draw, "T", 8_192)
     monkeypatch.setattr(draw, "LENGTHS", (10_240,))
-    monkeypatch.setattr(power, "WARMUP", 2_048)
     for picture in draw.PICTURES.values():
         picture()
     plt.close("all")

@@ -20,10 +20,9 @@ def train_and_average(run, schedule, until):
     The mean is of the weights after every step of this call, and not of those before.
     """
     average = copy.deepcopy(run.model)
-    step_tokens = run.batch_size * power.SEQ_LEN
     steps = 0
-    while run.tokens + step_tokens <= until:
-        run.train(schedule, run.tokens + step_tokens)
+    while run.tokens + power.STEP <= until:
+        run.train(schedule, run.tokens + power.STEP)
         steps += 1
         update_mean(average, run.model, steps)
     return average

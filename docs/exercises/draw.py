@@ -19,23 +19,20 @@ import average
 import judge
 import power
 
-T = 320_000  # tokens
-LR = 0.01
-LENGTHS = (80_000, 160_000, 320_000, 640_000)  # of the branches, in tokens
+T = 16 * power.T0  # tokens
+LR = 0.016
+LENGTHS = [2**k * power.T0 for k in (1, 2, 3, 4)]  # of the branches, in tokens
 
 
 def steps() -> dict:
     """Name -> schedule of the four steps, as far as they are written."""
-    beta = power.BATCH_SIZE * power.SEQ_LEN / 4096
-    held = power.constant(LR)
-    warm = power.warmup(held, power.WARMUP)
-    schedules = {"constant": held, "constant with warmup": warm}
+    warm = power.warmup(power.constant(LR))
+    start = T - round(power.DECAY * T)
+    schedules = {"constant": power.constant(LR), "constant with warmup": warm}
     try:
-        decay_tokens = round(power.DECAY * T)
-        schedules["WSD: ... and decay"] = power.decay(warm, T, decay_tokens)
-        law = power.power_law(a=0.7, b=-0.3, beta=beta, lr_max=0.02, q=0.5)
-        warm = power.warmup(law, power.WARMUP)
-        schedules["Power: power_law for constant"] = power.decay(warm, T, decay_tokens)
+        schedules["WSD: ... and decay"] = power.decay(warm, start, T)
+        warm = power.warmup(power.power_law(LR, b=-0.3, lr_max=0.064))
+        schedules["Power: power_law for constant"] = power.decay(warm, start, T)
     except NotImplementedError as missing:
         print(f"{missing} to see more")
     return schedules
@@ -47,16 +44,17 @@ def draw_steps(with_loss: bool = False) -> None:
     columns = len(schedules)
     size = (3 * columns, 3 * rows)
     _, axes = plt.subplots(rows, columns, figsize=size, sharey="row", squeeze=False)
-    tokens = range(0, T + 1, 400)
+    tokens = range(1, T + 1, power.STEP)
     for (name, schedule), column in zip(schedules.items(), axes.T):
         column[0].plot(tokens, [schedule(n) for n in tokens])
         column[0].set_title(name, loc="left", fontsize=9)
         column[-1].set_xlabel("tokens")
         if with_loss:
-            run = power.Run(power.BATCH_SIZE).train(schedule, T, look_every=16_000)
-            run.look()
+            run = power.Run(seed=0)
+            for part in range(1, 17):
+                run.train(schedule, part * T // 16).look()
             column[1].plot(*zip(*run.curve))
-            print(f"{name:<30} ends at {run.curve[-1][1]:.3f}", flush=True)
+            print(f"{name:<30} ends at {run.loss:.3f}", flush=True)
     axes[0, 0].set_ylabel("learning rate")
     axes[-1, 0].set_ylabel("loss (nats per token)" if with_loss else "learning rate")
 
@@ -87,8 +85,8 @@ def draw_rules() -> None:
 
 
 def draw_vertex() -> None:
-    # the losses that power.py measured at batch size 8 and T = 160,000
-    losses = {0.004: 2.479, 0.008: 2.402, 0.016: 2.297, 0.032: 2.296, 0.064: 2.465}
+    # the losses that power.py measured for WSD at T0
+    losses = {0.004: 2.740, 0.008: 2.643, 0.016: 2.603, 0.032: 2.612, 0.064: 2.761}
     _, ax = plt.subplots(figsize=(5, 3))
     ax.plot(losses.keys(), losses.values(), "o")
     bottom = power.vertex(losses)
@@ -102,17 +100,13 @@ def draw_vertex() -> None:
 
 def draw_branch() -> None:
     _, ax = plt.subplots(figsize=(6, 4))
-    schedule = power.warmup(power.constant(LR), power.WARMUP)
-    trunk, branches = power.trunk_and_branches(
-        schedule, power.BATCH_SIZE, LENGTHS, look_every=16_000
-    )
-    ax.plot(*zip(*trunk.curve), label="trunk")
+    schedule = power.warmup(power.constant(LR))
+    branches = power.trunk_and_branches(schedule, LENGTHS, seed=0)
+    ax.plot(*zip(*branches[LENGTHS[-1]].curve[:-1]), "k-", label="trunk")
     for length, branch in branches.items():
-        step = power.BATCH_SIZE * power.SEQ_LEN
-        start = length - round(power.DECAY * length)
-        decay = [point for point in branch.curve if point[0] > start - step]
+        decay = branch.curve[-2:]
         ax.plot(*zip(*decay), "o-", label=f"branch, T = {length:,}")
-        first, last = decay[0][1], decay[-1][1]
+        first, last = decay[0][1], decay[1][1]
         print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
     ax.set(xlabel="tokens", ylabel="loss (nats per token)")
     ax.legend()
@@ -121,24 +115,24 @@ def draw_branch() -> None:
 def draw_average() -> None:
     """The loss of a run that holds its learning rate, and of two ways to end it."""
     _, ax = plt.subplots(figsize=(6, 4))
-    schedule = power.warmup(power.constant(LR), power.WARMUP)
-    run = power.Run(power.BATCH_SIZE)
+    schedule = power.warmup(power.constant(LR))
+    run = power.Run(seed=0)
     for length in LENGTHS:
-        decay_tokens = round(power.DECAY * length)
-        run.train(schedule, length - decay_tokens, look_every=16_000)
+        start = length - round(power.DECAY * length)
+        run.train(schedule, start).look()
         branch = run.branch()
-        branch.train(power.decay(schedule, length, decay_tokens), length)
-        mean = average.train_and_average(run, schedule, length)
+        branch.train(power.decay(schedule, start, length), length).look()
+        mean = run.branch()
+        mean.model = average.train_and_average(run, schedule, length)
+        mean.look()
         run.look()
-        branch.look()
-        losses = {"held": run.loss, "decay": branch.loss}
-        losses["mean"] = power.held_out_loss(mean)
+        losses = {"held": run.loss, "decay": branch.loss, "mean": mean.loss}
         shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
         print(f"T = {length:7,}: {shown}", flush=True)
         ax.plot(length, losses["decay"], "v", color="tab:blue")
         ax.plot(length, losses["mean"], "o", color="tab:green")
     ax.plot(*zip(*run.curve), color="black")
-    ax.set(xlabel="tokens", ylabel="loss (nats per token)", ylim=(1.8, 2.6))
+    ax.set(xlabel="tokens", ylabel="loss (nats per token)")
     ax.set_title("held (line), decay (triangle), mean (dot)", loc="left")
 
 
