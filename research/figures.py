@@ -102,7 +102,7 @@ def schedule_of(T: int, decay_tokens: int) -> Schedule:
     for row in tables.rows_in("curves-laptop"):
         if (row["total_tokens"], row["decay_tokens"]) == (T, decay_tokens):
             if row["schedule"] == "power":
-                return make_schedule(SimpleNamespace(**row))
+                return make_schedule(SimpleNamespace(**{"power_shift": 0} | row))
 
 
 def draw_decay(path: Path, T: int = ENDS[2]) -> None:
@@ -152,8 +152,8 @@ def draw_valleys(path: Path) -> None:
     over_T = "16× the tokens, best\nlearning rate × {ratio}"
     over_batch = "8× the batch size, best\nlearning rate × {ratio}"
     panels = [
-        titled(fit.panel(some_T, at, "T"), over_T),
-        titled(fit.panel(some_batches, at, "batch_size"), over_batch),
+        titled(fit.panel(fit.valleys_of(some_T), at, "T"), over_T),
+        titled(fit.panel(fit.valleys_of(some_batches), at, "batch_size"), over_batch),
     ]
     plots.draw_valleys(path, panels)
 
@@ -165,7 +165,7 @@ def draw_transfer(path: Path) -> None:
     panels = []
     for name, is_standard in (("Without μP", True), ("With μP", False)):
         some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
-        panel = fit.panel(some, some[0].cell, "shape")
+        panel = fit.panel(fit.valleys_of(some), some[0].cell, "shape")
         panels.append(titled(panel, f"{name}: {ratio}"))
     plots.draw_valleys(path, panels)
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import fit
+import paper
 from tools import files
 from tools.plots import size
 from tools.reports import show
@@ -79,17 +80,22 @@ SWEEPS = {
 }
 
 
+def minima(runs: list[fit.Trial], **curve) -> dict[fit.Cell, float]:
+    """The x of the minimum of every cell that has one."""
+    return fit.bottoms(fit.valleys_of(runs), **curve)
+
+
 @cache
 def runs_with_minima(folder: str) -> list[fit.Trial]:
     """The runs of the cells that have a best learning rate."""
     runs = fit.trials_of(rows_in(folder))
-    best = fit.minima(runs)
+    best = minima(runs)
     return [run for run in runs if run.cell in best]
 
 
 def b_and_q(runs: list[fit.Trial]) -> np.ndarray:
     """The answers and intervals of b and q [2, 3]."""
-    return fit.jackknife(runs, lambda some: np.array(fit.fit_law(some)[:2]))
+    return fit.jackknife(runs, lambda some: np.array(fit.fit_law(minima(some))[:2]))
 
 
 def laws() -> str:
@@ -97,7 +103,7 @@ def laws() -> str:
     for name, folder in SWEEPS.items():
         runs = runs_with_minima(folder)
         b, q = b_and_q(runs)
-        b_paper, _ = fit.jackknife(runs, fit.fit_paper_law)
+        b_paper, _ = fit.jackknife(runs, paper.fit_paper_law)
         n_cells = len({run.cell for run in runs})
         answers = [show(answer, ".2f") for answer in (b, q, b_paper)]
         rows.append([name, f"{len(rows_in(folder)):,}", str(n_cells), *answers])
@@ -118,7 +124,7 @@ def widths() -> str:
 
     def log2_ratios(some: list[fit.Trial]) -> np.ndarray:
         """log2 of a, relative to the first width."""
-        log2_a = fit.fit_law(some).log2_a
+        log2_a = fit.fit_law(minima(some)).log2_a
         return np.array([log2_a[shape] - log2_a[shapes[0]] for shape in shapes])
 
     rows = []
@@ -144,7 +150,7 @@ def cost_beside(runs: list[fit.Trial], step: float) -> float:
 def valleys() -> str:
     runs = runs_with_minima("wsd-laptop")
     best = {}
-    for cell, x in fit.minima(runs).items():
+    for cell, x in minima(runs).items():
         if cell.shape == "width 64":
             best[cell.T, cell.batch_size] = 2**x
     rows = [
@@ -163,14 +169,16 @@ def valleys() -> str:
 
 def longer_than(T: int, folder: str, words: str = "") -> dict[str, np.ndarray]:
     """{"T = 320k": what the law of the runs up to T loses in longer ones}, see fit.py."""
-    by_times = fit.longer_runs(runs_with_minima(folder), T)
+    valleys = fit.valleys_of(runs_with_minima(folder))
+    by_times = fit.longer_runs(valleys, T)
     return {f"T = {size(n * T)}{words}": found for n, found in by_times.items() if n > 1}
 
 
 def worth() -> str:
     T = 160_000
     regrets = longer_than(T, "wsd-laptop")
-    regrets |= fit.larger_runs(runs_with_minima("wsd-laptop"), T)
+    valleys = fit.valleys_of(runs_with_minima("wsd-laptop"))
+    regrets |= fit.larger_runs(valleys, T)
     regrets |= longer_than(T, "wsd-laptop-long", ", warmup 32,000")
     rows = []
     for name, of_cells in regrets.items():
@@ -200,7 +208,7 @@ def transfer() -> str:
 
         def log2_best(some: list[fit.Trial]) -> np.ndarray:
             """log2 of the best learning rate of every width, and of the last / the first."""
-            best = {cell.shape: x for cell, x in fit.minima(some).items()}
+            best = {cell.shape: x for cell, x in minima(some).items()}
             x = [best[shape] for shape in shapes]
             return np.array([*x, x[-1] - x[0]])
 
@@ -230,7 +238,7 @@ def power() -> str:
         costs = []
         for seed in sorted({run.seed for run in runs}):
             some = [run for run in runs if run.seed == seed]
-            found = fit.minima(some, degree=2, window=5).values()
+            found = minima(some, degree=2, window=5).values()
             best += [2**bottom if name == "a" else bottom for bottom in found]
             costs += [cost_beside(some, -step), cost_beside(some, step)]
         row = [name, f"{statistics.mean(best):.2f}", f"{statistics.stdev(best):.2f}"]
@@ -281,10 +289,10 @@ def comparison() -> str:
     for line in sorted(losses, key=lambda line: np.mean(losses[line])):
         row = [line, f"{np.mean(losses[line]):.3f}"]
         gaps = ["", ""]
-        if line != fit.BASELINE:
+        if line != paper.BASELINE:
             gaps = [
-                difference(line, fit.BASELINE, "dense"),
-                difference(line, fit.BASELINE, "dense", 1_280_000),
+                difference(line, paper.BASELINE, "dense"),
+                difference(line, paper.BASELINE, "dense", 1_280_000),
             ]
         rows.append(row + gaps)
     about = (
@@ -295,7 +303,7 @@ def comparison() -> str:
         "for Power. *Paper*: the exponents of the paper, and its ceiling of 0.02, which at "
         "batch size 8 holds until up to 130,000 tokens."
     )
-    head = ["line", "loss", f"minus {fit.BASELINE}", "at T = 1.28M"]
+    head = ["line", "loss", f"minus {paper.BASELINE}", "at T = 1.28M"]
     return table("comparison", about, head, rows)
 
 
@@ -513,7 +521,7 @@ def shares() -> str:
 
 def common_slope(runs: list[fit.Trial]) -> np.ndarray:
     """b of runs with one shape, with its own a for every batch size [1]."""
-    best = fit.minima(runs)
+    best = minima(runs)
     batches = sorted({cell.batch_size for cell in best})
     design = []
     for cell in best:
@@ -533,7 +541,7 @@ def b_by_decay() -> str:
     rows = []
     for folder, name in DECAYS.items():
         best = {}
-        for cell, x in fit.minima(runs_with_minima(f"{DECAY}/{folder}")).items():
+        for cell, x in minima(runs_with_minima(f"{DECAY}/{folder}")).items():
             best[cell.batch_size, cell.T] = f"{2**x:.4f}"
         answers = [b_of_decay(folder), b_of_decay(folder, [8]), b_of_decay(folder, [32])]
         lrs = [best.get((8, T), "") for T in LENGTHS[:5]]

@@ -123,7 +123,7 @@ def test_its_law_is_that_of_fit():
             for lr, loss in losses.items():
                 rows.append(dict(same, seq_len=power.SEQ_LEN, lr=lr, loss=loss))
     assert power.fit_law(minima) == pytest.approx((a, b, q), rel=1e-9)
-    law = fit.fit_law(fit.trials_of(rows))
+    law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.trials_of(rows))))
     (log2_a,) = law.log2_a.values()
     assert (2**log2_a, law.b, law.q) == pytest.approx((a, b, q), rel=1e-9)
 

@@ -78,6 +78,7 @@ def test_a_field_without_effect_leaves_the_curve_and_all_others_move_it(kind):
     changes = dict(
         lr=0.02, power_a=400, power_b=-0.4, power_q=0.5, lr_max=0.003, min_lr_ratio=0.2,
         warmup_tokens=200, decay_share=0.4, decay_tokens=400, decay_shape="linear",
+        power_shift=100.0,
     )  # fmt: skip
 
     def curve(**changed):
@@ -152,7 +153,9 @@ def test_vectors_follow_from_the_formula_of_the_program_and_from_our_words(name)
         assert (names["n"], names["lr"], words(n)) == (n, near, near)
         if name == "ours":
             assert n == (k - 0.5) * RUN["c"]
-            schedule = make_schedule(SimpleNamespace(power_q=1, **port["settings"]))
+            schedule = make_schedule(
+                SimpleNamespace(power_q=1, power_shift=0, **port["settings"])
+            )
             assert schedule(n) == near
 
 
