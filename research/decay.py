@@ -54,7 +54,7 @@ def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> TrainC
     """A run of sweep.py's laptop."""
     fields = dict(batch_size=batch_size, seed=seed, n_embd=width) | fields
     fields = dict(warmup_tokens=WARMUP * batch_size * 128, weight_decay=0.1) | fields
-    fields |= dict(n_head=width // 16, data_seed=seed, total_tokens=T)
+    fields |= dict(n_head=width // 16, data_seed=seed, total_tokens=T, device="cpu")
     return make_config(**sweep.LAPTOP | fields)
 
 
@@ -235,11 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.question == "records":
         write_records(args.out, RESULTS)
         return 0
-    args.out /= args.question
-    args.typed, args.slurm = dict(device="cpu"), None
-    args.experiment, args.scale = args.question, "laptop"
     runs_of, n_seeds = QUESTIONS[args.question]
-    sweep.train_all([one for s in range(n_seeds) for one in runs_of(s)], args)
+    runs = [one for seed in range(n_seeds) for one in runs_of(seed)]
+    sweep.train_all(runs, args.out / args.question, args.workers, dry_run=args.dry_run)
     return 0
 
 

@@ -24,11 +24,11 @@ import numpy as np
 
 import fit
 import sweep
+from config import TrainConfig, make_config
 from fit import STANDARD, Cell, Trial
-from schedules import paper_batch_size
-from sweep import AS_PAPER, GPU, LAPTOP, ON_GPU, PAPER, Grid, doublings, make_run, rates
-from sweep import TrainConfig, make_config, warm
-from tools import files, flags, plots
+from schedules import fields_without_effect, paper_batch_size
+from sweep import GPU, LAPTOP, PAPER, Grid, doublings, make_run, rates, warm
+from tools import engines, flags, plots
 from tools.flags import UserError
 from tools.plots import size
 from tools.reports import print_cells, show
@@ -39,22 +39,24 @@ NO_CEILING = dict(lr_max=1.0)
 CENTER = NO_CEILING | dict(power_a=16.0, power_b=-0.51, power_q=1.0)
 PAPER_POWER = PAPER | CENTER | dict(preset="36M-power", power_a=4.0, lr_max=0.02)
 
+ON_GPU = dict(times=1.5, head=64)
+
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
 TRANSFER = {
-    "quick": Grid(warm(LAPTOP, 2_000), [32, 64, 128], [4], 1, [80_000]),
-    "laptop": Grid(warm(LAPTOP, 2_000), [32, 64, 128, 256], [4], 3, [160_000]),
-    "gpu": Grid(warm(GPU, 25_000), [128, 256, 512, 1024, 2048], [16], 1, [4 * 10**6],
+    "quick": Grid(warm(LAPTOP, 2_000), [32, 64, 128], [4], [0], [80_000]),
+    "laptop": Grid(warm(LAPTOP, 2_000), [32, 64, 128, 256], [4], [0, 1, 2], [160_000]),
+    "gpu": Grid(warm(GPU, 25_000), [128, 256, 512, 1024, 2048], [16], [0], [4 * 10**6],
                 **ON_GPU),
-    "paper": Grid(warm(PAPER, 10**9), [128, 256, 512, 1024], [128], 1, [4 * 10**9],
-                  **AS_PAPER),
+    "paper": Grid(warm(PAPER, 10**9), [128, 256, 512, 1024], [128], [0], [4 * 10**9],
+                  head=64),
 }  # fmt: skip
 
 
 def transfer_runs(grid: Grid) -> list[TrainConfig]:
     """WSD runs under muP, then without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=grid.head**-0.5)
-    return sweep.wsd_runs(grid) + sweep.wsd_runs(grid, **standard)
+    return sweep.runs_of(grid) + sweep.runs_of(grid, **standard)
 
 
 def report_transfer(rows: list[dict], out: Path) -> None:
@@ -120,7 +122,13 @@ def fit_paper_law(trials: list[Trial]) -> np.ndarray:
         for cell in cells[:3]:
             design.append([math.log2(cell.T), 1.0])
             ratios.append(best[cell] - math.log2(cell.beta))  # lr / beta
-    return fit.least_squares(design, ratios)
+    return least_squares(design, ratios)
+
+
+def least_squares(design: list[list], y: list) -> np.ndarray:
+    """Return the coefficients [k] of a design [n, k], NaN if many fit equally well."""
+    solution, _, rank, _ = np.linalg.lstsq(np.array(design), np.array(y), rcond=1e-6)
+    return solution if rank == len(solution) else np.full(len(solution), math.nan)
 
 
 # -- Power: its best a and b -------------------------------------------------------------
@@ -128,20 +136,18 @@ def fit_paper_law(trials: list[Trial]) -> np.ndarray:
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
 POWER = {
-    "quick": Grid(warm(LAPTOP | CENTER, 16_000), [32], [2, 8], 1, doublings(40_000, 4)),
-    "laptop": Grid(warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], 2,
+    "quick": Grid(warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)),
+    "laptop": Grid(warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1],
                    doublings(80_000, 5)),
-    "gpu": Grid(warm(GPU | CENTER, 400_000), [256], [16, 32, 64], 1,
+    "gpu": Grid(warm(GPU | CENTER, 400_000), [256], [16, 32, 64], [0],
                 doublings(10**6, 5), **ON_GPU),
-    "paper": Grid(warm(PAPER_POWER, 10**9), [256], doublings(32, 5), 1,
-                  doublings(2 * 10**9, 7), **AS_PAPER),
+    "paper": Grid(warm(PAPER_POWER, 10**9), [256], doublings(32, 5), [0],
+                  doublings(2 * 10**9, 7), head=64),
 }  # fmt: skip
 
 
 def power_runs(grid: Grid) -> list[TrainConfig]:
     """Power with several a at the central b, and with several b at the central a."""
-    if grid.lrs:
-        raise UserError("--lrs: this experiment varies --power_a and --power_b")
     a = grid.common["power_a"]
     b = grid.common["power_b"]
     scan = [(float(f"{a * 2 ** (k / 2):.4g}"), b) for k in range(-4, 5)]
@@ -215,15 +221,16 @@ class Tuning(NamedTuple):
     budgets: list[int]
 
 
+FIVE = [0, 1, 2, 3, 4]
 COMPARE = {
-    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], 1, doublings(20_000, 4),
-                  rates(10, 18, 2)),
-    "laptop": Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], 5, doublings(80_000, 5),
-                   rates(8, 16)),
-    "gpu": Grid(warm(GPU, 400_000), [256, 512], [8, 32], 5, doublings(10**6, 5),
-                rates(8, 16), **ON_GPU),
-    "paper": Grid(warm(PAPER_POWER, 10**9), [512, 1024], [128, 512], 3,
-                  doublings(16 * 10**9, 5), rates(4, 14), **AS_PAPER),
+    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4),
+                  lrs=rates(10, 18, 2)),
+    "laptop": Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5),
+                   lrs=rates(8, 16)),
+    "gpu": Grid(warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5),
+                lrs=rates(8, 16), **ON_GPU),
+    "paper": Grid(warm(PAPER_POWER, 10**9), [512, 1024], [128, 512], [0, 1, 2],
+                  doublings(16 * 10**9, 5), lrs=rates(4, 14), head=64),
 }  # fmt: skip
 TUNING = {
     "quick": Tuning(32, 2, [20_000, 40_000]),
@@ -289,7 +296,7 @@ class Comparison:
     def tuning_runs(self) -> list[TrainConfig]:
         runs = []
         for line in LINES.values():
-            for seed in range(self.grid.seeds):
+            for seed in self.grid.seeds:
                 for of_lr in self.candidates(line, seed).values():
                     runs += of_lr
         return runs
@@ -303,15 +310,14 @@ class Comparison:
 
     def row_of(self, cfg: TrainConfig) -> dict:
         """The row of a run, with an infinite loss if it is not finished."""
-        records = sweep.finished(sweep.file_of(sweep.trunk_of(cfg), self.folder))
-        record = records.get(sweep.ending_of(vars(cfg)))
-        return vars(cfg) | {"loss": files.loss_of(record) if record else math.inf}
+        loss = sweep.loss_of(cfg, self.folder)
+        return vars(cfg) | {"loss": math.inf if loss is None else loss}
 
     def testing_runs(self) -> dict[str, list[TrainConfig]]:
         """{line: its runs at the tuned learning rates, in all cells and budgets}"""
         runs = defaultdict(list)
         for name, line in LINES.items():
-            lrs = [self.tuned_lr(line, seed) for seed in range(self.grid.seeds)]
+            lrs = {seed: self.tuned_lr(line, seed) for seed in self.grid.seeds}
             for cell in sweep.all_cells(self.grid):
                 _, batch_size, seed = cell
                 for T in self.grid.budgets:
@@ -324,7 +330,7 @@ class Comparison:
         lrs = self.grid.lrs
         print(f"tuned learning rates, from {min(lrs):g} to {max(lrs):g}:")
         for name, line in LINES.items():
-            tuned = [self.tuned_lr(line, seed) for seed in range(self.grid.seeds)]
+            tuned = [self.tuned_lr(line, seed) for seed in self.grid.seeds]
             print(f"  {name:<22}{', '.join(f'{lr:g}' for lr in tuned)}")
 
 
@@ -387,57 +393,66 @@ def differences(trials: list[Trial], baseline: str) -> dict[str, np.ndarray]:
 # -- The command line --------------------------------------------------------------------
 
 
-def transfer(grid: Grid, args) -> None:
-    sweep.train_all(transfer_runs(grid), args)
-    if not args.dry_run:
-        report_transfer(fit.read_sweep(args.out), args.out)
-
-
-def power(grid: Grid, args) -> None:
-    sweep.train_all(power_runs(grid), args)
-    if not args.dry_run:
-        report_power(fit.read_sweep(args.out), args.out)
-
-
-def compare(grid: Grid, args) -> None:
+def compare(grid: Grid, args) -> list[dict]:
+    """Tune all lines, then test them. Returns the rows of the tests, none in a dry run."""
     comparison = Comparison(grid, TUNING[args.scale], args.out)
     # make all runs before we train any, because a flag may not suit the last
     comparison.testing_runs()
-    sweep.train_all(comparison.tuning_runs(), args)
+    sweep.train_sweep(args, comparison.tuning_runs())
     by_line = comparison.testing_runs()
-    sweep.train_all(sum(by_line.values(), []), args)
+    sweep.train_sweep(args, sum(by_line.values(), []))
     if args.dry_run:
-        return
+        return []
     comparison.print_tuned()
     rows = []
     for line, runs in by_line.items():
         rows += [comparison.row_of(cfg) | {"line": line} for cfg in runs]
-    report_compare(rows, args.out)
+    return rows
 
 
-EXPERIMENTS = {
-    "transfer": sweep.Experiment(TRANSFER, transfer, "wsd"),
-    "power": sweep.Experiment(POWER, power, "power"),
-    "compare": sweep.Experiment(COMPARE, compare, None),
-}
+GRIDS = {"transfer": TRANSFER, "power": POWER, "compare": COMPARE}
 REPORTS = {"transfer": report_transfer, "power": report_power, "compare": report_compare}
 
 
+def run_experiment(grid: Grid, args) -> None:
+    """Train what the folder lacks, and report all of it."""
+    if args.experiment == "compare":
+        rows = compare(grid, args)
+    else:
+        runs_of = {"transfer": transfer_runs, "power": power_runs}[args.experiment]
+        sweep.train_sweep(args, runs_of(grid))
+        rows = [] if args.dry_run else fit.read_sweep(args.out)
+    if rows:
+        REPORTS[args.experiment](rows, args.out)
+
+
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if not any(word.startswith("--report") for word in argv):
-        return sweep.main(argv, "paper.py", __doc__, EXPERIMENTS)
     parser = flags.program_parser("paper.py", __doc__)
-    parser.add_argument("experiment", choices=tuple(REPORTS))
-    parser.add_argument("--report", type=Path, help="folder of records")
-    parser.add_argument("--out", type=Path, help="folder of figures (default: the same)")
-    args = parser.parse_args(argv)
-    try:
-        rows = fit.read_sweep(args.report)
-        REPORTS[args.experiment](rows, args.out or args.report)
-    except (UserError, OSError) as error:
-        return flags.fail("paper.py", error)
-    return 0
+    parser.add_argument("experiment", choices=tuple(GRIDS))
+    parser.add_argument("--report", type=Path, help="report this folder, train nothing")
+    args = sweep.parse(parser, argv)
+    if args.report:
+
+        def program() -> None:
+            REPORTS[args.experiment](fit.read_sweep(args.report), args.out)
+
+        return engines.run_program("paper.py", program)
+
+    ignored = sweep.OURS | {"schedule"}
+    if args.experiment == "compare":
+        ignored |= {"power_b", "power_q"}
+    else:
+        schedule = "power" if args.experiment == "power" else "wsd"
+        ignored = ignored - {"power_a", "lr_max"} | fields_without_effect(schedule)
+    sweep.refuse(parser, args.typed, ignored)
+    if args.experiment == "power" and args.lrs:
+        parser.error("--lrs: this experiment varies --power_a and --power_b")
+
+    def program() -> None:
+        grid = sweep.grid_of(args, GRIDS[args.experiment][args.scale])
+        run_experiment(grid, args)
+
+    return engines.run_program("paper.py", program)
 
 
 if __name__ == "__main__":

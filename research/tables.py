@@ -19,8 +19,11 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
+import config
 import fit
 import paper
+import schedules
+from schedules import best_lr
 from tools import files
 from tools.plots import size
 from tools.reports import show
@@ -95,7 +98,12 @@ def runs_with_minima(folder: str) -> list[fit.Trial]:
 
 def b_and_q(runs: list[fit.Trial]) -> np.ndarray:
     """The answers and intervals of b and q [2, 3]."""
-    return fit.jackknife(runs, lambda some: np.array(fit.fit_law(minima(some))[:2]))
+
+    def answer(some: list[fit.Trial]) -> np.ndarray:
+        law = fit.fit_law(minima(some))
+        return np.full(2, np.nan) if law.assumed else np.array([law.b, law.q])
+
+    return fit.jackknife(runs, answer)
 
 
 def laws() -> str:
@@ -527,7 +535,7 @@ def common_slope(runs: list[fit.Trial]) -> np.ndarray:
     for cell in best:
         is_batch = [float(cell.batch_size == batch_size) for batch_size in batches]
         design.append([math.log2(cell.T), *is_batch])
-    return fit.least_squares(design, list(best.values()))[:1]
+    return paper.least_squares(design, list(best.values()))[:1]
 
 
 def b_of_decay(folder: str, batches=(8, 32)) -> np.ndarray:
@@ -556,6 +564,147 @@ def b_by_decay() -> str:
     )
     head = ["decay", "b", "b at 8", "b at 32", *(size(T) for T in LENGTHS[:5]), "at 32"]
     return table("b by decay", about, head, rows)
+
+
+PEAKS_OF = {  # row of schedules.PEAKS: where its best peaks are
+    ("wsd", 0.0): "none",
+    ("wsd", 0.1): "10",
+    ("wsd", 0.3): "30",
+    ("wsd", 1.0): "linear",
+}
+
+
+@cache
+def best_peaks(schedule: str, share: float) -> dict[tuple, float]:
+    """{(batch size, T): log2 of the best peak of an ending at width 32}"""
+    beside = rows_in(f"{DECAY}/weight-decay")  # for batch size 2
+    small = [r for r in beside if r["batch_size"] == 2 and r["weight_decay"] == 0.1]
+    curve = {}
+    if schedule == "cosine":  # four peaks, so a parabola
+        rows = [r for r in rows_in(f"{DECAY}/trunks") if r["schedule"] == "cosine"]
+        curve = dict(degree=2, window=4)
+    else:
+        rows = list(rows_in(f"{DECAY}/{PEAKS_OF[schedule, share]}"))
+        name = "linear" if share == 1.0 else "wsd"
+        is_share = [share == 1.0 or row["decay_share"] == share for row in small]
+        rows += [r for r, x in zip(small, is_share) if x and r["schedule"] == name]
+    best = minima(fit.trials_of(rows), **curve)
+    return {(cell.batch_size, cell.T): x for cell, x in best.items()}
+
+
+def power_ratios() -> dict[tuple, float]:
+    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}
+
+    Of a parabola through three values of a.
+    """
+    ratios = {}
+    for share in (0.1, 0.3):
+        rows = []
+        for row in rows_in(f"{DECAY}/warmup"):
+            warmup = 32 * row["batch_size"] * row["seq_len"]
+            if (row["decay_share"], row["warmup_tokens"]) == (share, warmup):
+                rows.append(row)
+        wsd = best_peaks("wsd", share)
+        for cell, points in fit.valleys_of(fit.trials_of(rows)).items():
+            c2, c1, _ = np.polyfit(*np.array(points).T, 2)
+            if (cell.batch_size, cell.T) in wsd:
+                ratio = -c1 / (2 * c2) - wsd[cell.batch_size, cell.T]
+                ratios[cell.batch_size, cell.T, share] = ratio
+    return ratios
+
+
+def peak_ratios() -> dict[tuple, dict]:
+    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
+    reference = best_peaks("wsd", 0.3)
+    found = {}
+    for row in schedules.PEAKS:
+        if row[0] != "power":
+            best = best_peaks(*row)
+            found[row] = {x: best[x] - reference[x] for x in best if x in reference}
+    return found | {("power", 0.3): power_ratios()}
+
+
+def fitted_peaks() -> dict[tuple, tuple[float, float]]:
+    """{row of schedules.PEAKS: (c, e)}, by least squares. Power has no e."""
+    fitted = {}
+    for row, ratios in peak_ratios().items():
+        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
+        y = list(ratios.values())
+        e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
+        fitted[row] = (2**c, e)
+    return fitted
+
+
+def laptop_law() -> np.ndarray:
+    """log2 a, b and q of WSD with a decay of 30%, from three sweeps with two decays."""
+    design = []
+    y = []
+    memory = {}
+    for cell, x in minima(runs_with_minima("memory-laptop/0.1")).items():
+        memory[cell.batch_size, cell.T] = x
+    sweeps = [(0.3, best_peaks("wsd", 0.3)), (0.1, best_peaks("wsd", 0.1)), (0.1, memory)]
+    for share, best in sweeps:
+        for (batch_size, T), x in best.items():
+            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
+            y.append(x - math.log2(schedules.peak("wsd", share, T)))
+    return np.linalg.lstsq(np.array(design), np.array(y))[0]
+
+
+def peaks() -> str:
+    rows = []
+    for (schedule, share), (c, e) in fitted_peaks().items():
+        name = {0.0: "none", 1.0: "linear to 0"}.get(share, f"WSD, {share:.0%}")
+        name = {"cosine": "cosine to a tenth", "power": "Power"}.get(schedule, name)
+        ratios = peak_ratios()[schedule, share]
+        by_batch = []
+        for batch_size in (2, 8, 32):
+            some = [ratios[x] for x in sorted(ratios) if x[0] == batch_size]
+            by_batch.append(", ".join(f"{2**ratio:.2f}" for ratio in some))
+        rows.append([name, f"{c:.2f}", f"{e:.2f}", *by_batch])
+    log2_a, b, q = laptop_law()
+    about = (
+        "The best peak of an ending over that of WSD with a decay of 30%, as c (T / 1.28M)^e, "
+        "which is `schedules.PEAKS`, and the ratios in the order of T (`decay-laptop`: width "
+        "32, T from 320k to 5.12M; batch size 2 only at 1.28M, cosines without 320k, where "
+        "the lowest was at an edge). Power is its learning rate at n = T, over the peak of WSD "
+        "with the same decay, 10% before 30%. Turned with these, the best peaks of WSD here "
+        f"and in `memory-laptop/0.1` have a = {2**log2_a:.3f}, b = {b:.4f}, q = {q:.4f}, which "
+        "is the law of the laptop presets."
+    )
+    head = ["decay", "c", "e", "batch size 2", "8", "32"]
+    return table("peaks", about, head, rows)
+
+
+def laptop_law_costs() -> str:
+    """What the law of the presets loses in all sweeps with its weight decay."""
+    law = config.LAPTOP_LAW
+    sweeps = {
+        "WSD, 30%": (f"{DECAY}/30", "wsd", 0.3),
+        "WSD, 10%": (f"{DECAY}/10", "wsd", 0.1),
+        "linear to 0": (f"{DECAY}/linear", "linear", 0.0),
+        "no decay": (f"{DECAY}/none", "constant", 0.0),
+        "WSD, 10%, memory-laptop": ("memory-laptop/0.1", "wsd", 0.1),
+        "WSD, 10%, wsd-laptop": ("wsd-laptop", "wsd", 0.1),
+        "WSD, 10%, wsd-laptop-long": ("wsd-laptop-long", "wsd", 0.1),
+    }
+    rows = []
+    for name, (folder, schedule, share) in sweeps.items():
+        regrets = []
+        for cell, points in fit.valleys_of(runs_with_minima(folder)).items():
+            if cell.T < 300_000:
+                continue
+            lr = schedules.peak(schedule, share, cell.T) * best_lr(cell.T, cell.beta, law)
+            regrets.append(fit.regret(points, math.log2(lr)))
+        outside, mean, worst = fit.cost(np.array(regrets))
+        assert outside == 0
+        rows.append([name, str(len(regrets)), f"{mean:.4f}", f"{worst:.4f}"])
+    about = (
+        "Loss of the law of the laptop presets above the minimum of a valley, in our sweeps "
+        "with its weight decay, at T of 320k and more (widths 32, 64 and 128; batch sizes 1 "
+        "to 32). In sample for the first two and `memory-laptop`."
+    )
+    head = ["sweep", "cells", "mean", "worst"]
+    return table("law of the presets", about, head, rows)
 
 
 def fall() -> str:
@@ -864,6 +1013,8 @@ def page() -> str:
         how_long(),
         shares(),
         b_by_decay(),
+        peaks(),
+        laptop_law_costs(),
         fall(),
         noise(),
         warmup(),

@@ -1,4 +1,4 @@
-"""Text that fit.py and research/paper.py print, from plain values.
+"""Text that fit.py and research/paper.py print, from plain values. They decide.
 
 An *answer* here is a number and the ends of its interval, which are NaN if it has none.
 """
@@ -34,35 +34,48 @@ def print_cells(title: str, texts: dict) -> None:
         print_table(["T", *(f"batch {B:g}" for B in batches)], rows)
 
 
-def print_edges(reasons: dict) -> None:
-    """Print a line for each end of the tried learning rates at which cells are lowest.
+def print_runs(rows: list[dict], n_kept: int, n_best: int, n_cells: int) -> None:
+    """Print what was fitted. n_kept: runs that count. n_best: cells with a minimum."""
+    runs = f"{len(rows):,} runs of {rows[0]['schedule']}"
+    if rows[0]["decay_share"]:
+        runs += f" with a decay of {rows[0]['decay_share']:.0%}"
+    print(f"{runs}; {n_best} of {n_cells} cells have a minimum")
+    if n_kept < len(rows):
+        print(f"left out {len(rows) - n_kept} runs that not all seeds have, or twice")
 
-    reasons: {cell: why it has no bottom}.
-    """
-    for end, beyond in (("lowest", "lower"), ("highest", "higher")):
-        where = []
-        for cell, reason in reasons.items():
-            if reason == f"at {end}":
-                where.append(f"T = {size(cell.T)} at batch size {cell.batch_size:g}")
-        if where:
-            cells = ", ".join(where)
-            print(f"best at the {end} learning rate: {cells}; add {beyond} --lrs")
+
+def print_edge(end: str, cells: list, lrs: list[float]) -> None:
+    """Print that cells have their lowest loss at an end, and the flag that mends it."""
+    where = [f"T = {size(cell.T)} at batch size {cell.batch_size:g}" for cell in cells]
+    print(f"best at the {end} learning rate: {', '.join(dict.fromkeys(where))}")
+    print(f"  run the sweep again with --lrs {','.join(f'{lr:g}' for lr in lrs)}")
+
+
+def print_seeds(texts: dict[str, str]) -> None:
+    """Print {seed: its best learning rate}, for a law of one cell."""
+    print("  of each seed alone: " + ", ".join(texts.values()))
+
+
+ONE = {"b": "run length", "q": "batch size"}  # what does not determine an exponent
 
 
 def print_law(law, numbers: dict, last_two: list[float]) -> None:
     """Print a law with its intervals. numbers: see fit.intervals. last_two: lengths T."""
     b, last_b, q, a = (numbers[name] for name in ("b", "last b", "q", "a"))
     first, *others = [name for name in numbers if name not in ("b", "last b", "q", "a")]
-    print("\nlr = a beta^q T^b of all cells, with 95% intervals")
-    print(f"  b  {show(b)}")
-    if show(last_b) != show(b):
-        print(f"     {show(last_b)} from T = {' to '.join(map(size, last_two))} alone")
-    if math.isnan(q[0]):
-        print(f"  q  {law.q:g} assumed, because all runs have one batch size")
-        print(f"  a  {law.a:.3g} with this q")
-    else:
-        print(f"  q  {show(q)}")
-        print(f"  a  {show(a, '.3g')}")
+    n = "n" if law.schedule == "power" else "T"
+    print(f"\nlr = a beta^q {n}^b, with 95% intervals")
+    for name in ("b", "q"):
+        if name in law.assumed:
+            why = f"assumed, as in the preset, because the runs have one {ONE[name]}"
+            print(f"  {name}  {getattr(law, name):.3g}  ({why})")
+        else:
+            print(f"  {name}  {show(numbers[name])}")
+        if name == "b" and "b" not in law.assumed and show(last_b) != show(b):
+            print(
+                f"     {show(last_b)} from T = {' to '.join(map(size, last_two))} alone"
+            )
+    print(f"  a  {show(a, '.3g')}")
     for shape in others:
         ratio = show(numbers[shape], ".2f")
         print(f"     {ratio} times as high for {shape} as for {first}")
@@ -103,12 +116,20 @@ def cost_in_words(outside: int, mean: float, worst: float) -> str:
     return ", ".join(words)
 
 
-def print_verdict(gains: dict[str, float]) -> None:
-    """gains: {longer runs: nats that the same learning rate loses more than the law}."""
+def print_verdict(T: float, gains: dict[str, float], n_seeds: int) -> None:
+    """Say whether a law of the runs up to T was worth it in longer runs.
+
+    gains: {longer runs: nats that the same learning rate loses more than the law}.
+    """
     against = [label for label, gain in gains.items() if gain < 0]
     if against:
-        print(f"Not worth it: the same learning rate lost less at {', '.join(against)}.")
+        print(
+            f"Not worth it: the learning rate of {size(T)}, kept, lost less than the law"
+        )
+        print(f"of runs up to {size(T)} at {', '.join(against)}.")
     elif any(gain >= 0 for gain in gains.values()):
         print("In longer runs, the law lost no more than the same learning rate.")
     else:
         print("No row tests the law in longer runs.")
+    if n_seeds == 1:
+        print("With one seed, minima are rough, and intervals too narrow. Train three.")
