@@ -108,6 +108,37 @@ def test_no_step_has_learning_rate_zero(kind):
         assert all(schedule(100 * step + 50) > 0 for step in range(steps))
 
 
+# -- From a law to a learning rate -------------------------------------------------------
+
+
+def test_peaks_are_those_of_the_table_and_between_them_on_a_line():
+    for (name, share), (c, e) in schedules.PEAKS.items():
+        times = schedules.PEAKS["power", 0.3][0] if name == "power" else 1.0
+        if name == "power":
+            c, e = schedules.PEAKS["wsd", share]
+        for T in (320e3, 5.12e6):
+            expected = times * c * (T / 1.28e6) ** e
+            assert schedules.peak(name, share, T) == pytest.approx(expected)
+    for T in (80e3, 1.28e6, 20e6):
+        assert schedules.peak("constant", 0.0, T) == schedules.peak("wsd", 0.0, T)
+        assert schedules.peak("linear", 0.0, T) == schedules.peak("wsd", 1.0, T)
+        # the more decays, the higher
+        peaks = [schedules.peak("wsd", share / 100, T) for share in range(101)]
+        assert peaks == sorted(peaks)
+    assert schedules.peak("linear", 0.0, 1e12) == schedules.peak("linear", 0.0, 20e6)
+
+
+def test_power_has_one_law_for_all_lengths():
+    law = config.LAPTOP_LAW
+    short, long = (
+        schedules.rates(law, config.make_config(total_tokens=T)) for T in (10**6, 10**8)
+    )
+    assert short == long
+    b, q = (short[name] for name in ("power_b", "power_q"))
+    assert (b, q) == (law.b, law.q)
+    assert short["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
+
+
 # -- Other programs ----------------------------------------------------------------------
 
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ import paper
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import TIMES, paper_batch_size
+from schedules import paper_batch_size, peak, rate_of
 from tools import devices, engines, files, plots
 from tools.prepare import prepare
 
@@ -351,7 +352,7 @@ def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
 
 def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch, capsys):
     common = SMALL | dict(preset="laptop", warmup_tokens=64)
-    grid = sweep.Grid(common, [16], [8], 1, [320], [0.005, 0.02])
+    grid = sweep.Grid(common, [16], [8], [0], [320], lrs=[0.005, 0.02])
     monkeypatch.setitem(paper.COMPARE, "quick", grid)
     monkeypatch.setitem(paper.TUNING, "quick", paper.Tuning(16, 4, [160]))
     monkeypatch.setattr(engines, "on_this_machine", in_this_process)
@@ -410,10 +411,41 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, cap
     assert f"4 runs with {4 * 5120:,} tokens" in capsys.readouterr().out
 
 
+def configs_of(experiment: str, argv: list[str]) -> list[TrainConfig]:
+    """The runs of a sweep."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "train_sweep", lambda args, runs: found.extend(runs))
+        assert sweep.main([experiment, *argv]) == 0
+    return found
+
+
+def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
+    text = f"--data={corpus_path}"
+    runs = configs_of("pilot", [text, "--steps=100"])
+    assert len(runs) == 10 and {cfg.seed for cfg in runs} == {100, 101}
+    for cfg in runs:
+        assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
+        assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
+    # around that of the preset, at n = T
+    rates = sorted({round(rate_of(vars(cfg)), 6) for cfg in runs})
+    usual = make_config()
+    middle = usual.power_a * 0.5 * (100 * 1024) ** usual.power_b
+    assert rates[2] == pytest.approx(middle, rel=0.2)
+    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
+    # exact values, for an edge
+    runs = configs_of("pilot", [text, "--lrs=0.001,0.05", "--power_b=-0.4"])
+    assert {cfg.power_b for cfg in runs} == {-0.4}
+    assert {round(rate_of(vars(cfg)), 6) for cfg in runs} == {0.001, 0.05}
+    # the peak of another schedule, at another batch size
+    runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
+    assert {cfg.total_tokens for cfg in runs} == {320 * 2 * 128}
+    assert len({cfg.lr for cfg in runs}) == 5
+
+
 def test_the_command_line_replaces_the_grid():
-    argv = ["wsd", "--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
-    args = sweep.parse([*argv, "--beta2=0.9", "--lrs=0.01"])
-    configs = sweep.wsd_runs(sweep.grid_of(args, sweep.GRIDS["quick"]))
+    argv = ["--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
+    configs = configs_of("wsd", [*argv, "--beta2=0.9", "--lrs=0.01"])
     assert len(configs) == 2 * 2 * 2
     values = lambda name: {getattr(cfg, name) for cfg in configs}
     assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
@@ -431,7 +463,11 @@ WRONG = [
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
-    ("wsd --schedule power", "--schedule"),
+    ("wsd --power_shift 3", "--power_shift"),
+    ("wsd --steps 100", "--steps"),
+    ("pilot --steps 20", "--steps"),
+    ("pilot --budgets 80k", "--budgets"),
+    ("pilot --lr_max 0.1", "--lr_max"),
     ("wsd --weight_decy 1", "weight_decy"),
     ("wsd --data no", "no"),
     ("wsd --slurm no_such=1", "--slurm"),
@@ -450,8 +486,7 @@ def test_a_wrong_command_line_is_one_line(line, word, corpus_path, capsys):
 
 # -- Every grid gives a made-up law back -------------------------------------------------
 
-SCALES = tuple(sweep.GRIDS)
-EXPERIMENTS = sweep.EXPERIMENTS | paper.EXPERIMENTS
+SCALES = tuple(sweep.GRIDS["wsd"])
 
 
 def law_of(scale: str) -> dict:
@@ -472,9 +507,9 @@ def off(cfg, scale: str, lr: float | None = None) -> float:
 def made_up(experiment: str, scale: str, loss, *more: str) -> list[dict]:
     """Run a whole experiment in a folder of its name. loss(cfg): of a run."""
 
-    def train_trunks(trunks, tokens, args) -> None:
+    def train_trunks(trunks, tokens, folder, place) -> None:
         for trunk, runs in trunks.items():
-            with open(args.out / f"{trunk}.jsonl", "a") as file:
+            with open(folder / f"{trunk}.jsonl", "a") as file:
                 for cfg in runs:
                     record = {"config": vars(cfg), "results": {"val_loss": loss(cfg)}}
                     file.write(json.dumps(record) + "\n")
@@ -482,10 +517,11 @@ def made_up(experiment: str, scale: str, loss, *more: str) -> list[dict]:
     argv = [experiment, f"--scale={scale}", *more, f"--out={experiment}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "train_trunks", train_trunks)
-        patch.setattr(sweep, "with_vocabulary", lambda grid, typed: grid)
+        patch.setattr(sweep.data, "with_corpus", lambda cfg, fixed: cfg)
         mixture = SimpleNamespace(meta={"fingerprint": "0"})
         patch.setattr(sweep.data, "load_mixture", lambda cfg: mixture)
-        assert (sweep if experiment == "wsd" else paper).main(argv) == 0
+        program = paper if experiment in paper.GRIDS else sweep
+        assert program.main(argv) == 0
     return fit.read_sweep(Path(experiment))
 
 
@@ -498,19 +534,44 @@ OTHERS = ("--schedule=constant", "--schedule=linear", "--schedule=cosine",
     [(scale, "--seeds=1") for scale in SCALES] + [("quick", x) for x in OTHERS],
 )
 def test_wsd_and_other_schedules_give_their_law_back(scale, more):
+    of = {"schedule": "wsd", "decay_share": "0.1"}
+    name, _, value = more.removeprefix("--").partition("=")
+    schedule, share, _ = (of | {name: value, "seeds": ""}).values()
+    # as far from WSD's as in the table, at one T
+    times = peak(schedule, float(share), 640_000) / peak("wsd", 0.1, 640_000)
+
     def loss(cfg) -> float:
-        distance = off(cfg, scale) - math.log2(TIMES[cfg.schedule])
+        distance = off(cfg, scale) - math.log2(times)
         return 2 + 0.03 * distance**2 + 1 / math.log(cfg.total_tokens)
 
     made_up("wsd", scale, loss, more)
     assert fit.main(["wsd"]) == 0
     found = files.read_json(Path("wsd/law.json"))
     law = law_of(scale)
-    law["a"] *= TIMES[found["schedule"]]
+    law["a"] *= times
     assert {name: found[name] for name in law} == pytest.approx(law, rel=0.01)
-    share = 0.3 if more == "--decay_share=0.3" else 0.1
-    share *= found["schedule"] == "wsd"
-    assert found["measured"]["decay_share"] == pytest.approx([share, share], rel=1e-2)
+    assert found["schedule"] == schedule
+    assert found["decay_share"] == (float(share) if schedule == "wsd" else 0)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_pilot_gives_the_best_number_back(scale):
+    """Also if it is twice as high as that of the preset."""
+
+    def loss(cfg) -> float:
+        x = math.log2(rate_of(vars(cfg)) / (2 * usual_rate(cfg)))
+        return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
+
+    def usual_rate(cfg) -> float:
+        usual = make_config(preset=cfg.preset)
+        return rate_of(vars(cfg) | {"power_a": usual.power_a})
+
+    rows = made_up("pilot", scale, loss)
+    assert fit.main(["pilot"]) == 0
+    found = files.read_json(Path("pilot/law.json"))
+    usual = make_config(preset=rows[0]["preset"])
+    assert found["a"] == pytest.approx(2 * usual.power_a, rel=1e-3)
+    assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -554,7 +615,8 @@ def test_power_gives_the_best_a_and_b_back(scale, capsys):
 @pytest.mark.parametrize("scale", SCALES)
 def test_compare_gives_tuning_and_lines_back(scale):
     """The loss of a run says how far it is from the best learning rate."""
-    grid = paper.COMPARE[scale]
+    common = {"schedule": "wsd"} | paper.COMPARE[scale].common
+    grid = paper.COMPARE[scale]._replace(common=common)
     tuning = paper.TUNING[scale]
 
     def loss(cfg) -> float:
@@ -583,7 +645,7 @@ def test_compare_gives_tuning_and_lines_back(scale):
 
         lr = min(grid.lrs, key=mean)
         n_cells = len(grid.widths) * len(grid.batches) * len(grid.budgets)
-        assert len(runs) == n_cells * grid.seeds
+        assert len(runs) == n_cells * len(grid.seeds)
         for cfg in runs:
             assert cfg.schedule == line.fields["schedule"]
             distance = wrong(lr, cfg.batch_size, cfg.total_tokens)
