@@ -31,7 +31,7 @@ from sweep import GPU, LAPTOP, PAPER, Grid, doublings, make_run, rates, warm
 from tools import engines, flags, plots
 from tools.flags import UserError
 from tools.plots import size
-from tools.reports import print_cells, show
+from tools.reports import panel, print_cells, show
 
 # Power is scanned around this. The a of the paper, 4, is too low for our small batches,
 # and its ceiling, 0.02, would make runs with different large a equal
@@ -71,7 +71,8 @@ def report_transfer(rows: list[dict], out: Path) -> None:
     for title, group in groups.items():
         if group:
             print_widths(title, group)
-            drawn = fit.panel(fit.valleys_of(group), group[-1].cell, "shape")
+            curves = fit.with_curves(fit.valleys_of(group))
+            drawn = panel(curves, group[-1].cell, "shape")
             panels.append(drawn | {"title": title})
     plots.draw_valleys(out / "transfer.png", panels)
     print(f"\n{out}: transfer.png")
@@ -201,7 +202,8 @@ def report_scan(rows: list[dict], name: str, fixed: str, figure: Path) -> None:
         spread = f"standard deviation {np.std(of_all):.3f}"
         print(f"{n_valleys}: mean {np.mean(of_all):.3f}, {spread}")
     at = trials[-1].cell
-    drawn = fit.panel(fit.valleys_of(trials), at, "batch_size", name, **curve)
+    curves = fit.with_curves(fit.valleys_of(trials), **curve)
+    drawn = panel(curves, at, "batch_size", name)
     plots.draw_valleys(figure, [drawn])
 
 

@@ -259,7 +259,9 @@ def test_a_branch_without_a_decay_does_without_the_data_of_the_decay(
     assert settings["decay_data"] is None and settings["decay_tokens"] == 0
     # its learning rate is that of its schedule, if this is new
     if "--schedule=linear" in typed:
-        linear = dict(schedule="linear", total_tokens=640, batch_size=settings["batch_size"])
+        linear = dict(
+            schedule="linear", total_tokens=640, batch_size=settings["batch_size"]
+        )
         linear |= dict(seq_len=settings["seq_len"], warmup_tokens=0)
         assert settings["lr"] == config.make_config(**linear).lr
 

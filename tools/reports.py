@@ -1,10 +1,12 @@
-"""Text that fit.py and research/paper.py print, from plain values. They decide.
+"""Text and figures of fit.py and research/paper.py, from plain values. They decide.
 
 An *answer* here is a number and the ends of its interval, which are NaN if it has none.
 """
 
 import math
+from pathlib import Path
 
+from tools import plots
 from tools.plots import size
 
 
@@ -51,9 +53,9 @@ def print_edge(end: str, cells: list, lrs: list[float]) -> None:
     print(f"  run the sweep again with --lrs {','.join(f'{lr:g}' for lr in lrs)}")
 
 
-def print_seeds(texts: dict[str, str]) -> None:
-    """Print {seed: its best learning rate}, for a law of one cell."""
-    print("  of each seed alone: " + ", ".join(texts.values()))
+def print_seeds(texts: list[str]) -> None:
+    """Print the best learning rate of every seed, for a law of one cell."""
+    print(f"  of each seed alone: {', '.join(texts)}")
 
 
 ONE = {"b": "run length", "q": "batch size"}  # what does not determine an exponent
@@ -133,3 +135,52 @@ def print_verdict(T: float, gains: dict[str, float], n_seeds: int) -> None:
         print("No row tests the law in longer runs.")
     if n_seeds == 1:
         print("With one seed, minima are rough, and intervals too narrow. Train three.")
+
+
+# -- Figures -----------------------------------------------------------------------------
+
+
+def panel(curves: dict, at, field: str, name="learning rate") -> dict:
+    """The valleys of cells that differ from `at` only in a field, for plots.py.
+
+    curves: see fit.with_curves. name: of the setting that the runs vary.
+    """
+
+    def in_words(cell) -> dict[str, str]:
+        words = {"shape": cell.shape, "T": f"T = {size(cell.T)}"}
+        return words | {"batch_size": f"batch size {cell.batch_size:g}"}
+
+    shared = in_words(at)
+    del shared[field]
+    drawn = {}
+    for cell, curve in curves.items():
+        words = in_words(cell)
+        label = words.pop(field).removesuffix(", standard")
+        if words == shared:
+            drawn[label] = curve
+    xlabel = f"{name}\n{', '.join(shared.values())}"
+    return dict(xlabel=xlabel, log=name != "b", valleys=drawn)
+
+
+def draw_all(
+    out: Path, at, curves: dict, best: dict, lengths: dict, T: float, losses: dict
+) -> list[str]:
+    """Draw valleys beside a cell, and the law if it has several. Returns file names.
+
+    at: the cell. curves: see fit.with_curves. best: {cell: (best learning rate, that of
+    the law)}. lengths, T, losses: of a law of the runs up to T, see plots.draw_regret.
+    """
+    plots.draw_valleys(out / "valleys.png", [panel(curves, at, "T")])
+    if len(best) == 1:
+        return ["valleys.png"]
+    plots.draw_valleys(out / "batches.png", [panel(curves, at, "batch_size")])
+    lines = {}  # {T: [(batch size, best learning rate, that of the law)]}
+    for cell, lrs in best.items():
+        if cell.shape == at.shape:
+            lines.setdefault(f"T = {size(cell.T)}", []).append((cell.batch_size, *lrs))
+    plots.draw_law(out / "law.png", lines, f"batch size (sequences), {at.shape}")
+    if len(losses) < 2:
+        return ["valleys.png", "batches.png", "law.png"]
+    where = f"{at.shape}, batch size {at.batch_size:g}"
+    plots.draw_regret(out / "regret.png", T, lengths, losses, where)
+    return ["valleys.png", "batches.png", "law.png", "regret.png"]
