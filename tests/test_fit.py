@@ -20,6 +20,7 @@ from fit import Cell, Trial, cost
 from schedules import PEAKS, best_lr, peak
 from tools import rows as rows_of
 from tools.flags import UserError
+from tools.jackknife import student
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research/results"
@@ -289,7 +290,7 @@ QUANTILES = {1: 12.706, 1.7: 5.119, 2: 4.303, 4: 2.776, 8: 2.306, 100: 1.984, 1e
 
 
 def test_quantiles_of_student_are_those_of_the_tables():
-    found = fit.student(np.array(list(QUANTILES)))
+    found = student(np.array(list(QUANTILES)))
     assert found == pytest.approx(list(QUANTILES.values()), rel=2e-3)
 
 
@@ -314,7 +315,7 @@ def test_the_variances_of_pairs_and_of_seeds_add_up():
     of_pairs = np.var(pair, ddof=1) / 3
     of_seeds = np.var(seed, ddof=1) / 4
     freedom = (of_pairs + of_seeds) ** 2 / (of_pairs**2 / 2 + of_seeds**2 / 3)
-    half = fit.student(np.array(freedom)) * (of_pairs + of_seeds) ** 0.5
+    half = student(np.array(freedom)) * (of_pairs + of_seeds) ** 0.5
     assert interval(pair[:, None] + seed)[1] == pytest.approx(half)
 
 

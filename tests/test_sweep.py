@@ -154,7 +154,7 @@ def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_
         assert trained(runs, file) == whole  # it skips runs with a record
 
 
-def test_a_run_is_its_settings_and_not_its_length(corpus_path):
+def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     """Runs with the same T and other decays are two, equal runs are one."""
     common = dict(data=str(corpus_path))
     ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
@@ -167,6 +167,12 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path):
     assert records[0] == trained(half, "alone.jsonl")[0]
     other = runs_of(WSD | dict(weight_decay=0.0), [640], **common)
     assert sweep.trunk_of(other[0]) != trunk
+    assert trunk.startswith("schedule=wsd,n_embd=16,batch_size=2,lr=0.02,seed=0-")
+    # its text counts, and not where it is
+    Path("moved").symlink_to(corpus_path)
+    prepare(documents[:100], "bytes", Path("new"))
+    moved, new = (runs_of(WSD, [640], data=x)[0] for x in ("moved", "new"))
+    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(new)
 
 
 # -- A sweep -----------------------------------------------------------------------------
