@@ -215,17 +215,22 @@ def above_lowest(points: list[tuple]) -> list[list[float]]:
     return [[round(x, 3), round(loss - lowest, 5)] for x, loss in finite]
 
 
+def b_of(trials: list[fit.Trial]) -> np.ndarray:
+    return np.array([fit.fit_law(fit.bottoms(fit.valleys_of(trials))).b])
+
+
 def policy(weight_decay: float) -> dict:
     """The curves, minima and law of the runs at a weight decay."""
     folder = RESULTS / f"memory-laptop/{weight_decay}"
     trials = fit.trials_of(fit.read_sweep(folder))
-    best = fit.minima(trials)
+    best = fit.bottoms(fit.valleys_of(trials))
     trials = [trial for trial in trials if trial.cell in best]
-    law = fit.fit_law(trials)
+    law = fit.fit_law(best)
     seeds = sorted({trial.seed for trial in trials})
-    of_seed = [
-        fit.minima([trial for trial in trials if trial.seed == seed]) for seed in seeds
-    ]
+    of_seed = []
+    for seed in seeds:
+        some = fit.valleys_of([trial for trial in trials if trial.seed == seed])
+        of_seed.append(fit.bottoms(some))
     curves = curves_of(folder)
     batches = []
     for batch_size in RATES:
@@ -247,7 +252,7 @@ def policy(weight_decay: float) -> dict:
             }
             | curves_and_ends(curves, valleys, batch_size)
         )
-    (interval,) = fit.jackknife(trials, lambda some: np.array([fit.fit_law(some).b]))
+    (interval,) = fit.jackknife(trials, b_of)
     name = f"weight decay {weight_decay}"
     return {"name": name, "b": rounded(interval, 2), "batches": batches}
 

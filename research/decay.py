@@ -27,7 +27,7 @@ import torch
 
 import data
 import sweep
-from config import make_config
+from config import TrainConfig, make_config
 from tools import files, flags
 
 RESULTS = Path(__file__).parent / "results/decay-laptop"
@@ -50,19 +50,15 @@ def window(kind, T: int, batch_size: int, n: int = 9) -> list[float]:
     return sweep.rates(middle - n // 2, middle + n // 2)
 
 
-def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> sweep.Run:
-    """A run of sweep.py's laptop. Its trunk has all of its settings but T and decay."""
+def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> TrainConfig:
+    """A run of sweep.py's laptop."""
     fields = dict(batch_size=batch_size, seed=seed, n_embd=width) | fields
     fields = dict(warmup_tokens=WARMUP * batch_size * 128, weight_decay=0.1) | fields
-    of_trunk = {x: fields[x] for x in fields if x not in ("decay_share", "decay_shape")}
-    if fields["schedule"] in ("linear", "cosine"):
-        of_trunk["T"] = T
-    name = ",".join(f"{x}={value}" for x, value in sorted(of_trunk.items()))
-    fields |= dict(n_head=width // 16, data_seed=seed, total_tokens=T)
-    return sweep.Run(make_config(**sweep.LAPTOP | fields), name, "")
+    fields |= dict(n_head=width // 16, data_seed=seed, total_tokens=T, device="cpu")
+    return make_config(**sweep.LAPTOP | fields)
 
 
-def valleys(batch_size: int, seed: int, lengths: list[int]) -> Iterable[sweep.Run]:
+def valleys(batch_size: int, seed: int, lengths: list[int]) -> Iterable[TrainConfig]:
     """D2: runs without decay, with two decays, and linear to 0, at nine learning rates."""
     for T in lengths:
         for kind in PILOT:
@@ -180,25 +176,6 @@ QUESTIONS = {  # name -> runs of a seed, and how many seeds
 }
 
 
-def end_of(config: dict) -> tuple:
-    """What differs between the runs of a trunk."""
-    return config["total_tokens"], config["decay_tokens"], config["decay_shape"]
-
-
-def unfinished(runs: Iterable[sweep.Run], out: Path) -> dict[str, list[sweep.Run]]:
-    """The runs of every trunk that have no record, in the order of their decays."""
-    trunks = {}
-    for one in runs:
-        trunks.setdefault(one.trunk, {})[end_of(vars(one.cfg))] = one
-    left = {}
-    for trunk, by_end in trunks.items():
-        for record in files.read_records(sweep.file_of(trunk, out)):
-            by_end.pop(end_of(record["config"]), None)
-        if by_end:
-            left[trunk] = sorted(by_end.values(), key=lambda one: one.cfg.decay_start)
-    return left
-
-
 def folder_of(question: str, config: dict) -> str:
     """The folder of a record. fit.py fits the first four."""
     if question in ("warmup", "weight-decay", "noise"):
@@ -258,16 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.question == "records":
         write_records(args.out, RESULTS)
         return 0
-    args.out /= args.question
-    args.device, args.slurm = "cpu", None
     runs_of, n_seeds = QUESTIONS[args.question]
-    left = unfinished((one for s in range(n_seeds) for one in runs_of(s)), args.out)
-    tokens = sum(map(sweep.tokens_of, left.values()))
-    n_runs = sum(map(len, left.values()))
-    print(f"{n_runs:,} runs in {len(left):,} trunks, {tokens:,} tokens")
-    if left and not args.dry_run:
-        args.out.mkdir(parents=True, exist_ok=True)
-        sweep.train_all(left, args)
+    runs = [one for seed in range(n_seeds) for one in runs_of(seed)]
+    sweep.train_all(runs, args.out / args.question, args.workers, dry_run=args.dry_run)
     return 0
 
 

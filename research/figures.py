@@ -21,7 +21,7 @@ import fit
 import tables
 from schedules import Schedule, make_schedule
 from tables import ENDS
-from tools import files, flags, plots
+from tools import files, flags, plots, reports
 from tools.plots import COLORS, figure, size
 
 BLUE = COLORS["power"]
@@ -134,8 +134,7 @@ def schedule_of(T: int, decay_tokens: int) -> Schedule:
     for row in tables.rows_in("curves-laptop"):
         if (row["total_tokens"], row["decay_tokens"]) == (T, decay_tokens):
             if row["schedule"] == "power":
-                older = dict(power_shift=0, warmup_start=0)  # which records lack
-                return make_schedule(SimpleNamespace(**older | row))
+                return make_schedule(SimpleNamespace(**{"warmup_start": 0} | row))
 
 
 def draw_decay(path: Path, T: int = ENDS[2]) -> None:
@@ -175,6 +174,10 @@ def titled(panel: dict, title: str) -> dict:
     return panel | {"title": title.format(ratio=f"{2 ** (last - first):.2g}")}
 
 
+def panel_of(runs: list[fit.Trial], at: fit.Cell, field: str) -> dict:
+    return reports.panel(fit.with_curves(fit.valleys_of(runs)), at, field)
+
+
 def draw_valleys(path: Path) -> None:
     """Valleys of width 64 at some T, and at some batch sizes."""
     runs = fit.trials_of(tables.rows_in("wsd-laptop"))
@@ -185,8 +188,8 @@ def draw_valleys(path: Path) -> None:
     over_T = "16× the tokens, best\nlearning rate × {ratio}"
     over_batch = "8× the batch size, best\nlearning rate × {ratio}"
     panels = [
-        titled(fit.panel(some_T, at, "T"), over_T),
-        titled(fit.panel(some_batches, at, "batch_size"), over_batch),
+        titled(panel_of(some_T, at, "T"), over_T),
+        titled(panel_of(some_batches, at, "batch_size"), over_batch),
     ]
     plots.draw_valleys(path, panels)
 
@@ -198,7 +201,7 @@ def draw_transfer(path: Path) -> None:
     panels = []
     for name, is_standard in (("Without μP", True), ("With μP", False)):
         some = [run for run in runs if (fit.STANDARD in run.cell.shape) == is_standard]
-        panel = fit.panel(some, some[0].cell, "shape")
+        panel = panel_of(some, some[0].cell, "shape")
         panels.append(titled(panel, f"{name}: {ratio}"))
     plots.draw_valleys(path, panels)
 

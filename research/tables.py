@@ -18,10 +18,15 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
+import config
 import fit
+import paper
+import schedules
+from schedules import best_lr
 from tools import files
+from tools.jackknife import student
 from tools.plots import size
 from tools.reports import show
 
@@ -63,7 +68,7 @@ def loss_curves() -> dict:
 def over_seeds(values) -> list[float]:
     """The mean of values [seeds], and the ends of its interval by Student's t."""
     n = len(values)
-    half = fit.student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    half = student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
     mean = np.mean(values)
     return [mean, mean - half, mean + half]
 
@@ -80,17 +85,27 @@ SWEEPS = {
 }
 
 
+def minima(runs: list[fit.Trial], **curve) -> dict[fit.Cell, float]:
+    """The x of the minimum of every cell that has one."""
+    return fit.bottoms(fit.valleys_of(runs), **curve)
+
+
 @cache
 def runs_with_minima(folder: str) -> list[fit.Trial]:
     """The runs of the cells that have a best learning rate."""
     runs = fit.trials_of(rows_in(folder))
-    best = fit.minima(runs)
+    best = minima(runs)
     return [run for run in runs if run.cell in best]
 
 
 def b_and_q(runs: list[fit.Trial]) -> np.ndarray:
     """The answers and intervals of b and q [2, 3]."""
-    return fit.jackknife(runs, lambda some: np.array(fit.fit_law(some)[:2]))
+
+    def answer(some: list[fit.Trial]) -> np.ndarray:
+        law = fit.fit_law(minima(some))
+        return np.full(2, np.nan) if law.assumed else np.array([law.b, law.q])
+
+    return fit.jackknife(runs, answer)
 
 
 def laws() -> str:
@@ -98,7 +113,7 @@ def laws() -> str:
     for name, folder in SWEEPS.items():
         runs = runs_with_minima(folder)
         b, q = b_and_q(runs)
-        b_paper, _ = fit.jackknife(runs, fit.fit_paper_law)
+        b_paper, _ = fit.jackknife(runs, paper.fit_paper_law)
         n_cells = len({run.cell for run in runs})
         answers = [show(answer, ".2f") for answer in (b, q, b_paper)]
         rows.append([name, f"{len(rows_in(folder)):,}", str(n_cells), *answers])
@@ -119,7 +134,7 @@ def widths() -> str:
 
     def log2_ratios(some: list[fit.Trial]) -> np.ndarray:
         """log2 of a, relative to the first width."""
-        log2_a = fit.fit_law(some).log2_a
+        log2_a = fit.fit_law(minima(some)).log2_a
         return np.array([log2_a[shape] - log2_a[shapes[0]] for shape in shapes])
 
     rows = []
@@ -145,7 +160,7 @@ def cost_beside(runs: list[fit.Trial], step: float) -> float:
 def valleys() -> str:
     runs = runs_with_minima("wsd-laptop")
     best = {}
-    for cell, x in fit.minima(runs).items():
+    for cell, x in minima(runs).items():
         if cell.shape == "width 64":
             best[cell.T, cell.batch_size] = 2**x
     rows = [
@@ -164,14 +179,16 @@ def valleys() -> str:
 
 def longer_than(T: int, folder: str, words: str = "") -> dict[str, np.ndarray]:
     """{"T = 320k": what the law of the runs up to T loses in longer ones}, see fit.py."""
-    by_times = fit.longer_runs(runs_with_minima(folder), T)
+    valleys = fit.valleys_of(runs_with_minima(folder))
+    by_times = fit.longer_runs(valleys, T)
     return {f"T = {size(n * T)}{words}": found for n, found in by_times.items() if n > 1}
 
 
 def worth() -> str:
     T = 160_000
     regrets = longer_than(T, "wsd-laptop")
-    regrets |= fit.larger_runs(runs_with_minima("wsd-laptop"), T)
+    valleys = fit.valleys_of(runs_with_minima("wsd-laptop"))
+    regrets |= fit.larger_runs(valleys, T)
     regrets |= longer_than(T, "wsd-laptop-long", ", warmup 32,000")
     rows = []
     for name, of_cells in regrets.items():
@@ -201,7 +218,7 @@ def transfer() -> str:
 
         def log2_best(some: list[fit.Trial]) -> np.ndarray:
             """log2 of the best learning rate of every width, and of the last / the first."""
-            best = {cell.shape: x for cell, x in fit.minima(some).items()}
+            best = {cell.shape: x for cell, x in minima(some).items()}
             x = [best[shape] for shape in shapes]
             return np.array([*x, x[-1] - x[0]])
 
@@ -231,7 +248,7 @@ def power() -> str:
         costs = []
         for seed in sorted({run.seed for run in runs}):
             some = [run for run in runs if run.seed == seed]
-            found = fit.minima(some, degree=2, window=5).values()
+            found = minima(some, degree=2, window=5).values()
             best += [2**bottom if name == "a" else bottom for bottom in found]
             costs += [cost_beside(some, -step), cost_beside(some, step)]
         row = [name, f"{statistics.mean(best):.2f}", f"{statistics.stdev(best):.2f}"]
@@ -282,10 +299,10 @@ def comparison() -> str:
     for line in sorted(losses, key=lambda line: np.mean(losses[line])):
         row = [line, f"{np.mean(losses[line]):.3f}"]
         gaps = ["", ""]
-        if line != fit.BASELINE:
+        if line != paper.BASELINE:
             gaps = [
-                difference(line, fit.BASELINE, "dense"),
-                difference(line, fit.BASELINE, "dense", 1_280_000),
+                difference(line, paper.BASELINE, "dense"),
+                difference(line, paper.BASELINE, "dense", 1_280_000),
             ]
         rows.append(row + gaps)
     about = (
@@ -296,7 +313,7 @@ def comparison() -> str:
         "for Power. *Paper*: the exponents of the paper, and its ceiling of 0.02, which at "
         "batch size 8 holds until up to 130,000 tokens."
     )
-    head = ["line", "loss", f"minus {fit.BASELINE}", "at T = 1.28M"]
+    head = ["line", "loss", f"minus {paper.BASELINE}", "at T = 1.28M"]
     return table("comparison", about, head, rows)
 
 
@@ -514,13 +531,13 @@ def shares() -> str:
 
 def common_slope(runs: list[fit.Trial]) -> np.ndarray:
     """b of runs with one shape, with its own a for every batch size [1]."""
-    best = fit.minima(runs)
+    best = minima(runs)
     batches = sorted({cell.batch_size for cell in best})
     design = []
     for cell in best:
         is_batch = [float(cell.batch_size == batch_size) for batch_size in batches]
         design.append([math.log2(cell.T), *is_batch])
-    return fit.least_squares(design, list(best.values()))[:1]
+    return paper.least_squares(design, list(best.values()))[:1]
 
 
 def b_of_decay(folder: str, batches=(8, 32)) -> np.ndarray:
@@ -534,7 +551,7 @@ def b_by_decay() -> str:
     rows = []
     for folder, name in DECAYS.items():
         best = {}
-        for cell, x in fit.minima(runs_with_minima(f"{DECAY}/{folder}")).items():
+        for cell, x in minima(runs_with_minima(f"{DECAY}/{folder}")).items():
             best[cell.batch_size, cell.T] = f"{2**x:.4f}"
         answers = [b_of_decay(folder), b_of_decay(folder, [8]), b_of_decay(folder, [32])]
         lrs = [best.get((8, T), "") for T in LENGTHS[:5]]
@@ -549,6 +566,148 @@ def b_by_decay() -> str:
     )
     head = ["decay", "b", "b at 8", "b at 32", *(size(T) for T in LENGTHS[:5]), "at 32"]
     return table("b by decay", about, head, rows)
+
+
+PEAKS_OF = {  # row of schedules.PEAKS: where its best peaks are
+    ("wsd", 0.0): "none",
+    ("wsd", 0.1): "10",
+    ("wsd", 0.3): "30",
+    ("wsd", 1.0): "linear",
+}
+
+
+@cache
+def best_peaks(schedule: str, share: float) -> dict[tuple, float]:
+    """{(batch size, T): log2 of the best peak of an ending at width 32}"""
+    curve = {}
+    if schedule == "cosine":  # four peaks, so a parabola
+        rows = [r for r in rows_in(f"{DECAY}/trunks") if r["schedule"] == "cosine"]
+        curve = dict(degree=2, window=4)
+    else:
+        rows = list(rows_in(f"{DECAY}/{PEAKS_OF[schedule, share]}"))
+        for row in rows_in(f"{DECAY}/weight-decay"):  # for batch size 2
+            of_share = row["decay_share"] if row["schedule"] == "wsd" else 1.0
+            is_power = row["schedule"] == "power"
+            place = (is_power, of_share, row["batch_size"], row["weight_decay"])
+            if place == (False, share, 2, 0.1):
+                rows.append(row)
+    best = minima(fit.trials_of(rows), **curve)
+    return {(cell.batch_size, cell.T): x for cell, x in best.items()}
+
+
+def power_ratios() -> dict[tuple, float]:
+    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}
+
+    Of a parabola through three values of a.
+    """
+    ratios = {}
+    for share in (0.1, 0.3):
+        rows = []
+        for row in rows_in(f"{DECAY}/warmup"):
+            warmup = 32 * row["batch_size"] * row["seq_len"]
+            if (row["decay_share"], row["warmup_tokens"]) == (share, warmup):
+                rows.append(row)
+        wsd = best_peaks("wsd", share)
+        for cell, points in fit.valleys_of(fit.trials_of(rows)).items():
+            c2, c1, _ = np.polyfit(*np.array(points).T, 2)
+            if (cell.batch_size, cell.T) in wsd:
+                ratio = -c1 / (2 * c2) - wsd[cell.batch_size, cell.T]
+                ratios[cell.batch_size, cell.T, share] = ratio
+    return ratios
+
+
+def peak_ratios() -> dict[tuple, dict]:
+    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
+    reference = best_peaks("wsd", 0.3)
+    found = {}
+    for row in schedules.PEAKS:
+        if row[0] != "power":
+            best = best_peaks(*row)
+            found[row] = {x: best[x] - reference[x] for x in best if x in reference}
+    return found | {("power", 0.3): power_ratios()}
+
+
+def fitted_peaks() -> dict[tuple, tuple[float, float]]:
+    """{row of schedules.PEAKS: (c, e)}, by least squares. Power has no e."""
+    fitted = {}
+    for row, ratios in peak_ratios().items():
+        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
+        y = list(ratios.values())
+        e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
+        fitted[row] = (2**c, e)
+    return fitted
+
+
+def laptop_law() -> np.ndarray:
+    """log2 a, b and q of WSD with a decay of 30%, from three sweeps with two decays."""
+    design = []
+    y = []
+    memory = {}
+    for cell, x in minima(runs_with_minima("memory-laptop/0.1")).items():
+        memory[cell.batch_size, cell.T] = x
+    sweeps = [(0.3, best_peaks("wsd", 0.3)), (0.1, best_peaks("wsd", 0.1)), (0.1, memory)]
+    for share, best in sweeps:
+        for (batch_size, T), x in best.items():
+            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
+            y.append(x - math.log2(schedules.peak("wsd", share, T)))
+    return np.linalg.lstsq(np.array(design), np.array(y))[0]
+
+
+def peaks() -> str:
+    rows = []
+    for (schedule, share), (c, e) in fitted_peaks().items():
+        name = {0.0: "none", 1.0: "linear to 0"}.get(share, f"WSD, {share:.0%}")
+        name = {"cosine": "cosine to a tenth", "power": "Power"}.get(schedule, name)
+        ratios = peak_ratios()[schedule, share]
+        by_batch = []
+        for batch_size in (2, 8, 32):
+            some = [ratios[x] for x in sorted(ratios) if x[0] == batch_size]
+            by_batch.append(", ".join(f"{2**ratio:.2f}" for ratio in some))
+        rows.append([name, f"{c:.2f}", f"{e:.2f}", *by_batch])
+    log2_a, b, q = laptop_law()
+    about = (
+        "The best peak of an ending over that of WSD with a decay of 30%, as c (T / 1.28M)^e, "
+        "which is `schedules.PEAKS`, and the ratios in the order of T (`decay-laptop`: width "
+        "32, T from 320k to 5.12M; batch size 2 only at 1.28M, cosines without 320k, where "
+        "the lowest was at an edge). Power is its learning rate at n = T, over the peak of WSD "
+        "with the same decay, 10% before 30%. Turned with these, the best peaks of WSD here "
+        f"and in `memory-laptop/0.1` have a = {2**log2_a:.3f}, b = {b:.4f}, q = {q:.4f}, which "
+        "is the law of the laptop presets."
+    )
+    head = ["decay", "c", "e", "batch size 2", "8", "32"]
+    return table("peaks", about, head, rows)
+
+
+def laptop_law_costs() -> str:
+    """What the law of the presets loses in all sweeps with its weight decay."""
+    law = config.LAPTOP_LAW
+    sweeps = {
+        "WSD, 30%": (f"{DECAY}/30", "wsd", 0.3),
+        "WSD, 10%": (f"{DECAY}/10", "wsd", 0.1),
+        "linear to 0": (f"{DECAY}/linear", "linear", 0.0),
+        "no decay": (f"{DECAY}/none", "constant", 0.0),
+        "WSD, 10%, memory-laptop": ("memory-laptop/0.1", "wsd", 0.1),
+        "WSD, 10%, wsd-laptop": ("wsd-laptop", "wsd", 0.1),
+        "WSD, 10%, wsd-laptop-long": ("wsd-laptop-long", "wsd", 0.1),
+    }
+    rows = []
+    for name, (folder, schedule, share) in sweeps.items():
+        regrets = []
+        for cell, points in fit.valleys_of(runs_with_minima(folder)).items():
+            if cell.T < 300_000:
+                continue
+            lr = schedules.peak(schedule, share, cell.T) * best_lr(cell.T, cell.beta, law)
+            regrets.append(fit.regret(points, math.log2(lr)))
+        outside, mean, worst = fit.cost(np.array(regrets))
+        assert outside == 0
+        rows.append([name, str(len(regrets)), f"{mean:.4f}", f"{worst:.4f}"])
+    about = (
+        "Loss of the law of the laptop presets above the minimum of a valley, in our sweeps "
+        "with its weight decay, at T of 320k and more (widths 32, 64 and 128; batch sizes 1 "
+        "to 32). In sample for the first two and `memory-laptop`."
+    )
+    head = ["sweep", "cells", "mean", "worst"]
+    return table("law of the presets", about, head, rows)
 
 
 def fall() -> str:
@@ -1042,8 +1201,8 @@ def default_run() -> str:
         gap = "" if schedule == "power" else show(over_seeds(minus), ".4f")
         rows.append([f"{schedule}, older", *texts, gap])
     about = (
-        "The preset `laptop`, 3.2M tokens, on the whole validation split, with the learning "
-        "rates of `train.py`, 0.0085 for linear, and 0.008 for the cosine (`laptop-decay`). The "
+        "The preset `laptop`, 3.2M tokens, on the whole validation split, with the peaks 0.004 "
+        "for WSD, 0.0085 for linear, and 0.008 for the cosine (`laptop-decay`). The "
         "*older* rows have decays of 10%, an older version, and another machine (`laptop`)."
     )
     head = ["schedule", "seed 0", "seed 1", "seed 2", "mean", "minus Power, 10%"]
@@ -1119,6 +1278,8 @@ def page() -> str:
         how_long(),
         shares(),
         b_by_decay(),
+        peaks(),
+        laptop_law_costs(),
         fall(),
         held_and_fall(),
         shifted(),

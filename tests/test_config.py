@@ -1,13 +1,16 @@
 """The configuration: the paper's models, defaults that follow from other fields, and limits."""
 
 import dataclasses
+import re
 import shlex
 
 import pytest
 
+import config
 import train
 from config import GPTConfig, make_config
 from model import empty_model
+from schedules import peak
 from tools import flags
 from tools.flags import UserError
 
@@ -46,6 +49,36 @@ def test_presets_train_as_in_the_paper():
         assert (cfg.power_a, cfg.power_b, cfg.power_q, cfg.lr_max) == (4, -0.51, 1, 0.02)
         assert (cfg.beta1, cfg.beta2, cfg.adam_eps) == (0.9, 0.95, 1e-10)
         assert (cfg.weight_decay, cfg.grad_clip, cfg.warmup_tokens) == (0.1, 1, 10**9)
+
+
+def test_a_preset_gives_every_schedule_its_learning_rate():
+    """MEND 1: a straight line starts above WSD, and both move with T and the batch size."""
+    law = config.LAPTOP_LAW
+    for T in (400_000, 3_200_000):
+        for batch_size in (2, 8, 32):
+            at = dict(total_tokens=T, batch_size=batch_size)
+            wsd = law.a * (batch_size / 32) ** law.q * T**law.b
+            for schedule, share in [("wsd", 0.3), ("linear", 0), ("cosine", 0)]:
+                expected = wsd * peak(schedule, share, T)
+                cfg = make_config(schedule=schedule, **at)
+                assert cfg.lr == pytest.approx(expected, rel=1e-3)
+    # 0.0085 was good in research/results/laptop-decay, and 0.004 was not
+    assert 0.0085 < make_config(schedule="linear", total_tokens=1_600_000).lr < 0.017
+    assert make_config(schedule="linear", lr=0.3).lr == 0.3
+
+
+def test_power_of_the_laptop_presets_is_pinned():
+    for preset in ("laptop", "laptop-moe"):
+        for T in (400_000, 64 * 10**6):
+            cfg = make_config(preset=preset, total_tokens=T, batch_size=32)
+            found = cfg.power_a, cfg.power_b, cfg.power_q, cfg.lr_max, cfg.power_shift
+            assert found == (0.5059, -0.3, 0.5, 0.02, 0)
+
+
+def test_the_papers_law_at_ten_trillion_tokens(capsys):
+    argv = "--preset 36M --schedule wsd --total_tokens 10e12 --batch_size 1024"
+    assert config.main(argv.split()) == 0
+    assert re.search(r"^    lr +0.001104$", capsys.readouterr().out, re.M)
 
 
 # -- Fields that follow from others ------------------------------------------------------

@@ -133,7 +133,7 @@ def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(
 
 def test_the_command_of_the_page_finds_the_law_of_a_table():
     best = schedules.best_lr
-    law = {"a": 3.0, "b": -0.4, "q": 0.6}
+    law = schedules.PAPER_LAW._replace(a=3.0, b=-0.4, q=0.6)
     rows = []
     for batch, T, j in itertools.product((4, 8), (10**6, 4 * 10**6), range(-4, 5)):
         lr = best(T, batch * 2048 / 4096, law) * 2 ** (j / 2)

@@ -6,8 +6,11 @@ import re
 import numpy as np
 import pytest
 
+import config
 import figures
 import fit
+import presets
+import schedules
 import tables
 
 RESEARCH = tables.ROOT / "research"
@@ -88,6 +91,29 @@ def test_an_interval_over_seeds_is_students():
     assert tables.over_seeds(values) == pytest.approx([3, 3 - half, 3 + half], rel=1e-3)
 
 
+def test_peaks_and_the_law_of_the_presets_are_those_of_the_committed_sweeps():
+    fitted = tables.fitted_peaks()
+    assert fitted.keys() == schedules.PEAKS.keys()
+    for row, values in fitted.items():
+        assert schedules.PEAKS[row] == pytest.approx(values, abs=0.0051), row
+    log2_a, b, q = tables.laptop_law()
+    law = config.LAPTOP_LAW
+    assert (law.a, law.b, law.q) == pytest.approx((2**log2_a, b, q), rel=2e-3)
+
+
 @pytest.mark.parametrize("draw", [figures.draw_decay, figures.draw_longer])
 def test_figures_are_drawn(draw, tmp_path):
     draw(tmp_path / "a.png")
+
+
+def test_the_check_of_the_presets_starts_from_their_law(capsys):
+    for T in (400_000, 3_200_000):
+        for schedule in presets.SCHEDULES:
+            runs = presets.runs_of(schedule, T, 2)
+            assert len(runs) == 5
+            fields = dict(schedule=schedule, total_tokens=T, batch_size=2)
+            assert runs[2] == config.make_config(**fields)
+            assert runs[4].lr / runs[0].lr == pytest.approx(4, rel=2e-3)
+    argv = ["--dry_run", "--tokens=400k", "--batches=8"]
+    assert presets.main(argv) == 0
+    assert "15 runs with 6,000,000 tokens" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_a_field_without_effect_leaves_the_curve_and_all_others_move_it(kind):
     changes = dict(
         lr=0.02, power_a=400, power_b=-0.4, power_q=0.5, lr_max=0.003, min_lr_ratio=0.2,
         warmup_tokens=200, decay_share=0.4, decay_tokens=400, decay_shape="linear",
-        power_shift=500, warmup_start=50,
+        warmup_start=50,
     )  # fmt: skip
 
     def curve(**changed):
@@ -106,6 +106,37 @@ def test_no_step_has_learning_rate_zero(kind):
         step_of_100 = dict(batch_size=1, seq_len=100, min_lr_ratio=0)
         schedule = schedule_of(schedule=kind, **step_of_100, **phases)
         assert all(schedule(100 * step + 50) > 0 for step in range(steps))
+
+
+# -- From a law to a learning rate -------------------------------------------------------
+
+
+def test_peaks_are_those_of_the_table_and_between_them_on_a_line():
+    for (name, share), (c, e) in schedules.PEAKS.items():
+        times = schedules.PEAKS["power", 0.3][0] if name == "power" else 1.0
+        if name == "power":
+            c, e = schedules.PEAKS["wsd", share]
+        for T in (320e3, 5.12e6):
+            expected = times * c * (T / 1.28e6) ** e
+            assert schedules.peak(name, share, T) == pytest.approx(expected)
+    for T in (1e3, 320e3, 1.28e6, 20e6):
+        assert schedules.peak("constant", 0.0, T) == schedules.peak("wsd", 0.0, T)
+        assert schedules.peak("linear", 0.0, T) == schedules.peak("wsd", 1.0, T)
+        # the more decays, the higher
+        peaks = [schedules.peak("wsd", share / 100, T) for share in range(101)]
+        assert peaks == sorted(peaks)
+    assert schedules.peak("linear", 0.0, 1e12) == schedules.peak("linear", 0.0, 20e6)
+
+
+def test_power_has_one_law_for_all_lengths():
+    law = config.LAPTOP_LAW
+    short, long = (
+        schedules.rates(law, config.make_config(total_tokens=T)) for T in (10**6, 10**8)
+    )
+    assert short == long
+    b, q = (short[name] for name in ("power_b", "power_q"))
+    assert (b, q) == (law.b, law.q)
+    assert short["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
 
 
 # -- Other programs ----------------------------------------------------------------------
@@ -153,7 +184,7 @@ def test_vectors_follow_from_the_formula_of_the_program_and_from_our_words(name)
         assert (names["n"], names["lr"], words(n)) == (n, near, near)
         if name == "ours":
             assert n == (k - 0.5) * RUN["c"]
-            settings = dict(power_q=1, power_shift=0, warmup_start=0) | port["settings"]
+            settings = dict(power_q=1, warmup_start=0) | port["settings"]
             schedule = make_schedule(SimpleNamespace(**settings))
             assert schedule(n) == near
 

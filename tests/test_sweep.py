@@ -13,16 +13,20 @@ import time
 from concurrent.futures import Future, as_completed
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import fit
 import forked
+import paper
 import sweep
 import train
-from schedules import paper_batch_size
-from tools import engines, files, plots
+from config import TrainConfig, make_config
+from schedules import paper_batch_size, peak, rate_of
+from tools import devices, engines, files, plots
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -65,12 +69,11 @@ def sweep_here(argv: list[str]) -> int:
 # -- A trunk -----------------------------------------------------------------------------
 
 
-def runs_of(fields: dict, budgets=BUDGETS, **common) -> list[sweep.Run]:
-    grid = sweep.Grid(SMALL | common, 0, [16], [2], 1, budgets)
-    return [sweep.make_run(grid, fields, T) for T in budgets]
+def runs_of(fields: dict, budgets=BUDGETS, **common) -> list[TrainConfig]:
+    return [make_config(**SMALL | common | fields, total_tokens=T) for T in budgets]
 
 
-def trained(runs: list[sweep.Run], file="trunk.jsonl") -> list[dict]:
+def trained(runs: list[TrainConfig], file="trunk.jsonl") -> list[dict]:
     sweep.train_trunk(runs, Path(file))
     return files.read_records(Path(file))
 
@@ -94,9 +97,10 @@ def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
     prepare(documents[:100], "bytes", Path("b"))
     common = dict(data="a:0.7,b:0.3", log_every=128)
     runs = runs_of(KINDS[kind], **common)
-    assert len({run.trunk for run in runs}) == (3 if kind == "cosine" else 1)
+    trunks = set(map(sweep.trunk_of, runs))
+    assert len(trunks) == (3 if kind == "cosine" else 1)
     records = []
-    for trunk, of_trunk in itertools.groupby(runs, lambda run: run.trunk):
+    for trunk, of_trunk in itertools.groupby(runs, sweep.trunk_of):
         records += trained(list(of_trunk), f"{trunk}.jsonl")
     assert not list(Path().glob("*.pt"))
     if kind == "diverged":  # so longer runs have the same results
@@ -116,14 +120,14 @@ def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
 def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
     runs = runs_of(WSD, [320, 1200, 1280], data=str(corpus_path))
     whole = trained(runs)
-    sweep.train_from(Path("other.pt"), runs[2].cfg)
+    sweep.train_from(Path("other.pt"), devices.resolve(runs[2]))
     saved = torch.load("other.pt", weights_only=True)
     assert saved["tokens"] == 1152  # where its decay begins, 10% before the end
-    for run, record in zip(reversed(runs), reversed(whole)):
-        assert sweep.train_from(Path("other.pt"), run.cfg) == record["results"]
+    for cfg, record in zip(map(devices.resolve, runs[::-1]), reversed(whole)):
+        assert sweep.train_from(Path("other.pt"), cfg) == record["results"]
 
 
-def train_and_die(runs: list[sweep.Run], file: Path, k: int) -> int:
+def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> int:
     """Train a trunk, and end like a killed process right before the k-th rename."""
     renames = itertools.count(1)
     replace = os.replace
@@ -148,6 +152,27 @@ def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_
         process.join()
         assert process.exitcode == status
         assert trained(runs, file) == whole  # it skips runs with a record
+
+
+def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
+    """Runs with the same T and other decays are two, equal runs are one."""
+    common = dict(data=str(corpus_path))
+    ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
+    again = runs_of(WSD | dict(out="elsewhere", power_a=3.0), [640], **common)
+    (left,) = sweep.unfinished(ten + half + again, Path()).values()
+    assert [cfg.decay_share for cfg in left] == [0.5, 0.1]  # the first decay first
+    trunk = sweep.trunk_of(ten[0])
+    records = trained(left, f"{trunk}.jsonl")
+    assert not sweep.unfinished(ten + half, Path())
+    assert records[0] == trained(half, "alone.jsonl")[0]
+    other = runs_of(WSD | dict(weight_decay=0.0), [640], **common)
+    assert sweep.trunk_of(other[0]) != trunk
+    assert trunk.startswith("schedule=wsd,n_embd=16,batch_size=2,lr=0.02,seed=0-")
+    # its text counts, and not where it is
+    Path("moved").symlink_to(corpus_path)
+    prepare(documents[:100], "bytes", Path("new"))
+    moved, new = (runs_of(WSD, [640], data=x)[0] for x in ("moved", "new"))
+    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(new)
 
 
 # -- A sweep -----------------------------------------------------------------------------
@@ -332,17 +357,22 @@ def test_a_sweep_that_is_ended_takes_its_jobs_from_the_cluster(tiny):
 
 
 def test_a_comparison_tunes_and_then_tests(corpus_path, monkeypatch, capsys):
-    tune = sweep.Tuning(16, 4, [160])
-    grid = sweep.Grid(SMALL, 64, [16], [8], 1, [320], [0.005, 0.02], tune=tune)
-    monkeypatch.setitem(sweep.GRIDS["compare"], "quick", grid)
-    assert sweep_here(["compare", f"--data={corpus_path}", "--out=out"]) == 0
+    common = SMALL | dict(preset="laptop", warmup_tokens=64)
+    grid = sweep.Grid(common, [16], [8], [0], [320], lrs=[0.005, 0.02])
+    monkeypatch.setitem(paper.COMPARE, "quick", grid)
+    monkeypatch.setitem(paper.TUNING, "quick", paper.Tuning(16, 4, [160]))
+    monkeypatch.setattr(engines, "on_this_machine", in_this_process)
+    assert paper.main(["compare", f"--data={corpus_path}", "--out=out"]) == 0
     rows = fit.read_sweep(Path("out"))
-    tested = {row["line"]: row for row in rows if "line" in row}
-    assert tested.keys() == sweep.LINES.keys()
     assert {row["seed"] for row in rows} == {0, 100, 101}
-    (tuned,) = re.findall(r"^  WSD +(\S+)$", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert all(f"| {line} |" in printed for line in paper.LINES)
+    (tuned,) = re.findall(r"^  WSD +(\S+)$", printed, re.MULTILINE)
     # tested at twice the batch size, so sqrt(2) times as high
-    assert tested["WSD"]["lr"] == pytest.approx(2**0.5 * float(tuned), rel=1e-3)
+    lrs = {
+        row["lr"] for row in rows if row["batch_size"] == 8 and row["schedule"] == "wsd"
+    }
+    assert max(lrs) == pytest.approx(2**0.5 * float(tuned), rel=1e-3)
 
 
 # -- Its folder and its command line -----------------------------------------------------
@@ -359,20 +389,21 @@ def one_line(argv: list[str], capsys) -> str:
     return error
 
 
-def test_only_runtime_flags_may_change(undisturbed, tiny, documents, capsys):
-    leave(undisturbed)
-    with files.locked(Path("out")):
-        assert "another process" in one_line(tiny, capsys)
+def test_only_runtime_flags_may_change(tiny, documents, capsys):
     prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
-    assert sweep.main(tiny) == 0
+    assert sweep_here(tiny) == 0
+    made = records_in("out")
+    capsys.readouterr()  # without the bar
+    with files.locked(Path("out")):
+        assert "another process" in one_line(tiny, capsys)
     assert sweep.main([*tiny, "--micro_batch_size=1", "--save_every=512"]) == 0
     assert "weight_decay" in one_line([*tiny, "--weight_decay=0"], capsys)
-    assert "experiment" in one_line(["transfer", *tiny[1:]], capsys)
+    assert "scale" in one_line([*tiny, "--scale=laptop"], capsys)
     shutil.rmtree("mine")
     prepare(documents[:200], "bytes", Path("mine"))
     assert "fingerprint" in one_line(tiny, capsys)
-    assert records_in("out") == undisturbed
+    assert records_in("out") == made
 
 
 def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, capsys):
@@ -386,10 +417,41 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(undisturbed, tiny, cap
     assert f"4 runs with {4 * 5120:,} tokens" in capsys.readouterr().out
 
 
+def configs_of(experiment: str, argv: list[str]) -> list[TrainConfig]:
+    """The runs of a sweep."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "train_sweep", lambda args, runs: found.extend(runs))
+        assert sweep.main([experiment, *argv]) == 0
+    return found
+
+
+def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
+    text = f"--data={corpus_path}"
+    runs = configs_of("pilot", [text, "--steps=100"])
+    assert len(runs) == 10 and {cfg.seed for cfg in runs} == {100, 101}
+    for cfg in runs:
+        assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
+        assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
+    # around that of the preset, at n = T
+    rates = sorted({round(rate_of(vars(cfg)), 6) for cfg in runs})
+    usual = make_config()
+    middle = usual.power_a * 0.5 * (100 * 1024) ** usual.power_b
+    assert rates[2] == pytest.approx(middle, rel=0.2)
+    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
+    # exact values, for an edge
+    runs = configs_of("pilot", [text, "--lrs=0.001,0.05", "--power_b=-0.4"])
+    assert {cfg.power_b for cfg in runs} == {-0.4}
+    assert {round(rate_of(vars(cfg)), 6) for cfg in runs} == {0.001, 0.05}
+    # the peak of another schedule, at another batch size
+    runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
+    assert {cfg.total_tokens for cfg in runs} == {320 * 2 * 128}
+    assert len({cfg.lr for cfg in runs}) == 5
+
+
 def test_the_command_line_replaces_the_grid():
-    argv = ["wsd", "--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
-    grid = sweep.grid_of(*sweep.parse([*argv, "--beta2=0.9", "--lrs=0.01"]))
-    configs = [run.cfg for run in sweep.wsd_runs(grid, Path())]
+    argv = ["--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
+    configs = configs_of("wsd", [*argv, "--beta2=0.9", "--lrs=0.01"])
     assert len(configs) == 2 * 2 * 2
     values = lambda name: {getattr(cfg, name) for cfg in configs}
     assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
@@ -407,10 +469,12 @@ WRONG = [
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
-    ("compare --power_a 3", "--power_a"),
+    ("wsd --power_shift 3", "--power_shift"),
+    ("wsd --steps 100", "--steps"),
+    ("pilot --steps 20", "--steps"),
+    ("pilot --budgets 80k", "--budgets"),
+    ("pilot --lr_max 0.1", "--lr_max"),
     ("wsd --weight_decy 1", "weight_decy"),
-    ("power --lrs 0.01", "--lrs"),
-    ("compare --widths 32,100", "n_head"),  # in its second phase
     ("wsd --data no", "no"),
     ("wsd --slurm no_such=1", "--slurm"),
     ("wsd --slurm timeout_min=5 --workers 2", "--workers"),
@@ -447,19 +511,24 @@ def off(cfg, scale: str, lr: float | None = None) -> float:
 
 
 def made_up(experiment: str, scale: str, loss, *more: str) -> list[dict]:
-    """The rows of a whole experiment, in a folder of this name. loss(cfg): of a run."""
-    grid = sweep.grid_of(*sweep.parse([experiment, f"--scale={scale}", *more]))
-    out = Path(experiment)
-    out.mkdir()
-    sweep.check_folder(out, {"experiment": experiment, **grid.common})
-    for runs_of_phase in sweep.EXPERIMENTS[experiment]:
-        for trunk, runs in sweep.unfinished(runs_of_phase(grid, out), out).items():
-            with open(out / f"{trunk}.jsonl", "a") as file:
-                for run in runs:
-                    config = vars(run.cfg) | ({"line": run.line} if run.line else {})
-                    record = {"config": config, "results": {"val_loss": loss(run.cfg)}}
+    """Run a whole experiment in a folder of its name. loss(cfg): of a run."""
+
+    def train_trunks(trunks, tokens, folder, place) -> None:
+        for trunk, runs in trunks.items():
+            with open(folder / f"{trunk}.jsonl", "a") as file:
+                for cfg in runs:
+                    record = {"config": vars(cfg), "results": {"val_loss": loss(cfg)}}
                     file.write(json.dumps(record) + "\n")
-    return fit.read_sweep(out)
+
+    argv = [experiment, f"--scale={scale}", *more, f"--out={experiment}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "train_trunks", train_trunks)
+        patch.setattr(sweep.data, "with_corpus", lambda cfg, fixed: cfg)
+        mixture = SimpleNamespace(meta={"fingerprint": "0"})
+        patch.setattr(sweep.data, "load_mixture", lambda cfg: mixture)
+        program = paper if experiment in paper.GRIDS else sweep
+        assert program.main(argv) == 0
+    return fit.read_sweep(Path(experiment))
 
 
 OTHERS = ("--schedule=constant", "--schedule=linear", "--schedule=cosine",
@@ -471,19 +540,44 @@ OTHERS = ("--schedule=constant", "--schedule=linear", "--schedule=cosine",
     [(scale, "--seeds=1") for scale in SCALES] + [("quick", x) for x in OTHERS],
 )
 def test_wsd_and_other_schedules_give_their_law_back(scale, more):
+    of = {"schedule": "wsd", "decay_share": "0.1"}
+    name, _, value = more.removeprefix("--").partition("=")
+    schedule, share, _ = (of | {name: value, "seeds": ""}).values()
+    # as far from WSD's as in the table, at one T
+    times = peak(schedule, float(share), 640_000) / peak("wsd", 0.1, 640_000)
+
     def loss(cfg) -> float:
-        distance = off(cfg, scale) - math.log2(sweep.OF_WSD[cfg.schedule])
+        distance = off(cfg, scale) - math.log2(times)
         return 2 + 0.03 * distance**2 + 1 / math.log(cfg.total_tokens)
 
     made_up("wsd", scale, loss, more)
     assert fit.main(["wsd"]) == 0
     found = files.read_json(Path("wsd/law.json"))
     law = law_of(scale)
-    law["a"] *= sweep.OF_WSD[found["schedule"]]
+    law["a"] *= times
     assert {name: found[name] for name in law} == pytest.approx(law, rel=0.01)
-    share = 0.3 if more == "--decay_share=0.3" else 0.1
-    share *= found["schedule"] == "wsd"
-    assert found["decay_share"] == pytest.approx(share, rel=1e-3)
+    assert found["schedule"] == schedule
+    assert found["decay_share"] == (float(share) if schedule == "wsd" else 0)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_pilot_gives_the_best_number_back(scale):
+    """Also if it is twice as high as that of the preset."""
+
+    def loss(cfg) -> float:
+        x = math.log2(rate_of(vars(cfg)) / (2 * usual_rate(cfg)))
+        return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
+
+    def usual_rate(cfg) -> float:
+        usual = make_config(preset=cfg.preset)
+        return rate_of(vars(cfg) | {"power_a": usual.power_a})
+
+    rows = made_up("pilot", scale, loss)
+    assert fit.main(["pilot"]) == 0
+    found = files.read_json(Path("pilot/law.json"))
+    usual = make_config(preset=rows[0]["preset"])
+    assert found["a"] == pytest.approx(2 * usual.power_a, rel=1e-3)
+    assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -496,9 +590,8 @@ def test_transfer_gives_the_effect_of_width_back(scale, capsys):
         return 2 + 0.03 * (off(cfg, scale) - math.log2(factor)) ** 2
 
     rows = made_up("transfer", scale, loss)
-    widths = sweep.GRIDS["transfer"][scale].widths
-    assert len(fit.minima(fit.trials_of(rows))) == 2 * len(widths)
-    assert fit.main(["transfer"]) == 0
+    widths = paper.TRANSFER[scale].widths
+    assert len(fit.bottoms(fit.valleys_of(fit.trials_of(rows)))) == 2 * len(widths)
     ratios = re.findall(r"over width.*: (\S+)", capsys.readouterr().out)
     expected = [1.0, widths[0] / widths[-1]]
     assert list(map(float, ratios)) == pytest.approx(expected, abs=0.006)
@@ -506,7 +599,7 @@ def test_transfer_gives_the_effect_of_width_back(scale, capsys):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_power_gives_the_best_a_and_b_back(scale, capsys):
-    center = sweep.GRIDS["power"][scale].common
+    center = paper.POWER[scale].common
     a = 1.1 * center["power_a"]
     b = center["power_b"] + 0.013
 
@@ -516,7 +609,6 @@ def test_power_gives_the_best_a_and_b_back(scale, capsys):
 
     rows = made_up("power", scale, loss)
     n = len({(row["batch_size"], row["total_tokens"], row["seed"]) for row in rows})
-    assert fit.main(["power"]) == 0
     printed = capsys.readouterr().out
     means = re.findall(rf"{n} of {n} valleys: mean (\S+), .* 0.000", printed)
     assert list(map(float, means)) == pytest.approx([a, b], abs=2e-3)
@@ -529,7 +621,9 @@ def test_power_gives_the_best_a_and_b_back(scale, capsys):
 @pytest.mark.parametrize("scale", SCALES)
 def test_compare_gives_tuning_and_lines_back(scale):
     """The loss of a run says how far it is from the best learning rate."""
-    grid = sweep.GRIDS["compare"][scale]
+    common = {"schedule": "wsd"} | paper.COMPARE[scale].common
+    grid = paper.COMPARE[scale]._replace(common=common)
+    tuning = paper.TUNING[scale]
 
     def loss(cfg) -> float:
         lr = cfg.lr
@@ -539,26 +633,27 @@ def test_compare_gives_tuning_and_lines_back(scale):
         return 2 + 0.01 * (cfg.seed % 50) + 0.03 * off(cfg, scale, lr) ** 2
 
     rows = made_up("compare", scale, loss)
-    assert fit.main(["compare"]) == 0
+    comparison = paper.Comparison(grid, tuning, Path("compare"))
     law = law_of(scale)
-    for name, line in sweep.LINES.items():
+    seq_len = rows[0]["seq_len"]
+    for name, runs in comparison.testing_runs().items():
+        line = paper.LINES[name]
 
         def wrong(lr: float, batch_size: int, T: int) -> float:
             """Distance of the line from the best learning rate, from its exponents."""
-            lr *= (batch_size / grid.tune.batch_size) ** line.q
-            lr *= (T / grid.tune.budgets[0]) ** line.b
-            beta = paper_batch_size(batch_size * rows[0]["seq_len"])
+            lr *= (batch_size / tuning.batch_size) ** line.q
+            lr *= (T / tuning.budgets[0]) ** line.b
+            beta = paper_batch_size(batch_size * seq_len)
             return math.log2(lr / (law["a"] * beta ** law["q"] * T ** law["b"]))
 
         def mean(lr: float) -> float:
-            return sum(wrong(lr, grid.tune.batch_size, T) ** 2 for T in grid.tune.budgets)
+            return sum(wrong(lr, tuning.batch_size, T) ** 2 for T in tuning.budgets)
 
         lr = min(grid.lrs, key=mean)
-        tested = [row for row in rows if row.get("line") == name]
         n_cells = len(grid.widths) * len(grid.batches) * len(grid.budgets)
-        assert len(tested) == n_cells * grid.seeds
-        for row in tested:
-            assert row["schedule"] == line.fields["schedule"]
-            distance = wrong(lr, row["batch_size"], row["total_tokens"])
-            expected = 2 + 0.01 * row["seed"] + 0.03 * distance**2
-            assert row["loss"] == pytest.approx(expected, abs=1e-3)
+        assert len(runs) == n_cells * len(grid.seeds)
+        for cfg in runs:
+            assert cfg.schedule == line.fields["schedule"]
+            distance = wrong(lr, cfg.batch_size, cfg.total_tokens)
+            expected = 2 + 0.01 * cfg.seed + 0.03 * distance**2
+            assert comparison.row_of(cfg)["loss"] == pytest.approx(expected, abs=1e-3)

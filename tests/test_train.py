@@ -299,6 +299,26 @@ def test_a_compiled_run_has_one_program_for_all_blocks_and_one_for_the_loss(
 # -- Mistakes of a user --------------------------------------------------------------------
 
 
+def test_a_law_sets_the_learning_rate_and_a_resumed_run_needs_no_file(
+    corpus_path, capsys
+):
+    law = dict(a=2.0, b=-0.2, q=0.5, schedule="power", decay_share=0.1, first_n=500.0)
+    law |= dict(assumed=["b"], measured=dict(total_tokens=[1000, 2000]))
+    files.write_json(Path("law.json"), law)
+    words = argv(data=corpus_path, total_tokens=6 * STEP, out="run")
+    assert train.main([*words, "--law=law.json"]) == 0
+    said = capsys.readouterr().out
+    assert "law.json: b of a preset" in said and "total_tokens" not in said
+    cfg = record_of("run")["config"]
+    beta = 256 / 4096
+    ceiling = float(f"{2 * beta**0.5 * 500**-0.2:.4g}")
+    found = [cfg[name] for name in ("power_a", "power_b", "power_q", "lr_max")]
+    assert found == [2.0, -0.2, 0.5, ceiling]
+    assert max(line["lr"] for line in metrics("run")) <= ceiling
+    Path("law.json").unlink()
+    assert train.main(["--out=run", "--resume"]) == 0
+
+
 def files_in(folder: Path) -> dict:
     """Every file of a folder, with the time of its last change."""
     found = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]

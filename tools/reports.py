@@ -1,11 +1,12 @@
-"""Text that fit.py prints, from plain values. fit.py makes every decision.
+"""Text and figures of fit.py and research/paper.py, from plain values. They decide.
 
 An *answer* here is a number and the ends of its interval, which are NaN if it has none.
 """
 
 import math
+from pathlib import Path
 
-from tools.flags import as_flags
+from tools import plots
 from tools.plots import size
 
 
@@ -15,55 +16,98 @@ def show(answer, form: str = ".3f") -> str:
     return value if low == "nan" else f"{value} [{low}, {high}]"
 
 
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    """Print a table whose columns are as wide as their longest text."""
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    for row in (head, *rows):
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths))
+        print(line.rstrip())
+
+
 def print_cells(title: str, texts: dict) -> None:
     """Print {cell: text} as a table per shape, with T down and batch sizes across."""
     for shape in dict.fromkeys(cell.shape for cell in texts):
-        of_shape = {}
-        for cell, text in texts.items():
-            if cell.shape == shape:
-                of_shape[cell.T, cell.batch_size] = text
+        of_shape = {(x.T, x.batch_size): texts[x] for x in texts if x.shape == shape}
         batches = sorted({batch_size for _, batch_size in of_shape})
-        print(f"\n{title}, {shape}")
-        print(f"{'T':>8}" + "".join(f" {f'batch {B:g}':>11}" for B in batches))
+        rows = []
         for T in sorted({T for T, _ in of_shape}):
-            row = [of_shape.get((T, B), "") for B in batches]
-            print(f"{size(T):>8}" + "".join(f" {text:>11}" for text in row))
+            rows.append([size(T), *(of_shape.get((T, B), "") for B in batches)])
+        print(f"\n{title}, {shape}")
+        print_table(["T", *(f"batch {B:g}" for B in batches)], rows)
 
 
-def print_regrets(rows: dict[str, tuple[int, list[tuple]]]) -> None:
-    """Print {left-out cells: (their number, costs)}; no costs if the rest had no law.
+def print_runs(rows: list[dict], n_kept: int, n_best: int, n_cells: int) -> None:
+    """Print what was fitted. n_kept: runs that count. n_best: cells with a minimum."""
+    runs = f"{len(rows):,} runs of {rows[0]['schedule']}"
+    if rows[0]["decay_share"]:
+        runs += f" with a decay of {rows[0]['decay_share']:.0%}"
+    print(f"{runs}; {n_best} of {n_cells} cells have a minimum")
+    if n_kept < len(rows):
+        print(f"left out {len(rows) - n_kept} runs that not all seeds have, or twice")
+
+
+def print_edge(end: str, cells: list, lrs: list[float]) -> None:
+    """Print that cells have their lowest loss at an end, and the flag that mends it."""
+    where = [f"T = {size(cell.T)} at batch size {cell.batch_size:g}" for cell in cells]
+    print(f"best at the {end} learning rate: {', '.join(dict.fromkeys(where))}")
+    print(f"  run the sweep again with --lrs {','.join(f'{lr:g}' for lr in lrs)}")
+
+
+def print_seeds(texts: list[str]) -> None:
+    """Print the best learning rate of every seed, for a law of one cell."""
+    print(f"  of each seed alone: {', '.join(texts)}")
+
+
+ONE = {"b": "run length", "q": "batch size"}  # what does not determine an exponent
+
+
+def print_law(law, numbers: dict, last_two: list[float]) -> None:
+    """Print a law with its intervals. numbers: see fit.intervals. last_two: lengths T."""
+    b, last_b, q, a = (numbers[name] for name in ("b", "last b", "q", "a"))
+    first, *others = [name for name in numbers if name not in ("b", "last b", "q", "a")]
+    n = "n" if law.schedule == "power" else "T"
+    print(f"\nlr = a beta^q {n}^b, with 95% intervals")
+    for name in ("b", "q"):
+        if name in law.assumed:
+            why = f"assumed, as in the preset, because the runs have one {ONE[name]}"
+            print(f"  {name}  {getattr(law, name):.3g}  ({why})")
+        else:
+            print(f"  {name}  {show(numbers[name])}")
+        if name == "b" and "b" not in law.assumed and show(last_b) != show(b):
+            print(
+                f"     {show(last_b)} from T = {' to '.join(map(size, last_two))} alone"
+            )
+    print(f"  a  {show(a, '.3g')}")
+    for shape in others:
+        ratio = show(numbers[shape], ".2f")
+        print(f"     {ratio} times as high for {shape} as for {first}")
+
+
+def print_regrets(costs: dict[str, tuple[int, list[tuple]]]) -> None:
+    """Print {cells that were not fitted: (their number, costs)}, 0 if they had no law.
 
     A cost is how many regrets are outside, and the mean and the worst of the others.
     There is one for the law, for its learning rate in the fitted cells, and for one in
     proportion to the batch size.
     """
+    rows = []
+    for label, (n_cells, of_label) in costs.items():
+        law, same, in_proportion = (cost_in_words(*cost) for cost in of_label)
+        if n_cells == 0:
+            law = "no law without it"
+        if in_proportion == same:  # no batch size is larger than the fitted ones
+            in_proportion = ""
+        rows.append([label, str(n_cells), law, same, in_proportion])
     text = """
 What does a law lose where it was not fitted? Nats above the lowest loss of a cell,
-mean (worst), on a smooth curve, so perhaps below the noise of a seed. Beside it, the
-same learning rate as in the fitted cells, and one in proportion to the batch size.
-"""
+mean (worst), and beside it the same learning rate as in the fitted cells."""
     print(text)
-    columns = [f"{name:<20}" for name in ("law", "same learning rate", "in proportion")]
-    print(f"{'not fitted':<20}cells  {'  '.join(columns)}".rstrip())
-    n_outside = 0
-    for label, (n_cells, costs) in rows.items():
-        if not costs:
-            print(f"{label:<20}no law without it")
-            continue
-        line = f"{label:<20}{n_cells:>5}"
-        before = ""
-        for outside, mean, worst in costs:
-            n_outside += outside
-            text = cost_in_words(outside, mean, worst)
-            # a longer T, for example, does not change what is in proportion to the batch
-            line += f"  {text if text != before else '':<20}"
-            before = text
-        print(line.rstrip())
-    if n_outside:
-        print("out: outside the learning rates that the sweep tried, and in no mean")
+    head = ["not fitted", "cells", "law", "same learning rate", "in proportion to batch"]
+    print_table(head, rows)
 
 
 def cost_in_words(outside: int, mean: float, worst: float) -> str:
+    """'0.0010 (0.0030), 1 out', where out is outside of the tried learning rates."""
     words = []
     if mean < math.inf:
         words.append(f"{mean:.4f} ({worst:.4f})")
@@ -74,126 +118,69 @@ def cost_in_words(outside: int, mean: float, worst: float) -> str:
     return ", ".join(words)
 
 
-def print_edge(
-    word: str, n_cells: int, lengths: list, batches: list, lrs: list, command: str
-) -> None:
-    """Say how many cells are lowest at an edge, and print a command for the runs to add.
-
-    word: "lowest" or "highest". lengths, batches and lrs: of these runs. command: of the
-    sweep, or "".
-    """
-    where = ", ".join(map(size, lengths))
-    print(f"\n{n_cells} cells are left out (T = {where}), because their lowest loss")
-    print(f"is at the {word} learning rate that we know. Add these runs:")
-    rates = ",".join(f"{lr:.4g}" for lr in lrs)
-    budgets = ",".join(f"{T:.0f}" for T in lengths)
-    sizes = ",".join(f"{batch_size:g}" for batch_size in batches)
-    print(f"{command} --lrs {rates} --budgets {budgets} --batches {sizes}".strip())
-
-
-def print_verdict(
-    T: float, against: list[str], tested: bool, n_seeds: int, reversed_by: list[str]
-) -> None:
+def print_verdict(T: float, gains: dict[str, float], n_seeds: int) -> None:
     """Say whether a law of the runs up to T was worth it in longer runs.
 
-    against: labels of the longer runs in which it was not. tested: was any row known?
-    reversed_by: seeds without which the order at the longest T is reversed.
+    gains: {longer runs: nats that the same learning rate loses more than the law}.
     """
+    against = [label for label, gain in gains.items() if gain < 0]
     if against:
         print(
-            f"\nKeeping the learning rate of {size(T)} lost less than the law of runs up"
+            f"Not worth it: the learning rate of {size(T)}, kept, lost less than the law"
         )
-        print(f"to {size(T)} at: {', '.join(against)}.")
-    elif tested:
-        print(
-            f"\nIn longer runs, the law of runs up to {size(T)} lost no more than keeping"
-        )
-        print("its learning rate.")
+        print(f"of runs up to {size(T)} at {', '.join(against)}.")
+    elif any(gain >= 0 for gain in gains.values()):
+        print("In longer runs, the law lost no more than the same learning rate.")
     else:
-        print("\nNo row above tests the law in longer runs.")
+        print("No row tests the law in longer runs.")
     if n_seeds == 1:
-        print("(With one seed, minima are rough, and intervals too narrow. Train three")
-        print("before you rely on this.)")
-    for seed in reversed_by:
-        print(f"(Without seed {seed}, the order at the longest T is reversed.)")
+        print("With one seed, minima are rough, and intervals too narrow. Train three.")
 
 
-def print_law(b, last_b, b_paper, q, a, ratios: dict, last_T: tuple, first: str) -> None:
-    """Print the answers of a law, leaving out what would repeat b.
+# -- Figures -----------------------------------------------------------------------------
 
-    last_b: b between the two longest T, which are last_T. ratios: {shape: its a relative
-    to that of the first}.
+
+def panel(curves: dict, at, field: str, name="learning rate") -> dict:
+    """The valleys of cells that differ from `at` only in a field, for plots.py.
+
+    curves: see fit.with_curves. name: of the setting that the runs vary.
     """
-    print("\nlr = a beta^q T^b of all cells, with 95% intervals")
-    print(f"  b  {show(b)}")
-    if show(last_b) != show(b):
-        before, last = map(size, last_T)
-        print(f"     {show(last_b)} from T = {before} to {last} alone")
-    if show(b_paper) != show(b):
-        print(f"     {show(b_paper)} as the paper fits it, with q = 1")
-    print(f"  q  {show(q)}")
-    print(f"  a  {show(a, '.3g')}")
-    for shape, ratio in ratios.items():
-        print(f"     {show(ratio, '.2f')} times as high for {shape} as for {first}")
+
+    def in_words(cell) -> dict[str, str]:
+        words = {"shape": cell.shape, "T": f"T = {size(cell.T)}"}
+        return words | {"batch_size": f"batch size {cell.batch_size:g}"}
+
+    shared = in_words(at)
+    del shared[field]
+    drawn = {}
+    for cell, curve in curves.items():
+        words = in_words(cell)
+        label = words.pop(field).removesuffix(", standard")
+        if words == shared:
+            drawn[label] = curve
+    xlabel = f"{name}\n{', '.join(shared.values())}"
+    return dict(xlabel=xlabel, log=name != "b", valleys=drawn)
 
 
-def print_differences(rows: dict[str, tuple], head: list[str]) -> None:
-    """Print {line: its answers} as a table of Markdown."""
-    print(f"| {' | '.join(head)} |")
-    print("|" + "---|" * len(head))
-    for line, answers in rows.items():
-        print(f"| {' | '.join([line, *map(show, answers)])} |")
+def draw_all(
+    out: Path, at, curves: dict, best: dict, lengths: dict, T: float, losses: dict
+) -> list[str]:
+    """Draw valleys beside a cell, and the law if it has several. Returns file names.
 
-
-def print_losses(shape: str, T: float, losses: dict[float, float]) -> None:
-    """Print {batch size: lowest loss} of a shape and a run length."""
-    print(f"\n{shape}, T = {size(T)}, lowest loss by batch size:")
-    print(", ".join(f"{loss:.3f} at {batch:g}" for batch, loss in losses.items()))
-
-
-def print_next_runs(
-    runs: dict[str, dict], batch_size: float, law: dict, lrs: dict, is_worth: bool
-) -> None:
-    """Print commands for runs that are longer than those of the sweep.
-
-    runs: {schedule: flags of train.py}. law: as in law.json. lrs: {tokens: its best
-    learning rate} of the longest runs so far, and of the next. is_worth: by the tests.
+    at: the cell. curves: see fit.with_curves. best: {cell: (best learning rate, that of
+    the law)}. lengths, T, losses: of a law of the runs up to T, see plots.draw_regret.
     """
-    (n, lr), (T, last_lr) = lrs.items()
-    commands = {}
-    for schedule, fields in runs.items():
-        commands[schedule] = f"python train.py {as_flags(fields)}"
-    print(f"\nNext, {size(T)} tokens at batch size {batch_size:g}.")
-    print("No run above was as long, so test the law there.")
-    if not commands:
-        print(f"(no commands, because these are runs of {law['schedule']})")
-        return
-    if law["schedule"] != "wsd":
-        print(commands[law["schedule"]])
-        return
-    print("If you know T, a straight line to 0:")
-    print(commands["linear"])
-    if law["b"] > 0 or law["q"] < 0:
-        numbers = f"b is {law['b']:.3f} and q is {law['q']:.3f}"
-        print(f"(No Power, which needs b <= 0 and q >= 0, and {numbers}.")
-        print("More run lengths or batch sizes may change them.)")
-    if "power" in commands:
-        fall = f"{lr:.2g} at {size(n)} tokens, and {last_lr:.2g} at {size(T)}"
-        print(f"If not, Power, whose learning rate is {fall}:")
-        if not is_worth:
-            print(
-                "(The law was not worth it above, so compare it with the next command.)"
-            )
-        print(commands["power"])
-        print("Or one learning rate:")
-    else:
-        print("If not, one learning rate:")
-    print(commands["wsd"])
-    print("To end Power or WSD early, press Ctrl-C, and run the command that it prints.")
-
-
-def print_power(power: str, baseline: str, gap, held: str, gap_to_held) -> None:
-    """Print the answers of Power minus WSD that knows T, and that holds."""
-    print(f"\n{power} has the law of {baseline}, but does not know T. Its loss is")
-    print(f"{show(gap)} nats from that of {baseline}, and")
-    print(f"{show(gap_to_held)} from that of {held}, with one learning rate for all T.")
+    plots.draw_valleys(out / "valleys.png", [panel(curves, at, "T")])
+    if len(best) == 1:
+        return ["valleys.png"]
+    plots.draw_valleys(out / "batches.png", [panel(curves, at, "batch_size")])
+    lines = {}  # {T: [(batch size, best learning rate, that of the law)]}
+    for cell, lrs in best.items():
+        if cell.shape == at.shape:
+            lines.setdefault(f"T = {size(cell.T)}", []).append((cell.batch_size, *lrs))
+    plots.draw_law(out / "law.png", lines, f"batch size (sequences), {at.shape}")
+    if len(losses) < 2:
+        return ["valleys.png", "batches.png", "law.png"]
+    where = f"{at.shape}, batch size {at.batch_size:g}"
+    plots.draw_regret(out / "regret.png", T, lengths, losses, where)
+    return ["valleys.png", "batches.png", "law.png", "regret.png"]
