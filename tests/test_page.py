@@ -135,7 +135,7 @@ LENGTHS = {length["T"]: length for length in RACE["lengths"]}
 def test_its_schedules_are_those_of_schedules(browser):
     """Of all runs behind the losses, and of runs that nobody trained."""
     rows = fit.read_sweep(page.RESULTS / "laptop-decay")
-    older = dict(power_shift=0, warmup_start=0)  # fields that the records lack
+    older = dict(warmup_start=0)  # fields that the records lack
     configs = [SimpleNamespace(**older | row) for row in rows]
     for T, share in ((1_200_000, 0.3), (600_000, 0.5)):
         length = dict(total_tokens=T, decay_share=share)

@@ -28,16 +28,14 @@ def test_schedules_are_those_of_schedules():
     start = 11 * T0
     warm = power.WARMUP
     pairs = [(power.constant(0.01), schedules.constant(0.01))]
-    for b, lr_max, shift, q in (
-        (-0.3, 0.012, 0, 1),  # Power under its ceiling, and never under it
-        (-0.3, 1.0, 0, 0.5),
-        (-0.5, math.inf, T0, 1),  # WSqD
-    ):
+    for lr_max, q in ((0.012, 1), (1.0, 0.5)):  # Power, with a ceiling and without
         # the learning rate at T0 takes the place of beta^q a
-        a = 0.01 / (0.25**q * (T0 + shift) ** b)
-        one = power.power_law(0.01, b, lr_max, shift)
+        a = 0.01 / (0.25**q * T0**-0.3)
+        one = power.power_law(0.01, -0.3, lr_max)
         assert one(T0) == pytest.approx(0.01)
-        pairs.append((one, schedules.power_law(a, b, 0.25, lr_max, q, shift)))
+        pairs.append((one, schedules.power_law(a, -0.3, 0.25, lr_max, q)))
+    wsqd = power.power_law(0.01, -1 / 2, shift=T0)
+    pairs.append((wsqd, lambda n: 0.01 * math.sqrt(2 * T0 / (n + T0))))
     ends = []
     for one, other in pairs:
         one = power.decay(power.warmup(one), start, T)

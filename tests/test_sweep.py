@@ -469,7 +469,6 @@ WRONG = [
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
-    ("wsd --power_shift 3", "--power_shift"),
     ("wsd --steps 100", "--steps"),
     ("pilot --steps 20", "--steps"),
     ("pilot --budgets 80k", "--budgets"),
