@@ -1,5 +1,6 @@
 """Tuned short, run long: the runs of notes.md with this title, resumable.
 
+    git apply forks/shifted.patch            for the lines with a shift
     python research/anytime.py code          the pilot and the test of a cell
     python research/anytime.py price         A3, pilots of many lengths, and a valley
     python research/anytime.py travel        A4, numbers of the cell code in other cells
@@ -8,8 +9,8 @@
 
 Every schedule has one number, its learning rate at n = T0, or its peak. We tune it in
 runs of T0 tokens with two seeds. Then the trunk goes on to 4, 16 and 64 T0 with three
-other seeds, and decays there. Runs that differ only in their end share a trunk, as in
-sweep.py. A cell reads the corpus in its `data`; notes.md has the commands that make them.
+other seeds, and decays there. A cell reads the corpus in its `data`; notes.md has the
+commands that make them. (We ran all of this at commit 1f011e6, with older names of files.)
 """
 
 import json
@@ -29,8 +30,9 @@ import fit
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import PLANNED, paper_batch_size
+from schedules import paper_batch_size
 from tools import devices, engines, files, flags
+from tools.flags import UserError
 
 RESULTS = Path(__file__).parent / "results/anytime"
 WARMUP = 32  # steps
@@ -87,91 +89,77 @@ CELLS = {
 # -- Runs --------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
-    cfg: TrainConfig
-    trunk: str  # name of the trunk
-    line: str
-
-
 def make_run(
     cell: Cell, line: str, rate: float, seed: int, T: int, share=SHARE, **fields
-) -> Run:
+) -> TrainConfig:
     """rate: learning rate at n = T0, or peak of a line or cosine."""
     schedule, b, shift = LINES[line]
-    beta = paper_batch_size(cell.batch_size * 128)
-    fields = dict(schedule=schedule, batch_size=cell.batch_size) | fields
+    fields = dict(schedule=schedule, batch_size=cell.batch_size, data=cell.data) | fields
     if schedule == "power":
-        shift *= cell.T0
-        a = rate / (beta**0.5 * (cell.T0 + shift) ** b)
-        fields |= dict(power_a=float(f"{a:.4g}"), power_b=b, power_q=0.5)
-        fields |= dict(power_shift=float(shift), lr_max=1.0)
+        beta = paper_batch_size(cell.batch_size * 128)
+        a = rate / (beta**0.5 * (cell.T0 + shift * cell.T0) ** b)
+        fields |= dict(power_a=float(f"{a:.4g}"), power_b=b, power_q=0.5, lr_max=1.0)
+        if shift:
+            fields["power_shift"] = float(shift * cell.T0)
     else:
-        fields |= dict(lr=float(f"{rate:.4g}"))
-    fields |= dict(seed=seed)
-    name = ",".join(f"{x}={value}" for x, value in fields.items())
-    if schedule in PLANNED:
-        name += f",T={T}"
-    fields |= dict(data_seed=seed, total_tokens=T, decay_share=share)
-    fields |= dict(data=cell.data, warmup_tokens=WARMUP * cell.batch_size * 128)
-    fields |= cell.model
-    return Run(make_config(**sweep.LAPTOP | fields), name, line)
+        fields["lr"] = float(f"{rate:.4g}")
+    fields |= dict(seed=seed, data_seed=seed, total_tokens=T, decay_share=share)
+    fields |= dict(warmup_tokens=WARMUP * cell.batch_size * 128)
+    return make_config(**sweep.LAPTOP | fields | cell.model)
 
 
-def first_guess(cell: Cell, T0: int) -> int:
+def line_of(config: dict) -> str:
+    """The line of a record."""
+    shift = config.get("power_shift", 0) > 0
+    b = config["power_b"] if config["schedule"] == "power" else 0.0
+    (line,) = [x for x in LINES if LINES[x] == (config["schedule"], b, shift)]
+    return line
+
+
+def first_guess(cell: Cell) -> int:
     """j of the middle learning rate, 1e-4 * 2^(j / 2), by the law of earlier sweeps."""
-    lr = 0.0118 * (T0 / 320_000) ** -0.22 * (cell.batch_size / 8) ** 0.5
+    lr = 0.0118 * (cell.T0 / 320_000) ** -0.22 * (cell.batch_size / 8) ** 0.5
     return round(2 * math.log2(lr / 1e-4))
 
 
-def losses_at(folder: Path, runs: list[Run]) -> list[float]:
-    """The losses of finished runs. Raises KeyError if one is not finished."""
-    losses = []
-    for run in runs:
-        done = {}
-        for record in files.read_records(folder / f"{run.trunk}.jsonl"):
-            done[end_of(record["config"])] = files.loss_of(record)
-        losses.append(done[end_of(vars(run.cfg))])
-    return losses
+def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train=sweep.train_all):
+    """Train a pilot. Returns the tuned learning rate, or None in a dry run.
 
-
-def pilot(cell: Cell, line: str, js: Iterable[int]) -> dict[int, list[Run]]:
-    """{j: the runs of the pilot at learning rate 1e-4 * 2^(j / 2)}"""
-    runs = {}
-    for j in js:
-        (rate,) = sweep.rates(j, j)
-        runs[j] = [make_run(cell, line, rate, s, cell.T0) for s in PILOT_SEEDS]
-    return runs
-
-
-def tune(cell: Cell, line: str, folder: Path, out: dict) -> float | None:
-    """The tuned learning rate, or None and the runs that it needs in `out`.
-
-    Five learning rates, a factor of 2 apart. While the lowest is at an edge, one more.
+    runs_at(rate): its runs, with all seeds. We try five learning rates, a factor of 2
+    apart, and another one as long as the lowest is at an edge.
     """
-    middle = first_guess(cell, cell.T0)
+    middle = first_guess(cell)
     js = list(range(middle - 4, middle + 5, 2))
     while True:
-        runs = pilot(cell, line, js)
-        try:
-            points = []
-            for j in js:
-                losses = losses_at(folder, runs[j])
-                points.append((j / 2 + math.log2(1e-4), sum(losses) / len(losses)))
-        except KeyError:
-            out[line] = [run for of_j in runs.values() for run in of_j]
+        runs = {j: runs_at(*sweep.rates(j, j)) for j in js}
+        if not train(sum(runs.values(), []), folder, dry_run=dry_run):
             return None
-        x, why_not = fit.vertex(points)
+        points = []
+        for j in js:
+            losses = [sweep.loss_of(cfg, folder) for cfg in runs[j]]
+            points.append((math.log2(1e-4) + j / 2, sum(losses) / len(losses)))
+        x, why_not = fit.bottom(points)
         if why_not == "at lowest":
             js.insert(0, js[0] - 2)
         elif why_not == "at highest":
             js.append(js[-1] + 2)
         elif why_not:
-            raise RuntimeError(f"{line}: {why_not}, {points}")
+            raise RuntimeError(f"{folder}: {why_not}, {points}")
         else:
             return 2**x
 
 
-def tests(cell: Cell, line: str, rate: float, seeds: Iterable[int]) -> list[Run]:
+def tuned(name: str, line: str, folder: Path, dry_run: bool) -> float | None:
+    """The number of a line from the pilot of a cell."""
+    cell = CELLS[name]
+
+    def runs_at(rate: float) -> list[TrainConfig]:
+        return [make_run(cell, line, rate, seed, cell.T0) for seed in PILOT_SEEDS]
+
+    return tune(cell, folder, runs_at, dry_run)
+
+
+def tests(cell: Cell, line: str, rate: float, seeds: Iterable[int]) -> list[TrainConfig]:
     """The runs of a line at its tuned learning rate, and longest lines at others."""
     runs = []
     for seed in seeds:
@@ -189,21 +177,14 @@ def tests(cell: Cell, line: str, rate: float, seeds: Iterable[int]) -> list[Run]
 def run_cell(name: str, n_seeds: int, out: Path, dry_run: bool) -> None:
     """Tune all lines of a cell, then test them. More than 3 seeds: only those of MAIN."""
     cell = CELLS[name]
-    folder = out / name
-    while True:
-        missing = {}
-        rates = {line: tune(cell, line, folder, missing) for line in cell.lines}
-        if not missing:
-            break
-        if train_all(sum(missing.values(), []), folder, dry_run):
-            return
-    for line, rate in rates.items():
-        print(f"{name:12} {line:14} {rate:.4g}", flush=True)
     runs = []
-    for line, rate in rates.items():
-        seeds = range(n_seeds) if line in MAIN else SEEDS
-        runs += tests(cell, line, rate, seeds)
-    train_all(runs, folder, dry_run)
+    for line in cell.lines:
+        rate = tuned(name, line, out / name, dry_run)
+        if rate:
+            print(f"{name:12} {line:14} {rate:.4g}", flush=True)
+            seeds = range(n_seeds) if line in MAIN else SEEDS
+            runs += tests(cell, line, rate, seeds)
+    sweep.train_all(runs, out / name, dry_run=dry_run)
 
 
 # -- A3, A4 and A6 -----------------------------------------------------------------------
@@ -216,7 +197,7 @@ PRICE_ENDS = (320_000, 1_280_000, 5_120_000)  # of the valleys, with seeds 0, 1 
 def price(out: Path, dry_run: bool) -> None:
     """Pilots of Power at nine learning rates, a factor of √2 apart, and its valleys."""
     cell = CELLS["code"]  # its T0, 320k, is where we give the learning rates
-    middle = first_guess(cell, cell.T0) - 1
+    middle = first_guess(cell) - 1
     runs = []
     for rate in sweep.rates(middle - 4, middle + 4):
         for seed in PRICE_SEEDS:
@@ -224,17 +205,17 @@ def price(out: Path, dry_run: bool) -> None:
     for rate in sweep.rates(middle - 3, middle + 2):
         for seed in SEEDS:
             runs += [make_run(cell, POWER, rate, seed, T) for T in PRICE_ENDS]
-    train_all(runs, out / "price", dry_run)
+    sweep.train_all(runs, out / "price", dry_run=dry_run)
 
 
 def travel(out: Path, dry_run: bool) -> None:
     """Power and the shifted root in other cells, with their a from the pilot of code."""
     code = CELLS["code"]
     for line in (POWER, SHIFTED):
-        rate = tune(code, line, out / "code", {})
+        rate = tuned("code", line, out / "code", dry_run)
         for name in ("batch-32", "batch-2", "width-128"):
             cell = CELLS[name]
-            if name == "width-128" and line != POWER:
+            if rate is None or (name == "width-128" and line != POWER):
                 continue
             # the same a: scaled by the root of the batch size, and the same shift
             scaled = rate * (cell.batch_size / code.batch_size) ** 0.5
@@ -243,8 +224,7 @@ def travel(out: Path, dry_run: bool) -> None:
             for seed in SEEDS:
                 for times in cell.times[1:]:
                     runs.append(make_run(moved, line, scaled, seed, times * cell.T0))
-            if train_all(runs, out / f"travel-{name}", dry_run):
-                return
+            sweep.train_all(runs, out / f"travel-{name}", dry_run=dry_run)
 
 
 AVERAGE_SHARE = 25  # the half-life of the average is a 25th of the tokens seen
@@ -252,119 +232,64 @@ AVERAGE_SHARE = 25  # the half-life of the average is a 25th of the tokens seen
 
 def average(out: Path, dry_run: bool) -> None:
     """A held run without weight decay, whose weights we average."""
-    cell = CELLS["code"]._replace(times=(1, 4, 16))
-    folder = out / "average"
-    middle = first_guess(cell, cell.T0)
-    js = list(range(middle - 4, middle + 5, 2))
+    cell = CELLS["code"]
 
-    def runs_at(rate: float, seeds: tuple, T: int) -> list[Run]:
+    def runs_at(rate: float, seeds=PILOT_SEEDS, T=cell.T0) -> list[TrainConfig]:
         return [make_run(cell, "held", rate, s, T, 0.0, weight_decay=0.0) for s in seeds]
 
-    while True:
-        runs = {j: runs_at(*sweep.rates(j, j), PILOT_SEEDS, cell.T0) for j in js}
-        if train_all(sum(runs.values(), []), folder, dry_run, train_averaged):
-            return
-        points = []
-        for j in js:
-            losses = losses_at(folder, runs[j])
-            points.append((j / 2 + math.log2(1e-4), sum(losses) / len(losses)))
-        x, why_not = fit.vertex(points)
-        if not why_not:
-            break
-        js = [js[0] - 2, *js] if why_not == "at lowest" else [*js, js[-1] + 2]
-    print(f"average      held           {2**x:.4g}", flush=True)
-    ends = [times * cell.T0 for times in cell.times]
-    runs = [run for T in ends for run in runs_at(2**x, SEEDS, T)]
-    train_all(runs, folder, dry_run, train_averaged)
+    rate = tune(cell, out / "average", runs_at, dry_run, average_all)
+    if rate:
+        print(f"average      held           {rate:.4g}", flush=True)
+        runs = [cfg for t in cell.times for cfg in runs_at(rate, SEEDS, t * cell.T0)]
+        average_all(runs, out / "average", dry_run)
 
 
-def train_averaged(runs: list[Run], file: Path) -> None:
+def average_all(runs: list[TrainConfig], folder: Path, dry_run: bool) -> bool:
+    """Train runs as sweep.train_all, but with averaged weights, two at a time."""
+    left = sweep.unfinished(runs, folder)
+    print(f"{folder}: {len(left)} trunks of averages are left", flush=True)
+    if dry_run or not left:
+        return not left
+    folder.mkdir(parents=True, exist_ok=True)
+    with engines.on_this_machine(["cpu"] * 2) as (submit, as_completed):
+        jobs = []
+        for trunk, of_trunk in left.items():
+            jobs.append(submit(train_averaged, of_trunk, sweep.file_of(trunk, folder)))
+        for job in as_completed(jobs):
+            job.result()
+    return True
+
+
+def train_averaged(runs: list[TrainConfig], file: Path) -> None:
     """Train one run without decay, and record its averaged weights at all lengths."""
-    runs = sorted(runs, key=lambda run: run.cfg.total_tokens)
-    cfg = devices.resolve(runs[-1].cfg)
-    mixture = data.load_mixture(cfg)
-    state = train.build(cfg)
-    averaged = train.build(cfg)  # its model has the average
-    ends = {
-        run.cfg.total_tokens // cfg.batch_tokens * cfg.batch_tokens: run for run in runs
-    }
+    longest = devices.resolve(max(runs, key=lambda cfg: cfg.total_tokens))
+    batch = longest.batch_tokens
+    ends = {cfg.total_tokens // batch * batch: cfg for cfg in runs}
+    mixture = data.load_mixture(longest)
+    state = train.build(longest)
+    averaged = train.build(longest)  # its model has the average
     records = []
-    for _ in train.training_steps(cfg, state, mixture):
-        keep = 2 ** (-AVERAGE_SHARE * cfg.batch_tokens / state.tokens)
+    for _ in train.training_steps(longest, state, mixture):
+        keep = 2 ** (-AVERAGE_SHARE * batch / state.tokens)
         with torch.no_grad():
             pairs = zip(averaged.model.parameters(), state.model.parameters())
             for mean, now in pairs:
                 mean.lerp_(now, 1 - keep)
         if state.tokens in ends:
-            run = ends[state.tokens]
+            cfg = devices.resolve(ends[state.tokens])
             averaged.tokens = state.tokens
-            cfg_of_run = devices.resolve(run.cfg)
-            losses = train.final_losses(cfg_of_run, averaged, mixture)
-            results = train.results_of(cfg_of_run, averaged, losses)
-            settings = vars(cfg_of_run) | {"line": "average"}
-            records.append({"config": settings, "results": results})
+            losses = train.final_losses(cfg, averaged, mixture)
+            results = train.results_of(cfg, averaged, losses)
+            records.append({"config": vars(cfg), "results": results})
     write_lines(file, records)
 
 
-# -- Training ----------------------------------------------------------------------------
-
-
-def end_of(config: dict) -> tuple:
-    """What differs between the runs of a trunk."""
-    return config["total_tokens"], config["decay_tokens"]
+# -- The records -------------------------------------------------------------------------
 
 
 def write_lines(file: Path, records: list[dict]) -> None:
     with files.replacing(file) as temporary:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def train_trunk(runs: list[Run], file: Path) -> None:
-    """Train the runs of a trunk in the order of their decays, and record them."""
-    records = files.read_records(file)
-    trunk = file.with_suffix(".pt")
-    for run in sorted(runs, key=lambda run: run.cfg.decay_start):
-        cfg = devices.resolve(run.cfg)
-        results = sweep.train_from(trunk, cfg)
-        settings = vars(cfg) | {"line": run.line}
-        records.append({"config": settings, "results": results})
-        write_lines(file, records)
-    trunk.unlink(missing_ok=True)
-
-
-def train_all(runs: list[Run], folder: Path, dry_run: bool, train=train_trunk) -> bool:
-    """Train the runs that have no record. Returns whether some are left, in a dry run."""
-    trunks = {}
-    for run in runs:
-        trunks.setdefault(run.trunk, {})[end_of(vars(run.cfg))] = run
-    left = {}
-    for trunk, by_end in trunks.items():
-        for record in files.read_records(folder / f"{trunk}.jsonl"):
-            by_end.pop(end_of(record["config"]), None)
-        if by_end:
-            left[trunk] = list(by_end.values())
-    n_runs = sum(map(len, left.values()))
-    tokens = sum(map(tokens_of, left.values()))
-    print(f"{folder}: {n_runs} runs in {len(left)} trunks, {tokens:,} tokens", flush=True)
-    if dry_run or not left:
-        return bool(left)
-    folder.mkdir(parents=True, exist_ok=True)
-    with engines.on_this_machine(["cpu"] * 2) as (submit, as_completed):
-        jobs = []
-        for trunk in sorted(left, key=lambda trunk: -tokens_of(left[trunk])):
-            jobs.append(submit(train, left[trunk], folder / f"{trunk}.jsonl"))
-        for job in as_completed(jobs):
-            job.result()
-    return False
-
-
-def tokens_of(runs: list[Run]) -> int:
-    """The tokens of a trunk and of all its decays."""
-    last = max(run.cfg.decay_start for run in runs)
-    return last + sum(run.cfg.decay_tokens for run in runs)
-
-
-# -- The records -------------------------------------------------------------------------
 
 
 def write_records(out: Path) -> None:
@@ -375,6 +300,10 @@ def write_records(out: Path) -> None:
             for record in files.read_records(file):
                 for field in ("val_bpb", "tokens"):
                     del record["results"][field]
+                line = (
+                    "average" if folder.name == "average" else line_of(record["config"])
+                )
+                record["config"]["line"] = line
                 records.append(record)
         if not records:
             continue
@@ -413,13 +342,16 @@ def main(argv: list[str] | None = None) -> int:
     add("--seeds", type=int, default=len(SEEDS), help="of the test of a cell")
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
-    if args.what == "records":
-        write_records(args.out)
-    elif args.what in CELLS:
-        run_cell(args.what, args.seeds, args.out, args.dry_run)
-    else:
-        programs = dict(price=price, travel=travel, average=average)
-        programs[args.what](args.out, args.dry_run)
+    programs = dict(price=price, travel=travel, average=average)
+    try:
+        if args.what == "records":
+            write_records(args.out)
+        elif args.what in CELLS:
+            run_cell(args.what, args.seeds, args.out, args.dry_run)
+        else:
+            programs[args.what](args.out, args.dry_run)
+    except UserError as error:  # such as a missing text, or fork
+        return flags.fail("anytime.py", error)
     return 0
 
 
