@@ -48,7 +48,7 @@ def commands() -> list[str]:
             found += [line.partition(" #")[0].strip() for line in lines]
         found += re.findall(r"`(python [^`\n]*)`", prose(page))
     found = [line for line in dict.fromkeys(found) if line and line[0] != "#"]
-    return [line for line in found if "inverse_root" not in line]  # see below
+    return [line for line in found if "power_shift" not in line]  # of a fork
 
 
 class Parsed(Exception):
@@ -103,28 +103,6 @@ def test_quoted_code_is_in_the_source(page):
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))
     lines = "".join(blocks(page, "python")).splitlines()
     assert [line for line in lines if line not in source] == []
-
-
-def test_the_schedule_that_a_reader_adds_rises_falls_and_decays():
-    function, branch = blocks("docs/extend.md", "python")
-    source = (ROOT / "schedules.py").read_text(encoding="utf-8")
-    for place, text in [
-        ("def make_schedule", f"{function}\n\ndef make_schedule"),
-        ("    else:\n        names", f"{branch}    else:\n        names"),
-        ("WITH_DECAY = (", 'WITH_DECAY = ("inverse_root", '),
-    ]:
-        assert source.count(place) == 1
-        source = source.replace(place, text)
-    names = {}
-    exec(source, names)
-    cfg = config.make_config(
-        schedule="wsd", lr=0.01, total_tokens=100_000, warmup_tokens=10_000
-    )
-    cfg.schedule = "inverse_root"
-    lr = names["make_schedule"](cfg)
-    assert (lr(5000), lr(10_000), lr(40_000)) == (0.005, 0.01, 0.005)
-    assert lr(95_000) < 0.5 * lr(90_000)
-    assert "lr" not in names["fields_without_effect"]("inverse_root")
 
 
 def cells_of(page: str) -> dict[tuple, str]:

@@ -25,12 +25,35 @@ assert train.main([*flags, "--out=parts", "--resume"]) == 0
 """
 
 
-@pytest.mark.parametrize("patch", FORKS, ids=lambda patch: patch.stem)
-def test_a_fork_trains_and_resumes_to_the_same_bits(patch, corpus_path):
+WSQD = """
+import math
+from config import make_config
+from schedules import make_schedule
+
+cfg = make_config(power_shift=320_000, power_a=14.7, power_b=-0.5, power_q=0.5, lr_max=1)
+schedule = make_schedule(cfg)
+for n in (150_000, 320_000, 2_000_000):
+    expected = 14.7 * math.sqrt(0.25 / (n + 320_000))
+    assert math.isclose(schedule(n), expected, rel_tol=1e-12), (n, schedule(n))
+"""
+
+
+def copy_with(patch: Path) -> None:
+    """Copy the project into this folder, and apply a patch."""
     for file in [*PROJECT.glob("*.py"), PROJECT / "figures.mplstyle"]:
         shutil.copy(file, ".")
     shutil.copytree(PROJECT / "tools", "tools")
     subprocess.run(["git", "apply", patch], check=True)
+
+
+def test_the_shifted_fork_has_the_trunk_of_wsqd():
+    copy_with(PROJECT / "forks/shifted.patch")
+    subprocess.run([sys.executable, "-c", WSQD], check=True)
+
+
+@pytest.mark.parametrize("patch", FORKS, ids=lambda patch: patch.stem)
+def test_a_fork_trains_and_resumes_to_the_same_bits(patch, corpus_path):
+    copy_with(patch)
     changed = [line[6:] for line in patch.read_text().splitlines() if line[:4] == "+++ "]
     for name in changed:
         assert Path(name).read_text() != (PROJECT / name).read_text()
