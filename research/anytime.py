@@ -308,9 +308,7 @@ def write_records(out: Path) -> None:
         if not records:
             continue
         # the newest text of that name, which all runs of a cell read
-        cfg = make_config(
-            **{x: y for x, y in records[0]["config"].items() if x != "line"}
-        )
+        cfg = make_config(data=records[0]["config"]["data"])
         settings = {
             "origin": {
                 "command": f"python research/anytime.py {folder.name}",

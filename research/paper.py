@@ -30,7 +30,7 @@ from schedules import fields_without_effect, paper_batch_size
 from sweep import GPU, LAPTOP, PAPER, Grid, doublings, make_run, rates, warm
 from tools import engines, flags, plots
 from tools.flags import UserError
-from tools.plots import size
+from tools.flags import size
 from tools.reports import panel, print_cells, show
 
 # Power is scanned around this. The a of the paper, 4, is too low for our small batches,

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import sweep
 from config import TrainConfig, make_config
 from tools import engines, flags
-from tools.plots import size
+from tools.flags import size
 from tools.reports import print_table
 
 SCHEDULES = ("linear", "cosine", "wsd")

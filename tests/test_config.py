@@ -52,7 +52,7 @@ def test_presets_train_as_in_the_paper():
 
 
 def test_a_preset_gives_every_schedule_its_learning_rate():
-    """MEND 1: a straight line starts above WSD, and both move with T and the batch size."""
+    """A straight line starts above WSD, and both move with T and the batch size."""
     law = config.LAPTOP_LAW
     for T in (400_000, 3_200_000):
         for batch_size in (2, 8, 32):

@@ -386,7 +386,7 @@ def test_train_takes_the_learning_rate_of_a_law(schedule, of, share):
 
 
 def test_a_law_of_undecayed_runs_is_near_the_best_of_decayed_ones():
-    """MEND 2: used as it is, it would be 0.0016 at 5.12M, far below both."""
+    """Used as it is, it would be 0.0016 at 5.12M, far below both."""
     assert fit.main([str(RESULTS / "decay-laptop/none"), "--out=a"]) == 0
     for schedule, best in (("wsd", 0.0064), ("linear", 0.0127)):
         at = f"--schedule {schedule} --total_tokens 5.12M"
@@ -560,7 +560,7 @@ def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(ca
 
 
 def test_a_reference_cell_without_a_minimum_at_the_shortest_length_is_drawn():
-    """MEND 11: one cell at an edge, or the largest batch size only in longer runs."""
+    """One cell at an edge, or the largest batch size only in longer runs."""
     rows = cut(
         made_rows(widths=[32], batches=[2, 4], steps=6), "lowest", LENGTHS[:1], [2]
     )
@@ -713,7 +713,6 @@ def test_a_table_gives_its_law_and_commands_with_its_sequence_length(capsys):
 
 @pytest.mark.parametrize("batch_tokens", [256, 10_240, 131_072])
 def test_a_table_without_sequences_keeps_its_tokens_per_step(batch_tokens, capsys):
-    """MEND 8"""
     rows = []
     for row in table():
         tokens = batch_tokens * row.pop("batch_size") // 2
@@ -726,7 +725,6 @@ def test_a_table_without_sequences_keeps_its_tokens_per_step(batch_tokens, capsy
 
 
 def test_rates_that_a_seed_has_in_single_precision_are_the_same_rates():
-    """MEND 17"""
     rows = table(seeds=2)
     for row in rows:
         if row["seed"] == 1:

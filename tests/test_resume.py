@@ -245,29 +245,6 @@ def test_a_branch_is_the_separate_run(schedule, corpus_path):
         assert_same(branch, alone, but=("origin", "config"))
 
 
-@pytest.mark.parametrize("typed", [
-    ["--decay_share=0"], ["--schedule=linear", "--total_tokens=640"],
-])  # fmt: skip
-def test_a_branch_without_a_decay_does_without_the_data_of_the_decay(
-    typed, corpus_path, documents
-):
-    """MEND 14"""
-    Path("a").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", Path("b"))
-    fields = SHORT | dict(total_tokens=12 * STEP, data="a", decay_data="b")
-    assert train.main([*argv(**fields), "--out=run"]) == 0
-    assert train.main(["--branch=run", *typed, "--out=branch"]) == 0
-    settings = files.read_json(Path("branch/config.json"))["config"]
-    assert settings["decay_data"] is None and settings["decay_tokens"] == 0
-    # its learning rate is that of its schedule, if this is new
-    if "--schedule=linear" in typed:
-        linear = dict(
-            schedule="linear", total_tokens=640, batch_size=settings["batch_size"]
-        )
-        linear |= dict(seq_len=settings["seq_len"], warmup_tokens=0)
-        assert settings["lr"] == config.make_config(**linear).lr
-
-
 def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
     fields = dict(total_tokens=20 * STEP, save_every=STEP, keep_checkpoints=2)
     assert train.main(argv(data=corpus_path, out="run", **fields, **SHORT)) == 0

@@ -445,7 +445,7 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     assert {round(rate_of(vars(cfg)), 6) for cfg in runs} == {0.001, 0.05}
     # the peak of another schedule, at another batch size
     runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
-    assert {cfg.total_tokens for cfg in runs} == {320 * 2 * 128}
+    assert {cfg.total_tokens for cfg in runs} == {160 * 2 * 128}
     assert len({cfg.lr for cfg in runs}) == 5
 
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from tools import plots
-from tools.plots import size
+from tools.flags import size
 
 
 def show(answer, form: str = ".3f") -> str:
