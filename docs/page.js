@@ -103,14 +103,15 @@ function change(values) {
 const frames = {};  // id -> the latest frame of a chart
 
 function frame(id, [x0, x1], [y0, y1], { left, right, low = false }) {
-  // A frame turns values into pixels and back. Margins are in letters. low: less height
+  // A frame turns values into pixels and back. Margins are in letters. low: less high beside
+  // other charts
   const letter = parseFloat(getComputedStyle($(id)).fontSize);
   const w = $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
   let share = 0.26;  // of the height of the window
   if (beside) share = innerHeight < 800 ? 0.39 : 0.45;
   if (innerHeight < 500) share = 0.6;
-  if (low) share *= 0.75;
+  if (beside && low) share *= 0.75;
   const h = max(10 * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - 1.7 * letter };
   const f = { id, w, h, letter, ...box };
