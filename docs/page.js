@@ -1,7 +1,7 @@
 "use strict";
 // The page to drag. Its parts: 1 small tools, 2 the state, which is also in the address,
-// 3 charts and controls, 4 and 5 the two steps, and 6 what connects them. page.py has made all
-// losses, so nothing is fitted here. x always is log2 of a learning rate, but in step 1.
+// 3 charts and controls, 4 to 6 the three steps, and 7 what connects them. page.py has made all
+// losses, so nothing is fitted here. x always is log2 of a learning rate, but in step 2.
 
 // -- 1 Small tools -------------------------------------------------------------------------
 
@@ -28,23 +28,33 @@ function interpolate(at, x, y) {
 
 // -- 2 The state, which is also in the address ------------------------------------------------
 //
-// So a link opens a view: #step=1&end=800 stops the runs at 800,000 tokens, and
-// #step=2&stop=2&batch=8 asks for the best learning rate at batch size 8.
+// So a link opens a view: #step=2&end=800 stops the runs at 800,000 tokens, and
+// #step=3&stop=2&batch=8 asks for the best learning rate at batch size 8.
+
+const LINES = DATA.pilot.lines;
+for (const line of LINES) {
+  // The learning rates from which to choose, which runs of both lengths tried
+  const ends = (i) => line.valleys.map((valley) => valley.x.at(i));
+  [line.low, line.high] = [max(...ends(0)), min(...ends(-1))];
+  line.id = line.name.toLowerCase();
+}
 
 const POLICIES = DATA.policies.map((policy) => policy.name);
 const BATCHES = DATA.policies[0].batches.map((one) => one.batch);
 const CHOICES = {  // name: allowed values, of which the first is the start
   policy: [POLICIES[1], ...POLICIES],  // weight decay 0.1
   batch: BATCHES,
+  worst: ["", ...LINES.map((line) => line.name)],  // the guess of step 1
 };
 const NUMBERS = {  // name: [start, low, high, step]
-  step: [1, 1, 2, 1],
-  end: [800, 400, 3200, 40],  // the T at which step 1 stops, in thousands of tokens
-  share: [round(100 * DATA.race.share), 10, 50, 5],  // of the run that decays, in percent
-  stop: [1, 0, 4, 1],  // the T at which step 2 stops
+  step: [1, 1, 3, 1],
+  long: [0, 0, 1, 1],  // does step 1 show the long runs?
+  end: [800, 400, 3200, 40],  // the T at which step 2 stops, in thousands of tokens
+  stop: [1, 0, 4, 1],  // the T at which step 3 stops
   guess: [-8.25, -10.6, -4.4, 0.05],
   shown: [0, 0, 1, 1],  // do we say what the guess costs?
 };
+for (const { id, low, high } of LINES) NUMBERS[id] = [high, low, high, 0.1];
 const START = { seen: "" };  // seen: the policies whose answer was shown
 for (const [name, values] of Object.entries(CHOICES)) START[name] = values[0];
 for (const [name, [start]] of Object.entries(NUMBERS)) START[name] = start;
@@ -52,13 +62,13 @@ let state = { ...START };
 
 // In the address, "weight decay 0.1" is 0.1.
 const brief = (value) => String(value).replace(/^weight decay /, "");
-const named = (values, text) => values.find((value) => brief(value) === brief(text));
+const match = (values, text) => values.find((value) => brief(value) === brief(text));
 const isSeen = (policy) => state.seen.split(",").includes(policy);
 
 function read() {
   state = { ...START };
   for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {
-    if (Object.hasOwn(CHOICES, name)) state[name] = named(CHOICES[name], text) ?? START[name];
+    if (Object.hasOwn(CHOICES, name)) state[name] = match(CHOICES[name], text) ?? START[name];
     if (Object.hasOwn(NUMBERS, name)) state[name] = allowed(name, parseFloat(text));
     if (name === "seen")
       state.seen = POLICIES.filter((policy) => text.split(",").includes(brief(policy))).join();
@@ -92,14 +102,16 @@ function change(values) {
 
 const frames = {};  // id -> the latest frame of a chart
 
-function frame(id, [x0, x1], [y0, y1], { left, right }) {
-  // A frame turns values into pixels and back. Margins are in letters.
+function frame(id, [x0, x1], [y0, y1], { left, right, low = false }) {
+  // A frame turns values into pixels and back. Margins are in letters. low: less high beside
+  // other charts
   const letter = parseFloat(getComputedStyle($(id)).fontSize);
   const w = $(id).clientWidth;
   const beside = w < 0.6 * document.querySelector("main").clientWidth;
   let share = 0.26;  // of the height of the window
   if (beside) share = innerHeight < 800 ? 0.39 : 0.45;
   if (innerHeight < 500) share = 0.6;
+  if (beside && low) share *= 0.75;
   const h = max(10 * letter, min(share * innerHeight, 0.75 * w));
   const box = { x0: left * letter, x1: w - right * letter, y0: letter, y1: h - 1.7 * letter };
   const f = { id, w, h, letter, ...box };
@@ -232,7 +244,166 @@ function say(id, text) {
   saying = setTimeout(() => ($("status").innerHTML = text.replaceAll("<sup>", "^")), 500);
 }
 
-// -- 4 Step 1: when will the run stop? --------------------------------------------------------
+// -- 4 Step 1: tuned in a short run, run 16 times as long -------------------------------------
+
+const [SHORT, LONG] = DATA.pilot.lengths;
+const STUDENT_T = 4.303;  // 95% of Student's t with three seeds is within this
+const NEAR = 0.01;  // nats that we cannot tell from 0
+const ABOVE = [-0.02, 0.125];  // nats above the lowest bottom, which the valleys show
+const LOWEST = min(...LINES.map((line) => line.low));
+const HIGHEST = max(...LINES.map((line) => line.high));
+
+// Losses [seeds] of a schedule; which: 0 in the short runs, 1 in the long ones
+function lossesAt(line, which, x) {
+  const valley = line.valleys[which];
+  return valley.curves.map((losses) => interpolate(x, valley.x, losses));
+}
+const atChosen = (line, which) => lossesAt(line, which, state[line.id]);
+const atBottom = (line, which) => lossesAt(line, which, line.valleys[which].bottom);
+const minus = (values, others) => values.map((value, i) => value - others[i]);
+const costs = (line, which) => minus(atChosen(line, which), atBottom(line, which));
+
+function lowestLine(which) {
+  const bottoms = LINES.map((line) => mean(atBottom(line, which)));
+  return LINES[bottoms.indexOf(min(...bottoms))];
+}
+
+function interval(values) {
+  // The ends of the 95% interval of a mean over the seeds
+  const center = mean(values);
+  const squares = values.map((value) => (value - center) ** 2);
+  const half = STUDENT_T * Math.sqrt(mean(squares) / (values.length - 1));
+  return [center - half, center + half];
+}
+
+function withInterval(values, text = nats) {
+  const ends = interval(values).map(text).join(", ");
+  return `${text(mean(values))} <span class="together">[${ends}]</span>`;
+}
+
+function renderPilot() {
+  const which = state.long;
+  const lowest = lowestLine(which);
+  LINES.forEach(renderValley);
+  const rows = LINES.map((line) => {
+    const losses = atChosen(line, which);
+    const above = [costs(line, which), minus(losses, atBottom(lowest, which))];
+    const cells = [nats(mean(losses)), ...above.map((values) => withInterval(values))];
+    const color = readable(LOOKS[line.name][0]);
+    return `<tr><th scope="row" style="color:${color}">${line.name}</th>
+      ${cells.map((cell) => `<td>${cell}</td>`).join("")}</tr>`;
+  });
+  const heads = ["loss", "above its bottom", `above the lowest (${lowest.name})`];
+  $("ends").innerHTML = `<caption>At ${size(DATA.pilot.lengths[which])} tokens</caption>
+    <tr><td></td>${heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr>
+    ${rows.join("")}`;
+  $("run").textContent = which ? `Back to ${size(SHORT)}` : "Run 16 times as long";
+  say("said1", which ? verdict() : advice());
+}
+
+const listed = (texts) => texts.join(", ") || "none";
+const named = (lines) => listed(lines.map((line) => `<b>${line.name}</b>`));
+
+function advice() {
+  const far = LINES.filter((line) => mean(costs(line, 0)) >= NEAR);
+  return far.length ? `Not within ${NEAR} nats of the bottom: ${named(far)}.` :
+    `All are within ${NEAR} nats of the bottom. Guess, and run.`;
+}
+
+function verdict() {
+  // 1. The numbers that were chosen
+  const above = LINES.map((line) => mean(costs(line, 1)));
+  const farthest = LINES[above.indexOf(max(...above))].name;
+  let guessed = "";
+  if (state.worst) guessed = state.worst === farthest ? ", as you guessed" : `, not ${state.worst}`;
+  const good = LINES.filter((_, i) => above[i] < NEAR);
+  let text = `<b>${farthest}</b> is farthest from its bottom${guessed}. Within ${NEAR} nats:
+    ${named(good)}. `;
+
+  // 2. The bottoms, as factors with intervals
+  const found = { moved: [], undecided: [] };
+  for (const { name, valleys } of LINES) {
+    const octaves = minus(valleys[1].bottoms, valleys[0].bottoms);
+    const [low, high] = interval(octaves);
+    const factor = withInterval(octaves, (x) => (2 ** x).toFixed(2));
+    found[low > 0 || high < 0 ? "moved" : "undecided"].push(`<b>${name}</b> × ${factor}`);
+  }
+  text += `Bottoms moved: ${listed(found.moved)}; undecided: ${listed(found.undecided)}. `;
+
+  // 3. One schedule against another
+  const [wsd, power, linear] = LINES.map((line) => atChosen(line, 1));
+  return text + `Minus Power: WSD <b>${withInterval(minus(wsd, power))}</b>, and linear, which knew T,
+    ${withInterval(minus(linear, power))}.`;
+}
+
+function renderValley(line) {
+  const id = `valley-${line.id}`;
+  const f = frame(id, [LOWEST, HIGHEST], ABOVE, { left: 2.8, right: 1, low: true });
+  const color = LOOKS[line.name][0];
+  let svg = axisY(f, [0, 0.05, 0.1].map((y) => [y, y]));
+  for (const lr of [0.004, 0.008, 0.016, 0.032]) {
+    const x = f.px(log2(lr));
+    svg += rule(x, f.y0, x, f.y1) + words(x, f.h - 0.4 * f.letter, lr);
+  }
+
+  // The valley of the short runs, dashed as soon as there is one of the long runs
+  for (let which = 0; which <= state.long; which++) {
+    const valley = line.valleys[which];
+    const lowest = mean(atBottom(lowestLine(which), which));
+    const point = ([x, loss]) => [f.px(x), f.py(loss - lowest)];
+    const seen = ([x, y]) => x > f.x0 - 1 && x < f.x1 + 1 && y >= f.y0 && y <= f.y1;
+    const losses = valley.x.map((_, i) => mean(valley.curves.map((curve) => curve[i])));
+    const curve = valley.x.map((x, i) => point([x, losses[i]])).filter(seen);
+    const past = which < state.long;
+    svg += path(curve, past ? stroke(color, 1.5, "4 4") : stroke(color, 3));
+    const dots = past ? [] : valley.points.map(point).filter(seen);
+    svg += dots.map(([x, y]) => dot(x, y, 3, color)).join("");
+    const [x, y] = which ? curve.at(-1) : curve[0];
+    const [right, up] = which ? [-0.3, 0.6] : [0.6, -0.8];  // letters
+    svg += words(x + right * f.letter, y - up * f.letter, size(DATA.pilot.lengths[which]),
+      { anchor: which ? "end" : "start", color, bold: !past });
+  }
+
+  // How far the bottom moved
+  if (state.long) {
+    const [from, to] = line.valleys.map((valley) => f.px(valley.bottom));
+    const y = f.y1 - 0.4 * f.letter;
+    const tip = to < from ? 6 : -6;
+    svg += rule(from, y, to, y, stroke(color, 3));
+    svg += path([[to + tip, y - 5], [to, y], [to + tip, y + 5]], stroke(color, 3));
+  }
+
+  // The chosen learning rate
+  const lowest = mean(atBottom(lowestLine(state.long), state.long));
+  const x = f.px(state[line.id]);
+  const y = clamp(f.py(mean(atChosen(line, state.long)) - lowest), f.y0, f.y1);
+  const left = x > (f.x0 + f.x1) / 2;
+  const look = { anchor: left ? "end" : "start", color: "var(--ink)", bold: true };
+  const mark = rule(x, f.y0, x, f.y1, stroke("var(--ink)", 1.5)) + dot(x, y, 7, "var(--ink)") +
+    words(x + (left ? -11 : 11), y - 0.9 * f.letter, `+${nats(mean(costs(line, state.long)))}`, look);
+  draw(f, svg + handle(line.id, x, y, mark));
+}
+
+function setUpPilot() {
+  for (const id of ["short", "at"]) $(id).textContent = size(SHORT);
+  $("long").textContent = size(LONG);
+  $("power-b").textContent = RACE.b;
+  $("valleys").innerHTML = LINES.map(({ id }) => `<figure>
+    <div class="bar control" id="${id}-bar"></div>
+    <div class="chart" id="valley-${id}"></div></figure>`).join("");
+  for (const { name, id } of LINES) {
+    const choose = (x) => change({ [id]: x });
+    const label = `<b style="--mark:${LOOKS[name][0]} solid">${name}</b>`;
+    slider(`${id}-bar`, id, label, () => rate(state[id]), choose);
+    dragged[id] = choose;
+    listen(`valley-${id}`, id);
+  }
+  buttons("worst", LINES.map(({ name }) => [name, name]), (name) => name === state.worst,
+    (worst) => change({ worst }), (name) => LOOKS[name][0]);
+  $("run").onclick = () => change({ long: 1 - state.long });
+}
+
+// -- 5 Step 2: when will the run stop? --------------------------------------------------------
 
 const RACE = DATA.race;
 const LONGEST = RACE.lengths.at(-1);
@@ -270,26 +441,19 @@ function planned(name, T) {
 
 function renderRace() {
   const T = 1000 * state.end;
-  const start = (1 - state.share / 100) * T;
+  const start = (1 - RACE.share) * T;
   const run = RACE.lengths.find((one) => one.T === T);  // none for most T
-  const decays = run && state.share === NUMBERS.share[0];  // did we run Power so?
   const cut = interpolate(T, ...LONGEST.cosine);
   renderStable(T, start);
   renderPlanned(T);
-  renderLosses(T, run, decays, cut);
+  renderLosses(T, run, cut);
 
-  let text = `To stop at ${size(T)} tokens, cosine and linear had to know it at their first step,
-    Power and WSD only at <b>${size(start)}</b>. `;
-  if (decays) {
-    const { Power: power, ...others } = run.losses;
-    const gaps = Object.entries(others).map(([name, loss]) => {
-      const sign = loss < power ? "-" : "+";
-      return `${name} ${sign}${nats(abs(loss - power))}`;
-    });
-    text += `Power ends at ${nats(power)} nats. Minus Power: ${gaps.join(", ")}.
-      (±0.01 to 0.03, from three seeds.) `;
-  } else if (run) {
-    text += `(We ran Power and WSD only with ${NUMBERS.share[0]}%.) `;
+  let text = `Cosine and linear had to know ${size(T)} at their first step, Power and WSD only at
+    <b>${size(start)}</b>. `;
+  if (run) {
+    const above = run.losses.cosine - run.losses.Power;
+    text += `Power ends at ${nats(run.losses.Power)} nats, the cosine ${nats(abs(above))}
+      ${above < 0 ? "below" : "above"}. `;
   } else {
     text += `No run of ours ends here. `;
   }
@@ -298,10 +462,10 @@ function renderRace() {
     const lr = planned("cosine", LONGEST.T)(T);
     const where = run ? `ends ${nats(cut - run.losses.cosine)} above the planned one` :
       `ends at ${nats(cut)}`;
-    text += `The cosine for ${size(LONGEST.T)}, cut short here, ${where}, and its learning rate is
-      still ${short(lr)}.`;
+    text += `Cut short, the cosine for ${size(LONGEST.T)} ${where}, its learning rate still
+      ${short(lr)}.`;
   }
-  say("said1", text);
+  say("said2", text);
 }
 
 function rateFrame(id) {
@@ -330,10 +494,9 @@ function renderStable(T, start) {
   for (const [name, stable] of Object.entries(STABLE)) {
     const [color, ...look] = LOOKS[name];
     svg += rateCurve(f, stable, [start, LONGEST.T], [color, 1, "2 5"]);
-    svg += rateCurve(f, decay(stable, T, state.share / 100), [0, T], [color, ...look]);
+    svg += rateCurve(f, decay(stable, T, RACE.share), [0, T], [color, ...look]);
   }
-  const edge = rule(f.px(start), f.y0, f.px(start), f.y1, stroke("var(--soft)", 1));
-  svg += handle("share", f.px(start), f.y1, edge + dot(f.px(start), f.y1, 6, "var(--soft)"));
+  svg += rule(f.px(start), f.y0, f.px(start), f.y1, stroke("var(--soft)", 1));
   draw(f, svg + stopMark(f, "end", f.px(T), "var(--ink)", ""));
 }
 
@@ -350,7 +513,7 @@ function renderPlanned(T) {
   draw(f, svg + stopMark(f, "end", f.px(T), "var(--ink)", ""));
 }
 
-function renderLosses(T, run, decays, cut) {
+function renderLosses(T, run, cut) {
   // Only what was measured: without a decay that ends here, the run that continues
   const f = frame("losses", [log2(FIRST), log2(LONGEST.T)], [1.17, 2.1], { left: 2.6, right: 8.3 });
   let svg = axisX(f, RACE.lengths.map((one) => one.T)) + axisY(f, LOSS_TICKS);
@@ -369,18 +532,16 @@ function renderLosses(T, run, decays, cut) {
   if (run) {
     curve(upTo(T, run.cosine), ...LOOKS.cosine);
     ends.push(["cosine", "var(--cosine)", run.losses.cosine]);
-    ends.push(["linear", "var(--linear)", run.losses.linear]);
   }
-  const [last, name] = decays ? [(1 - RACE.share) * T, "Power"] : [T, "no decay"];
+  const [last, name] = run ? [(1 - RACE.share) * T, "Power"] : [T, "no decay"];
   const trunk = upTo(last, RACE.trunk);
   curve(trunk, "var(--power)", 2);
   for (const one of RACE.lengths.filter((some) => some.T <= T)) {
     const begin = upTo((1 - RACE.share) * one.T, RACE.trunk).at(-1);
-    const width = decays && one === run ? 3.5 : 1.5;
+    const width = one === run ? 3.5 : 1.5;
     curve([begin, ...upTo(one.T, one.power)], "var(--power)", width);
   }
-  ends.push([name, "var(--power)", decays ? run.losses.Power : trunk.at(-1)[1]]);
-  if (decays) ends.push(["WSD", "var(--wsd)", run.losses.WSD]);
+  ends.push([name, "var(--power)", run ? run.losses.Power : trunk.at(-1)[1]]);
 
   const x = f.px(log2(T));
   svg += stopMark(f, "end", x, "var(--ink)");
@@ -396,20 +557,13 @@ function renderLosses(T, run, decays, cut) {
 function setUpRace() {
   slider("end-bar", "end", "<b>STOP</b>", () => `${size(1000 * state.end)} tokens`,
     (end) => change({ end }));
-  slider("share-bar", "share", "decay", () => `${state.share}% of them`,
-    (share) => change({ share }));
   dragged.end = (x, _, id) => change({ end: (id === "losses" ? 2 ** x : x) / 1000 });
-  dragged.share = (n) => change({ share: 100 - n / (10 * state.end) });
   for (const id of ["stable", "planned", "losses"]) listen(id, "end");
-  const lengths = RACE.lengths.map(({ T }) => size(T)).join(", ");
-  $("about1").innerHTML = `Means of ${RACE.seeds} seeds, width ${RACE.width}, batch size ${RACE.batch},
-    weight decay 0.1. One Power and one WSD run (held at ${RACE.wsd_lr}, which suits 3.2M) decayed
-    for ${NUMBERS.share[0]}% to end at ${lengths}. Cosines and lines were planned for each.
-    <b style="color:var(--cut)">Cut short</b>: the cosine for ${size(LONGEST.T)}, stopped early.
-    <b style="color:var(--power)">No decay</b>: Power goes on. Curves: a part of the text, raised.`;
+  $("about2").textContent = `Width ${RACE.width}, means of ${RACE.seeds} seeds. Curves: a part of the
+    text, raised.`;
 }
 
-// -- 5 Step 2: which learning rate is best? --------------------------------------------------
+// -- 6 Step 3: which learning rate is best? --------------------------------------------------
 
 const LENGTHS = DATA.policies[0].batches[0].best.map((one) => one.T);
 const LAST = LENGTHS.length - 1;
@@ -432,15 +586,14 @@ function renderStop() {
   renderBest(here);
 
   const stop = here.best[state.stop];
-  let text = `With ${state.policy}, <b>${short(here.rates[winner])}</b> ends lowest of these three
-    at ${size(stop.T)} tokens. Of all learning rates, about <b>${rate(stop.x)}</b> is best. `;
+  let text = `<b>${short(here.rates[winner])}</b> ends lowest of these three at ${size(stop.T)}
+    tokens. Of all, about <b>${rate(stop.x)}</b> is best. `;
   if (state.stop === LAST) {
     const [b, low, high] = policyOf(state.policy).b;
     let trend = "We see neither a fall nor a rise with T";
     if (high < 0) trend = "The best learning rate falls with T";
     if (low > 0) trend = "The best learning rate rises with T";
-    text += `<b>${trend}</b>: one slope for all ${BATCHES.length} batch sizes is
-      <span class="together">T<sup>${b.toFixed(2)}</sup>
+    text += `<b>${trend}</b>, at all batch sizes as <span class="together">T<sup>${b.toFixed(2)}</sup>
       [${low.toFixed(2)}, ${high.toFixed(2)}]</span>. `;
   }
   if (state.shown) {
@@ -448,7 +601,7 @@ function renderStop() {
       the best of ${size(LENGTHS[QUESTION])} would cost ${costOf(here, here.best[QUESTION].x)}.
       Below 0.01, we cannot tell.`;
   }
-  say("said2", text);
+  say("said3", text);
   $("reveal").textContent = isSeen(state.policy) ? "Guess again" : "Show answer";
 }
 
@@ -476,8 +629,7 @@ function renderRates(here, winner) {
   const trunks = same.flatMap((one) => one.trunks.map((losses) => losses.slice(first)));
   const heights = [...trunks, ...same.flatMap((one) => one.ends)].flat();
   const limits = [min(...heights) - 0.06, max(...heights)];
-  const wide = $("rates").clientWidth > 420;  // is there room for the distances?
-  const margins = { left: 2.6, right: wide ? 10.8 : 7.6 };
+  const margins = { left: 2.6, right: 10.8 };
   const f = frame("rates", [here.x[first], log2(LENGTHS[LAST])], limits, margins);
   let svg = axisX(f, LENGTHS) + axisY(f, LOSS_TICKS) + hidden(f, "guess first");
 
@@ -506,8 +658,7 @@ function renderRates(here, winner) {
     const color = colorOfRate(k);
     const above = losses[k] - losses[winner];
     const distance = `+${above < 0.0005 ? above.toFixed(4) : nats(above)}`;
-    const won = wide ? "lowest" : "✓";
-    const more = k === winner ? won : wide ? distance : "";
+    const more = k === winner ? "lowest" : distance;
     svg += path([[x, ends[k]], [x + 9, ends[k]], [x + 20, labels[k]]], stroke(color, 1.5));
     svg += dot(x, ends[k], k === winner ? 6 : 3.5, color);
     svg += words(x + 23, labels[k] + 0.35 * f.letter, `${short(lr)} ${more}`,
@@ -624,15 +775,20 @@ function setUpStop() {
   listen("best", "stop");
 }
 
-// -- 6 All together ---------------------------------------------------------------------------
+// -- 7 All together ---------------------------------------------------------------------------
 
-const STEPS = [["Stop", renderRace], ["Best learning rate", renderStop]];
+const STEPS = [
+  ["Run long", renderPilot],
+  ["Stop", renderRace],
+  ["Best learning rate", renderStop],
+];
 
 function render() {
   STEPS.forEach(([, renderStep], i) => {
     $(`step${i + 1}`).hidden = state.step !== i + 1;
     if (state.step === i + 1) renderStep();
   });
+  $("schedules").hidden = state.step === 3;
   for (const update of refresh) update();
 }
 
@@ -642,6 +798,7 @@ for (const button of $("steps").children) {
   button.onclick = () => change({ step: +button.value });
   refresh.push(() => (button.ariaCurrent = +button.value === state.step ? "step" : null));
 }
+setUpPilot();
 setUpRace();
 setUpStop();
 for (const type of ["change", "click"]) addEventListener(type, write);

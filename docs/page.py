@@ -21,28 +21,92 @@ from schedules import paper_batch_size
 from tools import files, flags
 
 RESULTS = ROOT / "research/results"
-RACE_LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # T of step 1, in tokens
-LENGTHS = (320_000, 640_000, 1_280_000, 2_560_000, 5_120_000)  # T of step 2
+PILOT = {  # schedule of step 1 -> its runs
+    "WSD": "decay-laptop/30",
+    "Power": "anytime/price",
+    "linear": "decay-laptop/linear",
+}
+T0 = 320_000  # tokens of the short runs of step 1
+RACE_LENGTHS = (400_000, 800_000, 1_600_000, 3_200_000)  # T of step 2, in tokens
+LENGTHS = (320_000, 640_000, 1_280_000, 2_560_000, 5_120_000)  # T of step 3
 WEIGHT_DECAYS = (0, 0.1, 0.3)
 RATES = {  # batch size -> the three learning rates whose curves we draw
     2: (0.0016, 0.0032, 0.0064),
     8: (0.004525, 0.0064, 0.009051),
     32: (0.0064, 0.0128, 0.0256),
 }
-FIRST = 140_000  # tokens, at which the curves of step 2 begin
+FIRST = 140_000  # tokens, at which the curves of step 3 begin
 
 
 def rounded(values, digits: int) -> list:
     return np.round(np.asarray(values, float), digits).tolist()
 
 
-# -- Step 1: four schedules ---------------------------------------------------------------
+# -- Step 1: tuned in a short run ---------------------------------------------------------
+
+
+def log2_number(row: dict) -> float:
+    """log2 of the number that we tune: the learning rate at n = T0, or the peak."""
+    if row["schedule"] != "power":
+        return math.log2(row["lr"])
+    beta = paper_batch_size(row["batch_size"] * row["seq_len"])
+    return math.log2(row["power_a"] * beta ** row["power_q"] * T0 ** row["power_b"])
+
+
+def smooth(points: list[tuple], domain: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Losses at x [n], by the curve of fit.py in its domain, and lines beside it."""
+    inside = [point for point in points if domain[0] <= point[0] <= domain[1]]
+    curved = (domain[0] <= x) & (x <= domain[1])
+    return np.where(curved, fit.curve_of(inside)(x), np.interp(x, *zip(*points)))
+
+
+def valley(rows: list[dict]) -> dict:
+    """The runs of a schedule and a T: their means, their bottom, and a curve per seed."""
+    trials = fit.trials_of(rows, log2_number)
+    (points,) = fit.valleys_of(trials).values()
+    bottom, why_not = fit.bottom(points)
+    if why_not:
+        raise ValueError(f"a valley without a bottom: {why_not}")
+    low, high = points[0][0], points[-1][0]
+    x = np.append(np.arange(low, high - 0.01, 0.1), high)
+    domain = fit.curve_of(points).domain
+    curves, bottoms = [], []
+    for seed in sorted({trial.seed for trial in trials}):
+        of_seed = [trial for trial in trials if trial.seed == seed]
+        (its_points,) = fit.valleys_of(of_seed).values()
+        curves.append(smooth(its_points, domain, x))
+        bottoms.append(fit.bottom(its_points)[0])
+    return {
+        "points": [rounded(point, 4) for point in points],
+        "bottom": round(float(bottom), 3),
+        "bottoms": rounded(bottoms, 3),  # of the seeds
+        "x": rounded(x, 3),
+        "curves": rounded(curves, 4),  # [seeds, x]
+    }
+
+
+def pilot() -> dict:
+    """The valleys of three schedules at T0 and at 16 T0, with the same three seeds."""
+    lengths = (T0, 16 * T0)
+    lines = []
+    for name, folder in PILOT.items():
+        rows = fit.read_sweep(RESULTS / folder)
+        rows = [row for row in rows if row["batch_size"] == 8 and row["seed"] < 100]
+        valleys = [
+            valley([row for row in rows if row["total_tokens"] == T]) for T in lengths
+        ]
+        lines.append({"name": name, "valleys": valleys})
+    return {"lengths": lengths, "lines": lines}
+
+
+# -- Step 2: four schedules ---------------------------------------------------------------
 
 
 def race() -> dict:
-    """Losses of the default run under four schedules, means over the seeds, and settings.
+    """Losses of the default run under Power and cosines, means over the seeds.
 
-    page.js computes the learning rates, also of runs that nobody trained.
+    And the settings of four schedules: page.js computes their learning rates, also of runs
+    that nobody trained.
     """
     folder = RESULTS / "laptop-decay"
     curves = files.read_json(folder / "curves.json")
@@ -74,11 +138,8 @@ def race() -> dict:
     share = power["decay_share"]
     lengths = []
     for T in RACE_LENGTHS:
-        names = {"Power": f"power-{T}-30", "WSD": f"wsd-{T}-30"}
-        names |= {"cosine": f"cosine-{T}", "linear": f"linear-{T}"}
-        losses = {}
-        for line, name in names.items():
-            losses[line] = round(float(end_of(name)), 4)
+        names = {"Power": f"power-{T}-30", "cosine": f"cosine-{T}"}
+        losses = {line: round(float(end_of(name)), 4) for line, name in names.items()}
         tokens, loss = mean_curve(names["Power"])
         decay = [[n, x] for n, x in zip(tokens, loss) if n > (1 - share) * T]
         lengths.append({"T": T, "power": list(zip(*decay)), "losses": losses})
@@ -110,7 +171,7 @@ def trunk(mean_curve) -> list[list]:
     return [before[i][:n_before] + after[i] for i in range(2)]
 
 
-# -- Step 2: the best learning rate against T, at several weight decays ------------------
+# -- Step 3: the best learning rate against T, at several weight decays ------------------
 
 
 def curves_of(folder: Path) -> dict:
@@ -261,7 +322,8 @@ def policy(weight_decay: float) -> dict:
 
 
 def numbers() -> dict:
-    return {"policies": [policy(one) for one in WEIGHT_DECAYS], "race": race()}
+    policies = [policy(weight_decay) for weight_decay in WEIGHT_DECAYS]
+    return {"pilot": pilot(), "race": race(), "policies": policies}
 
 
 def source(name: str) -> str:

@@ -1,6 +1,7 @@
 """The page to drag, in a headless Chromium, against its data."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -128,6 +129,139 @@ def browser(tmp_path_factory):
 # -- What it says ------------------------------------------------------------------------
 
 
+LINES = {line["name"]: line for line in DATA["pilot"]["lines"]}
+TRIED = {  # schedule of step 1 -> the learning rate or peak of a run, and its runs
+    "WSD": (lambda row: row["lr"], "decay-laptop/30"),
+    "Power": (lambda row: row["power_a"] * 0.5 * 320_000**-0.3, "anytime/price"),
+    "linear": (lambda row: row["lr"], "decay-laptop/linear"),
+}
+ANSWER = "step=1&long=1&wsd=-6.4&power=-7&linear=-6"
+
+
+def cubics(name: str, T: int) -> list[np.poly1d]:
+    """A cubic per seed, and one of their mean, through the 7 runs nearest the lowest."""
+    rate_of, folder = TRIED[name]
+    losses = {}
+    for row in fit.read_sweep(page.RESULTS / folder):
+        if (row["batch_size"], row["total_tokens"]) == (8, T) and row["seed"] < 3:
+            x = round(math.log2(rate_of(row)), 3)
+            losses.setdefault(x, {})[row["seed"]] = row["loss"]
+    lowest = min(losses, key=lambda x: sum(losses[x].values()))
+    near = sorted(losses, key=lambda x: abs(x - lowest))[:7]
+    y = np.array([[losses[x][seed] for seed in range(3)] for x in near])
+    y = np.column_stack([y, y.mean(axis=1)])
+    return [np.poly1d(np.polyfit(near, column, 3)) for column in y.T]
+
+
+def lowest_of(cubic: np.poly1d) -> float:
+    """The minimum of a cubic, as log2 of a learning rate."""
+    second = cubic.deriv(2)
+    return next(x.real for x in cubic.deriv().roots if second(x.real) > 0)
+
+
+def in_words(values, digits: int = 3, of=float) -> str:
+    """Their mean with its 95% interval; t for two degrees of freedom has a closed form."""
+    t = 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
+    half = t * np.std(values, ddof=1) / math.sqrt(3)
+    center = np.mean(values)
+    low, mean, high = (
+        f"{of(x):.{digits}f}" for x in (center - half, center, center + half)
+    )
+    return f"{mean} [{low}, {high}]"
+
+
+def same_numbers(found: str, expected: str) -> bool:
+    """The same text, but for last digits."""
+    number = r"-?\d+\.\d+"
+    pairs = zip(re.findall(number, found), re.findall(number, expected))
+    near = all(abs(float(one) - float(other)) < 0.0021 for one, other in pairs)
+    return near and re.sub(number, "", found) == re.sub(number, "", expected)
+
+
+@pytest.mark.parametrize("which, T", [(0, 320_000), (1, 5_120_000)])
+def test_step_1_says_how_far_the_chosen_learning_rates_are_from_the_bottoms(
+    browser, which, T
+):
+    chosen = {"WSD": -6.4, "Power": -7.0, "linear": -5.2}  # linear is not near
+    at = "&".join(f"{name.lower()}={x}" for name, x in chosen.items())
+    browser.open(f"long={which}&{at}")
+    cells = "[...$('ends').rows].slice(1).map((row) => [...row.cells].map(textOf))"
+    clean = "const textOf = (x) => x.textContent.trim().replace(/\\s+/g, ' ')"
+    rows = browser.js(f"(() => {{ {clean}; return {cells} }})()")
+
+    curves = {name: cubics(name, T) for name in LINES}
+    bottoms = {name: lowest_of(of[3]) for name, of in curves.items()}
+    best = min(LINES, key=lambda name: curves[name][3](bottoms[name]))
+    assert f"above the lowest ({best})" in browser.text("ends")
+    for name, *found in rows:
+        *seeds, mean = curves[name]
+        loss, x = mean(chosen[name]), bottoms[name]
+        above = [cubic(chosen[name]) - cubic(x) for cubic in seeds]
+        lowest = [cubic(bottoms[best]) for cubic in curves[best][:3]]
+        above_lowest = np.array([cubic(chosen[name]) for cubic in seeds]) - lowest
+        expected = [f"{loss:.3f}", in_words(above), in_words(above_lowest)]
+        assert all(map(same_numbers, found, expected)), (name, found, expected)
+        (mark,) = [
+            text
+            for text in browser.js(texts_of(f"valley-{name.lower()}"))
+            if text.startswith("+")
+        ]
+        assert same_numbers(mark, f"+{np.mean(above):.3f}")
+
+
+def texts_of(chart: str) -> str:
+    return f"[...$('{chart}').querySelectorAll('text')].map((x) => x.textContent)"
+
+
+def test_step_1_says_whose_bottom_moved_and_whose_number_is_good(browser):
+    browser.open(ANSWER + "&worst=linear")
+    said = browser.text("said1")
+    found = dict(re.findall(r"(\w+) × ([\d.]+ \[.*?\])", said))
+    moved = said[said.index("moved") : said.index("undecided")]
+    costs, ends = {}, {}
+    for name, line in LINES.items():
+        bottoms = np.array([valley["bottoms"] for valley in line["valleys"]])
+        octaves = bottoms[1] - bottoms[0]
+        expected = in_words(octaves, 2, lambda x: 2**x)
+        assert found[name] == expected
+        low, high = (float(x) for x in re.findall(r"[\d.]+", expected)[1:])
+        assert (f"{name} ×" in moved) == (not low <= 1 <= high)
+        (x,) = [float(x) for x in re.findall(f"{name.lower()}=(-[\\d.]+)", ANSWER)]
+        *seeds, _ = cubics(name, 5_120_000)
+        ends[name] = np.array([cubic(x) for cubic in seeds])
+        mean = cubics(name, 5_120_000)[3]
+        costs[name] = ends[name].mean() - mean(lowest_of(mean))
+    farthest = max(costs, key=costs.get)
+    assert said.startswith(f"{farthest} is farthest from its bottom")
+    assert ("not linear" in said) == (farthest != "linear")
+    good = ", ".join(name for name in LINES if costs[name] < 0.01) or "none"
+    assert f"Within 0.01 nats: {good}." in said
+    for name in ("WSD", "linear"):
+        expected = in_words(ends[name] - ends["Power"])
+        ending = said[said.index("Minus Power") :]
+        (text,) = re.findall(f"{name}.*? (-?0\\.\\d+ \\[.*?\\])", ending)
+        assert same_numbers(text, expected)
+
+
+def test_step_1_shows_no_long_run_before_it_is_asked(browser):
+    browser.open("step=1")
+    for name in LINES:
+        assert "5.12M" not in browser.js(texts_of(f"valley-{name.lower()}"))
+    assert "320k" in browser.js("$('ends').caption.textContent")
+    browser.js("$('run').click()")
+    for name in LINES:
+        assert "5.12M" in browser.js(texts_of(f"valley-{name.lower()}"))
+    assert "5.12M" in browser.js("$('ends').caption.textContent")
+
+
+def test_step_1_says_when_all_are_at_their_bottoms(browser):
+    at = {name.lower(): line["valleys"][0]["bottom"] for name, line in LINES.items()}
+    browser.open("&".join(f"{name}={x}" for name, x in at.items()))
+    assert browser.text("said1").startswith("All are within 0.01 nats")
+    browser.open("&".join(f"{name}={x}" for name, x in (at | {"wsd": -8}).items()))
+    assert browser.text("said1") == "Not within 0.01 nats of the bottom: WSD."
+
+
 RACE = DATA["race"]
 LENGTHS = {length["T"]: length for length in RACE["lengths"]}
 
@@ -163,45 +297,42 @@ def test_its_schedules_are_those_of_schedules(browser):
 
 
 @pytest.mark.parametrize("T", [400_000, 3_200_000])
-def test_step_1_says_how_far_from_power_the_others_end(browser, T):
+def test_step_2_says_how_far_from_power_the_cosines_end(browser, T):
     losses = LENGTHS[T]["losses"]
-    browser.open(f"end={T // 1000}")
-    said = browser.text("said1")
+    browser.open(f"step=2&end={T // 1000}")
+    said = browser.text("said2")
     assert f"Power ends at {losses['Power']:.3f} nats" in said
     assert LENGTHS[T]["power"][1][-1] == pytest.approx(losses["Power"], abs=1e-4)
-    for name in ("WSD", "cosine", "linear"):
-        assert f"{name} {losses[name] - losses['Power']:+.3f}" in said
+    above = losses["cosine"] - losses["Power"]
+    side = "below" if above < 0 else "above"
+    assert f"the cosine {abs(above):.3f} {side}." in said
     cut = np.interp(T, *LENGTHS[3_200_000]["cosine"]) - losses["cosine"]
     assert (f"ends {cut:.3f} above" in said) == (T < 3_200_000)
 
 
-@pytest.mark.parametrize("T, share", [(800_000, 30), (800_000, 10), (1_200_000, 30)])
-def test_step_1_shows_no_loss_that_nobody_measured(browser, T, share):
+@pytest.mark.parametrize("T", [800_000, 1_200_000])
+def test_step_2_shows_no_loss_that_nobody_measured(browser, T):
     """Decayed runs only where they ended, and otherwise the run that goes on."""
     losses = {"cut short": np.interp(T, *LENGTHS[3_200_000]["cosine"])}
-    ended = LENGTHS.get(T, {"losses": {}})["losses"]
-    losses |= {name: ended[name] for name in ("cosine", "linear") if name in ended}
-    if (T, share) == (800_000, 30):
-        losses |= ended
+    if T in LENGTHS:
+        losses |= LENGTHS[T]["losses"]
     else:
         losses["no decay"] = np.interp(T, *RACE["trunk"])
-    browser.open(f"end={T // 1000}&share={share}")
-    texts = browser.js(
-        "[...$('losses').querySelectorAll('text')].map((x) => x.textContent)"
-    )
+    browser.open(f"step=2&end={T // 1000}")
+    texts = browser.js(texts_of("losses"))
     found = {text for text in texts if re.match(r"\d\.\d{3} ", text)}
     assert found == {f"{loss:.3f} {name}" for name, loss in losses.items()}
-    assert ("Power ends at" in browser.text("said1")) == ("Power" in losses)
+    assert ("Power ends at" in browser.text("said2")) == ("Power" in losses)
 
 
 def test_a_guess_costs_what_the_runs_beside_it_lost(browser):
     (batch,) = [b for b in DATA["policies"][1]["batches"] if b["batch"] == 8]
     best = {cell["T"]: cell["x"] for cell in batch["best"]}
     x, above = np.transpose(batch["valley"])
-    browser.open("step=2&batch=8&guess=-7")
+    browser.open("step=3&batch=8&guess=-7")
     browser.js("$('reveal').click()")
     costs = [np.interp(at, x, above) for at in (-7, best[1_280_000])]
-    said = browser.text("said2")
+    said = browser.text("said3")
     assert f"Your guess of {2**-7:.2g} costs about {costs[0]:.3f} nats" in said
     assert f"would cost about {costs[1]:.3f}" in said
 
@@ -215,8 +346,8 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
         line = browser.js("$('best').querySelectorAll('path[stroke-width=\"3\"]').length")
         return max(browser.js(shown)) <= 1.28 and line == 0
 
-    browser.open("step=2&shown=1")  # no cost, which would tell the distance
-    assert "cost" not in browser.text("said2")
+    browser.open("step=3&shown=1")  # no cost, which would tell the distance
+    assert "cost" not in browser.text("said3")
     for _ in range(4):
         browser.press("$('stop')", key="ArrowRight", windowsVirtualKeyCode=39)
         assert is_hidden()
@@ -230,7 +361,12 @@ def test_nothing_shows_the_answer_before_the_guess(browser):
 
 
 @pytest.mark.parametrize(
-    "view, names", [("step=1", ("end", "share")), ("step=2&stop=0", ("stop", "guess"))]
+    "view, names",
+    [
+        ("step=1&wsd=-7&power=-7&linear=-7", ("wsd", "power", "linear")),
+        ("step=2", ("end",)),
+        ("step=3&stop=0", ("stop", "guess")),
+    ],
 )
 def test_a_slider_works_by_keyboard_and_the_address_repeats_it(browser, view, names):
     everything = "[JSON.stringify(state), location.hash]"
@@ -252,12 +388,51 @@ def test_a_mistyped_address_becomes_a_state_that_can_be_shown(browser):
     assert browser.has_no_errors()
 
 
+def test_links_to_a_state_open_the_step_that_has_its_controls(browser):
+    links = set()
+    for file in (page.ROOT / "README.md", *page.ROOT.glob("docs/*.md")):
+        links |= set(re.findall(r"index\.html#([^)]+)", file.read_text("utf-8")))
+    assert len(links) > 3
+    controls = {"batch": "batches", "policy": "policies"}
+    for link in links:
+        browser.open(link)
+        for name in re.findall(r"(\w+)=", link):
+            if name != "step":
+                control = controls.get(name, name)
+                assert browser.js(f"$('{control}').checkVisibility()"), link
+
+
 # -- How it looks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [420, 1000])
+def test_numbers_are_beside_the_ends_and_the_definition_before_the_charts(browser, width):
+    browser.open("step=3&stop=2", width, 740)
+    (batch,) = [b for b in DATA["policies"][1]["batches"] if b["batch"] == 2]
+    losses = batch["val_loss"][2]
+    ends = [text for text in browser.js(texts_of("rates")) if " " in text]
+    assert len([text for text in ends if "lowest" in text]) == 1
+    for loss in losses:
+        if loss > min(losses):
+            assert any(f"+{loss - min(losses):.3f}" in text for text in ends)
+    top = "(x) => x.getBoundingClientRect().top"
+    for step in (1, 2, 3):
+        browser.open(f"step={step}", width, 740)
+        tops = "[...document.querySelectorAll('{}')].filter((x) => x.checkVisibility())"
+        lead = browser.js(f"{tops.format('.lead')}.map({top})")
+        charts = browser.js(f"{tops.format('.chart')}.map({top})")
+        assert lead and max(lead) < min(charts)
 
 
 @pytest.mark.parametrize("width, height", [(320, 568), (1280, 720)])
 @pytest.mark.parametrize(
-    "view", ["step=1", "step=1&end=1200&share=50", "step=2&stop=4&shown=1&seen=0,0.3"]
+    "view",
+    [
+        "step=1",
+        f"{ANSWER}&worst=linear",
+        "step=2&end=1200",
+        "step=3&stop=4&shown=1&seen=0,0.3",
+    ],
 )
 def test_a_step_fits_on_a_telephone_and_a_projector(browser, view, width, height):
     browser.open(view, width, height)
