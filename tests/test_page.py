@@ -273,7 +273,8 @@ def test_its_schedules_are_those_of_schedules(browser):
     configs = [SimpleNamespace(**older | row) for row in rows]
     for T, share in ((1_200_000, 0.3), (600_000, 0.5)):
         length = dict(total_tokens=T, decay_share=share)
-        configs += [make_config(schedule=kind, **length) for kind in ("power", "wsd")]
+        configs.append(make_config(schedule="power", **length))
+        configs.append(make_config(schedule="wsd", lr=RACE["wsd_lr"], **length))
         peaks = {
             "cosine": RACE["peak"] * (T / 3_200_000) ** RACE["b"],
             "linear": RACE["linear_peak"],
