@@ -2,12 +2,11 @@
 
     python research/figures.py --out assets
 
-They are curves.png, decay.png, valleys.png, longer.png, b.png and transfer.png.
+They are anytime.png, decay.png, valleys.png, longer.png, b.png and transfer.png.
 regret.png comes from `python fit.py research/results/wsd-laptop`, and schedules.py and
 power.py draw the others. A schedule has the same color in all of them.
 """
 
-import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,81 +51,55 @@ def branch(T: int) -> tuple[list, list]:
     return [begin / 1e6, *tokens], [leaves, *loss]
 
 
-def default_curve(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Millions of tokens, and mean losses, of the default run as "linear-3200000"."""
-    by_run = files.read_json(tables.RESULTS / "laptop-decay/curves.json")
-    of_seeds = [by_run[f"{name}-{seed}"] for seed in range(3)]
-    tokens = np.array(of_seeds[0]["tokens"]) / 1e6
-    return tokens, np.mean([run["val_loss"] for run in of_seeds], axis=0)
-
-
-def draw_curves(path: Path) -> None:
-    """One Power run with four ends, and how far from it other schedules end."""
-    longest = ENDS[-1]
-    with figure(path, 5.2, 2, sharex=True, height_ratios=(3, 2)) as (losses, gaps):
-        # 1. The losses: a trunk with its decays, and two planned runs, stopped early
-        for name, line in (("cosine", "--"), ("linear", ":")):
-            curve = default_curve(f"{name}-{longest}")
-            losses.plot(*curve, line, color=COLORS[name], linewidth=1.6)
-        tokens, trunk = default_curve(f"power-{longest}-30")
-        end = 0.7 * longest / 1e6  # of the trunk
-        stable = tokens < end
-        x = [*tokens[stable], end]
-        losses.plot(x, np.interp(x, tokens, trunk), color=BLUE, linewidth=1.6)
-        for T in ENDS:
-            x, loss = default_curve(f"power-{T}-30")
-            begin = 0.7 * T / 1e6
-            leaves = np.interp(begin, tokens, trunk)
-            x, loss = x[x > begin], loss[x > begin]
-            losses.plot([begin, *x], [leaves, *loss], color=BLUE, linewidth=2.8)
-            losses.plot(x[-1], loss[-1], "o", color=BLUE)
-        words = "one Power run, which decays\nto end at four lengths"
-        losses.text(1.35, 1.47, words, color=BLUE)
-        words = "a cosine and a straight line to 0,\nboth planned for 3.2M"
-        losses.text(0.62, 1.72, words, color=GRAY)
-        losses.set(xlim=(0, 3.35), ylim=(1.18, 1.9), ylabel="loss (nats per byte)")
-        losses.set_title("One Power run ends about as low as runs that knew their length")
-
-        # 2. At the ends: WSD, and runs planned for each length, minus Power
-        gaps.axhline(0, color=BLUE, linewidth=2.4)
-        looks = {"WSD": ("s", "-."), "linear": ("v", ":"), "cosine": ("D", "--")}
-        for i, (name, (marker, line)) in enumerate(looks.items()):
-            of_line = [tables.minus_power(T)[name] for T in ENDS]
-            mean, error = bars_of(of_line)
-            x = np.array(ENDS) / 1e6 + 0.03 * (i - 1)  # beside each other
-            look = dict(color=COLORS[name.lower()], marker=marker, ls=line, capsize=3)
-            gaps.errorbar(x, mean, error, label=name, **look)
-        gaps.set_xticks([T / 1e6 for T in ENDS], [size(T) for T in ENDS])
-        gaps.set(xlabel="tokens (three seeds, bars are 95% intervals)")
-        gaps.set_ylabel("minus Power")
-        gaps.legend(ncols=3, loc="upper right")
-
-
 def draw_anytime(path: Path, cell: str = "code-short") -> None:
-    """Who was tuned in a short pilot and then ran long, relative to Power."""
+    """One held run and one Power run, tuned in a pilot, end at four lengths.
+
+    And lines whose peak is from the same pilot, each planned for its length.
+    """
     T0, _ = tables.SHORT[cell]
-    times = [
-        t for t in (1, 4, 16, 64) if tables.tuned_short(cell, tables.FALL, t) is not None
-    ]
-    power = [tables.tuned_short(cell, tables.FALL, t) for t in times]
-    held = [tables.tuned_short(cell, tables.HELD, t) for t in times]
-    line = [tables.tuned_short(cell, tables.LINE, t) for t in times]
-    best = [tables.best_line(cell, t) for t in times]
-    x = np.log2(times)
-    with figure(path, 3.6) as (ax,):
-        ax.axhline(0, color=BLUE, linewidth=2.4)
-        ax.plot(x, 0 * x, "o", color=BLUE, markersize=8)
-        lines = {  # label -> losses, color, marker, line
-            "held (WSD)": (held, COLORS["wsd"], "s", "-."),
-            "line, planned for T": (line, COLORS["linear"], "v", ":"),
-            "the best line for T": (best, GRAY, "D", "--"),
-        }
-        for i, (label, (losses, color, marker, dashes)) in enumerate(lines.items()):
-            mean, error = bars_of(np.subtract(losses, power))
-            look = dict(color=color, marker=marker, ls=dashes, capsize=3)
-            ax.errorbar(x + 0.06 * (i - 1), mean, error, label=label, **look)
-        ax.set_xticks(x, [f"{size(t * T0)}\n{t} T0" for t in times])
-        ax.legend(loc="upper left")
+    ends = [times * T0 for times in tables.TIMES]
+    looks = {  # line -> its name, color, marker and dashes
+        tables.HELD: ("held (WSD)", COLORS["wsd"], "s", "-."),
+        tables.LINE: ("a line for each length", COLORS["linear"], "v", ":"),
+        tables.FALL: ("Power", BLUE, "o", "-"),
+    }
+    layout = dict(beside=True, width_ratios=(2, 3))
+    with figure(path, 3.5, 2, **layout) as (rates, gaps):
+        # 1. The learning rates
+        rows = [row for row in tables.rows_in(f"anytime/{cell}") if row["seed"] == 0]
+        for line, (_, color, _, dashes) in looks.items():
+            for row in rows:
+                if row["line"] == line and round(row["decay_share"], 2) == 0.3:
+                    schedule = make_schedule(SimpleNamespace(**{"warmup_start": 0} | row))
+                    n = np.geomspace(T0 / 8, row["total_tokens"], 2001)
+                    lr = [1000 * schedule(x) for x in n]
+                    rates.plot(n, lr, color=color, ls=dashes, linewidth=1.4)
+        rates.set(xscale="log", xlim=(T0 / 8, 1.4 * ends[-1]), ylim=(0, None))
+        rates.set(ylabel="learning rate × 1000", xlabel="tokens")
+        some = (T0, 8 * T0, 64 * T0)
+        rates.set_xticks(some, [size(T) for T in some])
+        rates.minorticks_off()
+
+        # 2. The losses at the ends
+        x = np.log2(tables.TIMES)
+        for i, (line, (label, color, marker, dashes)) in enumerate(looks.items()):
+            differences = []
+            for times in tables.TIMES:
+                power = tables.tuned_short(cell, tables.FALL, times)
+                losses = tables.tuned_short(cell, line, times)
+                differences.append(tables.minus(losses, power))
+            mean, error = bars_of(differences)
+            look = dict(color=color, marker=marker, ls=dashes, capsize=3, label=label)
+            gaps.errorbar(
+                x + 0.1 * i, mean, error if line != tables.FALL else None, **look
+            )
+        gaps.set_xticks(x, [f"{size(T)}\n{T // T0} T0" for T in ends])
+        gaps.set(xlabel="length of the run", ylabel="loss minus Power's (nats)")
+        gaps.set(ylim=(None, 0.085))
+        gaps.legend(loc="upper left")
+        rates.set_title("All tuned at 80k tokens")
+        held = np.mean(tables.minus(tables.tuned_short(cell, tables.HELD, 64), power))
+        gaps.set_title(f"At 64 times, held ends {held:.3f} above")
 
 
 def schedule_of(T: int, decay_tokens: int) -> Schedule:
@@ -206,47 +179,38 @@ def draw_transfer(path: Path) -> None:
     plots.draw_valleys(path, panels)
 
 
-LOOKS = {  # of longer.png: (schedule, share of the decay) -> label, line, marker
-    ("power", 0.1): ("Power, decay 10%", ":", "v"),
-    ("power", 0.3): ("Power, decay 30%", "-", "o"),
-    ("power", 0.5): ("Power, decay 50%", "--", "^"),
-    ("wsd", 0.3): ("WSD at one learning\nrate, decay 30%", "-.", "s"),
-    ("cosine", 0.0): ("cosine that knows T", (0, (1, 1)), "D"),
+LOOKS = {  # of longer.png: label -> (schedule, share of the decay), line, marker
+    "decay 10%": (("power", 0.1), ":", "v"),
+    "decay 50%": (("power", 0.5), "--", "^"),
+    "linear to 0,\nwhich knew T": (("linear", 0), "-.", "D"),
 }
 
 
-def label_ends(ax, ends: dict[str, tuple], gap: float) -> None:
-    """Write labels {text: (x, y, color)} at the ends of lines, at least `gap` apart."""
-    lowest = -math.inf
-    for text, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
-        lowest = max(y, lowest + gap * (1 + text.count("\n")))
-        ax.text(x, lowest, text, color=color, va="center")
-
-
 def draw_longer(path: Path) -> None:
-    """The gap to linear to 0 against T, by how much of the run decays."""
+    """Losses minus that of Power with a decay of 30%, by how much of the run decays."""
     lengths = np.log2(tables.SOME)
-    ends = {"linear to 0": (lengths[-1] + 0.2, -0.003, COLORS["linear"])}
-    with figure(path, 4.1) as (ax,):
-        ax.axhline(0, color=COLORS["linear"], linewidth=2.4)
-        for i, ((schedule, share), look) in enumerate(LOOKS.items()):
-            label, line, marker = look
-            gaps = []
+    with figure(path, 3.8) as (ax,):
+        ax.axhline(0, color=BLUE, linewidth=2.4)
+        ax.text(lengths[-1] + 0.2, 0.001, "Power, decay 30%", color=BLUE)
+        for i, (label, ((schedule, share), line, marker)) in enumerate(LOOKS.items()):
+            differences = []
             for T in tables.SOME:
-                gaps.append(tables.of_line(schedule, share, T) - tables.of_linear(T))
-            mean, error = bars_of(gaps)
-            color = COLORS[schedule]
-            x = lengths + 0.04 * (i - 2)  # beside each other
-            bars = dict(capsize=3, elinewidth=1.2)
-            ax.errorbar(x, mean, error, color=color, ls=line, marker=marker, **bars)
-            ends[label] = (lengths[-1] + 0.2, mean[-1], color)
-        label_ends(ax, ends, 0.004)
+                losses = tables.of_linear(T)
+                if schedule == "power":
+                    losses = tables.of_line(schedule, share, T)
+                differences.append(losses - tables.of_line("power", 0.3, T))
+            mean, error = bars_of(differences)
+            x = lengths + 0.04 * (i - 1)  # beside each other
+            look = dict(color=COLORS[schedule], ls=line, marker=marker, capsize=3)
+            ax.errorbar(x, mean, error, elinewidth=1.2, **look)
+            # the three ends are apart, but one
+            y = mean[-1] - 0.008 * (label == "decay 50%")
+            y -= 0.018 * (schedule == "linear")
+            ax.text(lengths[-1] + 0.2, y, label, color=COLORS[schedule], va="center")
         ax.set_xticks(lengths, [size(T) for T in tables.SOME])
-        ax.set(xlim=(lengths[0] - 0.2, lengths[-1] + 2.2))
-        words = """run length T (tokens)
-Bars are 95% intervals of three seeds. The line and the cosine knew T."""
-        ax.set_xlabel(words, loc="left")
-        ax.set(ylabel="loss above linear to 0 (nats)")
+        ax.set(xlim=(lengths[0] - 0.2, lengths[-1] + 1.6))
+        ax.set_xlabel("run length T (tokens; bars are 95% intervals of three seeds)")
+        ax.set(ylabel="loss minus that of 30% (nats)")
         ax.set_title("Decay for 30% of the run, and for more of a longer run")
 
 
@@ -279,7 +243,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     out = parser.parse_args(argv).out
     draw_anytime(out / "anytime.png")
-    draw_curves(out / "curves.png")
     draw_decay(out / "decay.png")
     draw_valleys(out / "valleys.png")
     draw_transfer(out / "transfer.png")

@@ -101,7 +101,7 @@ def test_peaks_and_the_law_of_the_presets_are_those_of_the_committed_sweeps():
     assert (law.a, law.b, law.q) == pytest.approx((2**log2_a, b, q), rel=2e-3)
 
 
-@pytest.mark.parametrize("draw", [figures.draw_decay, figures.draw_longer])
+@pytest.mark.parametrize("draw", [figures.draw_anytime, figures.draw_longer])
 def test_figures_are_drawn(draw, tmp_path):
     draw(tmp_path / "a.png")
 
