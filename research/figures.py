@@ -20,13 +20,12 @@ import fit
 import tables
 from schedules import Schedule, make_schedule
 from tables import ENDS
-from tools import files, flags, plots, reports
+from tools import flags, plots, reports
 from tools.plots import COLORS, figure, size
 
 BLUE = COLORS["power"]
-GRAY = COLORS["cosine"]
 GREEN = COLORS["average"]
-RED = "#a32020"  # a cosine that is stopped early
+RED = "#a32020"  # the runs of others
 
 
 def bars_of(values) -> tuple[np.ndarray, np.ndarray]:
