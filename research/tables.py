@@ -950,7 +950,7 @@ def held_and_fall() -> str:
     about = (
         "A held learning rate minus n^-0.3, both with the number of their own pilot of T0 "
         "tokens, and with decays of 30%. The columns are the lengths of the runs (`anytime`, "
-        "three seeds, and five in the first two rows)."
+        "three seeds, and five in the second row)."
     )
     return in_cells("tuned short", about, HELD, FALL)
 
