@@ -255,7 +255,7 @@ def runs_of(name, lr, lengths, seed):
 # ## The pilot
 #
 # The loss against the learning rate is a *valley*. We try five learning rates, each with
-# three seeds. The lowest try may be luck, so we take the bottom of a parabola near all.
+# three seeds. The lowest try may be luck, so we fit a parabola, and take its bottom.
 # The pilot is T0 tokens long. WSD goes on to 4 T0, for the law of the paper (equation 6):
 #
 # > best learning rate = beta * a * T^b
@@ -265,7 +265,8 @@ def runs_of(name, lr, lengths, seed):
 # %%
 RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
 TRUNKS = {"WSD": constant}  # name -> function from the learning rate at T0 to a schedule
-STUDENT = {3: 4.303, 5: 2.776}  # seeds -> the value of Student's t for 95%
+# seeds -> the value of Student's t for 95%
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 
 
 def estimate(values):  # one per seed

@@ -122,7 +122,7 @@ def first_guess(cell: Cell) -> int:
     return round(2 * math.log2(lr / 1e-4))
 
 
-def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train=sweep.train_all):
+def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train_all=sweep.train_all):
     """Train a pilot. Returns the tuned learning rate, or None in a dry run.
 
     runs_at(rate): its runs, with all seeds. We try five learning rates, a factor of 2
@@ -132,7 +132,7 @@ def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train=sweep.train_all
     js = list(range(middle - 4, middle + 5, 2))
     while True:
         runs = {j: runs_at(*sweep.rates(j, j)) for j in js}
-        if not train(sum(runs.values(), []), folder, dry_run=dry_run):
+        if not train_all(sum(runs.values(), []), folder, dry_run=dry_run):
             return None
         points = []
         for j in js:
@@ -268,7 +268,7 @@ def train_averaged(runs: list[TrainConfig], file: Path) -> None:
     mixture = data.load_mixture(longest)
     state = train.build(longest)
     averaged = train.build(longest)  # its model has the average
-    records = []
+    records = files.read_records(file)
     for _ in train.training_steps(longest, state, mixture):
         keep = 2 ** (-AVERAGE_SHARE * batch / state.tokens)
         with torch.no_grad():

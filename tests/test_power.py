@@ -16,6 +16,7 @@ import notebook
 import power
 import schedules
 import train
+from tools.jackknife import student
 
 T0 = power.T0
 
@@ -179,11 +180,12 @@ def test_its_law_is_that_of_fit():
 @pytest.mark.parametrize("seeds", power.STUDENT)
 def test_the_error_is_half_of_the_interval_of_student(seeds):
     t = power.STUDENT[seeds]
+    assert t == pytest.approx(student(seeds - 1), rel=1e-3)
     x = t / math.sqrt(seeds - 1 + t**2)
     # closed forms of the distribution, with 2 and 4 degrees of freedom
-    below = {3: 0.5 + x / 2, 5: 0.5 + 3 / 4 * (x - x**3 / 3)}[seeds]
-    assert below == pytest.approx(0.975, abs=2e-5)
-    values = [0.1, 0.4, -0.2, 0.3, 0.7][:seeds]
+    closed = {3: 0.5 + x / 2, 5: 0.5 + 3 / 4 * (x - x**3 / 3)}
+    assert closed.get(seeds, 0.975) == pytest.approx(0.975, abs=2e-5)
+    values = [0.1, 0.4, -0.2, 0.3, 0.7, 0.2][:seeds]
     mean = sum(values) / seeds
     variance = sum((x - mean) ** 2 for x in values) / (seeds - 1)
     expected = (mean, t * math.sqrt(variance / seeds))
