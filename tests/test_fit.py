@@ -47,8 +47,9 @@ def made_rows(
             n_embd=width, n_layer=2, n_head=width // 16, attention_multiplier=1 / 16,
             n_expert=0, seq_len=seq_len, batch_size=batch, total_tokens=T, schedule="wsd",
             preset="laptop", warmup_tokens=3000, dtype="float32", decay_share=0.1,
-            batch_tokens=batch * seq_len,
+            batch_tokens=batch * seq_len, base_width=64,
         ) | more  # fmt: skip
+        row.setdefault("m_width", width / row["base_width"])
         center = best(fit.cell_of(row))
         middle = round(2 * (center + math.log2(1e4)))
         for seed, j in itertools.product(range(seeds), range(-steps, steps + 1)):
@@ -348,6 +349,23 @@ def test_the_next_command_has_the_settings_of_the_sweep(capsys):
     assert (cfg.schedule, cfg.total_tokens, cfg.batch_size) == ("power", 6_400_000, 2)
     assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
     assert (cfg.n_embd, cfg.n_layer) == (128, 3)  # those of the preset
+
+
+def test_a_law_without_mup_stays_at_its_width(capsys):
+    rows = made_rows(lambda cell: log2_best(cell, 3, -0.3, 0.5), [32], m_width=1.0)
+    assert fit.main([write(rows, "a")]) == 0
+    cfg = next_of(capsys.readouterr().out)
+    assert (cfg.n_embd, cfg.n_head, cfg.m_width) == (32, 2, 1.0)
+
+
+@pytest.mark.parametrize("schedule", ["power", "wsd", "linear"])
+@pytest.mark.parametrize("b", [-0.3, 0.3])
+def test_a_law_that_rises_with_T_gets_no_power_run(schedule, b):
+    row = made_rows(widths=[32])[0]
+    law = Law(1.0, b, 0.5, schedule, 0.3, first_n=1000)
+    command = fit.next_command(law, fit.cell_of(row), row, Path("law.json"))
+    expected = "linear" if schedule == "linear" else "power" if b < 0 else "wsd"
+    assert f"--schedule {expected}" in command
 
 
 SCHEDULES = ("power", "wsd", "linear", "cosine", "constant")
@@ -654,6 +672,23 @@ def test_a_comparison_is_of_cells_with_all_runs(capsys):
         paper.report_compare(tuning, Path())
 
 
+def test_a_cell_keeps_the_seeds_and_settings_with_most_runs():
+    assert fit.complete({"0": {1, 2, 3}, "1": {4, 5}, "2": {4, 5}}) == (
+        {"1", "2"},
+        {4, 5},
+    )
+    some = {"0": {1, 2, 3, 4}, "1": {1, 2, 3}, "2": {1}}
+    assert fit.complete(some) == ({"0", "1"}, {1, 2, 3})
+
+
+def test_a_valley_beside_diverged_runs_has_all_its_other_points():
+    points = [(float(x), (x - 4.8) ** 2) for x in range(6)]
+    points += [(float(x), math.inf) for x in (6, 7, 8)]
+    assert fit.near_lowest(points, 7) == points[:6]
+    x, why_not = fit.bottom(points)
+    assert (x, why_not) == (pytest.approx(4.8), "")
+
+
 def test_runs_with_other_settings_are_not_fitted_together(capsys):
     write(made_rows(widths=[32], weight_decay=0.1), "a", fingerprint="1")
     write(made_rows(widths=[32], weight_decay=0.0), "b", fingerprint="1")
@@ -759,6 +794,12 @@ def test_a_table_as_trainers_log_it(capsys):
     assert f"{len(crashed)} runs" in capsys.readouterr().out
 
 
+def test_tables_of_two_schedules_are_not_fitted_together(capsys):
+    Path(write_csv(table(schedule="wsd"))).rename("wsd.csv")
+    Path(write_csv(table(schedule="cosine"))).rename("cosine.csv")
+    assert "schedule cosine and wsd" in refused(["wsd.csv", "cosine.csv"], capsys)
+
+
 COSINE = table(schedule="Cosine")
 RANDOM = [row | {"seed": i, "lr": 0.001 * (1 + i)} for i, row in enumerate(table())]
 
@@ -769,7 +810,7 @@ RANDOM = [row | {"seed": i, "lr": 0.001 * (1 + i)} for i, row in enumerate(table
     ([{"val_loss": 1.0}], "", "no column 'lr'"), (table(lr="high"), "", "row 2"),
     (table(val_loss=""), "", "val_loss"), (table(state=""), "", "finished"),
     (COSINE + table(schedule="wsd"), "", "cosine and wsd"),
-    (RANDOM, "", "no cell has a minimum"),
+    (RANDOM, "", "no cell has a minimum"), (table(decay_share=10), "", "from 0 to 1"),
 ])  # fmt: skip
 def test_a_fault_of_a_table_is_one_line(rows, columns, says, capsys):
     assert says in refused([write_csv(rows), "--columns", columns], capsys)

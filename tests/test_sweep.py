@@ -429,7 +429,7 @@ def configs_of(experiment: str, argv: list[str]) -> list[TrainConfig]:
 def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     text = f"--data={corpus_path}"
     runs = configs_of("pilot", [text, "--steps=100"])
-    assert len(runs) == 10 and {cfg.seed for cfg in runs} == {100, 101}
+    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
     for cfg in runs:
         assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
         assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
