@@ -93,7 +93,8 @@ def draw_anytime(path: Path, cell: str = "code-short") -> None:
                 x + 0.1 * i, mean, error if line != tables.FALL else None, **look
             )
         gaps.set_xticks(x, [f"{size(T)}\n{T // T0} T0" for T in ends])
-        gaps.set(xlabel="length of the run", ylabel="loss minus Power's (nats)")
+        gaps.set(xlabel="length of the run (bars: 95%)")
+        gaps.set(ylabel="loss minus Power's (nats)")
         gaps.set(ylim=(None, 0.085))
         gaps.legend(loc="upper left")
         rates.set_title("All tuned at 80k tokens")

@@ -17,7 +17,7 @@ import paper
 import train
 from config import make_config, read_law, remarks
 from fit import Cell, Trial, cost
-from schedules import PEAKS, best_lr, peak
+from schedules import PEAKS, Law, best_lr, peak
 from tools import rows as rows_of
 from tools.flags import UserError
 from tools.jackknife import student
