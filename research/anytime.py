@@ -10,7 +10,7 @@
 Every schedule has one number, its learning rate at n = T0, or its peak. We tune it in
 runs of T0 tokens with two seeds. Then the trunk goes on to 4, 16 and 64 T0 with three
 other seeds, and decays there. A cell reads the corpus in its `data`; notes.md has the
-commands that make them. (We ran all of this at commit 1f011e6, with older names of files.)
+commands that make them. (We ran all of this at commit f758107, with older names of files.)
 """
 
 import json
