@@ -19,15 +19,20 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import data
 import sweep
 from config import TrainConfig, make_config
-from tools import engines, flags
+from records import write_results
+
+from tools import engines, files, flags
 from tools.flags import size
 from tools.reports import print_table
 
+RESULTS = Path(__file__).parent / "results/presets"
 SCHEDULES = ("linear", "cosine", "wsd")
 SEEDS = {400_000: (1, 2, 3), 3_200_000: (1,)}  # by run length
 PEAKS = range(-2, 3)  # in steps of sqrt(2) from the peak of the law
+HEAD = ["schedule", "T", "batch size", "law", "best", "loss", "above lowest"]
 
 
 def runs_of(schedule: str, T: int, batch_size: int) -> list[list[TrainConfig]]:
@@ -44,18 +49,37 @@ def runs_of(schedule: str, T: int, batch_size: int) -> list[list[TrainConfig]]:
     return runs
 
 
-def row_of(cell: tuple, folder: Path) -> list[str]:
-    """What the peak of the law loses in a cell that is finished."""
-    runs = runs_of(*cell)
-    losses = [fmean(sweep.loss_of(cfg, folder) for cfg in seeds) for seeds in runs]
-    middle = len(losses) // 2
-    lowest = min(losses)
+def row_of(cell: tuple, valley: dict[float, float]) -> list[str]:
+    """How much the peak of the law loses in a cell.
+
+    cell: its schedule, run length and batch size. valley: {peak: mean loss}, with the peak
+    of the law in the middle.
+    """
+    peaks = sorted(valley)
+    of_law = peaks[len(peaks) // 2]
+    lowest = min(valley, key=valley.get)
     schedule, T, batch_size = cell
-    best = f"{runs[losses.index(lowest)][0].lr:g}"
-    if losses.index(lowest) in (0, len(losses) - 1):
+    best = f"{lowest:g}"
+    if lowest in (peaks[0], peaks[-1]):
         best += " (edge)"
-    row = [schedule, size(T), str(batch_size), f"{runs[middle][0].lr:g}", best]
-    return [*row, f"{losses[middle]:.4f}", f"{losses[middle] - lowest:.4f}"]
+    losses = [f"{valley[of_law]:.4f}", f"{valley[of_law] - valley[lowest]:.4f}"]
+    return [schedule, size(T), str(batch_size), f"{of_law:g}", best, *losses]
+
+
+def valley_of(cell: tuple, folder: Path) -> dict[float, float]:
+    """{peak: mean loss} of a cell that is finished."""
+    valley = {}
+    for seeds in runs_of(*cell):
+        valley[seeds[0].lr] = fmean(sweep.loss_of(cfg, folder) for cfg in seeds)
+    return valley
+
+
+def write_records(folder: Path) -> None:
+    runs = [
+        r for file in sorted(folder.glob("*.jsonl")) for r in files.read_records(file)
+    ]
+    fingerprint = data.open_corpus("embedded").meta["fingerprint"]
+    write_results(RESULTS, runs, "python research/presets.py", fingerprint)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,19 +90,21 @@ def main(argv: list[str] | None = None) -> int:
     add("--batches", type=many, default=[2, 8, 32], help="batch sizes")
     add("--out", type=Path, default=Path("runs/presets"), help="folder of the records")
     add("--workers", type=int, help="processes (default: one per GPU, or per core)")
+    add("--records", action="store_true", help="write results/presets, and stop")
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
 
     def program() -> None:
-        head = ["schedule", "T", "batch size", "law", "best", "loss", "above lowest"]
+        if args.records:
+            return write_records(args.out)
         rows = []
         for T in args.tokens:
             cells = [(name, T, size) for size in args.batches for name in SCHEDULES]
             runs = [cfg for cell in cells for seeds in runs_of(*cell) for cfg in seeds]
             sweep.train_all(runs, args.out, args.workers, dry_run=args.dry_run)
             if not args.dry_run:
-                rows += [row_of(cell, args.out) for cell in cells]
-                print_table(head, rows)
+                rows += [row_of(cell, valley_of(cell, args.out)) for cell in cells]
+                print_table(HEAD, rows)
 
     return engines.run_program("presets.py", program)
 

@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 import config
 import fit
 import paper
+import presets
 import schedules
 from schedules import best_lr
 from tools import files
@@ -653,6 +654,53 @@ def laptop_law() -> np.ndarray:
     return np.linalg.lstsq(np.array(design), np.array(y))[0]
 
 
+def laptop_a() -> float:
+    """a of the law of the presets, from the bottoms of nine valleys of the preset itself.
+
+    Each is a parabola through five peaks, divided by the peak of the law without a.
+    """
+    law = config.LAPTOP_LAW._replace(a=1.0)
+    log2_a = []
+    for (schedule, T, batch_size), valley in preset_valleys([0]).items():
+        c2, c1, _ = np.polyfit(np.log2(list(valley)), list(valley.values()), 2)
+        times = schedules.peak(schedule, 0.3, T)
+        beta = schedules.paper_batch_size(batch_size * 128)
+        log2_a.append(-c1 / (2 * c2) - math.log2(times * best_lr(T, beta, law)))
+    return 2 ** np.mean(log2_a)
+
+
+def preset_valleys(seeds: list[int]) -> dict[tuple, dict[float, float]]:
+    """{(schedule, T, batch size): {peak: mean loss}} of runs of the preset `laptop`."""
+    losses = {}
+    for row in rows_in("presets"):
+        if row["seed"] in seeds:
+            cell = row["schedule"], row["total_tokens"], row["batch_size"]
+            losses.setdefault(cell, {}).setdefault(row["lr"], []).append(row["loss"])
+    valleys = {}
+    for cell, by_lr in losses.items():
+        valleys[cell] = {lr: np.mean(by_lr[lr]) for lr in sorted(by_lr)}
+    return valleys
+
+
+def of_presets() -> str:
+    rows = []
+    valleys = preset_valleys([1, 2, 3])
+    for T in presets.SEEDS:
+        for batch_size in (2, 8, 32):
+            for schedule in presets.SCHEDULES:
+                cell = schedule, T, batch_size
+                if cell in valleys:
+                    rows.append(presets.row_of(cell, valleys[cell]))
+    about = (
+        "The preset `laptop` (width 128) under other schedules than its own, without `--lr`: "
+        "its peak by the law, the lowest of five peaks, a factor of √2 apart, with the law's "
+        "in the middle, and by how much its loss is above that (`presets`: three seeds at "
+        f"400k, one at 3.2M). The law has a = {laptop_a():.3f}, from other runs at 400k, with "
+        "seed 0: the mean over nine cells, with a parabola through five peaks for each."
+    )
+    return table("presets", about, presets.HEAD, rows)
+
+
 def peaks() -> str:
     rows = []
     for (schedule, share), (c, e) in fitted_peaks().items():
@@ -671,8 +719,8 @@ def peaks() -> str:
         "32, T from 320k to 5.12M; batch size 2 only at 1.28M, cosines without 320k, where "
         "the lowest was at an edge). Power is its learning rate at n = T, over the peak of WSD "
         "with the same decay, 10% before 30%. Turned with these, the best peaks of WSD here "
-        f"and in `memory-laptop/0.1` have a = {2**log2_a:.3f}, b = {b:.4f}, q = {q:.4f}, which "
-        "is the law of the laptop presets."
+        f"and in `memory-laptop/0.1` have a = {2**log2_a:.3f}, b = {b:.4f}, q = {q:.4f}. The law "
+        "of the laptop presets has these b and q, and a lower a (*presets*)."
     )
     head = ["decay", "c", "e", "batch size 2", "8", "32"]
     return table("peaks", about, head, rows)
@@ -704,7 +752,8 @@ def laptop_law_costs() -> str:
     about = (
         "Loss of the law of the laptop presets above the minimum of a valley, in our sweeps "
         "with its weight decay, at T of 320k and more (widths 32, 64 and 128; batch sizes 1 "
-        "to 32). In sample for the first two and `memory-laptop`."
+        "to 32). Its a is from wider and deeper models (*presets*), and too low for these by a "
+        "quarter, its b and q from the first two and `memory-laptop`."
     )
     head = ["sweep", "cells", "mean", "worst"]
     return table("law of the presets", about, head, rows)
@@ -1292,6 +1341,7 @@ def page() -> str:
         shares(),
         b_by_decay(),
         peaks(),
+        of_presets(),
         laptop_law_costs(),
         fall(),
         held_and_fall(),
