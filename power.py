@@ -3,28 +3,29 @@
     pip install torch numpy matplotlib
     python power.py        two to three minutes on a laptop
 
-It prints two tables and draws two figures, and has no flags. docs/power.ipynb shows both.
+It prints two tables and draws two figures. docs/power.ipynb has them.
 """
 
 # %% [markdown]
 # # A learning rate for a run that may end at any time
 #
-# A learning rate should start high and end at 0. If you know the end, draw a straight
-# line. If you do not, train a *trunk*, and decay to 0 when you decide to stop. What
-# should the learning rate of the trunk do until then?
+# After a warmup, a learning rate should be high, and at the end 0. If you know the end,
+# draw a straight line. If you do not, train a *trunk*, and decay to 0 when you decide to
+# stop. What should the learning rate of the trunk do until then?
 #
+# - *WSD* (warmup, stable, decay) holds it.
 # - *Power* lets it fall as a power of the tokens seen (Shen et al., 2024, arXiv
 #   2408.13359). This is the paper that we rebuild here.
-# - *WSD* (warmup, stable, decay) holds it. The paper starts from it.
-# - *WSqD* is not in the paper (Ma and Chen, 2026, arXiv 2607.10959). It lets the learning
-#   rate fall as one over a square root. We know it second hand.
+# - *WSqD* lets it fall as one over a square root (Ma and Chen, 2026, arXiv 2607.10959). We
+#   have only read about it.
 #
-# Each has a number to tune, its height. A long run is too dear for that, so you tune it
-# in a short *pilot*. **Whose number is still good in a run that is 16 times as long?**
+# Each has one learning rate to tune, a trunk its value at T0 tokens, a line its peak. A
+# long run is too dear for that, so you tune it in a short *pilot* of T0 tokens. **Whose
+# number is still good in a run that is 16 times as long?**
 #
-# So that you need not wait, our pilot has 80 steps, and a step two short sequences. We
-# chose this batch size because the gaps are wide there, after we had seen others. So this
-# file is a demonstration, and our evidence is in [claims](../research/claims.md).
+# To be quick, our pilot has 80 steps of two sequences. We had seen several batch sizes,
+# and took one with wide gaps. So this is a demonstration, and the evidence is in
+# [claims](../research/claims.md).
 
 # %%
 import copy
@@ -50,8 +51,8 @@ DECAY = 0.3  # share of a run
 # %% [markdown]
 # ## Schedules
 #
-# A schedule is a function from n, the tokens seen so far, to a learning rate. (The decays
-# of the paper are curves. Ours are straight, so a line to 0 is a decay, too.)
+# A schedule is a function from n, the tokens seen so far, to a learning rate. (Our decays
+# are straight lines. Those of the paper are curves.)
 
 
 # %%
@@ -63,21 +64,32 @@ def constant(lr):
 def power_law(lr, b, lr_max=math.inf, shift=0):
     """The stable phase of Power, min(lr_max, beta * a * n^b) (equation 7).
 
-    lr: its value at n = T0, in place of beta * a, so that it compares with a constant.
-    As b is negative, n^b has no limit towards n = 0. Power has a ceiling against this,
-    lr_max, and WSqD a shift of n, in tokens.
+    It falls as n^b, and lr is its value at n = T0. (So lr takes the place of beta * a.)
+    Power has a ceiling for small n, lr_max. WSqD has a shift of n instead, in tokens.
     """
     return lambda n: min(lr_max, lr * ((n + shift) / (T0 + shift)) ** b)
 
 
 def warmup(schedule):
     """Rise in a straight line from 0 to the schedule."""
-    return lambda n: schedule(max(n, WARMUP)) * min(1, n / WARMUP)
+
+    def warmed(n):
+        if n < WARMUP:
+            return schedule(WARMUP) * (n / WARMUP)
+        return schedule(n)
+
+    return warmed
 
 
 def decay(schedule, start, T):
-    """Follow the schedule until `start`, then a straight line to 0 at T (equation 8)."""
-    return lambda n: schedule(min(n, start)) * min(1, max(0, T - n) / (T - start))
+    """Follow the schedule until `start`, then fall in a straight line to 0 at T."""
+
+    def decayed(n):
+        if n < start:
+            return schedule(n)
+        return schedule(start) * max(0, (T - n) / (T - start))
+
+    return decayed
 
 
 def linear(lr, T):
@@ -88,8 +100,8 @@ def linear(lr, T):
 # %% [markdown]
 # ## A small GPT
 #
-# It reads bytes, and has rotary positions, RMSNorm, SwiGLU, and one matrix that reads and
-# writes tokens. If you know a GPT, go to the next cell.
+# **Skip this cell if you know a GPT.** It reads bytes, and has rotary positions, RMSNorm,
+# SwiGLU, and one matrix that reads and writes tokens.
 
 # %%
 VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
@@ -158,22 +170,23 @@ class GPT(nn.Module):
 # %% [markdown]
 # ## The text: torch's own Python files
 #
-# Every run reads the same sequences in the same order. So two runs differ in what we
-# compare, and in nothing else.
+# Every run reads the same sequences in the same order. So two runs with the same seed
+# differ only in their learning rates.
 
 
 # %%
 def load_text():
     """-> sequences to train on, and others to measure the loss, both [N, S + 1]"""
     files = sorted(Path(torch.__file__).parent.rglob("*.py"))
-    np.random.default_rng(0).shuffle(files)
+    np.random.default_rng(0).shuffle(files)  # so both parts are of all folders
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     n = len(text) // (SEQ_LEN + 1)
     rows = text[: n * (SEQ_LEN + 1)].reshape(n, SEQ_LEN + 1)  # a row is a sequence
+    first = n // 50  # the first 2% are held out
     rng = np.random.default_rng(1)
-    train = n // 50 + rng.permutation(n - n // 50)[: max(LENGTHS) // SEQ_LEN]
-    held_out = rng.permutation(n // 50)[:128]  # of the first 2% of the text
-    return [torch.from_numpy(rows[part].astype(np.int64)) for part in (train, held_out)]
+    train = first + rng.permutation(n - first)[: max(LENGTHS) // SEQ_LEN]
+    held_out = rng.permutation(first)[:128]
+    return torch.tensor(rows[train]).long(), torch.tensor(rows[held_out]).long()
 
 
 TRAIN, HELD_OUT = load_text()
@@ -182,13 +195,13 @@ TRAIN, HELD_OUT = load_text()
 # %% [markdown]
 # ## A step, a trunk and its branches
 #
-# Before its decay, a run does not depend on its length. So one trunk serves all lengths.
-# At each, a copy leaves the trunk and decays, a *branch*.
+# Before its decay, a trunk does not depend on the length of the run. So one trunk serves
+# all lengths. Where a decay starts, a *branch* copies the trunk, and decays.
 
 
 # %%
 class Run:
-    """A model in training, with its learning rates and its losses on held-out text."""
+    """A model in training, with its learning rates."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -197,7 +210,6 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
         self.tokens = 0
         self.rates = []  # one per step
-        self.curve = []  # (tokens, loss)
 
     def step(self, lr):
         """Update the weights once."""
@@ -212,16 +224,15 @@ class Run:
         self.rates.append(lr)
 
     def train(self, schedule, until):
-        """Take whole steps up to `until` tokens, each with the rate of its middle."""
+        """Train until so many tokens. A step has the learning rate of its middle."""
         while self.tokens + STEP <= until:
             self.step(schedule(self.tokens + STEP / 2))
         return self
 
-    def look(self):
+    def measure(self):
         """Measure the loss on held-out text."""
         with torch.no_grad():
             self.loss = self.model(HELD_OUT[:, :-1], HELD_OUT[:, 1:]).item()
-        self.curve.append((self.tokens, self.loss))
 
     def branch(self):
         """A copy that trains separately from here."""
@@ -230,28 +241,31 @@ class Run:
 
 
 def trunk_and_branches(schedule, lengths, seed):
-    """Train one trunk, and a branch for each length T. -> {T: branch}
-
-    A branch looks at its end. The trunk looks where a branch leaves it.
-    """
+    """Train one trunk, and a branch for each length T. -> {T: branch with its loss}"""
     trunk = Run(seed)
     branches = {}
     for T in lengths:
         start = T - round(DECAY * T)
-        trunk.train(schedule, start).look()
+        trunk.train(schedule, start)
         branches[T] = trunk.branch()
-        branches[T].train(decay(schedule, start, T), T).look()
+        branches[T].train(decay(schedule, start, T), T)
+        branches[T].measure()
     return branches
 
 
+# name -> function from the learning rate at T0 to a schedule. Power joins when we know b
+TRUNKS = {"WSD": constant}
+
+
 def runs_of(name, lr, lengths, seed):
-    """-> {T: run}. A straight line needs a run for each T."""
-    if name in TRUNKS:
+    """-> {T: run with its loss}. A straight line needs a run for each T."""
+    if name != "linear":
         return trunk_and_branches(warmup(TRUNKS[name](lr)), lengths, seed)
     runs = {}
     for T in lengths:
         runs[T] = Run(seed)
-        runs[T].train(warmup(linear(lr, T)), T).look()
+        runs[T].train(warmup(linear(lr, T)), T)
+        runs[T].measure()
     return runs
 
 
@@ -259,18 +273,18 @@ def runs_of(name, lr, lengths, seed):
 # ## The pilot
 #
 # The loss against the learning rate is a *valley*. We try five learning rates, each with
-# three seeds. The lowest try may be luck, so we fit a parabola, and take its bottom.
-# The pilot is T0 tokens long. WSD goes on to 4 T0, for the law of the paper (equation 6):
+# three seeds. The lowest try may be luck, so we fit a parabola over the logarithm of the
+# learning rate, and take its bottom. A pilot is T0 tokens long. Only WSD goes on to 2 T0
+# and 4 T0, for the law of the paper (equation 6):
 #
 # > best learning rate = beta * a * T^b
 #
-# (beta is the batch size. We have only one, so we measure beta * a, and b.)
+# (beta is the batch size. We have only one, and need only b.)
 
 # %%
 RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
-TRUNKS = {"WSD": constant}  # name -> function from the learning rate at T0 to a schedule
-# seeds -> the value of Student's t for 95%
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+PILOT_SEEDS = (0, 1, 2)
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # t for 95%, by seeds
 
 
 def estimate(values):  # one per seed
@@ -292,11 +306,15 @@ def vertex(losses):
     return min(losses, key=losses.get)
 
 
-def pilot(name, lengths=(T0,), seeds=(0, 1, 2)):
+def best_rate(valley):  # {learning rate: [loss of a seed]}
+    return vertex({lr: np.mean(losses) for lr, losses in valley.items()})
+
+
+def pilot(name, lengths):
     """Try all learning rates with all seeds. -> {T: {learning rate: [loss of a seed]}}"""
     valleys = {T: {lr: [] for lr in RATES} for T in lengths}
     for lr in RATES:
-        for seed in seeds:
+        for seed in PILOT_SEEDS:
             for T, run in runs_of(name, lr, lengths, seed).items():
                 valleys[T][lr].append(run.loss)
     for T, valley in valleys.items():
@@ -305,18 +323,16 @@ def pilot(name, lengths=(T0,), seeds=(0, 1, 2)):
     return valleys
 
 
-def best_rate(valley):  # {learning rate: [loss of a seed]}
-    return vertex({lr: np.mean(losses) for lr, losses in valley.items()})
-
-
 def law(valleys):
-    """Fit log(best learning rate) against log(T) for every seed. -> estimate of b"""
-    losses = np.array([list(valley.values()) for valley in valleys.values()])
-    exponents = []
-    for of_seed in losses.transpose(2, 0, 1):  # [T, rates]
-        best = [vertex(dict(zip(RATES, row))) for row in of_seed]
-        exponents.append(np.polyfit(np.log(list(valleys)), np.log(best), 1)[0])
-    return estimate(exponents)
+    """Fit log(best learning rate) = constant + b log(T) for every seed. -> estimate of b"""
+    slopes = []
+    for i in range(len(PILOT_SEEDS)):
+        best = []
+        for valley in valleys.values():
+            best.append(vertex({lr: losses[i] for lr, losses in valley.items()}))
+        slope, _ = np.polyfit(np.log(list(valleys)), np.log(best), 1)
+        slopes.append(slope)
+    return estimate(slopes)
 
 
 if __name__ == "__main__":  # also in a notebook, but not if you import this file
@@ -333,8 +349,8 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
         parabola = np.poly1d(np.polyfit(np.log2(RATES), means, 2))
         ax.plot(RATES, means, marker, color="#B34700", label=f"T = {T // T0} T0")
         ax.plot(grid, parabola(np.log2(grid)), color="#B34700")
-        best = best_rate(valley)
-        ax.plot(best, parabola(np.log2(best)), "k|", markersize=14)
+        bottom = best_rate(valley)
+        ax.plot(bottom, parabola(np.log2(bottom)), "k|", markersize=14)
     ax.set(title=f"Best learning rate ~ T^({b:.2f} ± {error:.2f})", xscale="log")
     ax.set(xlabel="learning rate of WSD", ylabel="loss (nats per token)")
     ax.set_xticks(RATES, RATES)
@@ -346,25 +362,26 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 # ## The idea: put n where T was
 #
 # If b is negative, a longer WSD run needs a lower learning rate. If you do not know T,
-# use at every n the learning rate that is best for a run of n tokens. Then you are always
-# ready to stop. (If the b above is not negative, this does not help.) It is an argument
-# and not a theorem, because the law is about runs that *held* their learning rate.
-#
-# We tune its height like that of the others:
+# use at token n the learning rate that is best for a run of n tokens. Then you are always
+# ready to stop. (If the interval of b above contains 0, three seeds do not show that this
+# helps.) It is an argument and not a theorem, because the law is about runs that *held*
+# their learning rate. So we take only b from it, and tune the height as for the others:
 
 # %%
 if __name__ == "__main__":
+    # no learning rate above those that we tried
     TRUNKS["Power"] = lambda lr: power_law(lr, b, lr_max=max(RATES))
-    TRUNKS["WSqD"] = lambda lr: power_law(lr, b=-1 / 2, shift=T0)  # 1/2 is theirs
-    pilots |= {name: pilot(name) for name in ("Power", "WSqD", "linear")}
+    TRUNKS["WSqD"] = lambda lr: power_law(lr, b=-1 / 2, shift=T0)
+    pilots |= {name: pilot(name, (T0,)) for name in ("Power", "WSqD", "linear")}
 
 # %% [markdown]
 # ## The race
 #
-# Now every schedule has its number. One run of each trunk ends at T0, 4 T0 and 16 T0. A
-# straight line must know its end, so it gets a run for each. Other initial weights move a
-# loss, too. So we subtract losses of runs with the same weights, with five new seeds.
-# After ± is half of a 95% interval, by Student's t over the seeds (as for b, above).
+# Now every schedule has its number. A trunk gets three branches, which end at T0, 4 T0 and
+# 16 T0. A straight line must know its end, so it gets three runs. A loss also depends on
+# the initial weights. So we subtract losses of runs with the same initial weights, and
+# repeat this with five new seeds. After ± is half of a 95% interval, by Student's t over
+# the seeds (as for b, above).
 
 # %%
 SEEDS = (3, 4, 5, 6, 7)
@@ -374,35 +391,35 @@ STYLES |= {"WSqD": ("^--", "#00735A"), "linear": ("D:", "#7a3b8f")}
 if __name__ == "__main__":
     print("\nThe race: mean losses, and minus WSD")
     print("           T0                     4 T0                    16 T0")
-    runs = {}  # name -> [{T: run} of each seed]
-    losses = {}  # name -> [T, seeds]
+    raced = {}  # name -> [{T: run} of each seed]
+    losses = {}  # name -> array [T, seeds]
     minus_wsd = {}  # name -> [(mean, half of its interval) of each T]
-    for name in pilots:
+    for name in pilots:  # WSD is first
         lr = best_rate(pilots[name][T0])
-        runs[name] = [runs_of(name, lr, LENGTHS, seed) for seed in SEEDS]
-        losses[name] = np.array([[run[T].loss for run in runs[name]] for T in LENGTHS])
+        raced[name] = [runs_of(name, lr, LENGTHS, seed) for seed in SEEDS]
+        losses[name] = np.array([[runs[T].loss for runs in raced[name]] for T in LENGTHS])
         minus_wsd[name] = [estimate(x) for x in losses[name] - losses["WSD"]]
-        row = f"{name:6}"
+        line = f"{name:6}"
         for of_seeds, (mean, error) in zip(losses[name], minus_wsd[name]):
-            row += f"  {of_seeds.mean():.3f} {mean:+.3f} ± {error:.3f}"
-        print(row, flush=True)
+            line += f"  {of_seeds.mean():.3f} {mean:+.3f} ± {error:.3f}"
+        print(line, flush=True)
 
     below = []
     for name in pilots:
         mean, error = minus_wsd[name][-1]
-        if mean + error < 0:
+        if mean + error < 0:  # the whole interval is below 0
             below.append(name)
     print(f"At 16 T0, these are below WSD: {', '.join(below) or 'none'}")
 
     layout = dict(layout="constrained", width_ratios=(2, 3))
     figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.4), **layout)
-    for k, (name, (line, color)) in enumerate(STYLES.items()):
-        for run in runs[name][0].values():
-            n = np.arange(len(run.rates)) * STEP / T0
-            left.plot(n, run.rates, line[1:], color=color)
+    for k, (name, (style, color)) in enumerate(STYLES.items()):
+        for run in raced[name][0].values():
+            tokens = np.arange(len(run.rates)) * STEP
+            left.plot(tokens / T0, run.rates, style[1:], color=color)
         beside = np.array(LENGTHS) / T0 * 1.06**k  # so that no bar hides another
         means, errors = np.transpose(minus_wsd[name])
-        right.errorbar(beside, means, errors, fmt=line, color=color, label=name)
+        right.errorbar(beside, means, errors, fmt=style, color=color, label=name)
     left.set(title="Learning rates", xlabel="tokens / T0")
     right.set(title=f"Below WSD at 16 T0: {', '.join(below) or 'none'}", xscale="log")
     right.set(xlabel="length of the run / T0", ylabel="loss minus that of WSD")
@@ -414,11 +431,12 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **The law.** If its interval contains 0, three seeds do not show that the best learning
-# rate falls. It took runs of up to 4 T0, so Power has seen more than the others.
+# **The law.** It took runs of up to 4 T0, so Power has seen more than the others.
 #
-# **The race.** All were tuned at T0. If a schedule rises from there to 16 T0, compared
-# with the others, its number is no longer good. The intervals know nothing of the noise
-# in the pilot, of another text, or of another model. So copy the pilot, and no number.
+# **The race.** All were tuned at T0. If the loss of a schedule, minus that of WSD, falls
+# from there to 16 T0, its number is still good where that of WSD is not. These intervals
+# know nothing of the noise in the pilot, of another text, or of another model. So repeat
+# the pilot on your text, and do not copy our numbers.
 #
-# **When not.** If you know T, take the line. But tune its peak near T, and not at T0.
+# **When not.** If you know T, our longer runs say to take the line. But tune its peak near
+# T, and not at T0.

@@ -51,7 +51,7 @@ HINTS = {  # function -> the number of its exercise, and a hint
     "trunk_and_branches": (
         5,
         "A decay takes the last round(DECAY * T) tokens. Train every token of the trunk "
-        "only once. The trunk looks before a branch leaves it.",
+        "only once. Measure every branch at its end.",
     ),
     "update_mean": (
         6,

@@ -23,8 +23,8 @@ import judge  # noqa: E402
 # where the functions are that are not in power.py
 MODULES = {"rules": mup, "branch": power.Run, "update_mean": average}
 WRONG = [  # function, what of its source to replace, with what, part of the judge's line
-    ("decay", "min(n, start)", "n", "hold its last value"),
-    ("decay", "max(0, T - n)", "(T - n)", "beyond T"),
+    ("decay", "schedule(start)", "schedule(n)", "hold its last value"),
+    ("decay", "max(0, ", "max(-9, ", "beyond T"),
     ("decay", "(T - start))", "(T - start)) ** 2", "tenths of the decay"),
     ("power_law", "(T0 + shift)", "T0", "at n = T0"),
     ("power_law", "min(lr_max, ", "(", "under the ceiling"),
@@ -37,8 +37,8 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
     ("vertex", "c2 > 0", "True", "opens downward"),
     ("vertex", "x.min() <= bottom <= x.max()", "True", "its bottom above the tries"),
     ("branch", "copy.deepcopy(self)", "copy.copy(self)", "move the trunk's weights"),
-    ("trunk_and_branches", ", T).look()", ", T)", "end with a look"),
-    ("trunk_and_branches", "start).look()", "start)", "before every branch"),
+    ("trunk_and_branches", "branches[T].measure()", "pass", "at its end"),
+    ("trunk_and_branches", "branches[T].measure()", "trunk.measure()", "at its end"),
     ("trunk_and_branches", "Run(seed)", "Run(0)", "Has it the seed"),
     (
         "trunk_and_branches",

@@ -114,8 +114,8 @@ def test_a_branch_is_the_separate_run():
         alone = power.Run(seed=0).train(power.decay(warm, start, T), T)
         assert equal(branches[T], alone)
         assert branches[T].rates == alone.rates
-        assert branches[T].curve[-1][0] == alone.tokens <= T
-        alone.look()
+        assert branches[T].tokens == alone.tokens <= T
+        alone.measure()
         assert branches[T].loss == alone.loss
     assert not equal(power.Run(seed=0), power.Run(seed=1))
 
@@ -126,7 +126,8 @@ def test_the_line_is_planned_for_every_length():
     for T in lengths:
         alone = power.Run(seed=0).train(power.warmup(power.linear(0.02, T)), T)
         assert equal(runs[T], alone)
-        assert [tokens for tokens, _ in runs[T].curve] == [alone.tokens]
+        alone.measure()
+        assert runs[T].loss == alone.loss
 
 
 def test_nothing_that_we_train_on_is_held_out():
@@ -236,7 +237,7 @@ def test_the_whole_file_runs_and_prints_what_it_found(printed, tmp_path):
     for name in ("WSD", "Power", "WSqD", "linear"):
         assert losses[name].shape == (3, len(names["SEEDS"]))
         for k, (T, row) in enumerate(zip(names["LENGTHS"], losses[name])):
-            assert list(row) == [run[T].loss for run in names["runs"][name]]
+            assert list(row) == [runs[T].loss for runs in names["raced"][name]]
             mean, error = power.estimate(row - losses["WSD"][k])
             assert f"{row.mean():.3f} {mean:+.3f} ± {error:.3f}" in text
         if mean < -error:  # at the longest

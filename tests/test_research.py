@@ -96,9 +96,10 @@ def test_peaks_and_the_law_of_the_presets_are_those_of_the_committed_sweeps():
     assert fitted.keys() == schedules.PEAKS.keys()
     for row, values in fitted.items():
         assert schedules.PEAKS[row] == pytest.approx(values, abs=0.0051), row
-    log2_a, b, q = tables.laptop_law()
+    _, b, q = tables.laptop_law()
     law = config.LAPTOP_LAW
-    assert (law.a, law.b, law.q) == pytest.approx((2**log2_a, b, q), rel=2e-3)
+    found = tables.laptop_a(), b, q  # its a is of the preset itself
+    assert (law.a, law.b, law.q) == pytest.approx(found, rel=2e-3)
 
 
 @pytest.mark.parametrize("draw", [figures.draw_anytime, figures.draw_longer])
@@ -107,13 +108,24 @@ def test_figures_are_drawn(draw, tmp_path):
 
 
 def test_the_check_of_the_presets_starts_from_their_law(capsys):
-    for T in (400_000, 3_200_000):
+    for T, seeds in presets.SEEDS.items():
         for schedule in presets.SCHEDULES:
-            runs = presets.runs_of(schedule, T, 2)
-            assert len(runs) == 5
-            fields = dict(schedule=schedule, total_tokens=T, batch_size=2)
-            assert runs[2] == config.make_config(**fields)
-            assert runs[4].lr / runs[0].lr == pytest.approx(4, rel=2e-3)
+            valley = presets.runs_of(schedule, T, 2)
+            assert [len(runs) for runs in valley] == 5 * [len(seeds)]
+            at = dict(schedule=schedule, total_tokens=T, batch_size=2)
+            for seed, cfg in zip(seeds, valley[2], strict=True):
+                assert cfg == config.make_config(**at, seed=seed, data_seed=seed)
+            assert valley[4][0].lr / valley[0][0].lr == pytest.approx(4, rel=2e-3)
     argv = ["--dry_run", "--tokens=400k", "--batches=8"]
     assert presets.main(argv) == 0
-    assert "15 runs with 6,000,000 tokens" in capsys.readouterr().out
+    assert "45 runs with 18,000,000 tokens" in capsys.readouterr().out
+
+
+def test_a_row_of_the_presets_is_above_its_lowest():
+    valley = {0.01: 2.5, 0.02: 2.25, 0.04: 2.375}
+    row = presets.row_of(("linear", 400_000, 8), valley)
+    assert row == ["linear", "400k", "8", "0.02", "0.02", "2.2500", "0.0000"]
+    valley[0.01] = 2.0
+    assert presets.row_of(("linear", 400_000, 8), valley)[4:] == [
+        "0.01 (edge)", "2.2500", "0.2500",
+    ]  # fmt: skip

@@ -51,9 +51,11 @@ def draw_steps(with_loss: bool = False) -> None:
         column[-1].set_xlabel("tokens")
         if with_loss:
             run = power.Run(seed=0)
+            curve = []
             for part in range(1, 17):
-                run.train(schedule, part * T // 16).look()
-            column[1].plot(*zip(*run.curve))
+                run.train(schedule, part * T // 16).measure()
+                curve.append((run.tokens, run.loss))
+            column[1].plot(*zip(*curve))
             print(f"{name:<30} ends at {run.loss:.3f}", flush=True)
     axes[0, 0].set_ylabel("learning rate")
     axes[-1, 0].set_ylabel("loss (nats per token)" if with_loss else "learning rate")
@@ -102,12 +104,17 @@ def draw_branch() -> None:
     _, ax = plt.subplots(figsize=(6, 4))
     schedule = power.warmup(power.constant(LR))
     branches = power.trunk_and_branches(schedule, LENGTHS, seed=0)
-    ax.plot(*zip(*branches[LENGTHS[-1]].curve[:-1]), "k-", label="trunk")
+    trunk = power.Run(seed=0)  # again, to measure it
+    curve = []
     for length, branch in branches.items():
-        decay = branch.curve[-2:]
-        ax.plot(*zip(*decay), "o-", label=f"branch, T = {length:,}")
-        first, last = decay[0][1], decay[1][1]
-        print(f"T = {length:7,}: the decay takes the loss from {first:.3f} to {last:.3f}")
+        start = length - round(power.DECAY * length)
+        trunk.train(schedule, start).measure()
+        curve.append((trunk.tokens, trunk.loss))
+        ends = [curve[-1], (branch.tokens, branch.loss)]
+        ax.plot(*zip(*ends), "o-", label=f"branch, T = {length:,}")
+        fall = f"from {trunk.loss:.3f} to {branch.loss:.3f}"
+        print(f"T = {length:7,}: the decay takes the loss {fall}", flush=True)
+    ax.plot(*zip(*curve), "k-", label="trunk")
     ax.set(xlabel="tokens", ylabel="loss (nats per token)")
     ax.legend()
 
@@ -117,21 +124,24 @@ def draw_average() -> None:
     _, ax = plt.subplots(figsize=(6, 4))
     schedule = power.warmup(power.constant(LR))
     run = power.Run(seed=0)
+    curve = []
     for length in LENGTHS:
         start = length - round(power.DECAY * length)
-        run.train(schedule, start).look()
+        run.train(schedule, start).measure()
+        curve.append((run.tokens, run.loss))
         branch = run.branch()
-        branch.train(power.decay(schedule, start, length), length).look()
+        branch.train(power.decay(schedule, start, length), length).measure()
         mean = run.branch()
         mean.model = average.train_and_average(run, schedule, length)
-        mean.look()
-        run.look()
+        mean.measure()
+        run.measure()
+        curve.append((run.tokens, run.loss))
         losses = {"held": run.loss, "decay": branch.loss, "mean": mean.loss}
         shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
         print(f"T = {length:7,}: {shown}", flush=True)
         ax.plot(length, losses["decay"], "v", color="tab:blue")
         ax.plot(length, losses["mean"], "o", color="tab:green")
-    ax.plot(*zip(*run.curve), color="black")
+    ax.plot(*zip(*curve), color="black")
     ax.set(xlabel="tokens", ylabel="loss (nats per token)")
     ax.set_title("held (line), decay (triangle), mean (dot)", loc="left")
 

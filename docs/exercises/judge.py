@@ -27,7 +27,7 @@ def check_value(found: float, expected: float, what: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch):
+def quick_measures(monkeypatch):
     """We compare runs, not their losses, so 16 held-out sequences are enough."""
     monkeypatch.setattr(power, "HELD_OUT", power.HELD_OUT[:16])
 
@@ -219,7 +219,8 @@ def test_branch_leaves_its_trunk_alone():
     branch.train(SCHEDULE, LENGTHS[1])
     check(equal(trunk, straight), "training a branch must not move the trunk's weights")
     check(trunk.tokens == LENGTHS[0], "training a branch must not advance its trunk")
-    check(len(trunk.curve) == 0, "a branch must not add to the curve of its trunk")
+    words = "a branch must not add to the learning rates of its trunk"
+    check(len(trunk.rates) == LENGTHS[0] // power.STEP, words)
 
 
 def test_branch_continues_as_the_trunk_would():
@@ -264,16 +265,13 @@ def test_trunk_and_branches_are_the_separate_runs():
         check(equal(branches[T], alone), f"{what}. {words}")
 
 
-def test_trunk_and_branches_look_where_they_should():
+def test_trunk_and_branches_measure_the_ends():
     branches = power.trunk_and_branches(SCHEDULE, LENGTHS, seed=1)
-    starts = []
     for T in LENGTHS:
-        starts.append(start_of(T) // power.STEP * power.STEP)
-        looks = [tokens for tokens, _ in branches[T].curve]
-        words = "its curve should end with a look at its last token"
-        check(looks[-1:] == [T], f"T = {T:,}: {words}")
-        words = "the trunk should look before every branch that leaves it, at"
-        check(looks[:-1] == starts, f"T = {T:,}: {words} {starts}, and looked at {looks}")
+        found = vars(branches[T]).get("loss")
+        branches[T].measure()
+        words = f"T = {T:,}: measure a branch at its end"
+        check(found == branches[T].loss, words)
 
 
 def test_trunk_and_branches_train_the_trunk_once(monkeypatch):
