@@ -16,15 +16,15 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 # - *WSD* (warmup, stable, decay) holds it.
 # - *Power* lets it fall as a power of the tokens seen (Shen et al., 2024, arXiv
 #   2408.13359). This is the paper that we rebuild here.
-# - *WSqD* lets it fall as one over a square root (Ma and Chen, 2026, arXiv 2607.10959). We
-#   have only read about it.
+# - *WSqD* lets it fall as one over a square root of the tokens (Ma and Chen, 2026, arXiv
+#   2607.10959, which we have not read).
 #
-# Each has one learning rate to tune, a trunk its value at T0 tokens, a line its peak. A
-# long run is too dear for that, so you tune it in a short *pilot* of T0 tokens. **Whose
+# Each has one learning rate to tune, a trunk its value at T0 tokens, and a line its peak.
+# In a long run that is too dear, so you tune it in a short *pilot* of T0 tokens. **Whose
 # number is still good in a run that is 16 times as long?**
 #
-# To be quick, our pilot has 80 steps of two sequences. We had seen several batch sizes,
-# and took one with wide gaps. So this is a demonstration, and the evidence is in
+# To be quick, our pilot has 80 steps of two sequences. Of several batch sizes we took one
+# at which the schedules differ much. So this is a demonstration, and the evidence is in
 # [claims](../research/claims.md).
 
 # %%
@@ -62,10 +62,10 @@ def constant(lr):
 
 
 def power_law(lr, b, lr_max=math.inf, shift=0):
-    """The stable phase of Power, min(lr_max, beta * a * n^b) (equation 7).
+    """The stable phase of Power, min(lr_max, lr * (n / T0)^b) (equation 7).
 
-    It falls as n^b, and lr is its value at n = T0. (So lr takes the place of beta * a.)
-    Power has a ceiling for small n, lr_max. WSqD has a shift of n instead, in tokens.
+    lr is the value at n = T0, in the paper beta * a * T0^b. lr_max is a ceiling for small
+    n. WSqD has none, and adds a shift to n, in tokens.
     """
     return lambda n: min(lr_max, lr * ((n + shift) / (T0 + shift)) ** b)
 
@@ -100,8 +100,8 @@ def linear(lr, T):
 # %% [markdown]
 # ## A small GPT
 #
-# **Skip this cell if you know a GPT.** It reads bytes, and has rotary positions, RMSNorm,
-# SwiGLU, and one matrix that reads and writes tokens.
+# **Skip the next cell if you know a GPT.** It reads bytes, and has rotary positions,
+# RMSNorm, SwiGLU and tied embeddings. `model(idx, targets)` is its mean loss.
 
 # %%
 VOCAB, WIDTH, HEADS, LAYERS = 256, 32, 2, 2
@@ -170,8 +170,8 @@ class GPT(nn.Module):
 # %% [markdown]
 # ## The text: torch's own Python files
 #
-# Every run reads the same sequences in the same order. So two runs with the same seed
-# differ only in their learning rates.
+# Every run reads the sequences of TRAIN in their order. So two runs with the same seed
+# differ only in their learning rates. (You may skip how we split the text.)
 
 
 # %%
@@ -224,7 +224,7 @@ class Run:
         self.rates.append(lr)
 
     def train(self, schedule, until):
-        """Train until so many tokens. A step has the learning rate of its middle."""
+        """Train up to `until` tokens. A step has the learning rate of its middle."""
         while self.tokens + STEP <= until:
             self.step(schedule(self.tokens + STEP / 2))
         return self
@@ -248,13 +248,12 @@ def trunk_and_branches(schedule, lengths, seed):
         start = T - round(DECAY * T)
         trunk.train(schedule, start)
         branches[T] = trunk.branch()
-        branches[T].train(decay(schedule, start, T), T)
-        branches[T].measure()
+        branches[T].train(decay(schedule, start, T), T).measure()
     return branches
 
 
-# name -> function from the learning rate at T0 to a schedule. Power joins when we know b
-TRUNKS = {"WSD": constant}
+# functions from the learning rate at T0 to a schedule. Power joins when we know b
+TRUNKS = {"WSD": constant, "WSqD": lambda lr: power_law(lr, b=-1 / 2, shift=T0)}
 
 
 def runs_of(name, lr, lengths, seed):
@@ -264,8 +263,7 @@ def runs_of(name, lr, lengths, seed):
     runs = {}
     for T in lengths:
         runs[T] = Run(seed)
-        runs[T].train(warmup(linear(lr, T)), T)
-        runs[T].measure()
+        runs[T].train(warmup(linear(lr, T)), T).measure()
     return runs
 
 
@@ -274,12 +272,12 @@ def runs_of(name, lr, lengths, seed):
 #
 # The loss against the learning rate is a *valley*. We try five learning rates, each with
 # three seeds. The lowest try may be luck, so we fit a parabola over the logarithm of the
-# learning rate, and take its bottom. A pilot is T0 tokens long. Only WSD goes on to 2 T0
-# and 4 T0, for the law of the paper (equation 6):
+# learning rate, and take its bottom. The pilot of WSD continues to 2 T0 and 4 T0, for the
+# law of the paper (equation 6):
 #
 # > best learning rate = beta * a * T^b
 #
-# (beta is the batch size. We have only one, and need only b.)
+# (beta is the batch size. We have only one, so we need only b.)
 
 # %%
 RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
@@ -363,25 +361,24 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 #
 # If b is negative, a longer WSD run needs a lower learning rate. If you do not know T,
 # use at token n the learning rate that is best for a run of n tokens. Then you are always
-# ready to stop. (If the interval of b above contains 0, three seeds do not show that this
-# helps.) It is an argument and not a theorem, because the law is about runs that *held*
-# their learning rate. So we take only b from it, and tune the height as for the others:
+# ready to stop. (If the interval of b above contains 0, three seeds do not show that b is
+# negative.) This is an argument and not a theorem, because in the law the runs *held*
+# their learning rates. So we take only b from it, and tune the learning rate at T0 as for
+# the others:
 
 # %%
 if __name__ == "__main__":
-    # no learning rate above those that we tried
+    # no learning rate above those that we try, so the highest try is WSD
     TRUNKS["Power"] = lambda lr: power_law(lr, b, lr_max=max(RATES))
-    TRUNKS["WSqD"] = lambda lr: power_law(lr, b=-1 / 2, shift=T0)
     pilots |= {name: pilot(name, (T0,)) for name in ("Power", "WSqD", "linear")}
 
 # %% [markdown]
 # ## The race
 #
 # Now every schedule has its number. A trunk gets three branches, which end at T0, 4 T0 and
-# 16 T0. A straight line must know its end, so it gets three runs. A loss also depends on
-# the initial weights. So we subtract losses of runs with the same initial weights, and
-# repeat this with five new seeds. After ± is half of a 95% interval, by Student's t over
-# the seeds (as for b, above).
+# 16 T0. A loss also depends on the initial weights. So we subtract losses of runs with the
+# same initial weights, and repeat this with five new seeds. After ± is half of a 95%
+# interval over the seeds.
 
 # %%
 SEEDS = (3, 4, 5, 6, 7)
@@ -404,11 +401,8 @@ if __name__ == "__main__":
             line += f"  {of_seeds.mean():.3f} {mean:+.3f} ± {error:.3f}"
         print(line, flush=True)
 
-    below = []
-    for name in pilots:
-        mean, error = minus_wsd[name][-1]
-        if mean + error < 0:  # the whole interval is below 0
-            below.append(name)
+    # mean + error < 0, so the whole interval is
+    below = [name for name in pilots if sum(minus_wsd[name][-1]) < 0]
     print(f"At 16 T0, these are below WSD: {', '.join(below) or 'none'}")
 
     layout = dict(layout="constrained", width_ratios=(2, 3))
@@ -431,12 +425,12 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **The law.** It took runs of up to 4 T0, so Power has seen more than the others.
+# **The law.** All were tuned at T0, but b of Power took runs of up to 4 T0.
 #
-# **The race.** All were tuned at T0. If the loss of a schedule, minus that of WSD, falls
-# from there to 16 T0, its number is still good where that of WSD is not. These intervals
-# know nothing of the noise in the pilot, of another text, or of another model. So repeat
-# the pilot on your text, and do not copy our numbers.
+# **The race.** If the loss of a schedule, minus that of WSD, falls from T0 to 16 T0, its
+# number has kept better than that of WSD. These intervals know nothing of the noise in
+# the pilot, of another text, or of another model. So repeat the pilot on your text, and
+# do not copy our numbers.
 #
-# **When not.** If you know T, our longer runs say to take the line. But tune its peak near
-# T, and not at T0.
+# **When not.** If you know T, take the line (as in our [longer
+# runs](../research/claims.md)). But tune its peak near T, and not at T0.

@@ -37,8 +37,7 @@ WRONG = [  # function, what of its source to replace, with what, part of the jud
     ("vertex", "c2 > 0", "True", "opens downward"),
     ("vertex", "x.min() <= bottom <= x.max()", "True", "its bottom above the tries"),
     ("branch", "copy.deepcopy(self)", "copy.copy(self)", "move the trunk's weights"),
-    ("trunk_and_branches", "branches[T].measure()", "pass", "at its end"),
-    ("trunk_and_branches", "branches[T].measure()", "trunk.measure()", "at its end"),
+    ("trunk_and_branches", ", T).measure()", ", T)", "at its end"),
     ("trunk_and_branches", "Run(seed)", "Run(0)", "Has it the seed"),
     (
         "trunk_and_branches",
