@@ -14,7 +14,6 @@ Runs that differ only in their length and in their decay share a trunk, as in sw
 and end bit for bit as in `python train.py --decay_share ...`. Records go to --out.
 """
 
-import json
 import math
 import platform
 import sys
@@ -220,8 +219,7 @@ def write_records(runs: Path, results: Path) -> None:
                 for field in settings[part]:
                     del record[part][field]
         files.write_json(results / name / "settings.json", settings)
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        (results / name / "records.jsonl").write_text(text)
+        files.write_records(results / name / "records.jsonl", records)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -392,11 +392,12 @@ def one_line(argv: list[str], capsys) -> str:
 def test_only_runtime_flags_may_change(tiny, documents, capsys):
     prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
+    Path("out").mkdir()
+    with files.locked(Path("out")):
+        assert "another process" in one_line(tiny, capsys)
     assert sweep_here(tiny) == 0
     made = records_in("out")
     capsys.readouterr()  # without the bar
-    with files.locked(Path("out")):
-        assert "another process" in one_line(tiny, capsys)
     assert sweep.main([*tiny, "--micro_batch_size=1", "--save_every=512"]) == 0
     assert "weight_decay" in one_line([*tiny, "--weight_decay=0"], capsys)
     assert "scale" in one_line([*tiny, "--scale=laptop"], capsys)
@@ -465,7 +466,9 @@ WRONG = [
     ("wsd --workers 0", "--workers"),
     ("wsd --budgets 1.5", "--budgets"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
-    ("wsd --widths 32,8", "n_head"),
+    ("wsd --widths 32,8", "--widths 8"),
+    ("wsd --preset 1B", "--preset 1B"),  # whose 40 layers the grid would make 2
+    ("wsd --scale paper --preset laptop", "--preset laptop"),
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
