@@ -335,16 +335,16 @@ def main(argv: list[str] | None = None) -> int:
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
     programs = dict(price=price, travel=travel, average=average)
-    try:
+
+    def program() -> None:
         if args.what == "records":
             write_records(args.out)
         elif args.what in CELLS:
             run_cell(args.what, args.seeds, args.out, args.dry_run)
         else:
             programs[args.what](args.out, args.dry_run)
-    except UserError as error:  # such as a missing text, or fork
-        return flags.fail("anytime.py", error)
-    return 0
+
+    return engines.run_program("anytime.py", program)
 
 
 if __name__ == "__main__":

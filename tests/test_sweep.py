@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+import anytime
 import fit
 import forked
 import paper
@@ -27,6 +28,7 @@ import train
 from config import TrainConfig, make_config
 from schedules import paper_batch_size, peak, rate_of
 from tools import devices, engines, files, plots
+from tools.flags import UserError
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -448,6 +450,18 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
     assert {cfg.total_tokens for cfg in runs} == {160 * 2 * 128}
     assert len({cfg.lr for cfg in runs}) == 5
+
+
+def test_a_pilot_that_diverges_is_a_mistake_of_the_user(corpus_path, monkeypatch):
+    """And not a crash. Every learning rate is far too high."""
+    monkeypatch.setattr(engines, "on_this_machine", in_this_process)
+
+    def runs_at(rate: float) -> list[TrainConfig]:
+        fields = WSD | dict(lr=rate * 1e30, data=str(corpus_path))
+        return runs_of(fields, [320], log_every=32)
+
+    with pytest.raises(UserError, match="diverged"):
+        anytime.tune(anytime.CELLS["code"], Path("pilot"), runs_at, dry_run=False)
 
 
 def test_the_command_line_replaces_the_grid():
