@@ -161,11 +161,12 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     common = dict(data=str(corpus_path))
     ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
     again = runs_of(WSD | dict(out="elsewhere", power_a=3.0), [640], **common)
-    (left,) = sweep.unfinished(ten + half + again, Path()).values()
-    assert [cfg.decay_share for cfg in left] == [0.5, 0.1]  # the first decay first
+    straight = runs_of(WSD | dict(decay_shape="linear"), [640], **common)
+    (left,) = sweep.unfinished(ten + half + again + straight, Path()).values()
+    assert [cfg.decay_share for cfg in left] == [0.5, 0.1, 0.1]  # the first decay first
     trunk = sweep.trunk_of(ten[0])
     records = trained(left, f"{trunk}.jsonl")
-    assert not sweep.unfinished(ten + half, Path())
+    assert not sweep.unfinished(ten + half + straight, Path())
     assert records[0] == trained(half, "alone.jsonl")[0]
     other = runs_of(WSD | dict(weight_decay=0.0), [640], **common)
     assert sweep.trunk_of(other[0]) != trunk
@@ -481,8 +482,8 @@ WRONG = [
     ("wsd --budgets 1.5", "--budgets"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
     ("wsd --widths 32,8", "--widths 8"),
-    ("wsd --preset 1B", "--preset 1B"),  # whose 40 layers the grid would make 2
-    ("wsd --scale paper --preset laptop", "--preset laptop"),
+    ("wsd --preset 1B --dry_run", "--preset 1B"),  # whose 40 layers the grid would make 2
+    ("wsd --scale paper --preset laptop --dry_run", "--preset laptop"),
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
