@@ -443,6 +443,8 @@ def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
     prepare(documents[:60], "bytes", Path("b"))
     fields = dict(data=corpus_path, decay_data="b", total_tokens=12 * STEP, **SHORT)
     assert train.main(argv(**fields, out="run")) == 0
+    longer, _ = train.branched(dict(total_tokens=16 * STEP), Path("run"), None)
+    assert longer.decay_data == "b"
     typed = f"--branch=run {ending} --total_tokens={16 * STEP} --out=branch"
     assert train.main(typed.split()) == 0
     assert record_of("branch")["config"]["decay_data"] is None
