@@ -13,7 +13,6 @@ other seeds, and decays there. A cell reads the corpus in its `data`; notes.md h
 commands that make them. (We ran all of this at commit f758107, with older names of files.)
 """
 
-import json
 import math
 import platform
 import sys
@@ -144,7 +143,7 @@ def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train_all=sweep.train
         elif why_not == "at highest":
             js.append(js[-1] + 2)
         elif why_not:
-            raise RuntimeError(f"{folder}: {why_not}, {points}")
+            raise UserError(f"{folder}: the pilot has no best learning rate, {why_not}")
         else:
             return 2**x
 
@@ -281,15 +280,10 @@ def train_averaged(runs: list[TrainConfig], file: Path) -> None:
             losses = train.final_losses(cfg, averaged, mixture)
             results = train.results_of(cfg, averaged, losses)
             records.append({"config": vars(cfg), "results": results})
-    write_lines(file, records)
+    files.write_records(file, records)
 
 
 # -- The records -------------------------------------------------------------------------
-
-
-def write_lines(file: Path, records: list[dict]) -> None:
-    with files.replacing(file) as temporary:
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def write_records(out: Path) -> None:
@@ -329,7 +323,7 @@ def write_records(out: Path) -> None:
         results = RESULTS / folder.name
         results.mkdir(parents=True, exist_ok=True)
         files.write_json(results / "settings.json", settings)
-        write_lines(results / "records.jsonl", records)
+        files.write_records(results / "records.jsonl", records)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -341,16 +335,16 @@ def main(argv: list[str] | None = None) -> int:
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
     programs = dict(price=price, travel=travel, average=average)
-    try:
+
+    def program() -> None:
         if args.what == "records":
             write_records(args.out)
         elif args.what in CELLS:
             run_cell(args.what, args.seeds, args.out, args.dry_run)
         else:
             programs[args.what](args.out, args.dry_run)
-    except UserError as error:  # such as a missing text, or fork
-        return flags.fail("anytime.py", error)
-    return 0
+
+    return engines.run_program("anytime.py", program)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Runs that differ only in their length and in their decay share a trunk, as in sw
 and end bit for bit as in `python train.py --decay_share ...`. Records go to --out.
 """
 
-import json
 import math
 import platform
 import sys
@@ -28,7 +27,7 @@ import torch
 import data
 import sweep
 from config import TrainConfig, make_config
-from tools import files, flags
+from tools import engines, files, flags
 
 RESULTS = Path(__file__).parent / "results/decay-laptop"
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
@@ -220,8 +219,7 @@ def write_records(runs: Path, results: Path) -> None:
                 for field in settings[part]:
                     del record[part][field]
         files.write_json(results / name / "settings.json", settings)
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        (results / name / "records.jsonl").write_text(text)
+        files.write_records(results / name / "records.jsonl", records)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -232,13 +230,17 @@ def main(argv: list[str] | None = None) -> int:
     add("--workers", type=int, default=2, help="processes")
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
-    if args.question == "records":
-        write_records(args.out, RESULTS)
-        return 0
-    runs_of, n_seeds = QUESTIONS[args.question]
-    runs = [one for seed in range(n_seeds) for one in runs_of(seed)]
-    sweep.train_all(runs, args.out / args.question, args.workers, dry_run=args.dry_run)
-    return 0
+
+    def program() -> None:
+        if args.question == "records":
+            write_records(args.out, RESULTS)
+            return
+        runs_of, n_seeds = QUESTIONS[args.question]
+        runs = [one for seed in range(n_seeds) for one in runs_of(seed)]
+        folder = args.out / args.question
+        sweep.train_all(runs, folder, args.workers, dry_run=args.dry_run)
+
+    return engines.run_program("decay.py", program)
 
 
 if __name__ == "__main__":

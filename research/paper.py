@@ -24,7 +24,7 @@ import numpy as np
 
 import fit
 import sweep
-from config import TrainConfig, make_config
+from config import TrainConfig
 from fit import STANDARD, Cell, Trial
 from schedules import fields_without_effect, paper_batch_size
 from sweep import GPU, LAPTOP, PAPER, Grid, doublings, make_run, rates, warm
@@ -157,7 +157,7 @@ def power_runs(grid: Grid) -> list[TrainConfig]:
     for cell in sweep.all_cells(grid):
         for power_a, power_b in scan:
             fields = dict(schedule="power", power_a=power_a, power_b=power_b)
-            runs += [make_run(grid, cell, T, **fields) for T in grid.budgets]
+            runs.append(make_run(grid, cell, **fields))
     return runs
 
 
@@ -276,7 +276,7 @@ class Comparison:
         """The flags of a line. lr: its learning rate at the first tuned T."""
         batch_0, T_0 = self.tuning.batch_size, self.tuning.budgets[0]
         if line.fields["schedule"] == "power":
-            beta = paper_batch_size(batch_0 * make_config(**self.grid.common).seq_len)
+            beta = paper_batch_size(batch_0 * self.grid.common["seq_len"])
             a = lr / (beta**line.q * T_0**line.b)  # from lr = a beta^q n^b
             rate = dict(power_a=float(f"{a:.4g}"), power_b=line.b, power_q=line.q)
             return line.fields | rate
@@ -289,10 +289,10 @@ class Comparison:
         runs = defaultdict(list)
         for lr in self.grid.lrs:
             for tuning_seed in (100 + 2 * seed, 101 + 2 * seed):
-                cell = (width, batch_size, tuning_seed)
                 for T in budgets:
+                    cell = (width, batch_size, tuning_seed, T)
                     fields = self.fields_of(line, lr, batch_size, T)
-                    runs[lr].append(make_run(self.grid, cell, T, **fields))
+                    runs[lr].append(make_run(self.grid, cell, **fields))
         return runs
 
     def tuning_runs(self) -> list[TrainConfig]:
@@ -321,10 +321,9 @@ class Comparison:
         for name, line in LINES.items():
             lrs = {seed: self.tuned_lr(line, seed) for seed in self.grid.seeds}
             for cell in sweep.all_cells(self.grid):
-                _, batch_size, seed = cell
-                for T in self.grid.budgets:
-                    fields = self.fields_of(line, lrs[seed], batch_size, T)
-                    runs[name].append(make_run(self.grid, cell, T, **fields))
+                _, batch_size, seed, T = cell
+                fields = self.fields_of(line, lrs[seed], batch_size, T)
+                runs[name].append(make_run(self.grid, cell, **fields))
         return runs
 
     def print_tuned(self) -> None:

@@ -15,7 +15,7 @@ import torch
 import config
 import data
 import train
-from schedules import make_schedule
+from schedules import make_schedule, rates
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, record_of
 from tools import files, plots, run_folder
@@ -443,6 +443,8 @@ def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
     prepare(documents[:60], "bytes", Path("b"))
     fields = dict(data=corpus_path, decay_data="b", total_tokens=12 * STEP, **SHORT)
     assert train.main(argv(**fields, out="run")) == 0
+    longer, _ = train.branched(dict(total_tokens=16 * STEP), Path("run"), None)
+    assert longer.decay_data == "b"
     typed = f"--branch=run {ending} --total_tokens={16 * STEP} --out=branch"
     assert train.main(typed.split()) == 0
     assert record_of("branch")["config"]["decay_data"] is None
@@ -472,6 +474,22 @@ def test_a_cosine_may_become_a_wsd_which_decays(folder):
     typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=3072 --out=wsd"
     assert train.main(typed.split()) == 0
     assert record_of("wsd")["config"]["decay_tokens"] == round(0.3 * 3072)
+
+
+def test_a_branch_keeps_the_learning_rate_if_its_schedule_holds_one_too(corpus_path):
+    """From WSD to constant and back. Other schedules and --law take the one of a law."""
+    law = config.LAPTOP_LAW
+    for parent in ("wsd", "constant"):
+        fields = dict(schedule=parent, lr=0.017, total_tokens=12 * STEP)
+        assert train.main(argv(data=corpus_path, out=parent, **fields, **SHORT)) == 0
+
+        def branch(schedule: str, law=None) -> config.TrainConfig:
+            typed = dict(schedule=schedule, total_tokens=20 * STEP)
+            return train.branched(typed, Path(parent), law)[0]
+
+        assert branch("wsd").lr == branch("constant").lr == 0.017
+        for cfg in (branch("linear"), branch("cosine"), branch("constant", law)):
+            assert cfg.lr == rates(law, cfg)["lr"] != 0.017
 
 
 def test_a_tokenizer_may_be_typed_again(documents, tokenizer_path):

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+import anytime
 import fit
 import forked
 import paper
@@ -27,6 +28,7 @@ import train
 from config import TrainConfig, make_config
 from schedules import paper_batch_size, peak, rate_of
 from tools import devices, engines, files, plots
+from tools.flags import UserError
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -159,11 +161,12 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     common = dict(data=str(corpus_path))
     ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
     again = runs_of(WSD | dict(out="elsewhere", power_a=3.0), [640], **common)
-    (left,) = sweep.unfinished(ten + half + again, Path()).values()
-    assert [cfg.decay_share for cfg in left] == [0.5, 0.1]  # the first decay first
+    straight = runs_of(WSD | dict(decay_shape="linear"), [640], **common)
+    (left,) = sweep.unfinished(ten + half + again + straight, Path()).values()
+    assert [cfg.decay_share for cfg in left] == [0.5, 0.1, 0.1]  # the first decay first
     trunk = sweep.trunk_of(ten[0])
     records = trained(left, f"{trunk}.jsonl")
-    assert not sweep.unfinished(ten + half, Path())
+    assert not sweep.unfinished(ten + half + straight, Path())
     assert records[0] == trained(half, "alone.jsonl")[0]
     other = runs_of(WSD | dict(weight_decay=0.0), [640], **common)
     assert sweep.trunk_of(other[0]) != trunk
@@ -392,11 +395,12 @@ def one_line(argv: list[str], capsys) -> str:
 def test_only_runtime_flags_may_change(tiny, documents, capsys):
     prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
+    Path("out").mkdir()
+    with files.locked(Path("out")):
+        assert "another process" in one_line(tiny, capsys)
     assert sweep_here(tiny) == 0
     made = records_in("out")
     capsys.readouterr()  # without the bar
-    with files.locked(Path("out")):
-        assert "another process" in one_line(tiny, capsys)
     assert sweep.main([*tiny, "--micro_batch_size=1", "--save_every=512"]) == 0
     assert "weight_decay" in one_line([*tiny, "--weight_decay=0"], capsys)
     assert "scale" in one_line([*tiny, "--scale=laptop"], capsys)
@@ -449,6 +453,18 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     assert len({cfg.lr for cfg in runs}) == 5
 
 
+def test_a_pilot_that_diverges_is_a_mistake_of_the_user(corpus_path, monkeypatch):
+    """And not a crash. Every learning rate is far too high."""
+    monkeypatch.setattr(engines, "on_this_machine", in_this_process)
+
+    def runs_at(rate: float) -> list[TrainConfig]:
+        fields = WSD | dict(lr=rate * 1e30, data=str(corpus_path))
+        return runs_of(fields, [320], log_every=32)
+
+    with pytest.raises(UserError, match="diverged"):
+        anytime.tune(anytime.CELLS["code"], Path("pilot"), runs_at, dry_run=False)
+
+
 def test_the_command_line_replaces_the_grid():
     argv = ["--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
     configs = configs_of("wsd", [*argv, "--beta2=0.9", "--lrs=0.01"])
@@ -465,7 +481,9 @@ WRONG = [
     ("wsd --workers 0", "--workers"),
     ("wsd --budgets 1.5", "--budgets"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
-    ("wsd --widths 32,8", "n_head"),
+    ("wsd --widths 32,8", "--widths 8"),
+    ("wsd --preset 1B --dry_run", "--preset 1B"),  # whose 40 layers the grid would make 2
+    ("wsd --scale paper --preset laptop --dry_run", "--preset laptop"),
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
     ("wsd --power_a 3", "--power_a"),
