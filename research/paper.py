@@ -27,7 +27,7 @@ import sweep
 from config import TrainConfig
 from fit import STANDARD, Cell, Trial
 from schedules import fields_without_effect, paper_batch_size
-from sweep import GPU, LAPTOP, PAPER, Grid, doublings, make_run, rates, warm
+from sweep import GPU, LAPTOP, PAPER, TWO_LAYERS, Grid, doublings, make_run, rates, warm
 from tools import engines, flags, plots
 from tools.flags import UserError
 from tools.flags import size
@@ -39,13 +39,15 @@ NO_CEILING = dict(lr_max=1.0)
 CENTER = NO_CEILING | dict(power_a=16.0, power_b=-0.51, power_q=1.0)
 PAPER_POWER = PAPER | CENTER | dict(preset="36M-power", power_a=4.0, lr_max=0.02)
 
-ON_GPU = dict(times=1.5, head=64)
+ON_GPU = dict(times=2.0, head=64)
 
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
 TRANSFER = {
-    "quick": Grid(warm(LAPTOP, 2_000), [32, 64, 128], [4], [0], [80_000]),
-    "laptop": Grid(warm(LAPTOP, 2_000), [32, 64, 128, 256], [4], [0, 1, 2], [160_000]),
+    "quick": Grid(warm(LAPTOP, 2_000), [32, 64, 128], [4], [0], [80_000],
+                  times=TWO_LAYERS),
+    "laptop": Grid(warm(LAPTOP, 2_000), [32, 64, 128, 256], [4], [0, 1, 2], [160_000],
+                   times=TWO_LAYERS),
     "gpu": Grid(warm(GPU, 25_000), [128, 256, 512, 1024, 2048], [16], [0], [4 * 10**6],
                 **ON_GPU),
     "paper": Grid(warm(PAPER, 10**9), [128, 256, 512, 1024], [128], [0], [4 * 10**9],
