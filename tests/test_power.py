@@ -16,7 +16,7 @@ import notebook
 import power
 import schedules
 import train
-from tools.jackknife import student
+from tools.student import student
 
 T0 = power.T0
 
