@@ -574,6 +574,15 @@ def test_an_edge_is_one_line(end, capsys):
     assert "not finished" in capsys.readouterr().out
 
 
+def test_a_sweep_that_stopped_between_two_trunks_says_so(capsys):
+    rows = made_rows(widths=[32], batches=[2, 4], lengths=LENGTHS[:2], seeds=2)
+    assert fit.main([write(rows, "a")]) == 0
+    assert "not finished" not in capsys.readouterr().out
+    some = [row for row in rows if (row["batch_size"], row["seed"]) != (4, 1)]
+    assert fit.main([write(some, "b")]) == 0
+    assert "not finished" in capsys.readouterr().out
+
+
 def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(capsys):
     rows = made_rows(widths=[32], batches=[2, 8, 16], steps=6)  # 2 is the best
     rows = cut(rows, "lowest", LENGTHS[4:], [2])
@@ -684,6 +693,11 @@ def test_a_cell_keeps_the_seeds_and_settings_with_most_runs():
     )
     some = {"0": {1, 2, 3, 4}, "1": {1, 2, 3}, "2": {1}}
     assert fit.complete(some) == ({"0", "1"}, {1, 2, 3})
+    # every seed lacks another setting
+    some = {"0": {2, 3, 4, 5, 6}, "1": {1, 3, 4, 5, 6}, "2": {1, 2, 4, 5, 6}}
+    assert fit.complete(some) == ({"0", "1", "2"}, {4, 5, 6})
+    # no setting is common
+    assert fit.complete({"0": {1, 2}, "1": {3, 4, 5}}) == ({"1"}, {3, 4, 5})
 
 
 def test_a_valley_beside_diverged_runs_has_all_its_other_points():

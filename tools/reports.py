@@ -52,7 +52,7 @@ def print_runs(rows: list[dict], trials: list, n_best: int) -> None:
         print(f"left out {n_left_out} runs that not all seeds have, or twice")
     n_seeds = len({trial.seed for trial in trials})
     if len({(trial.cell, trial.seed) for trial in trials}) < n_seeds * len(cells):
-        print("not all cells have all seeds; the command of a stopped sweep resumes it")
+        print("some cells lack seeds; if a sweep is not finished, its command resumes it")
 
 
 def print_edges(bottoms: dict, valleys: dict) -> None:
@@ -62,17 +62,20 @@ def print_edges(bottoms: dict, valleys: dict) -> None:
         if cells:
             where = [f"T = {size(x.T)} at batch size {x.batch_size:g}" for x in cells]
             print(f"best at the {end} learning rate: {', '.join(dict.fromkeys(where))}")
-            lrs = [f"{2**x:.4g}" for x in beyond(end, [valleys[cell] for cell in cells])]
-            print(f"  run the sweep again with --lrs {','.join(lrs)}")
+            log2_lrs = beyond(end, [valleys[cell] for cell in cells])
+            lrs = ",".join(f"{2**x:.4g}" for x in log2_lrs)
+            print(f"  run the sweep again with --lrs {lrs}")
 
 
 def beyond(end: str, valleys: list) -> list[float]:
-    """x from a step beyond the nearest end of some valleys to 2 beyond the furthest."""
-    steps = [b[0] - a[0] for a, b in itertools.pairwise(valleys[0])]
+    """Choose x from one step beyond the nearest end of valleys to 2 beyond the furthest.
+
+    As x is log2 of a learning rate, 2 is a factor of 4.
+    """
+    tried = [[x for x, _ in points] for points in valleys]
+    steps = [high - low for low, high in itertools.pairwise(tried[0])]
     step = max(0.5, statistics.median(steps)) if steps else 1.0
-    lowest = [points[0][0] for points in valleys]
-    highest = [points[-1][0] for points in valleys]
-    ends = lowest if end == "lowest" else highest
+    ends = [x[0] if end == "lowest" else x[-1] for x in tried]
     n = round((max(ends) - min(ends) + 2) / step)
     if end == "lowest":
         return [max(ends) - k * step for k in range(n, 0, -1)]
@@ -223,8 +226,8 @@ def panel(curves: dict, at, field: str, name="learning rate") -> dict:
 def draw_law(out: Path, at, curves: dict, best: dict, law) -> list[str]:
     """Draw the valleys beside a cell, and the law of several cells. Returns file names.
 
-    at: the cell. curves: see fit.with_curves. best: {cell: log2 of its best learning rate}.
-    law: a fit.Fit.
+    at: the cell. curves: see fit.with_curves. best: {cell: log2 of the best learning
+    rate}. law: their fit.Fit.
     """
     plots.draw_valleys(out / "valleys.png", [panel(curves, at, "T")])
     if len(best) == 1:
@@ -242,7 +245,8 @@ def draw_law(out: Path, at, curves: dict, best: dict, law) -> list[str]:
 def draw_longer(out: Path, at, best: dict, law, T: float, longer: dict) -> list[str]:
     """Draw a law in runs longer than its fit, if some test it. Returns file names.
 
-    law: the fit.Fit of the runs up to T. longer: see fit.longer_runs. Others: see draw_law.
+    law: the fit.Fit of the runs up to T. longer: see fit.longer_runs. at, best: see
+    draw_law.
     """
     losses = {}  # {times: mean regrets of the law, and of its learning rate at T}
     for times, regrets in longer.items():
