@@ -363,6 +363,13 @@ def test_a_law_without_mup_stays_at_its_width(capsys):
     assert (cfg.n_embd, cfg.n_head, cfg.m_width) == (32, 2, 1.0)
 
 
+def test_a_short_next_run_has_a_short_warmup(capsys):
+    """Shorter than in the preset, whose warmup of 100k tokens would be all of it."""
+    assert fit.main([write(made_rows(widths=[32], lengths=[10_000, 20_000]), "a")]) == 0
+    cfg = next_of(capsys.readouterr().out)
+    assert (cfg.total_tokens, cfg.warmup_tokens) == (80_000, 20_000)
+
+
 @pytest.mark.parametrize("schedule", ["power", "wsd", "linear"])
 @pytest.mark.parametrize("b", [-0.3, 0.3])
 def test_a_law_that_rises_with_T_gets_no_power_run(schedule, b):
