@@ -27,9 +27,9 @@ import presets
 import schedules
 from schedules import best_lr
 from tools import files
-from tools.jackknife import student
 from tools.flags import size
-from tools.reports import show
+from tools.reports import cost, show
+from tools.student import student
 
 RESULTS = ROOT / "research/results"
 HEAD = """# All tables
@@ -178,7 +178,7 @@ def valleys() -> str:
     return table("valleys", about, ["", "answer"], rows)
 
 
-def longer_than(T: int, folder: str, words: str = "") -> dict[str, np.ndarray]:
+def longer_than(T: int, folder: str, words: str = "") -> dict[str, fit.Regrets]:
     """{"T = 320k": what the law of the runs up to T loses in longer ones}, see fit.py."""
     valleys = fit.valleys_of(runs_with_minima(folder))
     by_times = fit.longer_runs(valleys, T)
@@ -193,12 +193,12 @@ def worth() -> str:
     regrets |= longer_than(T, "wsd-laptop-long", ", warmup 32,000")
     rows = []
     for name, of_cells in regrets.items():
-        law, kept, in_proportion = (fit.cost(column) for column in of_cells.T)
-        _, mean, worst = law
-        others = [f"{kept[1]:.4f}", f"{in_proportion[1]:.4f}"]
+        law, kept, in_proportion = map(cost, of_cells)
+        others = [f"{kept.mean:.4f}", f"{in_proportion.mean:.4f}"]
         if in_proportion == kept:  # no batch size is larger than the fitted ones
             others[1] = ""
-        rows.append([name, str(len(of_cells)), f"{mean:.4f}", f"{worst:.4f}", *others])
+        n_cells = str(len(of_cells.law))
+        rows.append([name, n_cells, f"{law.mean:.4f}", f"{law.worst:.4f}", *others])
     about = (
         f"What a law of the cells up to T = {size(T)}, or without the largest batch size or "
         "the widest model, loses in the cells that it was not fitted to, in nats above the "
@@ -746,7 +746,7 @@ def laptop_law_costs() -> str:
                 continue
             lr = schedules.peak(schedule, share, cell.T) * best_lr(cell.T, cell.beta, law)
             regrets.append(fit.regret(points, math.log2(lr)))
-        outside, mean, worst = fit.cost(np.array(regrets))
+        outside, mean, worst = cost(regrets)
         assert outside == 0
         rows.append([name, str(len(regrets)), f"{mean:.4f}", f"{worst:.4f}"])
     about = (
@@ -1153,8 +1153,8 @@ def price() -> str:
             texts = []
             for n_seeds, degree in ((1, 3), (2, 3), (4, 3), (2, 2)):
                 subsets = itertools.combinations(range(100, 104), n_seeds)
-                costs = np.array([cost_of(T0, places, x, degree) for x in subsets])
-                n_lost, mean, worst = fit.cost(costs)
+                costs = [cost_of(T0, places, x, degree) for x in subsets]
+                n_lost, mean, worst = cost(costs)
                 text = f"{mean:.4f} ({worst:.4f})"
                 texts.append(f"{text}, {n_lost} without" if n_lost else text)
             name = f"{T0 // 1024} steps: {words}"

@@ -16,11 +16,12 @@ import fit
 import paper
 import train
 from config import make_config, read_law, remarks
-from fit import Cell, Trial, cost
+from fit import Cell, Exponents, Trial
 from schedules import PEAKS, Law, best_lr, peak
-from tools import rows as rows_of
 from tools.flags import UserError
-from tools.jackknife import student
+from tools.reports import cost
+from tools.rows import read_csv
+from tools.student import student
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research/results"
@@ -100,8 +101,8 @@ def test_the_seeds_of_a_cell_keep_their_common_learning_rates():
     rows = []
     for seed, losses in enumerate([{1: 5.0, 2: 4.0, 4: 6.0}, {2: 2.0, 4: 3.0, 8: 1.0}]):
         for lr, loss in losses.items():
-            row = dict(total_tokens=1e6, batch_size=2, seq_len=128, shape="a", lr=lr)
-            rows.append(row | dict(seed=seed, loss=loss))
+            row = dict(total_tokens=1e6, batch_size=2, seq_len=128, lr=lr, loss=loss)
+            rows.append(row | dict(shape="a", width=0.0, seed=seed))
     (points,) = fit.valleys_of(fit.trials_of(rows)).values()
     assert points == [(1.0, 3.0), (2.0, 4.5)]
 
@@ -204,9 +205,9 @@ def test_the_exponent_of_another_ending_is_turned():
     """b of a line is that of WSD with a decay of 30%, plus the difference of the table."""
     row = dict(preset="laptop", total_tokens=10**6, schedule="linear", decay_share=0.0)
     e = PEAKS["wsd", 1.0][1]
-    assert fit.usual_exponents(row)["b"] == pytest.approx(-0.2245 + e)
+    assert fit.usual_exponents(row).b == pytest.approx(-0.2245 + e)
     row = dict(schedule="power", power_b=-0.4, power_q=0.7)
-    assert fit.usual_exponents(row) == {"b": -0.4, "q": 0.7}
+    assert fit.usual_exponents(row) == (-0.4, 0.7)
 
 
 def test_lengths_in_proportion_to_the_batch_size_determine_one_exponent():
@@ -214,7 +215,7 @@ def test_lengths_in_proportion_to_the_batch_size_determine_one_exponent():
     for batch in (2, 4, 8):
         cell = Cell(32.0, "width 32", 1000.0 * batch, batch, batch / 32)
         best[cell] = log2_best(cell)
-    law = fit.fit_law(best, {"b": 0.0, "q": 0.6})
+    law = fit.fit_law(best, Exponents(q=0.6))
     assert law.assumed == ("q",) and law.b == pytest.approx(-0.4)
 
 
@@ -242,9 +243,9 @@ def test_regret_is_the_height_above_the_bottom():
 
 
 def test_what_is_outside_is_counted_and_in_no_mean():
-    assert cost(np.array([0.1, math.nan, 0.3])) == (1, pytest.approx(0.2), 0.3)
-    assert cost(np.array([0.1, math.inf, math.nan])) == (1, math.inf, math.inf)
-    outside, mean, worst = cost(np.array([math.nan, math.nan]))
+    assert cost([0.1, math.nan, 0.3]) == (1, pytest.approx(0.2), 0.3)
+    assert cost([0.1, math.inf, math.nan]) == (1, math.inf, math.inf)
+    outside, mean, worst = cost([math.nan, math.nan])
     assert outside == 2 and math.isnan(mean) and math.isnan(worst)
 
 
@@ -263,19 +264,23 @@ def test_regrets_in_longer_runs_are_their_closed_form(bend):
     for times, regrets in longer.items():
         law = 0.03 * (bend * math.log2(times)) ** 2
         same = 0.03 * ((0.4 - bend) * math.log2(times)) ** 2
-        assert regrets == pytest.approx(np.array([[law, same, same]] * 12), abs=1e-9)
+        expected = np.array([[law] * 12, [same] * 12, [same] * 12])
+        assert np.array(regrets) == pytest.approx(expected, abs=1e-9)
 
 
 def test_regrets_in_larger_runs_are_their_closed_form():
     larger = fit.larger_runs(
         fit.valleys_of(fit.trials_of(made_rows(steps=6))), LENGTHS[1]
     )
-    expected = [0, 0.03 * 0.6**2, 0.03 * 0.4**2]
-    assert larger["batch size 8"] == pytest.approx(np.array([expected] * 15), abs=1e-9)
-    assert larger["width 128"] == pytest.approx(np.zeros((20, 3)), abs=1e-9)
+    at_8 = larger["batch size 8"]
+    assert at_8.law == pytest.approx([0] * 15, abs=1e-9)
+    assert at_8.same == pytest.approx([0.03 * 0.6**2] * 15, abs=1e-9)
+    assert at_8.in_proportion == pytest.approx([0.03 * 0.4**2] * 15, abs=1e-9)
+    assert np.array(larger["width 128"]) == pytest.approx(np.zeros((3, 20)), abs=1e-9)
     # 2, 4 and 8 times T with twice the batch size
-    expected = [[0, 0.03 * (0.6 - 0.4 * doublings) ** 2] for doublings in (1, 2, 3)]
-    assert larger["all at once"][:, :2] == pytest.approx(np.array(expected), abs=1e-9)
+    expected = [0.03 * (0.6 - 0.4 * doublings) ** 2 for doublings in (1, 2, 3)]
+    assert larger["all at once"].law == pytest.approx([0] * 3, abs=1e-9)
+    assert larger["all at once"].same == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_sweep_too_small_for_a_row_says_so(capsys):
@@ -322,7 +327,7 @@ def test_the_variances_of_pairs_and_of_seeds_add_up():
 
 def test_without_one_of_two_batch_sizes_there_is_no_interval():
     rows = made_rows(widths=[32], seeds=3, noise=0.002, batches=[1, 2])
-    numbers = fit.intervals(fit.trials_of(rows), {"b": 0.0, "q": 0.5})
+    numbers, _ = fit.intervals(fit.trials_of(rows), Exponents())
     assert np.isnan(numbers["q"][1:]).all()
 
 
@@ -356,6 +361,13 @@ def test_a_law_without_mup_stays_at_its_width(capsys):
     assert fit.main([write(rows, "a")]) == 0
     cfg = next_of(capsys.readouterr().out)
     assert (cfg.n_embd, cfg.n_head, cfg.m_width) == (32, 2, 1.0)
+
+
+def test_a_short_next_run_has_a_short_warmup(capsys):
+    """Shorter than in the preset, whose warmup of 100k tokens would be all of it."""
+    assert fit.main([write(made_rows(widths=[32], lengths=[10_000, 20_000]), "a")]) == 0
+    cfg = next_of(capsys.readouterr().out)
+    assert (cfg.total_tokens, cfg.warmup_tokens) == (80_000, 20_000)
 
 
 @pytest.mark.parametrize("schedule", ["power", "wsd", "linear"])
@@ -569,6 +581,15 @@ def test_an_edge_is_one_line(end, capsys):
     assert "not finished" in capsys.readouterr().out
 
 
+def test_a_sweep_that_stopped_between_two_trunks_says_so(capsys):
+    rows = made_rows(widths=[32], batches=[2, 4], lengths=LENGTHS[:2], seeds=2)
+    assert fit.main([write(rows, "a")]) == 0
+    assert "not finished" not in capsys.readouterr().out
+    some = [row for row in rows if (row["batch_size"], row["seed"]) != (4, 1)]
+    assert fit.main([write(some, "b")]) == 0
+    assert "not finished" in capsys.readouterr().out
+
+
 def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(capsys):
     rows = made_rows(widths=[32], batches=[2, 8, 16], steps=6)  # 2 is the best
     rows = cut(rows, "lowest", LENGTHS[4:], [2])
@@ -595,7 +616,7 @@ def test_a_reference_cell_without_a_minimum_at_the_shortest_length_is_drawn():
 
 def test_the_committed_law_to_three_digits():
     runs = fit.trials_of(fit.read_sweep(RESULTS / "wsd-laptop"))
-    law = fit.intervals(runs, {"b": 0.0, "q": 0.5})
+    law, _ = fit.intervals(runs, Exponents())
     for name, numbers in dict(a=(0.612, 0.216, 1.737), b=(-0.278, -0.374, -0.182),
                               q=(0.531, 0.440, 0.622)).items():  # fmt: skip
         assert law[name] == pytest.approx(numbers, abs=6e-4)
@@ -604,10 +625,10 @@ def test_the_committed_law_to_three_digits():
     assert T == 160_000
     for times, regrets in fit.longer_runs(fit.valleys_of(runs), T).items():
         means = {1: (5, 5), 2: (11, 28), 4: (10, 93), 8: (7, 162)}[times]
-        assert regrets[:, :2].mean(axis=0) * 1e4 == pytest.approx(means, abs=0.6)
-    _, mean, worst = np.array(
-        [cost(r) for r in fit.larger_runs(fit.valleys_of(runs), T)["batch size 8"].T]
-    ).T
+        found = np.mean(regrets.law), np.mean(regrets.same)
+        assert np.multiply(found, 1e4) == pytest.approx(means, abs=0.6)
+    costs = map(cost, fit.larger_runs(fit.valleys_of(runs), T)["batch size 8"])
+    _, mean, worst = zip(*costs)
     assert mean == pytest.approx([0.0018, 0.0147, 0.0201], abs=6e-5)
     assert worst == pytest.approx([0.0134, 0.0440, 0.0732], abs=6e-5)
 
@@ -679,6 +700,11 @@ def test_a_cell_keeps_the_seeds_and_settings_with_most_runs():
     )
     some = {"0": {1, 2, 3, 4}, "1": {1, 2, 3}, "2": {1}}
     assert fit.complete(some) == ({"0", "1"}, {1, 2, 3})
+    # every seed lacks another setting
+    some = {"0": {2, 3, 4, 5, 6}, "1": {1, 3, 4, 5, 6}, "2": {1, 2, 4, 5, 6}}
+    assert fit.complete(some) == ({"0", "1", "2"}, {4, 5, 6})
+    # no setting is common
+    assert fit.complete({"0": {1, 2}, "1": {3, 4, 5}}) == ({"1"}, {3, 4, 5})
 
 
 def test_a_valley_beside_diverged_runs_has_all_its_other_points():
@@ -724,7 +750,7 @@ def write_csv(rows: list[dict], separator=",") -> str:
 def law_of(rows: list[dict], columns="", separator=",") -> tuple[float, float]:
     """b and q of a table."""
     file = Path(write_csv(rows, separator))
-    law = fit.fit_law(bottoms_of(fit.trials_of(rows_of.read_csv(file, columns, 4096))))
+    law = fit.fit_law(bottoms_of(fit.trials_of(read_csv(file, columns, 4096))))
     return law.b, law.q
 
 

@@ -16,7 +16,7 @@ import notebook
 import power
 import schedules
 import train
-from tools.jackknife import student
+from tools.student import student
 
 T0 = power.T0
 
@@ -160,9 +160,10 @@ def test_its_law_is_that_of_fit():
                 }
                 found = power.best_rate(valleys[length])
                 assert found == pytest.approx(2**best, rel=1e-9)
-            same = dict(total_tokens=length, batch_size=batch_size, seed=0, shape="1")
+            same = dict(total_tokens=length, batch_size=batch_size, seed=0)
+            same |= dict(seq_len=power.SEQ_LEN, width=1.0, shape="shape 1")
             for lr, loss in losses.items():
-                rows.append(dict(same, seq_len=power.SEQ_LEN, lr=lr, loss=loss))
+                rows.append(dict(same, lr=lr, loss=loss))
     found, error = power.law(valleys)
     assert found == pytest.approx(b, rel=1e-9)
     law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.trials_of(rows))))

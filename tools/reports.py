@@ -1,10 +1,14 @@
-"""Text and figures of fit.py and research/paper.py, from plain values. They decide.
+"""What fit.py prints and draws. research/paper.py uses some of it.
 
 An *answer* here is a number and the ends of its interval, which are NaN if it has none.
+Cells, trials, valleys, fits and regrets are those of fit.py.
 """
 
+import itertools
 import math
+import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from tools import plots
 from tools.flags import size
@@ -36,35 +40,70 @@ def print_cells(title: str, texts: dict) -> None:
         print_table(["T", *(f"batch {B:g}" for B in batches)], rows)
 
 
-def print_runs(rows: list[dict], n_kept: int, n_best: int, n_cells: int) -> None:
-    """Print what was fitted. n_kept: runs that count. n_best: cells with a minimum."""
+def print_runs(rows: list[dict], trials: list, n_best: int) -> None:
+    """Print what was fitted. trials: runs that count. n_best: cells with a minimum."""
+    cells = {trial.cell for trial in trials}
     runs = f"{len(rows):,} runs of {rows[0]['schedule']}"
     if rows[0]["decay_share"]:
         runs += f" with a decay of {rows[0]['decay_share']:.0%}"
-    print(f"{runs}; {n_best} of {n_cells} cells have a minimum")
-    if n_kept < len(rows):
-        print(f"left out {len(rows) - n_kept} runs that not all seeds have, or twice")
+    print(f"{runs}; {n_best} of {len(cells)} cells have a minimum")
+    n_left_out = len(rows) - len(trials)
+    if n_left_out:
+        print(f"left out {n_left_out} runs that not all seeds have, or twice")
+    n_seeds = len({trial.seed for trial in trials})
+    if len({(trial.cell, trial.seed) for trial in trials}) < n_seeds * len(cells):
+        print("some cells lack seeds; if a sweep is not finished, its command resumes it")
 
 
-def print_edge(end: str, cells: list, lrs: list[float]) -> None:
-    """Print that cells have their lowest loss at an end, and the flag that mends it."""
-    where = [f"T = {size(cell.T)} at batch size {cell.batch_size:g}" for cell in cells]
-    print(f"best at the {end} learning rate: {', '.join(dict.fromkeys(where))}")
-    print(f"  run the sweep again with --lrs {','.join(f'{lr:g}' for lr in lrs)}")
+def print_edges(bottoms: dict, valleys: dict) -> None:
+    """Print which valleys are lowest at an end, and the flag that adds runs beyond it."""
+    for end in ("lowest", "highest"):
+        cells = [cell for cell, (_, why_not) in bottoms.items() if why_not == f"at {end}"]
+        if cells:
+            where = [f"T = {size(x.T)} at batch size {x.batch_size:g}" for x in cells]
+            print(f"best at the {end} learning rate: {', '.join(dict.fromkeys(where))}")
+            log2_lrs = beyond(end, [valleys[cell] for cell in cells])
+            lrs = ",".join(f"{2**x:.4g}" for x in log2_lrs)
+            print(f"  run the sweep again with --lrs {lrs}")
 
 
-def print_seeds(texts: list[str]) -> None:
+def beyond(end: str, valleys: list) -> list[float]:
+    """Choose x from one step beyond the nearest end of valleys to 2 beyond the furthest.
+
+    As x is log2 of a learning rate, 2 is a factor of 4.
+    """
+    tried = [[x for x, _ in points] for points in valleys]
+    steps = [high - low for low, high in itertools.pairwise(tried[0])]
+    step = max(0.5, statistics.median(steps)) if steps else 1.0
+    ends = [x[0] if end == "lowest" else x[-1] for x in tried]
+    n = round((max(ends) - min(ends) + 2) / step)
+    if end == "lowest":
+        return [max(ends) - k * step for k in range(n, 0, -1)]
+    return [min(ends) + k * step for k in range(1, n + 1)]
+
+
+def bottom_in_words(bottom: tuple[float, str]) -> str:
+    """(-7, "") -> '0.00781', or why a valley has no bottom"""
+    x, why_not = bottom
+    return why_not or f"{2**x:.3g}"
+
+
+def print_bottoms(bottoms: dict) -> None:
+    """Print the best learning rate of every cell, or why it has none."""
+    texts = {cell: bottom_in_words(bottom) for cell, bottom in bottoms.items()}
+    print_cells("best learning rate", texts)
+
+
+def print_seeds(bottoms: list[tuple[float, str]]) -> None:
     """Print the best learning rate of every seed, for a law of one cell."""
-    print(f"  of each seed alone: {', '.join(texts)}")
+    print(f"  of each seed alone: {', '.join(map(bottom_in_words, bottoms))}")
 
 
 ONE = {"b": "run length", "q": "batch size"}  # what does not determine an exponent
 
 
-def print_law(law, numbers: dict, last_two: list[float]) -> None:
-    """Print a law with its intervals. numbers: see fit.intervals. last_two: lengths T."""
-    b, last_b, q, a = (numbers[name] for name in ("b", "last b", "q", "a"))
-    first, *others = [name for name in numbers if name not in ("b", "last b", "q", "a")]
+def print_law(law, numbers: dict, ratios: dict) -> None:
+    """Print a law with its intervals. numbers, ratios: see fit.intervals."""
     n = "n" if law.schedule == "power" else "T"
     print(f"\nlr = a beta^q {n}^b, with 95% intervals")
     for name in ("b", "q"):
@@ -73,41 +112,30 @@ def print_law(law, numbers: dict, last_two: list[float]) -> None:
             print(f"  {name}  {getattr(law, name):.3g}  ({why})")
         else:
             print(f"  {name}  {show(numbers[name])}")
-        if name == "b" and "b" not in law.assumed and show(last_b) != show(b):
-            print(
-                f"     {show(last_b)} from T = {' to '.join(map(size, last_two))} alone"
-            )
-    print(f"  a  {show(a, '.3g')}")
-    for shape in others:
-        ratio = show(numbers[shape], ".2f")
-        print(f"     {ratio} times as high for {shape} as for {first}")
+    print(f"  a  {show(numbers['a'], '.3g')}")
+    first = next(iter(ratios))
+    for shape, ratio in ratios.items():
+        if shape != first:
+            times = show(ratio, ".2f")
+            print(f"     {times} times as high for {shape} as for {first}")
 
 
-def print_regrets(costs: dict[str, tuple[int, list[tuple]]]) -> None:
-    """Print {cells that were not fitted: (their number, costs)}, 0 if they had no law.
-
-    A cost is how many regrets are outside, and the mean and the worst of the others.
-    There is one for the law, for its learning rate in the fitted cells, and for one in
-    proportion to the batch size.
-    """
-    rows = []
-    for label, (n_cells, of_label) in costs.items():
-        law, same, in_proportion = (cost_in_words(*cost) for cost in of_label)
-        if n_cells == 0:
-            law = "no law without it"
-        if in_proportion == same:  # no batch size is larger than the fitted ones
-            in_proportion = ""
-        rows.append([label, str(n_cells), law, same, in_proportion])
-    text = """
-What does a law lose where it was not fitted? Nats above the lowest loss of a cell,
-mean (worst), and beside it the same learning rate as in the fitted cells."""
-    print(text)
-    head = ["not fitted", "cells", "law", "same learning rate", "in proportion to batch"]
-    print_table(head, rows)
+class Cost(NamedTuple):
+    outside: int  # regrets that are NaN, because nobody tried the learning rate
+    mean: float  # of the other regrets, NaN if there are none
+    worst: float
 
 
-def cost_in_words(outside: int, mean: float, worst: float) -> str:
+def cost(regrets: list[float]) -> Cost:
+    known = [x for x in regrets if not math.isnan(x)]
+    if not known:
+        return Cost(len(regrets), math.nan, math.nan)
+    return Cost(len(regrets) - len(known), statistics.fmean(known), max(known))
+
+
+def cost_in_words(regrets: list[float]) -> str:
     """'0.0010 (0.0030), 1 out', where out is outside of the tried learning rates."""
+    outside, mean, worst = cost(regrets)
     words = []
     if mean < math.inf:
         words.append(f"{mean:.4f} ({worst:.4f})")
@@ -118,18 +146,51 @@ def cost_in_words(outside: int, mean: float, worst: float) -> str:
     return ", ".join(words)
 
 
-def print_verdict(T: float, gains: dict[str, float], n_seeds: int) -> None:
-    """Say whether a law of the runs up to T was worth it in longer runs.
+def gain(regrets) -> float:
+    """Mean nats by which the same learning rate loses more than the law, or NaN.
 
-    gains: {longer runs: nats that the same learning rate loses more than the law}.
+    The mean is over cells that tried both.
     """
-    against = [label for label, gain in gains.items() if gain < 0]
+    pairs = zip(regrets.law, regrets.same)
+    tried = [(law, same) for law, same in pairs if not math.isnan(law + same)]
+    if not tried:
+        return math.nan
+    law, same = (statistics.fmean(losses) for losses in zip(*tried))
+    return same - law
+
+
+def print_worth(T: float, longer: dict, larger: dict, n_seeds: int) -> None:
+    """Print what laws lose in cells that they were not fitted to, and a verdict.
+
+    longer, larger: of fit.longer_runs and fit.larger_runs at T.
+    """
+    # 1. A table of all regrets
+    tests = {}
+    for times, regrets in longer.items():
+        if times > 1:  # at 1 are the longest runs of the fit
+            tests[f"T about {times} x {size(T)}"] = regrets
+    rows = []
+    for label, regrets in (tests | larger).items():
+        law, same, in_proportion = map(cost_in_words, regrets)
+        if not regrets.law:
+            law = "no law without it"
+        if in_proportion == same:  # no batch size is larger than the fitted ones
+            in_proportion = ""
+        rows.append([label, str(len(regrets.law)), law, same, in_proportion])
+    text = """
+What does a law lose where it was not fitted? Nats above the lowest loss of a cell,
+mean (worst), and beside it the same learning rate as in the fitted cells."""
+    print(text)
+    head = ["not fitted", "cells", "law", "same learning rate", "in proportion to batch"]
+    print_table(head, rows)
+
+    # 2. Was the law of the runs up to T worth it in longer runs?
+    gains = {label: gain(regrets) for label, regrets in tests.items()}
+    against = ", ".join(label for label in gains if gains[label] < 0)
     if against:
-        print(
-            f"Not worth it: the learning rate of {size(T)}, kept, lost less than the law"
-        )
-        print(f"of runs up to {size(T)} at {', '.join(against)}.")
-    elif any(gain >= 0 for gain in gains.values()):
+        kept = f"the learning rate of {size(T)}, kept, lost less than the law"
+        print(f"Not worth it: {kept}\nof runs up to {size(T)} at {against}.")
+    elif any(nats >= 0 for nats in gains.values()):
         print("In longer runs, the law lost no more than the same learning rate.")
     else:
         print("No row tests the law in longer runs.")
@@ -162,25 +223,41 @@ def panel(curves: dict, at, field: str, name="learning rate") -> dict:
     return dict(xlabel=xlabel, log=name != "b", valleys=drawn)
 
 
-def draw_all(
-    out: Path, at, curves: dict, best: dict, lengths: dict, T: float, losses: dict
-) -> list[str]:
-    """Draw valleys beside a cell, and the law if it has several. Returns file names.
+def draw_law(out: Path, at, curves: dict, best: dict, law) -> list[str]:
+    """Draw the valleys beside a cell, and the law of several cells. Returns file names.
 
-    at: the cell. curves: see fit.with_curves. best: {cell: (best learning rate, that of
-    the law)}. lengths, T, losses: of a law of the runs up to T, see plots.draw_regret.
+    at: the cell. curves: see fit.with_curves. best: {cell: log2 of the best learning
+    rate}. law: their fit.Fit.
     """
     plots.draw_valleys(out / "valleys.png", [panel(curves, at, "T")])
     if len(best) == 1:
         return ["valleys.png"]
     plots.draw_valleys(out / "batches.png", [panel(curves, at, "batch_size")])
     lines = {}  # {T: [(batch size, best learning rate, that of the law)]}
-    for cell, lrs in best.items():
+    for cell, x in best.items():
         if cell.shape == at.shape:
-            lines.setdefault(f"T = {size(cell.T)}", []).append((cell.batch_size, *lrs))
+            point = cell.batch_size, 2**x, 2 ** law.log2_lr(cell)
+            lines.setdefault(f"T = {size(cell.T)}", []).append(point)
     plots.draw_law(out / "law.png", lines, f"batch size (sequences), {at.shape}")
+    return ["valleys.png", "batches.png", "law.png"]
+
+
+def draw_longer(out: Path, at, best: dict, law, T: float, longer: dict) -> list[str]:
+    """Draw a law in runs longer than its fit, if some test it. Returns file names.
+
+    law: the fit.Fit of the runs up to T. longer: see fit.longer_runs. at, best: see
+    draw_law.
+    """
+    losses = {}  # {times: mean regrets of the law, and of its learning rate at T}
+    for times, regrets in longer.items():
+        if not math.isnan(gain(regrets)):
+            losses[times] = cost(regrets.law).mean, cost(regrets.same).mean
     if len(losses) < 2:
-        return ["valleys.png", "batches.png", "law.png"]
+        return []
+    lrs = {}  # {run length: (best learning rate, that of the law)}
+    for length in sorted({cell.T for cell in best}):
+        cell = at._replace(T=length)
+        lrs[length] = 2 ** best.get(cell, math.nan), 2 ** law.log2_lr(cell)
     where = f"{at.shape}, batch size {at.batch_size:g}"
-    plots.draw_regret(out / "regret.png", T, lengths, losses, where)
-    return ["valleys.png", "batches.png", "law.png", "regret.png"]
+    plots.draw_regret(out / "regret.png", T, lrs, losses, where)
+    return ["regret.png"]
