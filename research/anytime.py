@@ -14,7 +14,6 @@ commands that make them. (We ran all of this at commit f758107, with older names
 """
 
 import math
-import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +28,7 @@ import fit
 import sweep
 import train
 from config import TrainConfig, make_config
+from records import write_results
 from schedules import paper_batch_size
 from tools import devices, engines, files, flags
 from tools.flags import UserError
@@ -287,43 +287,20 @@ def train_averaged(runs: list[TrainConfig], file: Path) -> None:
 
 
 def write_records(out: Path) -> None:
-    """Write what we trained, with the settings that all runs of a folder share."""
+    """Write what we trained, a folder for every cell and question."""
     for folder in sorted(path for path in out.iterdir() if path.is_dir()):
         records = []
         for file in sorted(folder.glob("*.jsonl")):
-            for record in files.read_records(file):
-                for field in ("val_bpb", "tokens"):
-                    del record["results"][field]
-                line = (
-                    "average" if folder.name == "average" else line_of(record["config"])
-                )
-                record["config"]["line"] = line
-                records.append(record)
-        if not records:
-            continue
-        # the newest text of that name, which all runs of a cell read
-        cfg = make_config(data=records[0]["config"]["data"])
-        settings = {
-            "origin": {
-                "command": f"python research/anytime.py {folder.name}",
-                "torch": torch.__version__,
-                "device_name": platform.machine(),
-                "threads": 1,
-                "fingerprint": data.load_mixture(cfg).meta["fingerprint"],
-            }
-        }
-        for part in ("config", "results"):
-            settings[part] = {}
-            for field, value in records[0][part].items():
-                if all(record[part][field] == value for record in records):
-                    settings[part][field] = value
-            for record in records:
-                for field in settings[part]:
-                    del record[part][field]
-        results = RESULTS / folder.name
-        results.mkdir(parents=True, exist_ok=True)
-        files.write_json(results / "settings.json", settings)
-        files.write_records(results / "records.jsonl", records)
+            records += files.read_records(file)
+        for record in records:
+            line = "average" if folder.name == "average" else line_of(record["config"])
+            record["config"]["line"] = line
+        if records:
+            # the newest text of that name, which all runs of a cell read
+            cfg = make_config(data=records[0]["config"]["data"])
+            fingerprint = data.load_mixture(cfg).meta["fingerprint"]
+            command = f"python research/anytime.py {folder.name}"
+            write_results(RESULTS / folder.name, records, command, fingerprint)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,18 +15,17 @@ and end bit for bit as in `python train.py --decay_share ...`. Records go to --o
 """
 
 import math
-import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import torch
 
 import data
 import sweep
 from config import TrainConfig, make_config
+from records import write_results
 from tools import engines, files, flags
 
 RESULTS = Path(__file__).parent / "results/decay-laptop"
@@ -189,37 +188,17 @@ def folder_of(question: str, config: dict) -> str:
 
 
 def write_records(runs: Path, results: Path) -> None:
-    """Write what we trained, with the settings that all runs of a folder share."""
+    """Write what we trained, a folder for every ending and question."""
     folders = {}
     for question in QUESTIONS:
         for file in sorted((runs / question).glob("*.jsonl")):
             for record in files.read_records(file):
-                for field in ("val_bpb", "tokens"):
-                    del record["results"][field]
                 name = folder_of(question, record["config"])
                 folders.setdefault(name, []).append(record)
+    command = f"python research/decay.py {' '.join(QUESTIONS)}"
+    fingerprint = data.open_corpus("embedded").meta["fingerprint"]
     for name, records in folders.items():
-        (results / name).mkdir(parents=True, exist_ok=True)
-        settings = {
-            "origin": {
-                "command": f"python research/decay.py {' '.join(QUESTIONS)}",
-                "torch": torch.__version__,
-                "device_name": platform.machine(),
-                "threads": "1",
-                "fingerprint": data.open_corpus("embedded").meta["fingerprint"],
-            }
-        }
-        for part in ("config", "results"):
-            first = records[0][part]
-            settings[part] = {}
-            for field, value in first.items():
-                if all(record[part][field] == value for record in records):
-                    settings[part][field] = value
-            for record in records:
-                for field in settings[part]:
-                    del record[part][field]
-        files.write_json(results / name / "settings.json", settings)
-        files.write_records(results / name / "records.jsonl", records)
+        write_results(results / name, records, command, fingerprint)
 
 
 def main(argv: list[str] | None = None) -> int:

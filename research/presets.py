@@ -23,7 +23,6 @@ import data
 import sweep
 from config import TrainConfig, make_config
 from records import write_results
-
 from tools import engines, files, flags
 from tools.flags import size
 from tools.reports import print_table

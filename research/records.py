@@ -1,6 +1,5 @@
 """How we commit the records of an experiment: what all runs share, and a line for each."""
 
-import json
 import platform
 from pathlib import Path
 
@@ -35,5 +34,4 @@ def write_results(
                 del record[part][field]
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "settings.json", settings)
-    with files.replacing(folder / "records.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in records))
+    files.write_records(folder / "records.jsonl", records)
