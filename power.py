@@ -52,7 +52,7 @@ DECAY = 0.3  # share of a run
 # ## Schedules
 #
 # A schedule is a function from n, the tokens seen so far, to a learning rate. (Our decays
-# are straight lines. Those of the paper are curves.)
+# are straight lines, and the paper has curves.)
 
 
 # %%
@@ -322,7 +322,7 @@ def pilot(name, lengths):
 
 
 def law(valleys):
-    """Fit log(best learning rate) = constant + b log(T) for every seed. -> estimate of b"""
+    """Fit log(best learning rate) = constant + b log(T) per seed. -> estimate of b"""
     slopes = []
     for i in range(len(PILOT_SEEDS)):
         best = []
@@ -368,16 +368,16 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 
 # %%
 if __name__ == "__main__":
-    # no learning rate above those that we try, so the highest try is WSD
+    # no learning rate above the highest try, so this try is WSD
     TRUNKS["Power"] = lambda lr: power_law(lr, b, lr_max=max(RATES))
     pilots |= {name: pilot(name, (T0,)) for name in ("Power", "WSqD", "linear")}
 
 # %% [markdown]
 # ## The race
 #
-# Now every schedule has its number. A trunk gets three branches, which end at T0, 4 T0 and
-# 16 T0. A loss also depends on the initial weights. So we subtract losses of runs with the
-# same initial weights, and repeat this with five new seeds. After ± is half of a 95%
+# Now every schedule has its number. A trunk gets three branches, which end at T0, 4 T0
+# and 16 T0. A loss also depends on the initial weights. So we subtract losses of runs with
+# the same initial weights, and repeat this with five new seeds. After ± is half of a 95%
 # interval over the seeds.
 
 # %%
@@ -427,10 +427,9 @@ if __name__ == "__main__":
 #
 # **The law.** All were tuned at T0, but b of Power took runs of up to 4 T0.
 #
-# **The race.** If the loss of a schedule, minus that of WSD, falls from T0 to 16 T0, its
-# number has kept better than that of WSD. These intervals know nothing of the noise in
-# the pilot, of another text, or of another model. So repeat the pilot on your text, and
-# do not copy our numbers.
+# **The race.** If a loss minus WSD's falls from T0 to 16 T0, this number has kept better
+# than WSD's. The intervals are blind to the noise of the pilot, to another text, and to
+# another model. So repeat the pilot on your text, and do not copy our numbers.
 #
 # **When not.** If you know T, take the line (as in our [longer
 # runs](../research/claims.md)). But tune its peak near T, and not at T0.
