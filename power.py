@@ -19,8 +19,8 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 # - *WSqD* lets it fall as one over a square root of the tokens (Ma and Chen, 2026, arXiv
 #   2607.10959, which we have not read).
 #
-# Each has one learning rate to tune, a trunk its value at T0 tokens, and a line its peak.
-# In a long run that is too dear, so you tune it in a short *pilot* of T0 tokens. **Whose
+# Each has one number to tune: a trunk its learning rate at T0 tokens, a line its peak. In
+# a long run that is too dear, so you tune it in a short *pilot* of T0 tokens. **Whose
 # number is still good in a run that is 16 times as long?**
 #
 # To be quick, our pilot has 80 steps of two sequences. Of several batch sizes we took one
@@ -282,7 +282,13 @@ def runs_of(name, lr, lengths, seed):
 # %%
 RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
 PILOT_SEEDS = (0, 1, 2)
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # t for 95%, by seeds
+STUDENT = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+}  # t for 95%, by number of seeds
 
 
 def estimate(values):  # one per seed
@@ -401,8 +407,8 @@ if __name__ == "__main__":
             line += f"  {of_seeds.mean():.3f} {mean:+.3f} ± {error:.3f}"
         print(line, flush=True)
 
-    # mean + error < 0, so the whole interval is
-    below = [name for name in pilots if sum(minus_wsd[name][-1]) < 0]
+    at_16 = {name: minus_wsd[name][-1] for name in pilots}
+    below = [name for name, (mean, error) in at_16.items() if mean + error < 0]
     print(f"At 16 T0, these are below WSD: {', '.join(below) or 'none'}")
 
     layout = dict(layout="constrained", width_ratios=(2, 3))
@@ -425,7 +431,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **The law.** All were tuned at T0, but b of Power took runs of up to 4 T0.
+# **The law.** b took runs of up to 4 T0, so Power has seen more than the others.
 #
 # **The race.** If a loss minus WSD's falls from T0 to 16 T0, this number has kept better
 # than WSD's. The intervals are blind to the noise of the pilot, to another text, and to
