@@ -282,13 +282,8 @@ def runs_of(name, lr, lengths, seed):
 # %%
 RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
 PILOT_SEEDS = (0, 1, 2)
-STUDENT = {
-    2: 12.706,
-    3: 4.303,
-    4: 3.182,
-    5: 2.776,
-    6: 2.571,
-}  # t for 95%, by number of seeds
+# number of seeds -> Student's t for 95%
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 
 
 def estimate(values):  # one per seed

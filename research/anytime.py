@@ -130,7 +130,7 @@ def tune(cell: Cell, folder: Path, runs_at, dry_run: bool, train_all=sweep.train
     middle = first_guess(cell)
     js = list(range(middle - 4, middle + 5, 2))
     while True:
-        runs = {j: runs_at(*sweep.rates(j, j)) for j in js}
+        runs = {j: runs_at(*sweep.lattice(j, j)) for j in js}
         if not train_all(sum(runs.values(), []), folder, dry_run=dry_run):
             return None
         points = []
@@ -198,10 +198,10 @@ def price(out: Path, dry_run: bool) -> None:
     cell = CELLS["code"]  # its T0, 320k, is where we give the learning rates
     middle = first_guess(cell) - 1
     runs = []
-    for rate in sweep.rates(middle - 4, middle + 4):
+    for rate in sweep.lattice(middle - 4, middle + 4):
         for seed in PRICE_SEEDS:
             runs += [make_run(cell, POWER, rate, seed, T) for T in PRICE_LENGTHS]
-    for rate in sweep.rates(middle - 3, middle + 2):
+    for rate in sweep.lattice(middle - 3, middle + 2):
         for seed in SEEDS:
             runs += [make_run(cell, POWER, rate, seed, T) for T in PRICE_ENDS]
     sweep.train_all(runs, out / "price", dry_run=dry_run)

@@ -45,7 +45,7 @@ def window(kind, T: int, batch_size: int, n: int = 9) -> list[float]:
     lr, b = PILOT[kind]
     lr *= (T / LENGTHS[0]) ** b * (batch_size / 8) ** 0.5
     middle = round(2 * math.log2(lr / 1e-4))
-    return sweep.rates(middle - n // 2, middle + n // 2)
+    return sweep.lattice(middle - n // 2, middle + n // 2)
 
 
 def run(T: int, batch_size: int, seed: int, width: int = 32, **fields) -> TrainConfig:
@@ -102,7 +102,7 @@ def warmup(seed: int):
 
 def batch_8(seed: int):
     yield from valleys(8, seed, LENGTHS)
-    for lr in sweep.rates(11, 13):
+    for lr in sweep.lattice(11, 13):
         yield from shares(SOME, 8, seed, schedule="wsd", lr=lr)
 
 
@@ -110,7 +110,7 @@ def power_8(seed: int):
     for f in (1.0, 1.41):
         yield from shares(SOME, 8, seed, **power(8, f=f))
     for T in SOME:
-        for lr in sweep.rates(12, 15):
+        for lr in sweep.lattice(12, 15):
             yield run(T, 8, seed, schedule="cosine", lr=lr)
 
 
@@ -125,7 +125,7 @@ def width_64(seed: int):
     for T in SOME[1:]:
         for share in SHARES:
             yield run(T, 8, seed, 64, decay_share=share, **power(8))
-        for lr in sweep.rates(13, 15):
+        for lr in sweep.lattice(13, 15):
             yield run(T, 8, seed, 64, schedule="linear", lr=lr)
 
 
@@ -149,7 +149,7 @@ def longer(seed: int):
     T = 20_480_000
     for share in (0.1, 0.3, 0.5):
         yield run(T, 8, seed, decay_share=share, **power(8))
-    for lr in sweep.rates(12, 14):
+    for lr in sweep.lattice(12, 14):
         yield run(T, 8, seed, schedule="linear", lr=lr)
 
 

@@ -27,7 +27,7 @@ import sweep
 from config import TrainConfig
 from fit import STANDARD, Cell, Trial
 from schedules import fields_without_effect, paper_batch_size
-from sweep import GPU, LAPTOP, PAPER, TWO_LAYERS, Grid, doublings, make_run, rates, warm
+from sweep import GPU, LAPTOP, PAPER, TWO_LAYERS, Grid, doublings, lattice, make_run, warm
 from tools import engines, flags, plots
 from tools.flags import UserError
 from tools.flags import size
@@ -39,7 +39,7 @@ NO_CEILING = dict(lr_max=1.0)
 CENTER = NO_CEILING | dict(power_a=16.0, power_b=-0.51, power_q=1.0)
 PAPER_POWER = PAPER | CENTER | dict(preset="36M-power", power_a=4.0, lr_max=0.02)
 
-ON_GPU = dict(times=2.0, head=64)
+ON_GPU = dict(times=1.7, head=64)
 
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
@@ -228,13 +228,13 @@ class Tuning(NamedTuple):
 FIVE = [0, 1, 2, 3, 4]
 COMPARE = {
     "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4),
-                  lrs=rates(10, 18, 2)),
+                  lrs=lattice(10, 18, 2)),
     "laptop": Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5),
-                   lrs=rates(8, 16)),
+                   lrs=lattice(8, 16)),
     "gpu": Grid(warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5),
-                lrs=rates(8, 16), **ON_GPU),
+                lrs=lattice(8, 16), **ON_GPU),
     "paper": Grid(warm(PAPER_POWER, 10**9), [512, 1024], [128, 512], [0, 1, 2],
-                  doublings(16 * 10**9, 5), lrs=rates(4, 14), head=64),
+                  doublings(16 * 10**9, 5), lrs=lattice(4, 14), head=64),
 }  # fmt: skip
 TUNING = {
     "quick": Tuning(32, 2, [20_000, 40_000]),

@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
             return write_records(args.out)
         rows = []
         for T in args.tokens:
-            cells = [(name, T, size) for size in args.batches for name in SCHEDULES]
+            cells = [(name, T, n) for n in args.batches for name in SCHEDULES]
             runs = []
             for i in range(1 + len(STEPS)):  # the outer peaks of all cells come last
                 for cell in cells:

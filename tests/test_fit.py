@@ -133,7 +133,7 @@ def test_a_cubic_is_found_exactly_and_a_parabola_has_its_closed_form():
 
 @pytest.mark.parametrize("points, why", [
     (VALLEY[:4], "at highest"), (VALLEY[6:], "at lowest"), (VALLEY[:1], "at lowest"),
-    (VALLEY[4:8], "too few"), (VALLEY[3:8], ""), (diverging(1.0), ""), (HILL, "no valley"),
+    (VALLEY[5:8], "too few"), (VALLEY[4:8], ""), (diverging(1.0), ""), (HILL, "no valley"),
     (diverging(1.0, 1.5, 2.0), ""), (diverging(*STEPS), "diverged"),
     (SLOPE, "no valley"),
 ])  # fmt: skip
@@ -576,18 +576,33 @@ def test_an_edge_is_one_line(end, capsys):
     # the next run is four times as long as the longest with a minimum
     assert next_of(printed).total_tokens == 4 * LENGTHS[3]
 
-    Path(folder, "trunk.pt").touch()  # as after Ctrl-C
+    file = Path(folder, "sweep.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"finished": False}))
     assert fit.main([folder]) == 0
     assert "not finished" in capsys.readouterr().out
 
 
-def test_a_sweep_that_stopped_between_two_trunks_says_so(capsys):
-    rows = made_rows(widths=[32], batches=[2, 4], lengths=LENGTHS[:2], seeds=2)
+def test_a_pilot_with_a_diverged_run_has_a_parabola():
+    """The bottom of four runs, and of a parabola exactly."""
+    points = [(x, 2 + 0.1 * (x - 0.3) ** 2) for x in (-2.0, -1.0, 0.0, 1.0)]
+    x, why_not = fit.bottom([*points, (2.0, math.inf)])
+    assert not why_not and x == pytest.approx(0.3, abs=1e-9)
+
+
+def test_the_next_command_trains_the_model_of_the_sweep(capsys):
+    more = dict(preset="laptop-moe", n_expert=4, n_expert_active=1)
+    rows = made_rows(log2_best, [32], **more)
     assert fit.main([write(rows, "a")]) == 0
-    assert "not finished" not in capsys.readouterr().out
-    some = [row for row in rows if (row["batch_size"], row["seed"]) != (4, 1)]
-    assert fit.main([write(some, "b")]) == 0
-    assert "not finished" in capsys.readouterr().out
+    cfg = next_of(capsys.readouterr().out)
+    found = cfg.preset, cfg.n_expert, cfg.n_expert_active
+    assert found == ("laptop-moe", 4, 1)
+
+
+def test_a_text_that_moved_is_the_same_text(capsys):
+    for data in ("data/a", "b"):
+        rows = made_rows(log2_best, [32] if data == "b" else [64], data=data)
+        write(rows, data[-1])
+    assert fit.main(["a", "b"]) == 0
 
 
 def test_the_batch_size_with_the_lowest_loss_counts_although_it_is_at_an_edge(capsys):

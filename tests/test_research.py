@@ -107,25 +107,27 @@ def test_figures_are_drawn(draw, tmp_path):
     draw(tmp_path / "a.png")
 
 
-def test_the_check_of_the_presets_starts_from_their_law(capsys):
+def test_the_check_of_the_presets_has_the_runs_of_train(capsys):
     for T, seeds in presets.SEEDS.items():
         for schedule in presets.SCHEDULES:
-            valley = presets.runs_of(schedule, T, 2)
-            assert [len(runs) for runs in valley] == 5 * [len(seeds)]
+            cell = schedule, T, 2
+            of_law, *searched = presets.peaks_of(cell)
             at = dict(schedule=schedule, total_tokens=T, batch_size=2)
-            for seed, cfg in zip(seeds, valley[2], strict=True):
+            for seed, cfg in zip(seeds, presets.runs_at(cell, of_law), strict=True):
                 assert cfg == config.make_config(**at, seed=seed, data_seed=seed)
-            assert valley[4][0].lr / valley[0][0].lr == pytest.approx(4, rel=2e-3)
+            assert max(searched) / min(searched) == pytest.approx(4, rel=2e-3)
     argv = ["--dry_run", "--tokens=400k", "--batches=8"]
     assert presets.main(argv) == 0
-    assert "45 runs with 18,000,000 tokens" in capsys.readouterr().out
+    assert "54 runs with 21,600,000 tokens" in capsys.readouterr().out
 
 
 def test_a_row_of_the_presets_is_above_its_lowest():
-    valley = {0.01: 2.5, 0.02: 2.25, 0.04: 2.375}
-    row = presets.row_of(("linear", 400_000, 8), valley)
-    assert row == ["linear", "400k", "8", "0.02", "0.02", "2.2500", "0.0000"]
-    valley[0.01] = 2.0
-    assert presets.row_of(("linear", 400_000, 8), valley)[4:] == [
-        "0.01 (edge)", "2.2500", "0.2500",
-    ]  # fmt: skip
+    cell = "linear", 400_000, 8
+    of_law, *searched = presets.peaks_of(cell)
+    valley = {lr: 2.5 for lr in searched} | {of_law: 2.25}
+    name = f"{of_law:g}"
+    row = presets.row_of(cell, valley)
+    assert row == ["linear", "400k", "8", name, name, "2.2500", "0.0000"]
+    valley[max(searched)] = 2.0
+    row = presets.row_of(cell, valley)
+    assert row[4:] == [f"{max(searched):g} (edge)", "2.2500", "0.2500"]

@@ -303,10 +303,13 @@ def test_kills_and_ctrl_c_leave_no_process_and_lose_nothing(undisturbed, tiny):
     os.killpg(process.pid, signal.SIGINT)
     status, error = end_of(process)
     assert status == 130 and "Traceback" not in error
+    file = Path("out/sweep.json")  # from which fit.py knows
+    assert not json.loads(file.read_text())["finished"]
 
     # 4. The same command ends with the same records
     assert sweep.main([*tiny, "--workers=2"]) == 0
     assert records_in("out") == undisturbed
+    assert json.loads(file.read_text())["finished"]
 
 
 @NEEDS_PROC

@@ -50,9 +50,6 @@ def print_runs(rows: list[dict], trials: list, n_best: int) -> None:
     n_left_out = len(rows) - len(trials)
     if n_left_out:
         print(f"left out {n_left_out} runs that not all seeds have, or twice")
-    n_seeds = len({trial.seed for trial in trials})
-    if len({(trial.cell, trial.seed) for trial in trials}) < n_seeds * len(cells):
-        print("some cells lack seeds; if a sweep is not finished, its command resumes it")
 
 
 def print_edges(bottoms: dict, valleys: dict) -> None:
