@@ -204,8 +204,8 @@ def draw_longer(path: Path) -> None:
             look = dict(color=COLORS[schedule], ls=line, marker=marker, capsize=3)
             ax.errorbar(x, mean, error, elinewidth=1.2, **look)
             # the three ends are apart, but one
-            y = mean[-1] - 0.008 * (label == "decay 50%")
-            y -= 0.018 * (schedule == "linear")
+            y = mean[-1] - 0.004 * (label == "decay 50%")
+            y -= 0.009 * (schedule == "linear")
             ax.text(lengths[-1] + 0.2, y, label, color=COLORS[schedule], va="center")
         ax.set_xticks(lengths, [size(T) for T in tables.SOME])
         ax.set(xlim=(lengths[0] - 0.2, lengths[-1] + 1.6))

@@ -1238,7 +1238,10 @@ def curves() -> str:
 def decay() -> str:
     T = ENDS[2]
     drop = curve_at(f"power-{T}", T) - curve_at("power-trunk", T)
-    about = "Loss of this Power run after a decay minus that of the run that continues."
+    about = (
+        "Loss of a Power run after a decay of a tenth, minus the loss of the run that "
+        "continues (`curves-laptop`, other runs than above)."
+    )
     rows = [[f"T = {size(T)}", show(over_seeds(drop))]]
     return table("decay", about, ["", "difference"], rows)
 
