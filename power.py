@@ -377,9 +377,9 @@ if __name__ == "__main__":
 # ## The race
 #
 # Now every schedule has its number. A trunk gets three branches, which end at T0, 4 T0
-# and 16 T0. A loss also depends on the initial weights. So we subtract losses of runs with
-# the same initial weights, and repeat this with five new seeds. After ± is half of a 95%
-# interval over the seeds.
+# and 16 T0. A loss also depends on the initial weights. So we subtract losses of runs
+# with the same initial weights, and repeat this with five new seeds. After ± is half of a
+# 95% interval over the seeds.
 
 # %%
 SEEDS = (3, 4, 5, 6, 7)
