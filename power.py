@@ -20,7 +20,7 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 #   2607.10959, which we have not read).
 #
 # Each has one number to tune: a trunk its learning rate at T0 tokens, a line its peak. In
-# a long run that is too dear, so you tune it in a short *pilot* of T0 tokens. **Whose
+# a long run that is too expensive, so you tune it in a short *pilot* of T0 tokens. **Whose
 # number is still good in a run that is 16 times as long?**
 #
 # To be quick, our pilot has 80 steps of two sequences. Of several batch sizes we took one
@@ -428,9 +428,9 @@ if __name__ == "__main__":
 #
 # **The law.** b took runs of up to 4 T0, so Power has seen more than the others.
 #
-# **The race.** If a loss minus WSD's falls from T0 to 16 T0, this number has kept better
-# than WSD's. The intervals are blind to the noise of the pilot, to another text, and to
-# another model. So repeat the pilot on your text, and do not copy our numbers.
+# **The race.** If the difference to WSD falls from T0 to 16 T0, this number has kept
+# better than WSD's. The intervals are blind to the noise of the pilot, to another text,
+# and to another model. So repeat the pilot on your text, and do not copy our numbers.
 #
 # **When not.** If you know T, take the line (as in our [longer
 # runs](../research/claims.md)). But tune its peak near T, and not at T0.
