@@ -20,8 +20,8 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 #   2607.10959, which we have not read).
 #
 # Each has one number to tune: a trunk its learning rate at T0 tokens, a line its peak. In
-# a long run that is too expensive, so you tune it in a short *pilot* of T0 tokens. **Whose
-# number is still good in a run that is 16 times as long?**
+# a long run that is too expensive, so you tune it in a short *pilot* of T0 tokens.
+# **Whose number is still good in a run that is 16 times as long?**
 #
 # To be quick, our pilot has 80 steps of two sequences. Of several batch sizes we took one
 # at which the schedules differ much. So this is a demonstration, and the evidence is in
