@@ -33,7 +33,7 @@ from tools.reports import print_table
 
 RESULTS = Path(__file__).parent / "results/presets"
 SCHEDULES = ("linear", "cosine", "wsd")
-SEEDS = {400_000: (1, 2, 3), 3_200_000: (1,)}  # by run length
+SEEDS = {400_000: (1, 2, 3), 3_200_000: (1,)}  # by run length. Others have one, too
 MIDDLE = config.LAPTOP_LAW._replace(a=0.361)
 STEPS = (0, -1, 1, 2, -2)  # of sqrt(2), from the peak of this law
 HEAD = ["schedule", "T", "batch size", "law", "best", "loss", "above lowest"]
@@ -54,7 +54,7 @@ def runs_at(cell: Cell, lr: float) -> list[TrainConfig]:
     """The runs of a cell at a peak, one for every seed."""
     schedule, T, batch_size = cell
     at = dict(schedule=schedule, total_tokens=T, batch_size=batch_size, lr=lr)
-    return [make_config(**at, seed=seed, data_seed=seed) for seed in SEEDS[T]]
+    return [make_config(**at, seed=seed, data_seed=seed) for seed in SEEDS.get(T, (1,))]
 
 
 def row_of(cell: Cell, valley: dict[float, float]) -> list[str]:
@@ -78,9 +78,9 @@ def valley_of(cell: Cell, folder: Path) -> dict[float, float]:
 
 
 def write_records(folder: Path) -> None:
-    runs = [
-        r for file in sorted(folder.glob("*.jsonl")) for r in files.read_records(file)
-    ]
+    runs = []
+    for file in sorted(folder.glob("*.jsonl")):
+        runs += files.read_records(file)
     fingerprint = data.open_corpus("embedded").meta["fingerprint"]
     write_results(RESULTS, runs, "python research/presets.py", fingerprint)
 
