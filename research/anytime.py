@@ -277,7 +277,7 @@ def train_averaged(runs: list[TrainConfig], file: Path) -> None:
         if state.tokens in ends:
             cfg = devices.resolve(ends[state.tokens])
             averaged.tokens = state.tokens
-            losses = train.final_losses(cfg, averaged, mixture)
+            losses = train.validate(cfg, averaged.model, mixture, cfg.final_eval_tokens)
             results = train.results_of(cfg, averaged, losses)
             records.append({"config": vars(cfg), "results": results})
     files.write_records(file, records)

@@ -45,7 +45,7 @@ def differences(argv: list[str]) -> dict[str, float]:
     record = files.read_json(Path("whole/record.json"))
     cfg = make_config(**record["config"])
     half = cfg.total_tokens // 2
-    shorter = dataclasses.replace(cfg, total_tokens=half, decay_tokens=None)
+    shorter = dataclasses.replace(cfg, total_tokens=half)
     for run in (shorter, cfg):
         results = sweep.train_from(Path("trunk.pt"), run)
     found["sweep"] = abs(results["val_loss"] - record["results"]["val_loss"])

@@ -48,7 +48,7 @@ STEPS = {  # name -> command, without "python"
 SMALL = (
     "--n_layer 1 --n_embd 64 --n_head 2 --n_kv_head 1 --n_ffn 64 --vocab_size 256 "
     "--seq_len 32 --batch_size 8 --micro_batch_size 4 --total_tokens 8k "
-    "--warmup_tokens 1k --decay_tokens 1k --final_eval_tokens 1k --device cpu"
+    "--warmup_tokens 1k --final_eval_tokens 1k --device cpu"
 )
 
 

@@ -45,7 +45,7 @@ def peaks_of(cell: Cell) -> list[float]:
     """The peak of the law, and then the searched peaks."""
     schedule, T, batch_size = cell
     at = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
-    middle = make_config(MIDDLE, **at).lr
+    middle = make_config(law=MIDDLE._asdict(), **at).lr
     searched = [float(f"{middle * 2 ** (k / 2):.4g}") for k in STEPS]
     return [make_config(**at).lr, *searched]
 

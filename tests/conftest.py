@@ -53,10 +53,11 @@ def corpus(corpus_path) -> data.Corpus:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_path(tmp_path_factory) -> str:
-    """A .tiktoken file: all bytes, and a few longer tokens."""
-    path = tmp_path_factory.mktemp("tokenizer") / "words.tiktoken"
-    return harness.write_tiktoken(path, harness.TOKENS)
+def tokenizer_path(documents, tmp_path_factory) -> str:
+    """A tokenizer.json: all bytes, and a few longer tokens."""
+    path = tmp_path_factory.mktemp("tokenizer") / "words.json"
+    harness.train_tokenizer(path, documents, size=280)
+    return str(path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ The items are few and nasty, with labels from 1 to 4, empty contexts, ties, spac
 choices, and a text longer than the window.
 """
 
-import base64
 import json
 import logging
 import os
@@ -114,10 +113,18 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
 TOKENS = [bytes([i]) for i in range(256)] + [b"de", b"def", b"  ", b" a", "ζ".encode()]
 
 
-def write_tiktoken(path: Path, tokens: list[bytes]) -> str:
-    lines = [base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens)]
-    path.write_bytes(b"".join(lines))
-    return str(path)
+def tiktoken_of(tokens: list[bytes]):
+    """A tokenizer of tiktoken, with the pattern of GPT-2."""
+    import tiktoken
+
+    pattern = (
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    )
+    ranks = {token: i for i, token in enumerate(tokens)}
+    end = {"<|endoftext|>": len(tokens)}
+    return tiktoken.Encoding(
+        "small", pat_str=pattern, mergeable_ranks=ranks, special_tokens=end
+    )
 
 
 def train_tokenizer(path: Path, texts: list[str], size: int) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,7 @@ def test_a_preset_gives_every_schedule_its_learning_rate():
     # 0.0085 was good in research/results/laptop-decay, and 0.004 was not
     assert 0.0085 < make_config(schedule="linear", total_tokens=1_600_000).lr < 0.017
     assert make_config(schedule="linear", lr=0.3).lr == 0.3
+    assert make_config().lr is None  # Power has none
 
 
 def test_power_of_the_laptop_presets_is_pinned():
@@ -75,10 +77,18 @@ def test_power_of_the_laptop_presets_is_pinned():
             assert found == (0.5059, -0.3, 0.5, 0.02)
 
 
-def test_the_papers_law_at_ten_trillion_tokens(capsys):
-    argv = "--preset 36M --schedule wsd --total_tokens 10e12 --batch_size 1024"
-    assert config.main(argv.split()) == 0
-    assert re.search(r"^    lr +0.001104$", capsys.readouterr().out, re.M)
+@pytest.mark.parametrize("argv, lr", [
+    # the paper's 0.0011
+    ("--preset 36M --schedule wsd --total_tokens 10e12 --batch_size 1024", 0.001104),
+    # of the longest run of its law
+    ("--minutes 5 --schedule wsd", make_config(schedule="wsd", total_tokens=5120000).lr),
+])  # fmt: skip
+def test_a_dry_run_prints_the_learning_rate_and_leaves_nothing(
+    argv, lr, corpus_path, capsys
+):
+    assert train.main([*argv.split(), f"--data={corpus_path}", "--dry_run"]) == 0
+    assert re.search(rf"^lr +{lr}$", capsys.readouterr().out, re.M)
+    assert list(Path().iterdir()) == []
 
 
 # -- Fields that follow from others ------------------------------------------------------
@@ -110,8 +120,7 @@ def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
     assert make_config(preset="36M").decay_tokens == 32 * 10**8
     for preset, tokens in (("1B", 100), ("1B-moe", 100), ("PowerMoE-3B", 500)):
         assert make_config(preset=preset).decay_tokens == tokens * 10**9
-    assert make_config(decay_tokens=10**6).decay_share == 0.3125
-    assert make_config(decay_tokens=0).decay_tokens == 0
+    assert make_config(decay_share=0).decay_tokens == 0
     assert make_config(schedule="cosine").decay_tokens == 0
 
 
@@ -138,10 +147,10 @@ MISTAKES = [  # the first field is the one to name
     dict(n_layer=0), dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0), dict(seed=2**63),
     dict(schedule="no"),
     dict(n_head=3), dict(n_kv_head=3),  # of a width of 128
-    dict(n_expert=4), dict(n_expert_active=2),  # one without the other
+    dict(n_expert_active=0, n_expert=4), dict(n_expert_active=2),
     dict(total_tokens=1000),  # less than a batch
-    dict(warmup_tokens=10**7), dict(warmup_tokens=3 * 10**5, decay_tokens=3 * 10**6),
-    dict(decay_data="x", schedule="constant"),
+    dict(warmup_tokens=10**7), dict(warmup_tokens=3 * 10**5, decay_share=0.95),
+    dict(minutes=1, schedule="cosine"), dict(total_tokens=None),
 ]  # fmt: skip
 
 

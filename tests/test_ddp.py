@@ -99,7 +99,7 @@ def test_a_run_resumes_with_a_different_number_of_processes(alone, corpus_path):
 
 
 def test_sigterm_to_one_process_stops_all_after_the_same_step(corpus_path):
-    fields = FEW | dict(data=corpus_path, decay_tokens=0)
+    fields = FEW | dict(data=corpus_path, decay_share=0)
     endless = argv(**fields | dict(out="stopped", total_tokens=10**8))
     processes = launch(2, train.main, endless)
     while len(metrics("stopped")) < 10:
@@ -111,6 +111,15 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step(corpus_path):
     planned = fields | dict(out="planned", total_tokens=int(checkpoint.stem))
     finish(launch(2, train.main, argv(**planned)))
     assert_same_tensors(newest("stopped")["model"], newest("planned")["model"])
+
+
+def test_rank_0_has_the_clock_of_a_run_with_minutes(corpus_path):
+    fields = {name: x for name, x in FEW.items() if name != "total_tokens"}
+    fields |= dict(data=corpus_path, log_every=10**6, eval_every=10**6)
+    finish(launch(2, train.main, argv(**fields, minutes=0.01, out="timed")))
+    length = record_of("timed")["config"]["total_tokens"]
+    finish(launch(2, train.main, argv(**fields, total_tokens=length, out="planned")))
+    assert_same_tensors(newest("timed")["model"], newest("planned")["model"])
 
 
 @pytest.mark.parametrize("changed, word", [

@@ -245,7 +245,7 @@ def run(corpus_path, tmp_path_factory) -> Path:
     prepare(numbers, "bytes", folder / "numbers")
     data = f"{corpus_path}:0.7,{folder}/numbers:0.3"
     fields = dict(total_tokens=2 * STEP, warmup_tokens=0, init_std=0.3, dtype="bfloat16")
-    fields |= dict(data=data, decay_data=corpus_path, final_eval_tokens=2000)
+    fields |= dict(data=data, final_eval_tokens=2000)
     assert train.main(training_argv(out=folder / "run", **fields)) == 0
     return folder / "run"
 

@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 import math
-import re
 import shlex
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import config
 import fit
 import paper
 import train
-from config import make_config, read_law, remarks
+from config import make_config, remarks
 from fit import Cell, Exponents, Trial
 from schedules import PEAKS, Law, best_lr, peak
 from tools.flags import UserError
@@ -26,6 +25,10 @@ from tools.student import student
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research/results"
 LENGTHS = [100_000 * 2**k for k in range(5)]
+
+
+def read_law(file: Path) -> Law:
+    return Law(**config.read_law(file))
 
 
 def log2_best(cell: Cell, a=40, b=-0.4, q=0.6) -> float:
@@ -67,10 +70,8 @@ def write(rows: list[dict], folder: str, **settings) -> str:
     lines = []
     for row in rows:
         results = {"val_loss": row["loss"] if row["loss"] < math.inf else None}
-        config = {name: row[name] for name in row if name != "loss"}
-        share = config["decay_share"]
-        config = {"decay_tokens": round(share * row["total_tokens"])} | config
-        lines.append(json.dumps({"config": config, "results": results}))
+        content = {name: row[name] for name in row if name != "loss"}
+        lines.append(json.dumps({"config": content, "results": results}))
     Path(folder, "trunk.jsonl").write_text("\n".join(lines))
     settings = {"fingerprint": "0"} | settings
     Path(folder, "sweep.json").write_text(json.dumps({"settings": settings}))
@@ -336,8 +337,8 @@ def test_without_one_of_two_batch_sizes_there_is_no_interval():
 
 def configs_of(command: str) -> train.TrainConfig:
     """The config of a printed command, as train.py makes it."""
-    typed, args = train.parse(shlex.split(command)[2:])
-    return make_config(read_law(args.law), **typed)
+    typed, _ = train.parse(shlex.split(command)[2:])
+    return make_config(**typed)
 
 
 def next_of(printed: str) -> train.TrainConfig:
@@ -403,16 +404,16 @@ def test_train_takes_the_learning_rate_of_a_law(schedule, of, share):
         expected = times * 3 * beta**0.5 * 400_000**-0.3
         assert cfg.lr == pytest.approx(expected, rel=1e-3)
     # it says where it was not measured
-    says = remarks(read_law(Path("a/law.json")), cfg)
+    says = remarks(cfg)
     assert "n_layer 2 (this is 3)" in says and "total_tokens" not in says
     assert ("times" in says) == (abs(times - 1) > 0.01)
     longer = configs_of(f"python train.py --law a/law.json {at} --total_tokens 64M")
-    says = remarks(read_law(Path("a/law.json")), longer)
+    says = remarks(longer)
     assert "total_tokens 100k to 1.6M (this is 64M)" in says
     # a typed learning rate wins
     name = "power_a" if schedule == "power" else "lr"
     cfg = configs_of(f"python train.py --law a/law.json {at} --{name} 0.3")
-    assert getattr(cfg, name) == 0.3 and not remarks(read_law(Path("a/law.json")), cfg)
+    assert getattr(cfg, name) == 0.3 and not remarks(cfg)
 
 
 def test_a_law_of_undecayed_runs_is_near_the_best_of_decayed_ones():
@@ -471,7 +472,6 @@ def test_a_bad_law_is_one_line(name, one_line):
         Path("law.json").write_bytes(raw)
     says = one_line(train.main, ["--law", "law.json", "--out", "run"])
     assert "law.json" in says and not Path("run").exists()
-    assert "law.json" in one_line(config.main, ["--law", "law.json"])
 
 
 def test_a_good_law_is_read():
@@ -782,10 +782,7 @@ def test_a_table_gives_its_law_and_commands_with_its_sequence_length(capsys):
     assert "shape 128 " in printed  # the widest, without which we fit
     assert law["measured"]["seq_len"] == [1024, 1024]
     # numbers for the other trainer
-    (line,) = [x for x in printed.splitlines() if x.startswith("next: ")]
-    words = shlex.split(line.removeprefix("next: python config.py "))
-    assert config.main(words) == 0
-    assert re.search(r"power_b +-0.4\n", capsys.readouterr().out)
+    assert next_of(printed).power_b == pytest.approx(-0.4)
 
 
 @pytest.mark.parametrize("batch_tokens", [256, 10_240, 131_072])
@@ -797,7 +794,7 @@ def test_a_table_without_sequences_keeps_its_tokens_per_step(batch_tokens, capsy
         rows.append(row | {"batch_tokens": tokens})
     assert fit.main([write_csv(rows)]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "next: " in x]
-    typed = train.parse(shlex.split(line.partition("config.py ")[2]))[0]
+    typed = train.parse(shlex.split(line.partition("train.py ")[2]))[0]
     assert typed["batch_size"] * typed["seq_len"] in {batch_tokens * k for k in (1, 2, 4)}
 
 

@@ -37,7 +37,7 @@ def test_a_failed_step_says_so(monkeypatch, capfd):
 
 
 def test_runs_that_continue_are_exact(corpus_path, capfd):
-    flags = f"{gpu_day.SMALL} --total_tokens 2k --warmup_tokens 300 --decay_tokens 500"
+    flags = f"{gpu_day.SMALL} --total_tokens 2k --warmup_tokens 300 --decay_share 0.25"
     found = json.loads(printed("exact", f"{flags} --data {corpus_path}", capfd))
     assert found == dict(resumed=0.0, branch=0.0, sweep=0.0)
 

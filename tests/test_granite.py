@@ -19,6 +19,7 @@ from config import GPTConfig, make_config
 from eval import load_model
 from model import GPT
 from tools import convert, granite
+from tools.prepare import prepare
 from tools.run_folder import checkpoint_file, write_checkpoint
 from tools.tokenizers import load_tokenizer
 
@@ -184,9 +185,9 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
     if kind == "json":  # adds a token before every text, as others use it
         name = "tokenizer.json"
         harness.train_tokenizer(Path(name), documents, size=300)
-    if kind == "tiktoken":
-        name = harness.write_tiktoken(Path("small.tiktoken"), TOKENS)
     tokenizer = load_tokenizer(name)
+    if kind == "tiktoken":
+        tokenizer = harness.tiktoken_of(TOKENS)
     shape = dict(n_layer=1, n_embd=16, n_head=2, seq_len=32, vocab_size=512)
     Path("out").mkdir()
     granite.write_folder(Path("out"), GPT(GPTConfig(**shape)), tokenizer)
@@ -217,15 +218,16 @@ def test_a_model_with_a_new_weight_is_not_exported(run, tmp_path):
         granite.write_folder(tmp_path, model, load_tokenizer("bytes"))
 
 
-def test_training_continues_from_imported_weights(run, corpus_path, capsys, one_line):
+def test_training_continues_from_imported_weights(run, documents, capsys, one_line):
     """By the printed command, in which the user fills in what the weights do not say."""
     assert convert.main(["export", str(run), "released"]) == 0
     assert convert.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
-    share = ["--branch=imported", "--decay_share=0.3", f"--data={corpus_path}"]
+    prepare(documents, "released/tokenizer.json", Path("corpus"))
+    share = ["--branch=imported", "--decay_share=0.3", "--data=corpus"]
     assert "--total_tokens" in one_line(train.main, share)  # 0.3 of what?
     argv = shlex.split(command)[2:]
-    choices = dict(data=str(corpus_path), lr="1e-9", batch_size="4")
+    choices = dict(data="corpus", lr="1e-9", batch_size="4")
     choices |= dict(warmup_tokens="0", total_tokens="2000")
     for name, value in choices.items():
         argv[argv.index(f"--{name}") + 1] = value

@@ -109,7 +109,7 @@ def test_a_run_whose_reader_ends_saves_and_ends_quietly(
     n_lines, log_every, with_ctrl_c, corpus_path
 ):
     """As `python train.py | head -1`, and Ctrl-C in `python train.py | tee log`."""
-    endless = dict(out="run", total_tokens=10**8, decay_tokens=0, log_every=log_every)
+    endless = dict(out="run", total_tokens=10**8, decay_share=0, log_every=log_every)
     typed = argv(data=corpus_path, **endless)
     process = forked.start(train_into_a_pipe, typed, n_lines, with_ctrl_c)
     process.join(timeout=60)

@@ -15,7 +15,7 @@ import torch
 import config
 import data
 import train
-from schedules import make_schedule, rates
+from schedules import make_schedule
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, record_of
 from tools import files, plots, run_folder
@@ -44,10 +44,8 @@ def assert_same(one: dict, other: dict, but=()) -> None:
     """Bit for bit, with weights and moments."""
     for part in one.keys() - {"saved", *but}:
         assert one[part] == other[part], part
-    one, other = (
-        {name: x for name, x in side["saved"].items() if name != "config"}
-        for side in (one, other)
-    )
+    names = ("tokens", "model", "optimizer")
+    one, other = ({name: side["saved"][name] for name in names} for side in (one, other))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -105,7 +103,7 @@ def run(folder) -> Path:
 
 
 KINDS = {
-    "MoE": dict(MOE, micro_batch_size=4, data="a:0.7,b:0.3", decay_data="b"),
+    "MoE": dict(MOE, micro_batch_size=4, data="a:0.7,b:0.3"),
     "cosine": dict(data="a", schedule="cosine", dtype="bfloat16"),
 }
 
@@ -253,8 +251,8 @@ def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
     assert train.main([*BRANCH, f"--total_tokens={30 * STEP}", "--out=longer"]) == 0
     record = record_of("longer")
     assert record["origin"]["parent"] == str(kept[0].resolve())
-    assert record["config"]["decay_tokens"] == 3 * STEP  # keeps its share of the run
-    assert train.main([*BRANCH, "--decay_tokens=512", "--out=ended"]) == 0
+    assert record["config"]["decay_share"] == 0.1  # keeps its share of the run
+    assert train.main([*BRANCH, "--decay_share=0.1", "--out=ended"]) == 0
     assert record_of("ended")["results"]["tokens"] == 20 * STEP
 
 
@@ -272,8 +270,7 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
     at = make_schedule(ended)
     assert metrics("ended")[-1]["tokens"] == 28 * STEP
     assert metrics("ended")[0]["lr"] == at(20.5 * STEP) < at(20 * STEP)
-    # a branch of a branch that has only decayed starts where that one did
-    longer = branch("ended --total_tokens=12k", "longer")
+    longer = branch("run --decay_share=0.3 --total_tokens=12k", "longer")
     assert (longer.decay_share, longer.decay_tokens) == (0.3, 3600)
     assert metrics("longer")[0]["tokens"] == 21 * STEP
     shorter = branch("longer --total_tokens=11.8k", "shorter")
@@ -284,13 +281,7 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
 
 
 def test_a_stopped_run_says_how_to_end_it(corpus_path, capsys):
-    """Not during its warmup, which would not fit before the decay, and not if the decay
-    would have no step: a tenth of 9 steps is the first that has."""
-    for steps, says in ((2, False), (8, False), (9, True), (20, True)):
-        stop(argv(data=corpus_path, out=f"after-{steps}", **SHORT), steps)
-        printed = capsys.readouterr().out
-        assert ("--decay_share" in printed) == says
-    stop(argv(data=corpus_path, out="again", **SHORT), 9)
+    stop(argv(data=corpus_path, out="run", **SHORT), 9)
     command = re.search(r"train.py (.*--decay_share.*)", capsys.readouterr().out)[1]
     assert train.main([*shlex.split(command), "--out=ended"]) == 0
     assert record_of("ended")["results"]["tokens"] == 10 * STEP
@@ -331,124 +322,15 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
     state = train.build(cfg, run_folder.read_checkpoint(start))
     decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}
     assert decays["hidden"] == 0.5 and decays["gain"] == 0
-    # the first sequences of the first epoch of the new text
+    # sequences 160 to 167 of the order of the new text
     tokens = data.open_corpus("other").train
-    order = np.random.default_rng([0, 0]).permutation((len(tokens) - 1) // 32)
+    n = (len(tokens) - 1) // 32
+    order = np.random.default_rng([0, 160 // n]).permutation(n)
+    assert 160 % n + 8 <= n
+    order = order[160 % n :]
     rows = np.stack([tokens[32 * i : 32 * i + 33] for i in order[:8]]).astype(np.int64)
     loss, _ = state.model(torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:]))
     assert lines[0]["loss"] == loss.item()
-
-
-def epochs_in(text: str) -> dict[str, float]:
-    """The epochs of every source, in what a run prints."""
-    found = re.findall(r", ([\d.e-]+) epochs of ([^,\n]+)", text)
-    return {folder: float(epochs) for epochs, folder in found}
-
-
-def test_a_branch_onto_another_text_reads_it_from_its_start(
-    run, corpus_path, documents, capsys
-):
-    """Also if it is stopped, or made longer, and under a different name of the folder."""
-    prepare(documents[:60], "bytes", Path("other"))
-    n = (len(data.open_corpus("other").train) - 1) // 32
-    typed = "--data=other --schedule=wsd --lr=0.01"
-    whole = f"--branch=run {typed} --total_tokens={48 * STEP} --out=whole"
-    assert train.main(whole.split()) == 0
-    # 28 steps of 8 sequences, after 20 steps on another text
-    assert epochs_in(capsys.readouterr().out) == {"other": float(f"{28 * 8 / n:.2g}")}
-    stop(whole.replace("=whole", "=stopped").split(), 3)
-    assert train.main(["--out=stopped", "--resume"]) == 0
-    assert_same(everything("stopped"), everything("whole"))
-
-    part = f"--branch=run {typed} --total_tokens={30 * STEP} --out=part"
-    assert train.main(part.split()) == 0
-    longer = f"--branch=part --data=./other/ --total_tokens={48 * STEP} --out=longer"
-    assert train.main(longer.split()) == 0
-    assert_same_tensors(newest("longer")["model"], newest("whole")["model"])
-    # back to the first text, which goes on where it was
-    capsys.readouterr()
-    back = f"--branch=part --data={corpus_path} --total_tokens={48 * STEP} --out=back"
-    assert train.main(back.split()) == 0
-    first = int(record_of("back")["origin"]["parent"][-7:-3]) // STEP
-    n = (len(data.open_corpus(corpus_path).train) - 1) // 32
-    read = (20 + 48 - first) * 8
-    assert epochs_in(capsys.readouterr().out)[str(corpus_path)] == float(
-        f"{read / n:.2g}"
-    )
-
-
-def test_a_branch_counts_every_source_of_its_parent(corpus_path, documents, capsys):
-    prepare(documents[:60], "bytes", Path("b"))
-    Path("a").symlink_to(corpus_path)
-    fields = dict(data="a:0.5,b:0.5", total_tokens=20 * STEP, decay_tokens=0, **SHORT)
-    assert train.main(argv(**fields, out="run")) == 0
-    capsys.readouterr()
-    more = f"--data=a --decay_data=b --decay_tokens={6 * STEP}"
-    typed = f"--branch=run {more} --total_tokens={30 * STEP} --out=branch"
-    assert train.main(typed.split()) == 0
-    before = np.random.default_rng([0, 0]).permutation(1000)[:160]
-    read = dict(a=(before < 500).sum() + 4 * 8, b=(before >= 500).sum() + 6 * 8)
-    expected = {}
-    for name, n in read.items():
-        of_epoch = (len(data.open_corpus(name).train) - 1) // 32
-        expected[name] = float(f"{n / of_epoch:.2g}")
-    assert epochs_in(capsys.readouterr().out) == expected
-
-
-def test_a_branch_warms_up_again_from_its_start_if_asked(run):
-    """Also a branch of the branch, and a run that was stopped in its warmup."""
-    wsd = "--schedule=wsd --lr=0.01 --warmup_tokens=1024"
-    whole = f"--branch=run {wsd} --total_tokens={40 * STEP} --out=whole"
-    assert train.main(whole.split()) == 0
-    rates = [x["lr"] for x in metrics("whole")]
-    assert rates[:4] == pytest.approx([0.00125, 0.00375, 0.00625, 0.00875])
-    assert rates[4:12] == [0.01] * 8
-    stop(whole.replace("=whole", "=stopped").split(), 2)
-    longer = f"--branch=stopped --total_tokens={44 * STEP} --out=longer"
-    assert train.main(longer.split()) == 0
-    assert [x["lr"] for x in metrics("longer")][:10] == rates[2:12]
-    assert train.main(["--out=stopped", "--resume"]) == 0
-    assert_same(everything("stopped"), everything("whole"))
-    cfg = config.make_config(**record_of("whole")["config"])
-    assert rates == [make_schedule(cfg)(STEP * (i + 0.5)) for i in range(20, 40)]
-
-
-def test_a_cosine_may_start_again_with_a_warmup(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    typed = f"--branch=cosine --warmup_tokens={2 * STEP} --total_tokens={18 * STEP}"
-    assert train.main([*typed.split(), "--out=again"]) == 0
-    rates = [x["lr"] for x in metrics("again")]
-    assert rates[:2] == pytest.approx([0.02 / 4, 0.02 * 3 / 4])
-    for i, lr in enumerate(rates[2:]):  # from 10 to 18 steps
-        half = 0.5 * (1 + math.cos(math.pi * (i + 0.5) / 8))
-        assert lr == pytest.approx(0.02 * (0.1 + 0.9 * half))
-
-
-def test_a_branch_keeps_its_start_if_its_parent_deletes_it(run, corpus_path):
-    ended = [*BRANCH, f"--decay_tokens={2 * STEP}", "--out=ended"]
-    assert train.main(ended) == 0
-    start = run_folder.checkpoints(run)[-1]
-    assert train.main(RESUME) == 0
-    assert not start.exists()
-    typed = f"--branch=ended --decay_tokens={3 * STEP} --total_tokens={30 * STEP}"
-    assert train.main([*typed.split(), "--out=longer"]) == 0
-    # it reads and learns as the parent did, until the decay of the parent
-    assert metrics("longer")[0]["tokens"] == 21 * STEP
-    for ours, theirs in zip(metrics("longer"), metrics("run")[20:], strict=True):
-        assert (ours["loss"], ours["lr"]) == (theirs["loss"], theirs["lr"])
-
-
-@pytest.mark.parametrize("ending", ["--decay_share=0", "--schedule=linear --lr=0.01"])
-def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
-    prepare(documents[:60], "bytes", Path("b"))
-    fields = dict(data=corpus_path, decay_data="b", total_tokens=12 * STEP, **SHORT)
-    assert train.main(argv(**fields, out="run")) == 0
-    longer, _ = train.branched(dict(total_tokens=16 * STEP), Path("run"), None)
-    assert longer.decay_data == "b"
-    typed = f"--branch=run {ending} --total_tokens={16 * STEP} --out=branch"
-    assert train.main(typed.split()) == 0
-    assert record_of("branch")["config"]["decay_data"] is None
-    assert "val_loss_b" not in record_of("branch")["results"]
 
 
 @pytest.mark.parametrize("typed, word", [
@@ -457,9 +339,10 @@ def test_data_of_the_decay_leave_with_it(ending, corpus_path, documents):
     ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
     ("--branch=run --lr=0.1", "--lr"),  # Power has none
     ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
-    ("--branch=cosine --total_tokens=20480", "cosine"),
+    ("--branch=cosine --total_tokens=20480", "--total_tokens 20480"),
     ("--branch=cosine --decay_share=0.3", "--decay_share 0.3"),
     ("--branch=run --decay_share=1", "--decay_share 1"),
+    ("--branch=run --minutes=1", "--minutes"),
     ("--branch=run --out=cosine", "--resume"),
     ("--branch=run --data=elsewhere", "elsewhere"),
 ])  # fmt: skip
@@ -473,23 +356,91 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, one_line, monke
 def test_a_cosine_may_become_a_wsd_which_decays(folder):
     typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=3072 --out=wsd"
     assert train.main(typed.split()) == 0
-    assert record_of("wsd")["config"]["decay_tokens"] == round(0.3 * 3072)
+    assert record_of("wsd")["config"]["decay_share"] == 0.3
 
 
-def test_a_branch_keeps_the_learning_rate_if_its_schedule_holds_one_too(corpus_path):
-    """From WSD to constant and back. Other schedules and --law take the one of a law."""
-    law = config.LAPTOP_LAW
-    for parent in ("wsd", "constant"):
-        fields = dict(schedule=parent, lr=0.017, total_tokens=12 * STEP)
-        assert train.main(argv(data=corpus_path, out=parent, **fields, **SHORT)) == 0
+def test_a_branch_says_what_differs(run, capsys):
+    """All settings keep their values, the learning rate too, if they are not typed."""
 
-        def branch(schedule: str, law=None) -> config.TrainConfig:
-            typed = dict(schedule=schedule, total_tokens=20 * STEP)
-            return train.branched(typed, Path(parent), law)[0]
+    def branch(typed: str, out: str) -> str:
+        capsys.readouterr()
+        assert train.main(f"--branch=run {typed} --out={out}".split()) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return next(line for line in lines if "differs from" in line)
 
-        assert branch("wsd").lr == branch("constant").lr == 0.017
-        for cfg in (branch("linear"), branch("cosine"), branch("constant", law)):
-            assert cfg.lr == rates(law, cfg)["lr"] != 0.017
+    said = branch(f"--total_tokens={36 * STEP}", "longer")
+    start = run_folder.checkpoints(run)[-1]
+    expected = f"total_tokens {36 * STEP} (was {30 * STEP})"
+    assert said == f"differs from {start}: {expected}"
+    said = branch(f"--schedule=wsd --lr=0.01 --total_tokens={24 * STEP}", "wsd")
+    assert "lr 0.01 (was None), schedule wsd (was power)" in said
+    assert re.search(r"learning rate 0.01 \(was 0.0\d+\)", said)
+
+
+# -- Runs that end by the clock ------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A minute passes in every step."""
+    real = train.optimizer_step
+    minutes = [0]
+
+    def counted(*args):
+        minutes[0] += 1
+        return real(*args)
+
+    monkeypatch.setattr(train, "optimizer_step", counted)
+    now = lambda: 60.0 * minutes[0]
+    monkeypatch.setattr(run_folder.time, "perf_counter", now)
+    return minutes
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(schedule="wsd")], ids=["power", "wsd"])
+def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(
+    fields, corpus_path, clock, capsys
+):
+    """Bit for bit, also if it is stopped before or during its decay."""
+    fields |= dict(data=corpus_path, save_every=3 * STEP, decay_share=0.25, **SHORT)
+    typed = argv(**fields, minutes=16)
+    assert train.main([*typed, "--out=timed"]) == 0
+    record = record_of("timed")
+    assert record["results"]["tokens"] == 16 * STEP  # 12 minutes, and 4 of decay
+    planned = {"total_tokens": 16 * STEP, "decay_share": 0.25}
+    saved = files.read_json(Path("timed/config.json"))["config"]
+    for settings in (saved, newest("timed")["config"], record["config"]):
+        assert settings.items() >= planned.items()
+    assert train.main(argv(**fields, total_tokens=16 * STEP, out="planned")) == 0
+    assert_same(everything("timed"), everything("planned"), but=("config", "metrics"))
+    assert [x["lr"] for x in metrics("timed")] == [x["lr"] for x in metrics("planned")]
+
+    # earlier parts count, also before a line of the log
+    typed += ["--log_every=1e6", "--out=parts", "--resume"]
+    for steps in (5, 5, 4):
+        stop(typed, steps)
+    saved = files.read_json(Path("parts/config.json"))["config"]
+    assert saved.items() >= planned.items()
+    assert train.main(typed) == 0
+    assert_same(everything("parts"), everything("planned"), but=("config", "metrics"))
+
+
+def test_a_constant_run_just_ends(corpus_path, clock):
+    typed = argv(data=corpus_path, schedule="constant", out="run", minutes=7, **SHORT)
+    assert train.main(typed) == 0
+    assert record_of("run")["config"]["total_tokens"] == 7 * STEP
+    assert record_of("run")["results"]["tokens"] == 7 * STEP
+
+
+def test_minutes_wait_for_the_warmup_and_a_branch_needs_a_length(
+    corpus_path, clock, one_line
+):
+    typed = argv(data=corpus_path, out="run", minutes=1, **SHORT)
+    stop(typed, 2)
+    assert "--total_tokens" in one_line(train.main, ["--branch=run"])
+    assert "--minutes" in one_line(train.main, ["--branch=run", "--minutes=1"])
+    assert train.main(["--branch=run", "--total_tokens=5120", "--out=longer"]) == 0
+    assert train.main([*typed, "--resume"]) == 0
+    assert record_of("run")["config"]["total_tokens"] == math.ceil(4 * STEP / 0.9)
 
 
 def test_a_tokenizer_may_be_typed_again(documents, tokenizer_path):
@@ -499,6 +450,6 @@ def test_a_tokenizer_may_be_typed_again(documents, tokenizer_path):
     typed = [*argv(**fields), "--out=run", "--resume"]
     assert train.main([*typed, "--time_limit=0"]) == 3
     assert train.main(typed) == 0
-    assert record_of("run")["config"]["vocab_size"] == 320  # 261 tokens and end-of-text
+    assert record_of("run")["config"]["vocab_size"] == 320  # 280 tokens
     assert train.main(argv(data="words", tokenizer="bytes", out="other")) == 2
     assert not Path("other").exists()

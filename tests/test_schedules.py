@@ -38,7 +38,7 @@ def test_the_papers_numbers():
     assert power_law(4.6, -0.51, 1024, 1)(1e13) == pytest.approx(0.001104, abs=5e-7)
     assert schedules.best_lr(1e13, 1024) == pytest.approx(0.001104, abs=5e-7)
     assert schedule_of()(9e11) == pytest.approx(0.0032787, abs=5e-8)
-    assert schedule_of(decay_tokens=0)(1e12) == pytest.approx(0.0031071, abs=5e-8)
+    assert schedule_of(decay_share=0)(1e12) == pytest.approx(0.0031071, abs=5e-8)
     # after the warmup of 1B tokens, a batch of 128 is below the ceiling already
     assert schedule_of(batch_size=128)(1e9) == pytest.approx(0.0132, abs=5e-5)
     assert schedule_of(batch_size=256)(1e9) == 0.02
@@ -77,8 +77,7 @@ def test_a_field_without_effect_leaves_the_curve_and_all_others_move_it(kind):
     base |= dict(batch_size=2, seq_len=1, power_a=200)
     changes = dict(
         lr=0.02, power_a=400, power_b=-0.4, power_q=0.5, lr_max=0.003, min_lr_ratio=0.2,
-        warmup_tokens=200, decay_share=0.4, decay_tokens=400, decay_shape="linear",
-        warmup_start=50,
+        warmup_tokens=200, decay_share=0.4, decay_shape="linear",
     )  # fmt: skip
 
     def curve(**changed):
@@ -102,7 +101,9 @@ def test_phases_of_length_zero_and_tokens_past_the_end():
 def test_no_step_has_learning_rate_zero(kind):
     for steps, warm in ((1, 0), (1, 99), (50, 2500)):
         total = 100 * steps  # 100 tokens per step, and the decay starts after the warmup
-        phases = dict(total_tokens=total, warmup_tokens=warm, decay_tokens=total - warm)
+        phases = dict(
+            total_tokens=total, warmup_tokens=warm, decay_share=0.99 - warm / total
+        )
         step_of_100 = dict(batch_size=1, seq_len=100, min_lr_ratio=0)
         schedule = schedule_of(schedule=kind, **step_of_100, **phases)
         assert all(schedule(100 * step + 50) > 0 for step in range(steps))
@@ -111,17 +112,16 @@ def test_no_step_has_learning_rate_zero(kind):
 # -- From a law to a learning rate -------------------------------------------------------
 
 
-def test_peaks_are_those_of_the_table_and_between_them_on_a_line():
+def test_peaks_are_those_of_the_nearest_row():
     for (name, share), (c, e) in schedules.PEAKS.items():
-        times = schedules.PEAKS["power", 0.3][0] if name == "power" else 1.0
-        if name == "power":
-            c, e = schedules.PEAKS["wsd", share]
         for T in (320e3, 5.12e6):
-            expected = times * c * (T / 1.28e6) ** e
+            expected = c * (T / 1.28e6) ** e
             assert schedules.peak(name, share, T) == pytest.approx(expected)
     for T in (1e3, 320e3, 1.28e6, 20e6):
         assert schedules.peak("constant", 0.0, T) == schedules.peak("wsd", 0.0, T)
         assert schedules.peak("linear", 0.0, T) == schedules.peak("wsd", 1.0, T)
+        assert schedules.peak("wsd", 0.12, T) == schedules.peak("wsd", 0.1, T)
+        assert schedules.peak("mine", 0.3, T) == 1
         # the more decays, the higher
         peaks = [schedules.peak("wsd", share / 100, T) for share in range(101)]
         assert peaks == sorted(peaks)
@@ -184,7 +184,7 @@ def test_vectors_follow_from_the_formula_of_the_program_and_from_our_words(name)
         assert (names["n"], names["lr"], words(n)) == (n, near, near)
         if name == "ours":
             assert n == (k - 0.5) * RUN["c"]
-            settings = dict(power_q=1, warmup_start=0) | port["settings"]
+            settings = dict(power_q=1) | port["settings"]
             schedule = make_schedule(SimpleNamespace(**settings))
             assert schedule(n) == near
 
@@ -199,14 +199,3 @@ def test_our_words_give_what_a_production_run_logged(name):
         n = round(trillions * 1e12 / between) * between
         assert n == pytest.approx(trillions * 1e12, abs=5e6)
         assert round(words(n), 6) == lr
-
-
-# -- The program -------------------------------------------------------------------------
-
-
-def test_main_draws_and_prints_the_curves(capsys):
-    assert schedules.main([]) == 0
-    assert Path("schedules.png").stat().st_size > 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["tokens", "cosine", "wsd", "power"]
-    assert "   1.00B  0.002584  0.002584  0.013160" in lines

@@ -85,7 +85,7 @@ def without(config: dict, *names: str) -> dict:
 
 
 KINDS = {
-    "wsd": WSD | dict(decay_data="b"),  # the trunk ends where this begins
+    "wsd": WSD,
     "power": CELL | dict(schedule="power", power_a=0.5),
     "cosine": CELL | dict(schedule="cosine", lr=0.02),
     "MoE": WSD | dict(n_expert=4, n_expert_active=2, micro_batch_size=1),

@@ -2,20 +2,19 @@
 
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import tiktoken
-from harness import TOKENS, write_tiktoken
 from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer
 from tokenizers import decoders, models, normalizers, processors
 
+import train
+from eval import load_model
+from test_train import STEP, argv
 from tools.flags import UserError
-from tools.tokenizers import END_OF_TEXT, GPT2_PATTERN
-from tools.tokenizers import encode, fingerprint, load_tokenizer
+from tools.prepare import prepare
+from tools.tokenizers import END_OF_TEXT, copy_tokenizer, identity, load_tokenizer
 
 # what goes wrong easily
 HARD = "</s>a <s> <|endoftext|><fim>\r\n\0 naïve 東京 🙂 1234  def x\t\n"
@@ -32,35 +31,18 @@ def check(tokenizer, expected: Callable[[str], list[int]]) -> None:
     """Texts have the expected ids, without end-of-text, and come back."""
     for text in some_texts(50):
         ids = tokenizer.encode_ordinary(text)
-        assert ids == expected(text) == encode(tokenizer, text).tolist()
+        assert ids == expected(text)
         assert tokenizer.decode(ids) == text
         assert tokenizer.eot_token not in ids
 
 
-# -- tiktoken ----------------------------------------------------------------------------
+# -- bytes -------------------------------------------------------------------------------
 
 
 def test_bytes_are_the_bytes_of_utf8():
     tokenizer = load_tokenizer("bytes")
     check(tokenizer, lambda text: list(text.encode()))
     assert tokenizer.decode([255, 97]) == "\ufffda"  # a model may write anything
-
-
-def test_a_tiktoken_file_cuts_words_as_gpt2_does(tokenizer_path):
-    tokenizer = load_tokenizer(tokenizer_path)
-    ranks = {token: i for i, token in enumerate(TOKENS)}
-    theirs = tiktoken.Encoding(
-        "x", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={}
-    )
-    check(tokenizer, theirs.encode_ordinary)
-    assert tokenizer.eot_token == len(TOKENS)
-    assert tokenizer.n_vocab == len(TOKENS) + 1
-
-
-def test_a_million_spaces_are_a_text_like_any_other(tokenizer_path):
-    tokenizer = load_tokenizer(tokenizer_path)
-    text = "a" + " " * 1_100_000 + "b"
-    assert tokenizer.decode(encode(tokenizer, text).tolist()) == text
 
 
 # -- tokenizer.json ----------------------------------------------------------------------
@@ -114,21 +96,6 @@ def test_ids_are_those_of_the_package(make):
     assert tokenizer.eot_token == theirs.token_to_id("<|endoftext|>")
 
 
-@pytest.mark.parametrize("make", [byte_level, llama2])
-def test_a_long_text_has_the_same_ids_in_pieces(make, monkeypatch):
-    """The package needs 175 bytes of memory for a character that it encodes."""
-    make().save("tokenizer.json")
-    tokenizer = load_tokenizer("tokenizer.json")
-    text = "".join(some_texts(200))
-    ids = tokenizer.encode_ordinary(text)
-    noted = mock.Mock(wraps=tokenizer.encode_ordinary)
-    monkeypatch.setattr(tokenizer, "encode_ordinary", noted)
-    monkeypatch.setattr("tools.tokenizers.PIECE", 100)
-    assert encode(tokenizer, text).tolist() == ids
-    lengths = [len(call.args[0]) for call in noted.call_args_list]
-    assert max(lengths) < 300 < len(text) / 10
-
-
 def test_a_tokenizer_that_changes_text_is_refused():
     library = byte_level()
     library.normalizer = normalizers.Lowercase()
@@ -151,34 +118,47 @@ def test_end_of_text_is_a_special_token():
 # -- Names -------------------------------------------------------------------------------
 
 
-def test_equal_tokenizers_are_equal_under_any_name(tokenizer_path):
-    shutil.copy(tokenizer_path, "copy.tiktoken")
-    write_tiktoken(Path("fewer.tiktoken"), TOKENS[:-1])
+def test_a_name_is_the_fingerprint_of_a_file():
     byte_level().save("words.json")
-    names = ["bytes", tokenizer_path, "fewer.tiktoken", "words.json"]
-    prints = {fingerprint(load_tokenizer(name)) for name in names}
-    assert len(prints) == len(names)
-    assert fingerprint(load_tokenizer("copy.tiktoken")) in prints
+    shutil.copy("words.json", "copy.json")
+    byte_level(end="<eos>").save("other.json")
+    names = [identity(name) for name in ("words.json", "copy.json", "other.json")]
+    assert names[0] == names[1] != names[2]
+    assert identity("bytes") == "bytes" and identity("gpt2") == "gpt2"
+    copy_tokenizer("words.json", Path(), Path())
+    assert identity(names[0]) == names[0]  # its own name
+
+
+def test_a_moved_corpus_and_a_moved_run_have_their_tokenizer(documents, tmp_path):
+    """Also for a branch onto a text with the same tokenizer from another place."""
+    byte_level().save("words.json")
+    prepare(documents, "words.json", Path("a"))
+    Path("words.json").rename("moved.json")
+    prepare(documents[:200], "moved.json", Path("b"))
+    Path("moved.json").unlink()
+    typed = argv(data="a", total_tokens=8 * STEP, out="run", final_eval_tokens=320)
+    assert train.main(typed) == 0
+    Path("a").rename("c")
+    Path("run").rename("moved")
+    assert (
+        train.main(f"--branch=moved --data=b --out=d --total_tokens={12 * STEP}".split())
+        == 0
+    )
+    evaluate = load_model("moved")
+    tokenizer = load_tokenizer(evaluate.run["tokenizer"])
+    assert tokenizer.decode(tokenizer.encode_ordinary(HARD)) == HARD
+    prepare(documents, "bytes", Path("bytes"))
+    branch = f"--branch=moved --data=bytes --out=e --total_tokens={12 * STEP}"
+    assert train.main(branch.split()) == 2
 
 
 @pytest.mark.parametrize("name, word", [
-    ("gpt9", "cl100k_base"),
-    ("missing.json", "missing.json"),
-    ("text.tiktoken", "text.tiktoken"),
-    ("no-end.json", "<|endoftext|>"),
-    ("cl100k_base.tiktoken", "pattern"),  # it is in the library, not in the file
+    ("gpt9", "gpt9"), ("missing.json", "missing.json"), ("no-end.json", "<|endoftext|>"),
+    ("text.json", "text.json"), ("words.tiktoken", "words.tiktoken"),
 ])  # fmt: skip
 def test_other_names_and_files_are_refused(name, word):
-    Path("text.tiktoken").write_text("just some text")
+    Path("text.json").write_text("just some text")
     byte_level(end="<end>").save("no-end.json")
-    write_tiktoken(Path("cl100k_base.tiktoken"), TOKENS)
     with pytest.raises(UserError, match=word.replace("|", r"\|")) as error:
         load_tokenizer(name)
     assert "\n" not in str(error.value)
-
-
-def test_without_the_package_one_line_names_it(monkeypatch):
-    byte_level().save("tokenizer.json")
-    monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
-    with pytest.raises(UserError, match="pip install tokenizers"):
-        load_tokenizer("tokenizer.json")

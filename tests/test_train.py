@@ -14,7 +14,7 @@ import config
 import data
 import train
 from eval import load_model
-from schedules import WITH_DECAY, make_schedule
+from schedules import WITH_DECAY, make_schedule, rates
 from tools import files
 from tools.prepare import prepare
 
@@ -32,10 +32,13 @@ MOE = dict(n_ffn=40, n_expert=4, n_expert_active=2)
 
 def argv(**changed) -> list[str]:
     """The command line of a small run."""
-    words = [f"--{name}={value}" for name, value in (SMALL | changed).items()]
+    fields = SMALL | changed
+    if "minutes" in changed:
+        del fields["total_tokens"]
+    words = [f"--{name}={value}" for name, value in fields.items()]
     if changed.get("schedule", "power") != "power" and "lr" not in changed:
         words.append("--lr=0.02")
-    if changed.get("schedule", "power") in WITH_DECAY and "decay_tokens" not in changed:
+    if changed.get("schedule", "power") in WITH_DECAY and "decay_share" not in changed:
         words.insert(0, "--decay_share=0.1")
     return words
 
@@ -109,24 +112,16 @@ def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path,
     assert (run / "sample.txt").read_text(encoding="utf-8") in capsys.readouterr().out
 
 
-def test_a_mixture_validates_in_the_shares_of_data_also_during_the_decay(
-    corpus_path, tmp_path, capsys
-):
+def test_a_mixture_validates_in_its_shares(corpus_path, tmp_path, capsys):
     other = tmp_path / "numbers"
     prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
-    fields = dict(total_tokens=2 * STEP, warmup_tokens=0, decay_data=other, out="run")
+    fields = dict(total_tokens=2 * STEP, warmup_tokens=0, out="run")
     assert train.main(argv(data=f"{corpus_path}:0.75,{other}:0.25", **fields)) == 0
-    # a quarter of a block of 1000, of which it reads 15 sequences before the decay over
-    # 51 tokens, and then one of the other
-    first = np.random.default_rng([0, 0]).permutation(1000)[:15]
-    n = (first >= 750).sum() + 1
-    epochs = n / ((len(data.open_corpus(other).train) - 1) // 32)
-    printed = capsys.readouterr().out
-    assert ", decays from 461, " in printed
-    assert f", {epochs:.2g} epochs of {other}" in printed
+    corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]
+    epochs = 0.25 * 2 * STEP / len(corpora[1].train)
+    assert f", {epochs:.2g} epochs of {other}" in capsys.readouterr().out
     results = record_of("run")["results"]
     nats = 0.75 * results[f"val_loss_{corpus_path}"] + 0.25 * results[f"val_loss_{other}"]
-    corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]
     size = [corpus.meta["bytes_per_token"] for corpus in corpora]
     bits = nats / math.log(2) / (0.75 * size[0] + 0.25 * size[1])
     assert results["val_loss"] == pytest.approx(nats, rel=1e-6)
@@ -182,8 +177,8 @@ def test_training_is_a_dumb_loop(mixture):
     """
     cfg = config_of(
         schedule="wsd", lr=0.01, total_tokens=8 * STEP, warmup_tokens=2 * STEP,
-        decay_tokens=3 * STEP, grad_clip=0.3, weight_decay=0.4, adam_eps=1e-3,
-        micro_batch_size=3,
+        decay_share=3 / 8, grad_clip=0.3, weight_decay=0.4, adam_eps=1e-3,
+        micro_batch_size=4,
     )  # fmt: skip
     state = train.build(cfg)
     state.model.double()
@@ -233,10 +228,9 @@ def gradients_of(
 
 
 @pytest.mark.parametrize("world, n, most, passes", [
-    (1, 8, None, 1), (5, 8, 20, 1), (3, 7, 3, 7),
-    (2, 12, 8, 2),  # two passes of 6, because 8 does not divide 12
+    (1, 8, None, 1), (5, 8, 20, 1), (3, 7, 1, 7), (2, 12, 6, 2),
 ])  # fmt: skip
-def test_a_batch_takes_as_few_equal_passes_as_possible(world, n, most, passes):
+def test_a_batch_takes_equal_passes(world, n, most, passes):
     cfg = config_of(batch_size=world * n, micro_batch_size=most, total_tokens=10**6)
     read = []
     for rank in range(world):
@@ -299,17 +293,22 @@ def test_a_compiled_run_has_one_program_for_all_blocks_and_one_for_the_loss(
 # -- Mistakes of a user --------------------------------------------------------------------
 
 
-def test_a_law_sets_the_learning_rate_and_a_resumed_run_needs_no_file(
-    corpus_path, capsys
-):
+def test_a_law_gives_its_settings_and_a_resumed_run_needs_no_file(corpus_path, capsys):
+    """The learning rate, all that its runs shared, and a line about what differs."""
     law = dict(a=2.0, b=-0.2, q=0.5, schedule="power", decay_share=0.1, first_n=500.0)
-    law |= dict(assumed=["b"], measured=dict(total_tokens=[1000, 2000]))
-    files.write_json(Path("law.json"), law)
-    words = argv(data=corpus_path, total_tokens=6 * STEP, out="run")
-    assert train.main([*words, "--law=law.json"]) == 0
+    law |= dict(assumed=["b"], measured=dict(total_tokens=[1000, 1200]))
+    law |= dict(settings=dict(weight_decay=0.2, base_width=8, data=str(corpus_path)))
+    files.write_json(Path("law.json"), law | {"b_interval": [-0.3, -0.1]})
+    typed = argv(total_tokens=6 * STEP, out="run", weight_decay=0.3)
+    typed.remove("--base_width=16")
+    assert train.main([*typed, "--law=law.json"]) == 0
     said = capsys.readouterr().out
-    assert "law.json: b of a preset" in said and "total_tokens" not in said
+    expected = "had b assumed, weight_decay 0.2 (this is 0.3), total_tokens 1k to 1.2k"
+    assert expected in said
     cfg = record_of("run")["config"]
+    assert (
+        cfg["law"] == law and cfg["data"] == str(corpus_path) and cfg["base_width"] == 8
+    )
     beta = 256 / 4096
     ceiling = float(f"{2 * beta**0.5 * 500**-0.2:.4g}")
     found = [cfg[name] for name in ("power_a", "power_b", "power_q", "lr_max")]
@@ -317,6 +316,11 @@ def test_a_law_sets_the_learning_rate_and_a_resumed_run_needs_no_file(
     assert max(line["lr"] for line in metrics("run")) <= ceiling
     Path("law.json").unlink()
     assert train.main(["--out=run", "--resume"]) == 0
+    # a branch uses it again
+    branch = f"--branch=run --schedule=wsd --total_tokens={9 * STEP} --out=branch"
+    assert train.main(branch.split()) == 0
+    cfg = config.make_config(**record_of("branch")["config"])
+    assert cfg.lr == rates(cfg.law_here, cfg)["lr"] and cfg.law_here.a == 2.0
 
 
 def files_in(folder: Path) -> dict:
@@ -333,7 +337,12 @@ def files_in(folder: Path) -> dict:
     ("--data nowhere", "nowhere"),
     ("--data corpus --vocab_size 100", "--vocab_size 100"),
     ("--data corpus --seq_len 1e6 --batch_size 1", "--seq_len 1000000"),
-    ("--data corpus --schedule constant --decay_data corpus", "--decay_data"),
+    ("--data corpus --micro_batch_size 3", "--micro_batch_size 3"),
+    ("--minutes 1 --schedule cosine", "from its first step"),
+    ("--minutes 1 --schedule linear", "from its first step"),
+    ("--minutes 1 --total_tokens 1M", "--minutes"),
+    ("--law nowhere", "nowhere"),
+    ("--law file", "--law file"),
     ("--data corpus --out file/run", "file/run"),
     ("--data corpus --out .", "--out ."),
     ("--resume", "--out"),
