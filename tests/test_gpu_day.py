@@ -10,6 +10,7 @@ import gpu_day
 import sweep
 from config import make_config
 from model import empty_model
+from schedules import make_schedule
 from tools import bench
 
 TINY = (
@@ -109,7 +110,7 @@ def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
     assert {cfg.total_tokens for cfg in runs} == {32_000}
     assert [cfg.lr for cfg in runs[:4]] == [2**-6, 2**-6, 2**-7, 2**-7]
     # the number of Power's pilot is its learning rate after the tokens of a pilot
-    power = sweep.make_schedule(runs[4])
+    power = make_schedule(runs[4])
     assert power(2000) == pytest.approx(2**-6, rel=1e-4)
 
 
