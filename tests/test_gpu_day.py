@@ -8,7 +8,6 @@ import pytest
 
 import gpu_day
 import sweep
-from config import make_config
 from model import empty_model
 from schedules import make_schedule
 from tools import bench
@@ -131,9 +130,10 @@ def test_the_estimate_of_memory_is_within_a_tenth_of_the_peak(argv):
 
 
 def test_a_dry_run_counts_the_run(capsys):
-    """A billion parameters are 16 bytes each, and 1B has 8.76 GFLOP per token."""
-    assert bench.main("--preset 1B --total_tokens 1e12 --dry_run".split()) == 0
+    """A trillion tokens of the model with 1.2 billion parameters."""
+    assert bench.main(["--preset=1B", "--total_tokens=1e12", "--dry_run"]) == 0
     text = capsys.readouterr().out
+    assert "1,208,083,968 parameters" in text
     assert "238,418 steps of 4,194,304 tokens" in text
-    assert "8.76e+21" in text and "parameters 4.5" in text
-    assert make_config(preset="1B").batch_tokens == 4_194_304
+    assert "8.76e+21" in text  # operations, 8.76 GFLOP per token
+    assert "parameters 4.5," in text  # GiB, with 4 bytes each
