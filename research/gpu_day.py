@@ -125,7 +125,12 @@ def build_nanogpt(cfg: TrainConfig) -> train.State:
 
     # train.py expects the loss and the routing, and a multiplier in every group
     forward = model.forward
-    model.forward = lambda inputs, targets: (forward(inputs, targets)[1], None)
+
+    def loss_and_routing(inputs, targets):
+        _, loss = forward(inputs, targets)
+        return loss, None
+
+    model.forward = loss_and_routing
     if cfg.compile:
         model.compile()
     kind = torch.device(cfg.device).type
@@ -149,7 +154,9 @@ def beside_nanogpt(argv: list[str]) -> dict:
                 torch.cuda.reset_peak_memory_stats()
             run = bench.prepare(config_of(argv), build)
             found[name].append(bench.measure(*run, n=10))
-    best = {name: max(x["tokens_per_second"] for x in found[name]) for name in found}
+    best = {}
+    for name, measured in found.items():
+        best[name] = max([x["tokens_per_second"] for x in measured])
     return found | {"ratio": best["ours"] / best["nanogpt"]}
 
 
@@ -196,7 +203,7 @@ def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
     for schedule, cfg in starts.items():
         rates = [factor * rate_of(vars(cfg)) for factor in (1 / 4, 1 / 2, 1, 2, 4)]
         pilots[schedule] = {rate: sweep.at_rate(cfg, rate) for rate in rates}
-    runs = [cfg for pilot in pilots.values() for cfg in pilot.values()]
+    runs = [*pilots["wsd"].values(), *pilots["power"].values()]
     sweep.train_all(runs, folder, workers=workers)
     found = {"pilots": {}}
     tuned = {}  # schedule -> its best learning rate
@@ -208,7 +215,8 @@ def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
         pilot = {"losses": losses, "best": tuned[schedule], "why_not": why_not}
         found["pilots"][schedule] = pilot
 
-    # 2. The long runs. The line has the peak that the preset's law gives it, in proportion
+    # 2. The long runs. The line has the peak of the preset's law, times what the pilot of
+    # WSD has over that law
     trunks = {
         "held": sweep.at_rate(starts["wsd"], tuned["wsd"]),
         "half": sweep.at_rate(starts["wsd"], tuned["wsd"] / 2),
@@ -268,9 +276,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(json.dumps({"step": step, "error": str(error)}), flush=True)
         return 0
 
-    step, *more = argv
+    step = argv[0]
     function, usual = STEPS[step]
-    flags_of_step = [*usual.split(), *more]
+    flags_of_step = [*usual.split(), *argv[1:]]
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         with contextlib.redirect_stdout(sys.stderr):
