@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
         for step in STEPS:
             command = [sys.executable, __file__, step, *argv]
             try:
-                subprocess.run(command, timeout=300, check=True)
+                subprocess.run(command, timeout=500, check=True)
             except subprocess.SubprocessError as error:  # it failed, or took too long
                 print(json.dumps({"step": step, "error": str(error)}), flush=True)
         return 0
