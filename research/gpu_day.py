@@ -1,98 +1,302 @@
-"""Measure this project on one GPU, in about 15 minutes.
+"""Measure this project on one GPU, in about 15 minutes: is it right, and is it fast?
 
     python research/gpu_day.py > day.jsonl    all steps, each in a new process
-    python research/gpu_day.py exact          one of them
-    python research/gpu_day.py --tiny         in small, on a CPU
+    python research/gpu_day.py race           one of them
+    python research/gpu_day.py nanogpt --preset laptop --n_layer 3    also on a CPU
 
-It prints a line of JSON for every step. The step nanogpt is skipped unless the variable
-NANOGPT has the full path of a clone of nanoGPT. The law of a sweep takes longer:
-
-    python sweep.py wsd --scale gpu --widths 256 --batches 16,64 --seeds 1 \\
-        --budgets 5M,10M,20M,40M,80M --weight_decay 0.1 --out runs/law
-    python fit.py runs/law
+It prints a line of JSON for every step. Flags of train.py change the settings of the
+steps below. The step nanogpt needs a clone of github.com/karpathy/nanoGPT, whose full
+path is in the variable NANOGPT.
 """
 
-import argparse
+import contextlib
+import dataclasses
+import gc
+import importlib.util
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-import torch
-
 PROJECT = Path(__file__).resolve().parent.parent
-BENCH = "-m tools.bench --json --preset"
-LARGE = "--batch_size 32 --micro_batch_size 4 --kernels"
-LARGER = "--batch_size 8 --micro_batch_size 2 --recompute"
-AS_NANOGPT = "--n_layer 10 --batch_size 8 --micro_batch_size 4"
-SHORT = "--total_tokens 300k --warmup_tokens 10k --final_eval_tokens 64k"
-STEPS = {  # name -> command, without "python"
-    "moe": "-m moe",
-    "default": "-m train --schedule power --out run",
-    "1B": f"{BENCH} 1B {LARGE}",
-    "1B-moe": f"{BENCH} 1B-moe {LARGE}",
-    "PowerLM-3B": f"{BENCH} PowerLM-3B {LARGER}",
-    "PowerMoE-3B": f"{BENCH} PowerMoE-3B {LARGER}",
-    "ours": f"{BENCH} 1B {AS_NANOGPT}",
-    "nanogpt": f"{BENCH} 1B {AS_NANOGPT} --nanogpt $NANOGPT",
-    "layer": f"{BENCH} 1B-moe --micro_batch_size 4 --layer",
-    "exact": f"-m research.exact --preset laptop {SHORT}",
-    "exact-moe": f"-m research.exact --preset laptop-moe {SHORT}",
-    # on one GPU, which "cuda:0" names for both processes
-    "two": "-m torch.distributed.run --standalone --nproc_per_node 2 -m train "
-    f"--preset laptop-moe {SHORT} --device cuda:0 --out run",
-}
-SMALL = (
-    "--n_layer 1 --n_embd 64 --n_head 2 --n_kv_head 1 --n_ffn 64 --vocab_size 256 "
-    "--seq_len 32 --batch_size 8 --micro_batch_size 4 --total_tokens 8k "
-    "--warmup_tokens 1k --final_eval_tokens 1k --device cpu"
-)
+sys.path.insert(0, str(PROJECT))
+
+import torch
+from torch.utils.benchmark import Timer
+
+import fit
+import sweep
+import train
+from config import TrainConfig, make_config, typed_fields
+from moe import MoE, one_by_one
+from schedules import rate_of
+from tools import bench, devices, files, flags, run_folder
 
 
-def run(command: str) -> dict:
-    """Run a command in a new process and a temporary folder. Returns its results."""
-    if "$NANOGPT" in command and "NANOGPT" not in os.environ:
+def config_of(argv: list[str]) -> TrainConfig:
+    parser = flags.program_parser("gpu_day.py", __doc__)
+    flags.add_flags(parser, TrainConfig, {})
+    return make_config(**typed_fields(parser.parse_args(argv)))
+
+
+# -- Is it right? ------------------------------------------------------------------------
+
+
+def moe_layer(argv: list[str]) -> dict:
+    """Differences of an MoE layer from one_by_one. On an H100 or H200, it computes
+    bfloat16 by `grouped`, and float32 by `loop`."""
+    cfg = devices.resolve(config_of(argv))
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        layer = MoE(cfg).to(cfg.device, dtype)
+        for p in layer.parameters():
+            torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+        x = torch.randn(100, cfg.n_embd, device=cfg.device, dtype=dtype)
+        found[str(dtype)] = worst_difference(layer, x.requires_grad_())
+    return found
+
+
+def worst_difference(layer: MoE, x: torch.Tensor) -> float:
+    """Largest relative difference from one_by_one, over the output and every gradient."""
+    direction = torch.randn_like(x)  # the gradient that arrives at the output
+    inputs = [x, *layer.parameters()]
+    fast, _ = layer(x)
+    fast_gradients = torch.autograd.grad(fast, inputs, direction)
+    slow = one_by_one(layer, x)
+    slow_gradients = torch.autograd.grad(slow, inputs, direction)
+    differences = []
+    for a, b in zip((fast, *fast_gradients), (slow, *slow_gradients)):
+        differences.append((a - b).abs().max() / b.abs().max())
+    return torch.stack(differences).max().item()
+
+
+def exact(argv: list[str]) -> dict:
+    """Differences from a whole run: of a weight at most, if it stopped and resumed, or
+    branched. For a sweep, which keeps no weights, of the validation loss."""
+    # 1. The whole run, one that stops after its first step, and a branch at the decay
+    train.main([*argv, "--out=whole"])
+    train.main([*argv, "--out=resumed", "--time_limit=0"])
+    train.main(["--out=resumed", "--resume"])
+    train.main(["--branch=whole", "--out=branch"])
+    whole = weights("whole")
+    found = {}
+    for run in ("resumed", "branch"):
+        found[run] = (weights(run) - whole).abs().max().item()
+
+    # 2. A sweep, in which the run starts from the trunk of a shorter one
+    record = files.read_json(Path("whole/record.json"))
+    cfg = make_config(**record["config"])
+    shorter = dataclasses.replace(cfg, total_tokens=cfg.total_tokens // 2)
+    sweep.train_trunk([shorter, cfg], Path("trunk.jsonl"))
+    last = files.read_records(Path("trunk.jsonl"))[-1]
+    found["sweep"] = abs(last["results"]["val_loss"] - record["results"]["val_loss"])
+    return found
+
+
+def weights(run: str) -> torch.Tensor:
+    """All weights at the end of a run, as a vector."""
+    saved = run_folder.read_checkpoint(run_folder.newest_checkpoint(Path(run)))
+    return torch.nn.utils.parameters_to_vector(saved["model"].values())
+
+
+# -- Is it fast? -------------------------------------------------------------------------
+
+
+def speed(argv: list[str]) -> dict:
+    return bench.measure(*bench.prepare(config_of(argv)))
+
+
+def build_nanogpt(cfg: TrainConfig) -> train.State:
+    """nanoGPT with the layers, width, heads, vocabulary and seq_len of a config."""
+    file = Path(os.environ["NANOGPT"], "model.py")
+    spec = importlib.util.spec_from_file_location("nanogpt", file)
+    nanogpt = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nanogpt)
+    shape = dict(n_layer=cfg.n_layer, n_head=cfg.n_head, n_embd=cfg.n_embd)
+    shape |= dict(block_size=cfg.seq_len, vocab_size=cfg.vocab_size)
+    model = nanogpt.GPT(nanogpt.GPTConfig(**shape, dropout=0.0, bias=False))
+    model.to(cfg.device)
+
+    # train.py expects the loss and the routing, and a multiplier in every group
+    forward = model.forward
+
+    def loss_and_routing(inputs, targets):
+        _, loss = forward(inputs, targets)
+        return loss, None
+
+    model.forward = loss_and_routing
+    if cfg.compile:
+        model.compile()
+    kind = torch.device(cfg.device).type
+    betas = (cfg.beta1, cfg.beta2)
+    optimizer = model.configure_optimizers(cfg.weight_decay, cfg.lr, betas, kind)
+    for group in optimizer.param_groups:
+        group["lr_scale"] = 1.0
+    return train.State(model, optimizer)
+
+
+def beside_nanogpt(argv: list[str]) -> dict:
+    """Both in turn, because a machine is not always equally fast."""
+    if "NANOGPT" not in os.environ:
         return {"skipped": "NANOGPT is not set"}
-    words = [sys.executable, *os.path.expandvars(command).split()]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), *sys.path])}
-    with tempfile.TemporaryDirectory() as folder:
-        how = dict(cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
-        try:
-            done = subprocess.run(words, **how, timeout=300, check=True)
-        except subprocess.SubprocessError as error:  # it failed, or took too long
-            return {"error": str(error)}
-        record = Path(folder, "run", "record.json")  # of train.py
-        if record.exists():
-            return json.loads(record.read_text())["results"]
-    *_, last = done.stdout.splitlines()
-    return json.loads(last) if last.startswith("{") else {"output": done.stdout}
+    builds = {"ours": train.build, "nanogpt": build_nanogpt}
+    found = {name: [] for name in builds}
+    for _ in range(2):
+        for name, build in builds.items():
+            gc.collect()  # frees the model before
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            run = bench.prepare(config_of(argv), build)
+            found[name].append(bench.measure(*run, n=10))
+    best = {}
+    for name, measured in found.items():
+        best[name] = max([x["tokens_per_second"] for x in measured])
+    return found | {"ratio": best["ours"] / best["nanogpt"]}
+
+
+def beside_transformers(argv: list[str]) -> dict:
+    """Milliseconds of an MoE layer in bfloat16, forward and backward, for a pass."""
+    from transformers import GraniteMoeConfig
+    from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeMoE
+
+    cfg = devices.resolve(config_of(argv))
+    config = GraniteMoeConfig(
+        hidden_size=cfg.n_embd,
+        intermediate_size=cfg.n_ffn,
+        num_local_experts=cfg.n_expert,
+        num_experts_per_tok=cfg.n_expert_active,
+        experts_implementation="grouped_mm",
+    )
+    how = dict(device=cfg.device, dtype=torch.bfloat16)
+    shape = (cfg.micro_batch_size, cfg.seq_len, cfg.n_embd)
+    x = torch.randn(shape, **how, requires_grad=True)
+    layers = {"ours": MoE(cfg), "transformers": GraniteMoeMoE(config)}
+    found = {}
+    for name, layer in layers.items():
+        layer.to(**how)
+        for p in layer.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+        if cfg.compile:
+            layer.compile(dynamic=False)
+        output = "layer(x)[0]" if name == "ours" else "layer(x)"
+        timer = Timer(f"{output}.sum().backward()", globals=dict(layer=layer, x=x))
+        found[name] = 1e3 * timer.timeit(20).median  # it warms up first
+    return found
+
+
+# -- A race: a pilot, and then a run of 16 times its length ------------------------------
+
+
+def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
+    """Losses of a held learning rate, half of it, Power and a line, from one pilot each
+    for WSD and Power. Trunks end with decays of 30% and of 50%. One seed."""
+    # 1. The pilots, at five learning rates
+    folder = Path("race")
+    starts = {x: config_of([*argv, "--schedule", x]) for x in ("wsd", "power")}
+    pilots = {}  # schedule -> {learning rate: run}
+    for schedule, cfg in starts.items():
+        rates = [factor * rate_of(vars(cfg)) for factor in (1 / 4, 1 / 2, 1, 2, 4)]
+        pilots[schedule] = {rate: sweep.at_rate(cfg, rate) for rate in rates}
+    runs = [*pilots["wsd"].values(), *pilots["power"].values()]
+    sweep.train_all(runs, folder, workers=workers)
+    found = {"pilots": {}}
+    tuned = {}  # schedule -> its best learning rate
+    for schedule, pilot in pilots.items():
+        losses = {rate: loss_of(cfg, folder) for rate, cfg in pilot.items()}
+        points = [(math.log2(rate), loss) for rate, loss in losses.items()]
+        x, why_not = fit.bottom(points)  # the lowest, if there is no bottom
+        tuned[schedule] = 2**x
+        pilot = {"losses": losses, "best": tuned[schedule], "why_not": why_not}
+        found["pilots"][schedule] = pilot
+
+    # 2. The long runs. The line has the peak of the preset's law, times what the pilot of
+    # WSD has over that law
+    trunks = {
+        "held": sweep.at_rate(starts["wsd"], tuned["wsd"]),
+        "half": sweep.at_rate(starts["wsd"], tuned["wsd"] / 2),
+        "power": sweep.at_rate(starts["power"], tuned["power"]),
+    }
+    T = times * starts["wsd"].total_tokens
+    runs = {}
+    for name, cfg in trunks.items():
+        for share in (0.3, 0.5):
+            run = dataclasses.replace(cfg, total_tokens=T, decay_share=share)
+            runs[f"{name}, {share:.0%}"] = run
+    line = config_of([*argv, "--schedule", "linear", "--total_tokens", str(T)])
+    runs["line"] = sweep.at_rate(line, line.lr * tuned["wsd"] / starts["wsd"].lr)
+    sweep.train_all(list(runs.values()), folder, workers=workers)
+    found["losses"] = {name: loss_of(cfg, folder) for name, cfg in runs.items()}
+    return found
+
+
+def loss_of(cfg: TrainConfig, folder: Path) -> float:
+    """The validation loss of a run in the folder of a sweep, infinite if it diverged."""
+    records = sweep.finished(folder / f"{sweep.trunk_of(cfg)}.jsonl")
+    return files.loss_of(records[sweep.ending_of(vars(cfg))])
+
+
+# -- The command line --------------------------------------------------------------------
+
+SHORT = "--total_tokens 200k --warmup_tokens 10k --final_eval_tokens 64k"
+BFLOAT16 = "--dtype bfloat16 --compile"
+AS_NANOGPT = "--preset 1B --n_layer 10 --batch_size 8 --micro_batch_size 4"
+RACE = (
+    "--preset laptop --n_layer 8 --n_embd 256 --n_head 4 --base_width 256 --seq_len 512 "
+    "--batch_size 64 --total_tokens 5M --warmup_tokens 1M --decay_share 0.3"
+)
+STEPS = {  # name -> function, and the flags of train.py that it starts with
+    "moe": (moe_layer, "--preset 1B-moe"),
+    "exact": (exact, f"--preset laptop {SHORT} --dtype float32"),
+    "exact-bfloat16": (exact, f"--preset laptop {SHORT} {BFLOAT16}"),
+    "exact-moe": (exact, f"--preset laptop-moe {SHORT} --dtype float32"),
+    "exact-moe-bfloat16": (exact, f"--preset laptop-moe {SHORT} {BFLOAT16}"),
+    "1B": (speed, "--preset 1B --batch_size 32 --micro_batch_size 4"),
+    "1B-moe": (speed, "--preset 1B-moe --batch_size 32 --micro_batch_size 4"),
+    "nanogpt": (beside_nanogpt, AS_NANOGPT),
+    "transformers": (beside_transformers, "--preset 1B-moe --micro_batch_size 4"),
+    "race": (race, RACE),  # with eight processes on the card
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("step", nargs="?", choices=STEPS, help="(default: all)")
-    parser.add_argument("--tiny", action="store_true", help="in small, on a CPU")
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in STEPS:
+        config_of(argv)  # refuses other words, and prints the help
+        for step in STEPS:
+            command = [sys.executable, __file__, step, *argv]
+            try:
+                subprocess.run(command, timeout=500, check=True)
+            except subprocess.SubprocessError as error:  # it failed, or took too long
+                print(json.dumps({"step": step, "error": str(error)}), flush=True)
+        return 0
 
-    gpu = torch.cuda.is_available() and not args.tiny
+    step = argv[0]
+    function, usual = STEPS[step]
+    flags_of_step = [*usual.split(), *argv[1:]]
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        with contextlib.redirect_stdout(sys.stderr):
+            found = function(flags_of_step)
     describe = f"git -C {PROJECT} describe --always --dirty --exclude '*'"
     status, commit = subprocess.getstatusoutput(describe)
-    origin = {
-        "device": torch.cuda.get_device_name() if gpu else platform.machine(),
+    line = {
+        "step": step,
+        "flags": " ".join(flags_of_step),
+        "device": platform.machine(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": None if status else commit,
+        "commit": commit if status == 0 else None,
+        "seconds": time.perf_counter() - begin,
     }
-    for step in [args.step] if args.step else STEPS:
-        command = STEPS[step]
-        if args.tiny and step != "moe":
-            command += f" {SMALL}"
-        line = {"step": step, "command": f"python {command}"} | origin | run(command)
-        print(json.dumps(line), flush=True)
+    if torch.cuda.is_available():
+        line["device"] = torch.cuda.get_device_name()
+    print(json.dumps(line | found), flush=True)
     return 0
 
 

@@ -252,7 +252,7 @@ PUBLISHED = {  # in the tests of transformers, the mean logit at every position
 @pytest.mark.skipif("GRANITE_WEIGHTS" not in os.environ, reason="names no folder")
 def test_released_weights_give_their_published_logits():
     """GRANITE_WEIGHTS: folder of PowerLM-3B or PowerMoE-3B. Takes 14 GB of memory."""
-    model = load_model(os.environ["GRANITE_WEIGHTS"], dtype=torch.float32)
+    model = load_model(os.environ["GRANITE_WEIGHTS"]).float()
     with torch.no_grad():
         logits = model(torch.tensor([[1, 306, 4658, 278, 6593, 310, 2834, 338]]))[0]
     published = PUBLISHED["PowerMoE-3B" if model.cfg.n_expert else "PowerLM-3B"]

@@ -1,9 +1,5 @@
 """The model against the Granite classes of transformers, and against itself without shortcuts."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +7,12 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-import model as model_file
 import mup
-from config import PRESETS, GPTConfig
-from model import GPT
+from config import GPTConfig, make_config
+from model import GPT, empty_model, sample
 from tools import granite
 from tools.tokenizers import Bytes
 
-PROJECT = Path(__file__).parent.parent
 TINY = dict(
     n_layer=2, n_embd=32, n_head=4, seq_len=16, vocab_size=256, base_width=16,
     m_emb=3.0, m_res=0.7, logits_scaling=1.3,
@@ -66,9 +60,6 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
     torch.testing.assert_close(ours.embed.weight.grad, expected, rtol=1e-3, atol=1e-5)
 
 
-# -- Against itself ----------------------------------------------------------------------
-
-
 def test_more_tokens_than_seq_len_are_refused():
     with pytest.raises(ValueError, match="17 tokens"):
         tiny()(some_tokens(1, 17))
@@ -102,16 +93,12 @@ def test_samples_have_the_probabilities_of_the_top_k():
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.03)
 
 
-# -- Without the rest of the project -----------------------------------------------------
-
-
-def test_five_files_are_enough_to_build_a_gpt():
-    Path("tools").mkdir()
-    for name in ("model.py", "moe.py", "config.py", "schedules.py", "tools/flags.py"):
-        shutil.copy(PROJECT / name, name)
-    code = "import config, model; model.GPT(config.make_config(preset='laptop-moe'))"
-    alone = os.environ | {"PYTHONPATH": ""}
-    assert subprocess.run([sys.executable, "-c", code], env=alone).returncode == 0
+def test_a_sample_ends_with_the_document(monkeypatch):
+    """The model continues after end-of-text, and has tokens that the tokenizer lacks."""
+    model = tiny(vocab_size=300)
+    new = torch.tensor([[98, 260, 99, 255, 100]])
+    monkeypatch.setattr(model, "generate", lambda idx, *_: torch.cat((idx, new), dim=1))
+    assert sample(model, Bytes(), "a") == "abc"
 
 
 # -- Size --------------------------------------------------------------------------------
@@ -122,12 +109,10 @@ GFLOP = {  # per token, at sequences of 4096
 }  # fmt: skip
 
 
-def test_main_lists_all_presets_with_the_operations_of_the_papers_models(capsys):
-    assert model_file.main([]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [row[0] for row in rows] == list(PRESETS)
-    shown = {row[0]: float(row[-1]) for row in rows}
-    assert GFLOP == {name: pytest.approx(shown[name], rel=0.005) for name in GFLOP}
+@pytest.mark.parametrize("preset", GFLOP)
+def test_operations_of_the_papers_models(preset):
+    flops = empty_model(make_config(preset=preset)).flops_per_token()
+    assert flops == pytest.approx(GFLOP[preset] * 1e9, rel=0.005)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

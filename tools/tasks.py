@@ -141,12 +141,12 @@ def read_items(path: Path, read: Callable, limit: int | None = None) -> list:
     items = []
     for number, line in enumerate(path.read_bytes().splitlines()[:limit], start=1):
         try:
-            # JSON may contain half a pair of UTF-16, for which data.py takes "?", too
-            text = json.dumps(json.loads(line), ensure_ascii=False)
-            items.append(read(json.loads(text.encode(errors="replace"))))
+            items.append(read(json.loads(line)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             rule = f"not an item of {read.__name__} ({error!r})"
             raise UserError(f"{path}, line {number}: {rule}") from None
+    if not items:
+        raise UserError(f"{path}: has no items; put them there, one per line")
     return items
 
 
