@@ -116,6 +116,18 @@ def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(monkeyp
         handle.remove()
 
 
+def test_transformers_decays_by_a_cosine_and_has_the_shifted_root():
+    """As the table of other trainers says. Lengths are in steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    wsd = transformers.get_wsd_schedule(optimizer, 10, 40, num_training_steps=100)
+    quarter = wsd.lr_lambdas[0](70)  # of the decay
+    assert quarter == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    root = transformers.get_inverse_sqrt_schedule(optimizer, 10, timescale=10 + 50)
+    for n in (10, 20, 500):
+        expected = ((n + 50) / (10 + 50)) ** -0.5
+        assert root.lr_lambdas[0](n) == pytest.approx(expected)
+
+
 # what Rigel Base logged: trillions of tokens -> learning rate, both rounded.
 # https://github.com/open-lm-engine/open-lm-engine.github.io, results/lr.json at 4a84ffb
 RIGEL = {0.01: 0.00424, 0.12745: 0.009995, 0.12863: 0.009948, 0.1299: 0.009898}
