@@ -60,8 +60,13 @@ def test_branches_are_the_separate_runs_bit_for_bit():
 
 
 def test_the_trunk_is_trained_once(monkeypatch):
-    steps = []
     step = Run.step
-    monkeypatch.setattr(Run, "step", lambda run, lr: (steps.append(lr), step(run, lr)))
+    steps = []
+
+    def counted(run, lr):
+        steps.append(lr)
+        step(run, lr)
+
+    monkeypatch.setattr(Run, "step", counted)
     trunk_and_branches(warmup(schedule), LENGTHS, seed=1)
     assert len(steps) == 14 + 3 + 6  # the trunk, and the decays
