@@ -5,73 +5,75 @@ import copy
 import csv
 import io
 import itertools
-import json
+import math
 import re
 import shlex
-import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import transformers
 from torch.optim import AdamW, optimizer as torch_optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-import config
 import fit
 import mup
-import schedules
 from config import GPTConfig
 from model import GPT
-from schedules import make_schedule
+from schedules import PAPER_LAW, best_lr, decay, power_law, warmup
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
 MUP = (DOCS / "mup.md").read_text(encoding="utf-8")
 
-# -- The schedule ------------------------------------------------------------------------
-
-MICRO, LENGTH = 2, 16  # sequences, and tokens per sequence
-BATCH = 2 * MICRO * LENGTH  # tokens of a step of two micro-batches
-OLD, NEW, SAVED = 10, 20, 9  # steps: two ends, and the checkpoint before the first decay
-
 
 def block(heading: str) -> str:
     """The first block of Python under a heading."""
-    section = PAGE.partition(f"# {heading}")[2]
+    section = PAGE.partition(f"# {heading}\n")[2]
     return re.search(r"```python\n(.*?)```", section, re.S)[1]
 
 
-def script(**names) -> dict:
-    """The names that a script has after the first block of the page."""
-    found = {}
-    exec(block("The schedule"), found)
-    found |= dict(batch_tokens=BATCH, warmup_tokens=3 * BATCH) | names
-    return found
+# -- The schedule ------------------------------------------------------------------------
+
+BATCH = 8 * 128  # tokens of a step, on the page
 
 
-def rates(steps: int, first: int = 0) -> list[float]:
-    """The learning rates of train.py from step `first` to the end."""
-    cfg = config.make_config(
-        total_tokens=steps * BATCH, warmup_tokens=3 * BATCH, batch_size=2 * MICRO,
-        seq_len=LENGTH, power_a=0.5, power_b=-0.3, power_q=0.5, lr_max=0.01,
-        decay_share=0.3,
-    )  # fmt: skip
-    schedule = make_schedule(cfg)
+def take_home(T: float, **names) -> dict:
+    """The names that a script has after the lines of the page, with its own T."""
+    lines = block("Take it home").replace('float("inf")', "run_length", 1)
+    names |= dict(run_length=T)
+    exec(lines, names)
+    return names
+
+
+def rates(T: float, steps: int, first: int = 0) -> list[float]:
+    """The same from schedules.py, with the other numbers of the page."""
+    schedule = warmup(power_law(0.0108 * 164e3**0.3, -0.3, 1.0, math.inf), 33e3)
+    if T < math.inf:
+        schedule = decay(schedule, T, 0.3 * T, "linear")
     return [schedule(BATCH * (step + 0.5)) for step in range(first, steps)]
 
 
-@pytest.fixture
-def seen():
-    """The learning rates of all groups in every step of an optimizer."""
-    found = []
+@pytest.mark.parametrize("T", [math.inf, 200 * BATCH, 2.62e6])
+def test_the_lines_to_take_home_are_power(T):
+    get_lr = take_home(T)["get_lr"]
+    steps = int(min(T, 3e6) // BATCH)
+    expected = rates(T, steps)
+    assert [get_lr(it) for it in range(steps)] == pytest.approx(expected, rel=1e-12)
 
-    def look(optimizer, args, kwargs):
-        found.append([group["lr"] for group in optimizer.param_groups])
 
-    handle = torch_optimizer.register_optimizer_step_pre_hook(look)
-    yield found
-    handle.remove()
+def test_a_lambda_lr_trains_the_groups_of_mup_at_their_learning_rates():
+    cfg = GPTConfig(
+        n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8
+    )
+    optimizer = AdamW(mup.param_groups(GPT(cfg), mup.rules(cfg), weight_decay=0.1))
+    names = take_home(200 * BATCH, optimizer=optimizer, LambdaLR=LambdaLR)
+    exec(re.search(r"`(scheduler = .*?)`", PAGE)[1], names)
+    for lr in rates(200 * BATCH, 200):
+        found = [group["lr"] for group in optimizer.param_groups]
+        assert found == pytest.approx([lr, lr / 4, lr / 4, lr], rel=1e-12)
+        optimizer.step()
+        names["scheduler"].step()
 
 
 class Model(torch.nn.Module):
@@ -79,64 +81,75 @@ class Model(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(LENGTH))
+        self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, x, labels=None):
-        return {"loss": ((x * self.weight).sum(-1) - 1).square().mean()}
+        return {"loss": (x * self.weight - 1).square().mean()}
 
 
-WIDE = GPTConfig(n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8)
-
-
-def mup_groups() -> list[dict]:
-    return mup.param_groups(GPT(WIDE), mup.rules(WIDE), weight_decay=0.1)
-
-
-def test_the_plain_loop_follows_the_schedule_also_with_the_groups_of_mup(seen):
-    groups = mup_groups()
-    names = script(
-        model=Model(), optimizer=AdamW(groups), total_tokens=OLD * BATCH, first_step=2,
-        loss_of=lambda model, x: model(x)["loss"],
-        micro_batches=lambda it: [torch.ones(MICRO, LENGTH)] * 2,
-    )  # fmt: skip
-    exec(block("A plain loop"), names)
-    scales = [group["lr_scale"] for group in groups]
-    assert scales == [1, 1 / 4, 1 / 4, 1]
-    assert seen == [[lr * scale for scale in scales] for lr in rates(OLD, first=2)]
-
-
-def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(
-    seen, monkeypatch
-):
+def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(monkeypatch):
     pytest.importorskip("accelerate")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    seen = []
+
+    def look(optimizer, args, kwargs):
+        seen.append(optimizer.param_groups[0]["lr"])
 
     def run(steps: int, checkpoint: str | None) -> None:
         args = transformers.TrainingArguments(
-            "out", max_steps=steps, per_device_train_batch_size=MICRO, save_steps=SAVED,
-            gradient_accumulation_steps=2, use_cpu=True, report_to="none",
-            disable_tqdm=True, remove_unused_columns=False,
+            "out", max_steps=steps, per_device_train_batch_size=1, save_steps=60,
+            use_cpu=True, report_to="none", disable_tqdm=True,
+            remove_unused_columns=False,
         )  # fmt: skip
-        dataset = [{"x": torch.ones(LENGTH)}] * (2 * MICRO * steps)
-        names = script(model=Model(), args=args, dataset=dataset, checkpoint=checkpoint)
-        exec(block("The Trainer"), names)
+        names = take_home(steps * BATCH, model=Model(), args=args, checkpoint=checkpoint)
+        names["dataset"] = [{"x": torch.ones(1)}] * steps
+        exec(block("The Trainer of transformers"), names)
 
-    run(OLD, None)
-    assert [lr for (lr,) in seen] == rates(OLD)
-    seen.clear()
-    run(NEW, f"out/checkpoint-{SAVED}")
-    assert [lr for (lr,) in seen] == rates(NEW, first=SAVED)
+    handle = torch_optimizer.register_optimizer_step_pre_hook(look)
+    try:
+        run(100, None)
+        assert seen == pytest.approx(rates(100 * BATCH, 100), rel=1e-12)
+        seen.clear()
+        run(200, "out/checkpoint-60")  # before the first decay
+        assert seen == pytest.approx(rates(200 * BATCH, 200, first=60), rel=1e-12)
+    finally:
+        handle.remove()
+
+
+def test_transformers_decays_by_a_cosine_and_has_the_shifted_root():
+    """As the table of other trainers says. Lengths are in steps."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    wsd = transformers.get_wsd_schedule(optimizer, 10, 40, num_training_steps=100)
+    quarter = wsd.lr_lambdas[0](70)  # of the decay
+    assert quarter == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    root = transformers.get_inverse_sqrt_schedule(optimizer, 10, timescale=10 + 50)
+    for n in (10, 20, 500):
+        expected = ((n + 50) / (10 + 50)) ** -0.5
+        assert root.lr_lambdas[0](n) == pytest.approx(expected)
+
+
+# what Rigel Base logged: trillions of tokens -> learning rate, both rounded.
+# https://github.com/open-lm-engine/open-lm-engine.github.io, results/lr.json at 4a84ffb
+RIGEL = {0.01: 0.00424, 0.12745: 0.009995, 0.12863: 0.009948, 0.1299: 0.009898}
+RIGEL |= {0.13089: 0.00986, 0.13203: 0.009817, 0.13316: 0.009774, 0.135: 0.009706}
+
+
+def test_power_has_the_learning_rates_of_a_production_run():
+    step = 1152 * 4096  # tokens. It logged every tenth
+    schedule = warmup(power_law(4, -0.51, 1152, lr_max=0.01), 5000 * step)
+    for trillions, lr in RIGEL.items():
+        n = round(trillions * 1e12 / (10 * step)) * 10 * step
+        assert round(schedule(n), 6) == lr
 
 
 # -- A law from your own table -----------------------------------------------------------
 
 
 def test_the_command_of_the_page_finds_the_law_of_a_table():
-    best = schedules.best_lr
-    law = schedules.PAPER_LAW._replace(a=3.0, b=-0.4, q=0.6)
+    law = PAPER_LAW._replace(a=3.0, b=-0.4, q=0.6)
     rows = []
     for batch, T, j in itertools.product((4, 8), (10**6, 4 * 10**6), range(-4, 5)):
-        lr = best(T, batch * 2048 / 4096, law) * 2 ** (j / 2)
+        lr = best_lr(T, batch * 2048 / 4096, law) * 2 ** (j / 2)
         row = {"lr": lr, "batch_size": batch, "tokens": T + j, "State": "finished"}
         rows.append(row | {"val/loss": 2 + 0.01 * j**2})
     rows.append(rows[4] | {"val/loss": 0.1, "State": "crashed"})
@@ -149,25 +162,6 @@ def test_the_command_of_the_page_finds_the_law_of_a_table():
     assert fit.main(shlex.split(command)) == 0
     found = fit.files.read_json(Path("law.json"))
     assert [found[name] for name in "abq"] == pytest.approx([3.0, -0.4, 0.6], rel=0.01)
-
-
-# -- Logs --------------------------------------------------------------------------------
-
-
-def test_the_lines_for_wandb_send_a_run(monkeypatch):
-    """To a stand-in for wandb, every line at its tokens."""
-    lines = [{"tokens": 128, "loss": 5.5}, {"tokens": 256, "val_loss": 5.0}]
-    folder = Path("runs/laptop-power-1")
-    folder.mkdir(parents=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text)
-    (folder / "config.json").write_text(json.dumps({"config": {"lr": 0.01}}))
-    wandb = mock.MagicMock()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    exec(block("Logs in W&B"), {})
-    wandb.init.assert_called_once_with(project="power", config={"lr": 0.01})
-    sent = wandb.init.return_value.log.call_args_list
-    assert sent == [mock.call(line, step=line["tokens"]) for line in lines]
 
 
 # -- docs/mup.md -------------------------------------------------------------------------

@@ -1,12 +1,9 @@
-"""The schedules against the paper's numbers, against transformers, and against the formulas of
-other programs in docs/power_vectors.json."""
+"""The schedules against the paper's numbers, and against transformers."""
 
-import json
 import math
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,35 +164,3 @@ def test_flags_make_the_schedule_of_transformers(_, flags, function):
     for step in range(first, cfg.total_tokens // unit, 97):
         near = pytest.approx(scale * factor(step), rel=1e-9, abs=1e-15)
         assert ours(step * unit) == near
-
-
-VECTORS = json.loads((ROOT / "docs/power_vectors.json").read_text(encoding="utf-8"))
-RUN = VECTORS["run"]
-
-
-@pytest.mark.parametrize("name", VECTORS["ports"])
-def test_vectors_follow_from_the_formula_of_the_program_and_from_our_words(name):
-    port = VECTORS["ports"][name]
-    words = eval(port["words"], vars(schedules) | RUN)
-    for k, n, lr in port["vectors"]:
-        names = port["settings"] | dict(k=k, c=RUN["c"], math=math)
-        exec("\n".join(port["formula"]), names)
-        near = pytest.approx(lr, rel=1e-11, abs=1e-17)
-        assert (names["n"], names["lr"], words(n)) == (n, near, near)
-        if name == "ours":
-            assert n == (k - 0.5) * RUN["c"]
-            settings = dict(power_q=1) | port["settings"]
-            schedule = make_schedule(SimpleNamespace(**settings))
-            assert schedule(n) == near
-
-
-@pytest.mark.parametrize("name", VECTORS["logged"])
-def test_our_words_give_what_a_production_run_logged(name):
-    """To the last digit, at the logged step that the rounded tokens belong to."""
-    log = VECTORS["logged"][name]
-    words = eval(log["words"], dict(vars(schedules)))
-    between = log["run"]["c"] * log["run"]["logged_every"]  # tokens between two lines
-    for trillions, lr in log["vectors"]:
-        n = round(trillions * 1e12 / between) * between
-        assert n == pytest.approx(trillions * 1e12, abs=5e6)
-        assert round(words(n), 6) == lr
