@@ -150,7 +150,7 @@ def test_its_law_is_that_of_fit():
                 found = power.best_rate(valleys[length])
                 assert found == pytest.approx(2**best, rel=1e-9)
             same = dict(total_tokens=length, batch_size=batch_size, seed=0)
-            same |= dict(seq_len=power.SEQ_LEN, width=1.0, shape="shape 1")
+            same |= dict(seq_len=power.SEQ_LEN, shape="shape 1", schedule="wsd")
             for lr, loss in losses.items():
                 rows.append(dict(same, lr=lr, loss=loss))
     found, error = power.law(valleys)
