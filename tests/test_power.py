@@ -1,5 +1,6 @@
 """power.py is the paper in one file. The other files are its oracle, and it is theirs."""
 
+import base64
 import itertools
 import json
 import math
@@ -253,6 +254,19 @@ def test_the_whole_file_runs_and_prints_what_it_found(printed, tmp_path):
     assert list(losses["half", 0.3][1]) == alone
 
 
+def test_a_cell_of_the_notebook_shows_what_it_prints_and_saves(tmp_path):
+    text = "# %% [markdown]\n# # Words\n#\n# - one\n\n# %%\nx = 3\n\n# %%\nprint(x)\n"
+    text += "open('b.png', 'wb').write(b'picture')\n"
+    made = notebook.notebook_of(text)
+    _, words, silent, prints = made["cells"]  # the first one installs
+    assert words["source"] == "# Words\n\n- one"
+    assert silent["outputs"] == []
+    printed, figure = prints["outputs"]
+    assert printed["text"] == "3\n"
+    assert base64.b64decode(figure["data"]["image/png"]) == b"picture"
+    json.dumps(made)
+
+
 def test_the_notebook_is_the_file():
     """Its cells are those of power.py, and it shows what they print and draw."""
     path = Path(power.__file__).parent / "docs/power.ipynb"
@@ -268,3 +282,31 @@ def test_the_notebook_is_the_file():
     text = "\n".join(source for kind, source in cells if kind == "markdown")
     for link in re.findall(r"\]\((.*?)\)", text):  # relative to the notebook
         assert path.parent.joinpath(link).exists(), link
+
+
+# -- What the lesson types ---------------------------------------------------------------
+
+LESSON = (Path(power.__file__).parent / "docs/lesson.md").read_text(encoding="utf-8")
+LOOP, WSD, POWER = re.findall(r"^```python\n(.*?)^```", LESSON, re.S | re.M)
+
+
+def test_the_loop_of_the_lesson_runs(capsys):
+    assert "STEPS = 320" in LOOP
+    exec(LOOP.replace("STEPS = 320", "STEPS = 4"), {})
+    assert (
+        2 < float(capsys.readouterr().out) < 5.6
+    )  # nats. New weights have ln 256 or more
+
+
+@pytest.mark.parametrize("typed, b", [(WSD, 0), (POWER, -0.3)])
+def test_the_schedules_of_the_lesson_are_those_of_power(typed, b):
+    """Within a step, because they count steps and we take the middle."""
+    names = {"STEPS": 320}
+    exec(typed, names)
+    trunk = power.warmup(power.power_law(0.016, b))
+    T = 320 * power.STEP
+    schedule = power.decay(trunk, 0.7 * T, T)
+    for step in range(320):
+        ends = schedule(step * power.STEP), schedule((step + 1) * power.STEP)
+        assert min(ends) * (1 - 1e-9) <= names["learning_rate"](step)
+        assert names["learning_rate"](step) <= max(ends) * (1 + 1e-9)
