@@ -19,8 +19,8 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 #
 # Both have one number, the learning rate at T0 tokens. In a long run it is too expensive
 # to tune, so you tune it in a short *pilot* of T0 tokens. **Is it still good if the run
-# ends at 4 or 16 times that length?** Two simpler changes to WSD race, too: hold *half*
-# of the number, or decay for 50% of the run and not for 30%.
+# ends at 4 or 16 times that length?** Two simple changes of WSD are in the race, too:
+# hold *half* of the number, or decay for 50% of the run and not for 30%.
 #
 # To be quick, our pilot has 80 steps of two sequences, and of several batch sizes we took
 # one at which the schedules differ much. So this is a demonstration, and the evidence is
@@ -241,10 +241,7 @@ class Run:
 
 
 def trunk_and_branches(schedule, lengths, seed, shares=(DECAY,)):
-    """Train one trunk, and a branch for each length T and share of T that decays.
-
-    -> {(T, share): branch with its loss}
-    """
+    """Train a trunk, and measure a branch for each end. -> {(T, share of decay): branch}"""
     ends = [(T - round(share * T), T, share) for T in lengths for share in shares]
     trunk = Run(seed)
     branches = {}
@@ -362,8 +359,7 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 # that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, and of 50%. A loss
 # also depends on the initial weights. So we subtract losses of runs with the same initial
 # weights, and repeat this with five new seeds. After ± is half of a 95% interval over the
-# seeds. If it contains 0, it decides nothing. The run may end anywhere, so look at all
-# lengths.
+# seeds, which decides nothing if it contains 0. Look at all lengths.
 
 # %%
 SEEDS = (4, 5, 6, 7, 8)
@@ -383,7 +379,7 @@ if __name__ == "__main__":
 
     print("\nThe race: mean losses, and minus those of Power 30%")
     print("               T0                     4 T0                    16 T0")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 4), layout="constrained")
     losses = {}  # (name, share) -> array [seeds, T]
     for name, (schedule, shares) in trunks.items():
         runs = []
@@ -404,20 +400,20 @@ if __name__ == "__main__":
             style = dict(color=COLORS[name], ls="-" if share == DECAY else "--")
             rates = runs[0][LENGTHS[-1], share].rates
             left.plot(np.arange(len(rates)) * STEP / T0, rates, **style)
-            x = np.log2(LENGTHS) + 0.07 * len(losses)  # so that no bar hides another
+            x = np.log2(LENGTHS) + 0.1 * len(losses)  # so that no bar hides another
             right.errorbar(x, means, errors, marker="o", label=row, **style)
     left.set(title="Learning rates", xlabel="tokens / T0")
-    right.set(title="Loss minus that of Power 30% (nats)", xlabel="length of run / T0")
-    right.set_xticks(np.log2(LENGTHS), (1, 4, 16))
-    right.legend(frameon=False)
+    right.set(title="Loss minus Power 30% (nats)", xlabel="length of the run / T0")
+    right.set_xticks(np.log2(LENGTHS) + 0.3, (1, 4, 16))
+    figure.legend(frameon=False, loc="outside lower center", ncols=5)
     figure.savefig("power.png", dpi=200)
 
 # %% [markdown]
 # ## How to read this
 #
-# **Is it fair?** b took runs of up to 4 T0, so Power has seen more than WSD. We chose
-# *half* after other races. (If b is -1/4, it is what the law gives at 16 T0.) All numbers
-# were tuned with a decay of 30%.
+# **Is it fair?** Power has seen runs of up to 4 T0, in b. We chose *half* after other
+# races. (If b is -1/4, the law gives it at 16 T0, so it is WSD with a right guess of that
+# length.) All numbers were tuned with a decay of 30%.
 #
 # **What is missing.** The intervals are blind to the noise of the pilot, to another text,
 # and to another model. So repeat the pilot on your text, and do not copy our numbers. If
