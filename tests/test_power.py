@@ -1,5 +1,7 @@
 """power.py is the paper in one file. The other files are its oracle, and it is theirs."""
 
+import base64
+import itertools
 import json
 import math
 import re
@@ -35,17 +37,10 @@ def test_schedules_are_those_of_schedules():
         one = power.power_law(0.01, -0.3, lr_max)
         assert one(T0) == pytest.approx(0.01)
         pairs.append((one, schedules.power_law(a, -0.3, 0.25, lr_max, q)))
-    wsqd = power.power_law(0.01, -1 / 2, shift=T0)
-    pairs.append((wsqd, lambda n: 0.01 * math.sqrt(2 * T0 / (n + T0))))
-    ends = []
     for one, other in pairs:
         one = power.decay(power.warmup(one), start, T)
         other = schedules.warmup(other, warm)
-        ends.append((one, schedules.decay(other, T, T - start, "linear")))
-    line = schedules.warmup(schedules.constant(0.01), warm)
-    line = schedules.decay(line, T, T - warm, "linear")
-    ends.append((power.warmup(power.linear(0.01, T)), line))
-    for one, other in ends:
+        other = schedules.decay(other, T, T - start, "linear")
         expected = [other(n) for n in N]
         assert [one(n) for n in N] == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
@@ -105,29 +100,21 @@ def equal(one: power.Run, other: power.Run) -> bool:
 
 
 def test_a_branch_is_the_separate_run():
-    """Bit for bit, also if its decay starts inside a step."""
-    lengths = (4_000, 8_192)
+    """Bit for bit, also if its decay starts inside a step, or before that of a shorter T."""
+    lengths = (4_000, 5_120, 8_192)
+    shares = (0.3, 0.5)
     warm = power.warmup(power.power_law(0.02, -0.3, 0.04))
-    branches = power.trunk_and_branches(warm, lengths, seed=0)
-    for T in lengths:
-        start = T - round(power.DECAY * T)
+    branches = power.trunk_and_branches(warm, lengths, 0, shares)
+    assert branches.keys() == set(itertools.product(lengths, shares))
+    for (T, share), branch in branches.items():
+        start = T - round(share * T)
         alone = power.Run(seed=0).train(power.decay(warm, start, T), T)
-        assert equal(branches[T], alone)
-        assert branches[T].rates == alone.rates
-        assert branches[T].tokens == alone.tokens <= T
+        assert equal(branch, alone)
+        assert branch.rates == alone.rates
+        assert branch.tokens == alone.tokens <= T
         alone.measure()
-        assert branches[T].loss == alone.loss
+        assert branch.loss == alone.loss
     assert not equal(power.Run(seed=0), power.Run(seed=1))
-
-
-def test_the_line_is_planned_for_every_length():
-    lengths = (5_120, 7_680)
-    runs = power.runs_of("linear", 0.02, lengths, seed=0)
-    for T in lengths:
-        alone = power.Run(seed=0).train(power.warmup(power.linear(0.02, T)), T)
-        assert equal(runs[T], alone)
-        alone.measure()
-        assert runs[T].loss == alone.loss
 
 
 def test_nothing_that_we_train_on_is_held_out():
@@ -137,6 +124,9 @@ def test_nothing_that_we_train_on_is_held_out():
 
 
 # -- The law and the errors. docs/exercises/judge.py tests losses without a bottom -------
+
+
+TILTS = (0, 0.05, -0.05, 0)  # of the valley of each seed
 
 
 def test_its_law_is_that_of_fit():
@@ -155,7 +145,7 @@ def test_its_law_is_that_of_fit():
             if batch_size == power.BATCH_SIZE:
                 # seeds whose valleys are moved to both sides, and 0 on average
                 valleys[length] = {
-                    lr: [losses[lr] + tilt * math.log2(lr) for tilt in (0, 0.05, -0.05)]
+                    lr: [losses[lr] + tilt * math.log2(lr) for tilt in TILTS]
                     for lr in rates
                 }
                 found = power.best_rate(valleys[length])
@@ -175,8 +165,9 @@ def test_its_law_is_that_of_fit():
         for lr in valley:
             valley[lr][0] = valleys[T0][lr][0]
     found, error = power.law(valleys)
-    assert found == pytest.approx(b * 2 / 3, rel=1e-9)
-    assert error == pytest.approx(power.estimate([0, b, b])[1], rel=1e-9)
+    slopes = [0, b, b, b]
+    assert found == pytest.approx(np.mean(slopes), rel=1e-9)
+    assert error == pytest.approx(power.estimate(slopes)[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("seeds", power.STUDENT)
@@ -191,7 +182,11 @@ def test_the_error_is_half_of_the_interval_of_student(seeds):
     mean = sum(values) / seeds
     variance = sum((x - mean) ** 2 for x in values) / (seeds - 1)
     expected = (mean, t * math.sqrt(variance / seeds))
-    assert power.estimate(np.array(values)) == pytest.approx(expected)
+    assert power.estimate(values) == pytest.approx(expected)
+    shifted = np.transpose([values, np.add(values, 1)])  # [seeds, 2]
+    means, errors = power.estimate(shifted)
+    assert means == pytest.approx([mean, mean + 1])
+    assert errors == pytest.approx([expected[1], expected[1]])
 
 
 # -- The program and its notebook --------------------------------------------------------
@@ -202,8 +197,10 @@ SMALLER = {
     "SEQ_LEN = 128": "SEQ_LEN = 8",
     "T0 = 80 * STEP": "T0 = 5 * STEP",
     "WARMUP = 16 * STEP": "WARMUP = STEP",
-    "(0.004, 0.008, 0.016, 0.032, 0.064)": "(0.016, 0.032, 0.064)",
-    "256, 32, 2, 2": "256, 8, 1, 1",
+    "(0.004, 0.01, 0.025, 0.0625)": "(0.01, 0.025, 0.0625)",
+    "WIDTH = 32": "WIDTH = 8",
+    "HEADS = 2": "HEADS = 1",
+    "LAYERS = 2": "LAYERS = 1",
     "[:128]": "[:16]",
     'rglob("*.py"))': 'rglob("*.py"))[::20]',
     "dpi=200": "dpi=50",
@@ -226,24 +223,48 @@ def test_the_whole_file_runs_and_prints_what_it_found(printed, tmp_path):
     """They follow from the losses, and the law of WSD is in Power."""
     text, names = printed
     assert {path.name for path in tmp_path.glob("*.png")} == FIGURES
-    b, error = power.law(names["pilots"]["WSD"])
+    b, error = power.law(names["valleys"])
     assert f"T^({b:.2f} ± {error:.2f})" in text
-    trunk = names["TRUNKS"]["Power"](0.01)
+    for lr in names["RATES"]:  # a row of the pilot
+        means = [np.mean(valley[lr]) for valley in names["valleys"].values()]
+        assert re.search(rf"{lr:.4f} +" + " +".join(f"{x:.3f}" for x in means), text)
+    trunk = names["power"](0.01)
     assert trunk(4 * names["T0"]) == pytest.approx(0.01 * 4**b)
-    assert b > 0 or trunk(1e-99) == max(power.RATES)
+    assert b > 0 or trunk(1e-99) == max(names["RATES"])
+    half, _ = names["trunks"]["half"]
+    wsd_lr = power.best_rate(names["valleys"][names["T0"]])
+    assert half(1) == pytest.approx(wsd_lr / 2)
 
-    # the table, and the sentence
+    # the table
     losses = names["losses"]
-    below = []
-    for name in ("WSD", "Power", "WSqD", "linear"):
-        assert losses[name].shape == (3, len(names["SEEDS"]))
-        for k, (T, row) in enumerate(zip(names["LENGTHS"], losses[name])):
-            assert list(row) == [runs[T].loss for runs in names["raced"][name]]
-            mean, error = power.estimate(row - losses["WSD"][k])
-            assert f"{row.mean():.3f} {mean:+.3f} ± {error:.3f}" in text
-        if mean < -error:  # at the longest
-            below.append(name)
-    assert f"are below WSD: {', '.join(below) or 'none'}\n" in text
+    rows = [("Power", 0.3), ("Power", 0.5), ("WSD", 0.3), ("WSD", 0.5), ("half", 0.3)]
+    assert list(losses) == rows
+    for (name, share), row in losses.items():
+        assert row.shape == (len(names["SEEDS"]), len(names["LENGTHS"]))
+        means, errors = power.estimate(row - losses["Power", 0.3])
+        line = f"{name} {share:.0%}".ljust(9)
+        for loss, mean, error in zip(row.mean(axis=0), means, errors):
+            line += f"  {loss:.3f} {mean:+.3f} ± {error:.3f}"
+        assert line in text
+    # a seed of the race, alone
+    one = names["trunk_and_branches"](
+        names["warmup"](half), names["LENGTHS"], names["SEEDS"][1]
+    )
+    alone = [run.loss for run in one.values()]
+    assert list(losses["half", 0.3][1]) == alone
+
+
+def test_a_cell_of_the_notebook_shows_what_it_prints_and_saves(tmp_path):
+    text = "# %% [markdown]\n# # Words\n#\n# - one\n\n# %%\nx = 3\n\n# %%\nprint(x)\n"
+    text += "open('b.png', 'wb').write(b'picture')\n"
+    made = notebook.notebook_of(text)
+    _, words, silent, prints = made["cells"]  # the first one installs
+    assert words["source"] == "# Words\n\n- one"
+    assert silent["outputs"] == []
+    printed, figure = prints["outputs"]
+    assert printed["text"] == "3\n"
+    assert base64.b64decode(figure["data"]["image/png"]) == b"picture"
+    json.dumps(made)
 
 
 def test_the_notebook_is_the_file():
@@ -255,9 +276,37 @@ def test_the_notebook_is_the_file():
     outputs = [out for cell in found for out in cell.get("outputs", [])]
     kinds = [out["output_type"] for out in outputs]
     assert kinds.count("display_data") == len(FIGURES)
-    assert kinds.count("stream") == 3  # the pilot of WSD, of the others, the race
+    assert kinds.count("stream") == 2  # the pilot of WSD, and the race
     printed = "".join("".join(out.get("text", "")) for out in outputs)
     assert "The race" in printed and "/" not in printed  # no path of a machine
     text = "\n".join(source for kind, source in cells if kind == "markdown")
     for link in re.findall(r"\]\((.*?)\)", text):  # relative to the notebook
         assert path.parent.joinpath(link).exists(), link
+
+
+# -- What the lesson types ---------------------------------------------------------------
+
+LESSON = (Path(power.__file__).parent / "docs/lesson.md").read_text(encoding="utf-8")
+LOOP, WSD, POWER = re.findall(r"^```python\n(.*?)^```", LESSON, re.S | re.M)
+
+
+def test_the_loop_of_the_lesson_runs(capsys):
+    assert "STEPS = 320" in LOOP
+    exec(LOOP.replace("STEPS = 320", "STEPS = 4"), {})
+    assert (
+        2 < float(capsys.readouterr().out) < 5.6
+    )  # nats. New weights have ln 256 or more
+
+
+@pytest.mark.parametrize("typed, b", [(WSD, 0), (POWER, -0.3)])
+def test_the_schedules_of_the_lesson_are_those_of_power(typed, b):
+    """Within a step, because they count steps and we take the middle."""
+    names = {"STEPS": 320}
+    exec(typed, names)
+    trunk = power.warmup(power.power_law(0.016, b))
+    T = 320 * power.STEP
+    schedule = power.decay(trunk, 0.7 * T, T)
+    for step in range(320):
+        ends = schedule(step * power.STEP), schedule((step + 1) * power.STEP)
+        assert min(ends) * (1 - 1e-9) <= names["learning_rate"](step)
+        assert names["learning_rate"](step) <= max(ends) * (1 + 1e-9)
