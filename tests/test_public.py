@@ -130,17 +130,17 @@ def test_a_learning_rate_beyond_the_tried_ones_is_counted(valleys):
 
 def test_a_median_counts_pairs_and_an_interval_series():
     pairs = []
-    for series, held in (("a", 0.01), ("a", 0.02), ("a", 0.06), ("b", 0.05)):
+    for series, held in (("a", 0.01), ("a", 0.02), ("a", 0.09), ("b", 0.06)):
         losses = dict.fromkeys(public.RUNNERS, 0.01) | {"held": held}
         pairs.append(public.Pair(series, 6e9, 20, losses, []))
     a, b, medians, _ = public.at_scale(pairs)
-    assert a[:3] == ["a", "3", "0.0300"]
-    assert b[:3] == ["b", "1", "0.0500"]
-    assert medians[1:4] == ["4", "0.0350", "0.0100"]
-    # of 0.03 and 0.05: the standard error is 0.01, and t of one degree of freedom 12.706
+    assert a[:3] == ["a", "3", "0.0400"]
+    assert b[:3] == ["b", "1", "0.0600"]
+    assert medians[1:4] == ["4", "0.0400", "0.0100"]
+    # of 0.04 and 0.06: the standard error is 0.01, and t of one degree of freedom 12.706
     means, minus = public.differences({"x": pairs})
-    assert means[1:3] == ["2", "0.0400 [-0.0871, 0.1671]"]
-    assert minus[2:5] == ["0.0300 [-0.0971, 0.1571]", "0.0000 [0.0000, 0.0000]", ""]
+    assert means[1:3] == ["2", "0.0500 [-0.0771, 0.1771]"]
+    assert minus[2:5] == ["0.0400 [-0.0871, 0.1671]", "0.0000 [0.0000, 0.0000]", ""]
 
 
 def test_the_share_of_the_decay(schaipp):
