@@ -31,8 +31,9 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+import config
 from tools import files, flags
-from tools.flags import size
+from tools.flags import UserError, size
 from tools.rows import read_csv
 from tools.student import student
 
@@ -110,9 +111,10 @@ class Pair(NamedTuple):
 
 def read_valleys(file: Path) -> Series:
     points = defaultdict(list)
-    for row in read_csv(file, COLUMNS):
+    for row in read_csv(file, COLUMNS, config.FIELDS):
         # we pool the seeds: at 1B, most runs at 0.001 have another seed than the rest
-        cell = int(row["shape"]), row["batch_size"], row["total_tokens"]
+        _, n_parameters = row["shape"]
+        cell = n_parameters, row["batch_size"], row["total_tokens"]
         points[cell].append((math.log2(row["lr"]), row["loss"]))
     series = defaultdict(dict)
     for (n_parameters, batch_size, T), of_cell in sorted(points.items()):
@@ -196,7 +198,7 @@ def differences(groups: dict[str, list[Pair]]) -> Rows:
     for name, of_group in groups.items():
         by_series = list(mean_losses(of_group).values())
         means = [name, str(len(by_series))]
-        minus = ["... minus ratio^-0.3", str(len(by_series))]
+        minus = [f"{name}, minus ratio^-0.3", str(len(by_series))]
         for runner in RUNNERS:
             means.append(with_interval([losses[runner] for losses in by_series]))
             gaps = [losses[runner] - losses["ratio^-0.3"] for losses in by_series]
@@ -206,13 +208,18 @@ def differences(groups: dict[str, list[Pair]]) -> Rows:
 
 
 def slopes(series: Series) -> Rows:
+    ranges = {
+        "6B to 300B": (6e9, 300e9),
+        "6B to 30B": (6e9, 30e9),
+        "30B to 300B": (30e9, 300e9),
+    }
     rows = []
-    for name, shortest in {"all lengths": 0, "80B tokens and more": 80e9}.items():
+    for name, (low, high) in ranges.items():
         found = []
         for valleys in series.values():
-            long = {T: valley for T, valley in valleys.items() if T >= shortest}
-            if len(long) > 2:
-                found.append(exponent(long))
+            inside = {T: valley for T, valley in valleys.items() if low <= T <= high}
+            if len(inside) > 2:
+                found.append(exponent(inside))
         rows.append([name, str(len(found)), with_interval(found, "z.2f")])
     return rows
 
@@ -276,14 +283,14 @@ ABOUT = {
     ),
     "at scale, differences": (
         "The same with 95% intervals over series (a model and a batch size), because nearly "
-        "all runs have one seed. *Worst length*: the worst of all runs up to 50 times as "
-        "long as a pilot of 6B or 12B tokens. All runs hold their learning rate before the "
-        "decay, so *ratio^-0.3* is a run that knew its length, and not a trunk that falls.",
+        "all runs have one seed. *Worst length*: the worst of all runs after a pilot of 6B "
+        "or 12B tokens. All runs hold their learning rate before the decay, so "
+        "*ratio^-0.3* is a run that knew its length, and not a trunk that falls.",
         ["length", "series", *RUNNERS],
     ),
     "at scale, b": (
-        "How the best learning rate of a series of OpenEuroLLM falls with T, mean and 95% "
-        "interval over series.",
+        "b of the best learning rate in runs of OpenEuroLLM, mean and 95% interval over "
+        "series. It falls most from short runs.",
         ["T", "series", "b"],
     ),
     "extended": (
@@ -311,31 +318,41 @@ def tables() -> list[tuple[str, str, list[str], Rows]]:
     return with_captions(files.read_json(COMMITTED))
 
 
+def ask(openeurollm: Path, schaipp: Path) -> dict[str, Rows]:
+    """The rows of every table, from folders. Raises UserError."""
+    file = openeurollm / "data/loss_all_exps_post_annealing.csv"
+    for path in (file, schaipp / "data/horizon_transfer"):
+        if not path.exists():
+            raise UserError(f"{path} is missing; clone it as --help says")
+    series = read_valleys(file)
+    pairs = pairs_of(series)
+    long = [pair for pair in pairs if 15 <= pair.ratio <= 50]
+    middle = [pair for pair in pairs if 4 <= pair.ratio <= 10]
+    groups = {
+        "15 to 50 times": long,
+        "4 to 10 times 6B": [pair for pair in middle if pair.T0 == 6e9],
+        "4 to 10 times 30B": [pair for pair in middle if pair.T0 == 30e9],
+        "worst length, 1 to 50 times": worst_lengths(pairs, 1),
+        "worst length, 3 to 50 times": worst_lengths(pairs, 3),
+    }
+    return {
+        "at scale": at_scale(long),
+        "at scale, differences": differences(groups),
+        "at scale, b": slopes(series),
+        "extended": extended(schaipp),
+        "public shares": shares(schaipp),
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("public.py", __doc__)
     for source in ("openeurollm", "schaipp"):
         parser.add_argument(f"--{source}", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)
-    file = args.openeurollm / "data/loss_all_exps_post_annealing.csv"
-    for path in (file, args.schaipp / "data/horizon_transfer"):
-        if not path.exists():
-            return flags.fail("public.py", f"{path} is missing; clone it as --help says")
-
-    series = read_valleys(file)
-    pairs = pairs_of(series)
-    long = [pair for pair in pairs if 15 <= pair.ratio <= 50]
-    groups = {
-        "15 to 50 times": long,
-        "worst length, the pilot's own and more": worst_lengths(pairs, 1),
-        "worst length, 3 times and more": worst_lengths(pairs, 3),
-    }
-    rows = {
-        "at scale": at_scale(long),
-        "at scale, differences": differences(groups),
-        "at scale, b": slopes(series),
-        "extended": extended(args.schaipp),
-        "public shares": shares(args.schaipp),
-    }
+    try:
+        rows = ask(args.openeurollm, args.schaipp)
+    except (UserError, OSError) as error:
+        return flags.fail("public.py", error)
     for name, about, head, of_table in with_captions(rows):
         print(f"## {name}\n\n{about}\n")
         for row in (head, ["---"] * len(head), *of_table):

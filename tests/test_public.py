@@ -101,7 +101,7 @@ def test_runners_lose_what_the_law_says(valleys):
         for runner in public.RUNNERS:
             expected = BEND * octaves_too_high(runner, pair.ratio) ** 2
             assert pair.losses[runner] == pytest.approx(expected, abs=1e-9)
-    assert public.slopes(valleys)[0] == ["all lengths", "3", "-0.30 [-0.30, -0.30]"]
+    assert public.slopes(valleys)[0] == ["6B to 300B", "3", "-0.30 [-0.30, -0.30]"]
 
 
 @pytest.mark.parametrize("shortest", [1, 3])
