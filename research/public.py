@@ -152,10 +152,11 @@ def mean_losses(pairs: list[Pair]) -> dict[str, dict[str, float]]:
     """{series: {runner: mean loss}}"""
     of_series = defaultdict(list)
     for pair in pairs:
-        of_series[pair.series].append(pair.losses)
-    means = {}
-    for name, losses in of_series.items():
-        means[name] = {r: statistics.fmean(one[r] for one in losses) for r in RUNNERS}
+        of_series[pair.series].append(pair)
+    means = defaultdict(dict)
+    for name, of_one in of_series.items():
+        for runner in RUNNERS:
+            means[name][runner] = statistics.fmean(pair.losses[runner] for pair in of_one)
     return means
 
 
@@ -170,10 +171,12 @@ def worst_lengths(pairs: list[Pair], shortest: float) -> list[Pair]:
             by_pilot[pair.series, pair.T0].append(pair)
     worst = []
     for of_pilot in by_pilot.values():
-        longest = max(of_pilot, key=lambda pair: pair.ratio)
-        if longest.ratio >= 15:
-            losses = {r: max(pair.losses[r] for pair in of_pilot) for r in RUNNERS}
-            worst.append(longest._replace(losses=losses))
+        if max(pair.ratio for pair in of_pilot) < 15:
+            continue
+        losses = {}
+        for runner in RUNNERS:
+            losses[runner] = max(pair.losses[runner] for pair in of_pilot)
+        worst.append(of_pilot[0]._replace(losses=losses))
     return worst
 
 
@@ -242,7 +245,10 @@ def extended(folder: Path) -> Rows:
         trunk = {"wsd": "held", "wsd_twostage": "lowered once"}[run["scheduler"]]
         name = f"{model}, {run['iterations'] // 50_000} times"
         losses[name][f"{trunk}, {run['wsd_fract_decay']:.0%}"] = f"{run['loss']:.4f}"
-    return [[name, *(of.get(x, "") for x in EXTENSIONS)] for name, of in losses.items()]
+    rows = []
+    for name, of_length in losses.items():
+        rows.append([name, *(of_length.get(way, "") for way in EXTENSIONS)])
+    return rows
 
 
 def shares(folder: Path) -> Rows:
@@ -271,21 +277,20 @@ def shares(folder: Path) -> Rows:
 
 # -- 4. The tables -----------------------------------------------------------------------
 
-LENGTHS = ("15k", "25k", "35k", "50k")
 ABOUT = {
     "at scale": (
-        "WSD of OpenEuroLLM, 15 to 50 times as long as a pilot of 6B to 20B tokens, at the "
-        "pilot's best learning rate (*held*), at half of it, or at the same times a power "
-        "of the ratio of the two lengths: the loss above the minimum of a parabola. Batch "
-        "sizes count sequences of 4096 tokens. A learning rate beyond those that were "
-        "tried counts as the nearest of them, and so loses at least what is printed.",
+        "WSD of OpenEuroLLM, 15 to 50 times as long as a pilot of 6B to 20B tokens, at "
+        "the pilot's best learning rate (*held*), at half of it, or at the same times a "
+        "power of the ratio of the two lengths: the loss above the minimum of a parabola. "
+        "Batch sizes count sequences of 4096 tokens. A learning rate beyond those that "
+        "were tried counts as the nearest of them, and so loses at least what is printed.",
         ["series", "pairs", *RUNNERS],
     ),
     "at scale, differences": (
-        "The same with 95% intervals over series (a model and a batch size), because nearly "
-        "all runs have one seed. *Worst length*: the worst of all runs after a pilot of 6B "
-        "or 12B tokens. All runs hold their learning rate before the decay, so "
-        "*ratio^-0.3* is a run that knew its length, and not a trunk that falls.",
+        "The same with 95% intervals over series (a model and a batch size), because "
+        "nearly all runs have one seed. *Worst length*: the worst of all runs after a "
+        "pilot of 6B or 12B tokens. All runs hold their learning rate before the decay, "
+        "so *ratio^-0.3* is a run that knew its length, and not a trunk that falls.",
         ["length", "series", *RUNNERS],
     ),
     "at scale, b": (
@@ -294,17 +299,21 @@ ABOUT = {
         ["T", "series", "b"],
     ),
     "extended": (
-        "Validation loss of runs of Schaipp et al. that are 2 or 4 times as long as 50,000 "
-        "steps, for which 0.001 is the best learning rate of four at 124M: *held*, or "
-        "*lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for 4 times), with "
-        "decays of 20% or 60%. One seed.",
+        "Validation loss of runs of Schaipp et al. that are 2 or 4 times as long as "
+        "50,000 steps, for which 0.001 is the best learning rate of four at 124M: *held*, "
+        "or *lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for 4 times), "
+        "with decays of 20% or 60%. One seed.",
         ["model and length", *EXTENSIONS],
     ),
     "public shares": (
-        "Schaipp et al., 124M parameters, 15,000 to 50,000 steps, by the share that decays: "
-        "b, and the loss minus that with 20%, with the learning rate *held* at 0.001 or "
-        "*tuned* for each share and length (of 0.0005, 0.001 and 0.002). One seed.",
-        ["share", "b", *(f"{how}, {T}" for how in ("held", "tuned") for T in LENGTHS)],
+        "Schaipp et al., 124M parameters, 15,000 to 50,000 steps, by the share that "
+        "decays: b, and the loss minus that with 20%, with the learning rate *held* at "
+        "0.001 or *tuned* for each share and length (of 0.0005 to 0.002). One seed.",
+        [
+            *("share", "b"),
+            *("held, 15k", "held, 25k", "held, 35k", "held, 50k"),
+            *("tuned, 15k", "tuned, 25k", "tuned, 35k", "tuned, 50k"),
+        ],
     ),
 }
 
