@@ -1,4 +1,4 @@
-"""Ask our questions of public runs with 48M to 983M parameters.
+"""Ask our questions of public runs with 48M to 1.7B parameters.
 
     python research/public.py --openeurollm FOLDER --schaipp FOLDER
 
@@ -281,9 +281,10 @@ ABOUT = {
     "at scale": (
         "WSD of OpenEuroLLM, 15 to 50 times as long as a pilot of 6B to 20B tokens, at "
         "the pilot's best learning rate (*held*), at half of it, or at the same times a "
-        "power of the ratio of the two lengths: the loss above the minimum of a parabola. "
-        "Batch sizes count sequences of 4096 tokens. A learning rate beyond those that "
-        "were tried counts as the nearest of them, and so loses at least what is printed.",
+        "power of the ratio of the two lengths: the loss above the minimum of a "
+        "parabola. Batch sizes count sequences of 4096 tokens. A learning rate beyond "
+        "those that were tried counts as the nearest of them, and so loses at least what "
+        "is printed.",
         ["series", "pairs", *RUNNERS],
     ),
     "at scale, differences": (
@@ -300,9 +301,9 @@ ABOUT = {
     ),
     "extended": (
         "Validation loss of runs of Schaipp et al. that are 2 or 4 times as long as "
-        "50,000 steps, for which 0.001 is the best learning rate of four at 124M: *held*, "
-        "or *lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for 4 times), "
-        "with decays of 20% or 60%. One seed.",
+        "50,000 steps, for which 0.001 is the best learning rate of four at 124M: "
+        "*held*, or *lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for 4 "
+        "times), with decays of 20% or 60%. One seed.",
         ["model and length", *EXTENSIONS],
     ),
     "public shares": (
