@@ -302,8 +302,8 @@ ABOUT = {
     "extended": (
         "Validation loss of runs of Schaipp et al. that are 2 or 4 times as long as "
         "50,000 steps, for which 0.001 is the best learning rate of four at 124M: "
-        "*held*, or *lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for 4 "
-        "times), with decays of 20% or 60%. One seed.",
+        "*held*, or *lowered once*, after 40,000 steps (times 0.525 for 2 and 0.375 for "
+        "4 times), with decays of 20% or 60%. One seed.",
         ["model and length", *EXTENSIONS],
     ),
     "public shares": (
