@@ -1,17 +1,47 @@
-"""How we commit the records of an experiment: what all runs share, and a line for each."""
+"""What the programs of this folder share: committed runs, intervals, and tables.
 
+A folder of results/ has records.jsonl, with a line for every run, and settings.json, with
+everything that its runs share.
+"""
+
+import math
 import platform
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tools import files
+from tools.student import student
+
+RESULTS = Path(__file__).parent / "results"
 
 
-def write_results(
-    folder: Path, records: list[dict], command: str, fingerprint: str
-) -> None:
-    """Write settings.json and records.jsonl of runs that one command made on one text."""
+def read(folder: str | Path) -> list[dict]:
+    """The runs of a folder of results/, as flat dicts of settings, results and origin."""
+    folder = RESULTS / folder
+    shared = files.read_json(folder / "settings.json")
+    rows = []
+    for record in files.read_records(folder / "records.jsonl"):
+        row = {"loss": files.loss_of(record)}
+        for part in ("config", "results", "origin"):
+            row |= shared[part] | record.get(part, {})
+        rows.append(prepared(row))
+    return rows
+
+
+def prepared(row: dict) -> dict:
+    """A run with the two fields that fit.py computes: its shape, and how much decays."""
+    is_mup = row["m_width"] == row["n_embd"] / row["base_width"]
+    shape = f"width {row['n_embd']}" + ("" if is_mup else ", without μP")
+    if "decay_tokens" in row:  # of the whole run, also if the schedule has no decay
+        share = row["decay_tokens"] / row["total_tokens"]
+        row = row | {"decay_share": round(share, 3)}
+    return row | {"shape": shape}
+
+
+def write(folder: Path, records: list[dict], command: str, fingerprint: str) -> None:
+    """Write the runs that one command trained on one text."""
     settings = {
         "origin": {
             "command": command,
@@ -21,9 +51,6 @@ def write_results(
             "fingerprint": fingerprint,
         }
     }
-    for record in records:
-        for field in ("val_bpb", "tokens"):  # which follow from others
-            record["results"].pop(field, None)
     for part in ("config", "results"):
         settings[part] = {}
         for field, value in records[0][part].items():
@@ -35,3 +62,26 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "settings.json", settings)
     files.write_records(folder / "records.jsonl", records)
+
+
+def over(values) -> list[float]:
+    """The mean of some values, and the ends of its 95% interval by Student's t."""
+    n = len(values)
+    mean = float(np.mean(values))
+    if n == 1:
+        return [mean, math.nan, math.nan]
+    half = student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    return [mean, mean - half, mean + half]
+
+
+def show(answer, form: str = ".3f") -> str:
+    """(answer, low, high) -> '-0.278 [-0.374, -0.182]'"""
+    value, low, high = (format(x, form) for x in answer)
+    return value if low == "nan" else f"{value} [{low}, {high}]"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines)
