@@ -47,6 +47,13 @@ ENDINGS = {
 }
 
 
+def ending_of(fields: dict) -> str:
+    """The name of how a run of WSD, linear or cosine ends, from its settings."""
+    if fields["schedule"] != "wsd":
+        return fields["schedule"]
+    return {0.0: "none", 0.1: "10", 0.3: "30"}[fields["decay_share"]]
+
+
 def window(ending: str, T: int, batch_size: int, n: int = 9) -> list[float]:
     lr, b = PILOT[ending]
     lr *= (T / LENGTHS[0]) ** b * (batch_size / 8) ** 0.5
@@ -152,16 +159,11 @@ QUESTIONS = {  # name -> runs of a seed, and the seeds
 }
 
 
-def folder_of(question: str, record: dict) -> str:
-    """The folder of a record in results/."""
+def folder_of(question: str, fields: dict) -> str:
+    """The folder of a run in results/."""
     if question == "presets":
         return question
-    if question == "valleys":
-        share = record["config"]["decay_share"]
-        question = {0.0: "none", 0.1: "10", 0.3: "30"}[share]
-        if record["config"]["schedule"] == "linear":
-            question = "linear"
-    return f"decay-laptop/{question}"
+    return f"decay-laptop/{ending_of(fields) if question == 'valleys' else question}"
 
 
 def write_records(runs: Path) -> None:
@@ -170,7 +172,8 @@ def write_records(runs: Path) -> None:
     for question in QUESTIONS:
         for file in sorted((runs / question).glob("*.jsonl")):
             for record in files.read_records(file):
-                folders.setdefault(folder_of(question, record), []).append(record)
+                name = folder_of(question, record["config"])
+                folders.setdefault(name, []).append(record)
     fingerprint = data.open_corpus("embedded").meta["fingerprint"]
     for name, some in folders.items():
         folder = records.RESULTS / name

@@ -52,12 +52,7 @@ TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
 
 
 def transfer_runs(grid: Grid) -> list[TrainConfig]:
-    """WSD runs under muP, then without its rules and with the usual attention.
-
-    The best learning rate may move by a factor of 4, so both have more than a sweep.
-    """
-    if not grid.lrs:
-        grid = grid._replace(lrs=lattice(6, 18))
+    """WSD runs under muP, then without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=grid.head**-0.5)
     return sweep.runs_of(grid) + sweep.runs_of(grid, **standard)
 
@@ -251,7 +246,9 @@ def compare(grid: Grid, args) -> str:
     for name, line in LINES.items():
         for seed in grid.seeds:
             tries[name, seed] = candidates(line, grid, tuning, seed)
-    train_all(args, [run for of in tries.values() for runs in of.values() for run in runs])
+    train_all(
+        args, [run for of in tries.values() for runs in of.values() for run in runs]
+    )
 
     # 2. Test. In a dry run, which has no losses, at the first learning rate
     lrs = {}

@@ -32,7 +32,7 @@ def read(folder: str | Path) -> list[dict]:
 
 def prepared(row: dict) -> dict:
     """A run with the two fields that fit.py computes: its shape, and how much decays."""
-    is_mup = row["m_width"] == row["n_embd"] / row["base_width"]
+    is_mup = row["attention_multiplier"] == row["n_head"] / row["n_embd"]
     shape = f"width {row['n_embd']}" + ("" if is_mup else ", without μP")
     if "decay_tokens" in row:  # of the whole run, also if the schedule has no decay
         share = row["decay_tokens"] / row["total_tokens"]
@@ -72,6 +72,20 @@ def over(values) -> list[float]:
         return [mean, math.nan, math.nan]
     half = student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
     return [mean, mean - half, mean + half]
+
+
+def over_seeds(curves: dict, answer) -> list[float]:
+    """A number, and the ends of its interval by leaving out one seed at a time.
+
+    As in fit.intervals. curves: {(cell, seed): ...}. answer(curves): a number.
+    """
+    center = answer(curves)
+    without = []
+    for seed in sorted({seed for _, seed in curves}):
+        without.append(answer({key: x for key, x in curves.items() if key[1] != seed}))
+    n = len(without)
+    half = student(n - 1) * math.sqrt((n - 1) * np.var(without))
+    return [center, center - half, center + half]
 
 
 def show(answer, form: str = ".3f") -> str:
