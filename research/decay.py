@@ -65,7 +65,8 @@ def run(T: int, batch_size: int, seed: int, **fields) -> TrainConfig:
     """A run of sweep.py's laptop, of width 32."""
     usual = dict(n_embd=32, n_head=2, batch_size=batch_size, total_tokens=T, device="cpu")
     usual |= dict(warmup_tokens=WARMUP_STEPS * batch_size * 128)
-    return make_config(**sweep.LAPTOP | usual | fields, seed=seed, data_seed=seed)
+    cfg = make_config(**sweep.LAPTOP | usual | fields, seed=seed, data_seed=seed)
+    return data.with_corpus(cfg, fixed=())
 
 
 def valleys(seed: int) -> Iterable[TrainConfig]:
@@ -145,7 +146,8 @@ def presets(seed: int) -> Iterable[TrainConfig]:
         if seed in PRESET_SEEDS[T]:
             fields = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
             for lr in preset_peaks(cell):
-                yield make_config(**fields, lr=lr, seed=seed, data_seed=seed)
+                cfg = make_config(**fields, lr=lr, seed=seed, data_seed=seed)
+                yield data.with_corpus(cfg, fixed=())
 
 
 # -- The command line --------------------------------------------------------------------

@@ -16,6 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 import numpy as np
 
 import fit
+import paper
 import records
 import tables
 from config import make_config
@@ -171,16 +172,14 @@ def draw_valleys(path: Path) -> None:
 
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
-    rows = records.read("transfer-quick")
-    without = [row for row in rows if "without" in row["shape"]]
-    with_mup = [row for row in rows if "without" not in row["shape"]]
+    with_mup, without = paper.by_mup(records.read("transfer-quick"))
     with figure(path, 3.7, 2, beside=True, sharey=True) as (left, right):
         for ax, name, some in (
             (left, "Without μP", without),
             (right, "With μP", with_mup),
         ):
             title = name + ": 4× the width,\nbest learning rate × {ratio}"
-            draw_panel(ax, some, lambda cell: cell.shape.split(",")[0], title)
+            draw_panel(ax, some, lambda cell: fit.in_words(cell.shape), title)
         left.set(ylabel="loss above the bottom (nats)")
 
 

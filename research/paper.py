@@ -29,25 +29,53 @@ import records
 import sweep
 import train
 from config import TrainConfig
-from records import show
-from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice, warm
+from records import row_of, show
+from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice
 from tools import engines, files
 from tools.flags import UserError, size
 
-# Power is scanned around this. The a of the paper, 4, is too low for our small batches,
-# and its ceiling, 0.02, would make runs with different large a equal
-CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
-PAPER_POWER = PAPER | CENTER | dict(preset="36M-power", power_a=4.0, lr_max=0.02)
+SHORT_WARMUP = LAPTOP | dict(warmup_tokens=2_000)
+PAPER_WARMUP = PAPER | dict(warmup_tokens=10**9)
+
+
+def cells_of(grid: Grid, **more) -> list[TrainConfig]:
+    """One run of every cell and seed of a grid, at any learning rate."""
+    return sweep.runs_of(grid._replace(lrs=[0.01]), **more)
+
 
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
-NARROW = [32, 64, 128]
-WIDE = [128, 256, 512, 1024]
-TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
-    "quick": Grid(warm(LAPTOP, 2_000), NARROW, [4], [0], [80_000]),
-    "laptop": Grid(warm(LAPTOP, 2_000), [*NARROW, 256], [4], [0, 1, 2], [160_000]),
-    "gpu": Grid(warm(GPU, 25_000), [*WIDE, 2048], [16], [0], [4 * 10**6], head=64),
-    "paper": Grid(warm(PAPER, 10**9), WIDE, [128], [0], [4 * 10**9], head=64),
+TRANSFER = {
+    "quick": Grid(
+        SHORT_WARMUP,
+        widths=[32, 64, 128],
+        batches=[4],
+        seeds=[0],
+        budgets=[80_000],
+    ),
+    "laptop": Grid(
+        SHORT_WARMUP,
+        widths=[32, 64, 128, 256],
+        batches=[4],
+        seeds=[0, 1, 2],
+        budgets=[160_000],
+    ),
+    "gpu": Grid(
+        GPU | dict(warmup_tokens=25_000),
+        widths=[128, 256, 512, 1024, 2048],
+        batches=[16],
+        seeds=[0],
+        budgets=[4 * 10**6],
+        head=64,
+    ),
+    "paper": Grid(
+        PAPER_WARMUP,
+        widths=[128, 256, 512, 1024],
+        batches=[128],
+        seeds=[0],
+        budgets=[4 * 10**9],
+        head=64,
+    ),
 }
 
 
@@ -59,11 +87,10 @@ def transfer_runs(grid: Grid) -> list[TrainConfig]:
 
 def transfer_table(rows: list[dict]) -> list[list[str]]:
     """The best learning rate of every width, and that of the widest over the narrowest."""
+    with_mup, without = by_mup(rows)
     table = []
-    for words, is_mup in (("with μP", True), ("without μP", False)):
-        some = [row for row in rows if ("without" not in row["shape"]) == is_mup]
-        some.sort(key=lambda row: row["n_embd"])
-        shapes = list(dict.fromkeys(row["shape"] for row in some))
+    for words, some in (("with μP", with_mup), ("without μP", without)):
+        shapes = sorted({row["shape"] for row in some})
 
         def log2_best(curves: fit.Curves) -> np.ndarray:
             best = {}
@@ -77,38 +104,79 @@ def transfer_table(rows: list[dict]) -> list[list[str]]:
     return table
 
 
+def by_mup(rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """The runs with muP, and those without."""
+    found = {True: [], False: []}
+    for row in rows:
+        d_head = row["n_embd"] // row["n_head"]
+        found[row["attention_multiplier"] == 1 / d_head].append(row)
+    return found[True], found[False]
+
+
 # -- Power: its best a and b -------------------------------------------------------------
 
+# Power is scanned around this. The a of the paper, 4, is too low for our small batches,
+# and its ceiling, 0.02, would make runs with different large a equal.
+#
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
+CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
+PAPER_POWER = PAPER_WARMUP | dict(preset="36M-power")
 POWER = {
     "quick": Grid(
-        warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)
+        LAPTOP | CENTER | dict(warmup_tokens=16_000),
+        widths=[32],
+        batches=[2, 8],
+        seeds=[0],
+        budgets=doublings(40_000, 4),
     ),
     "laptop": Grid(
-        warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5)
+        LAPTOP | CENTER | dict(warmup_tokens=32_000),
+        widths=[64],
+        batches=[2, 4, 8],
+        seeds=[0, 1],
+        budgets=doublings(80_000, 5),
     ),
     "gpu": Grid(
-        warm(GPU | CENTER, 400_000), [256], [16, 32, 64], [0], doublings(10**6, 5), head=64
-    ),
-    "paper": Grid(
-        warm(PAPER_POWER, 10**9), [256], doublings(32, 5), [0], doublings(2 * 10**9, 7),
+        GPU | CENTER | dict(warmup_tokens=400_000),
+        widths=[256],
+        batches=[16, 32, 64],
+        seeds=[0],
+        budgets=doublings(10**6, 5),
         head=64,
     ),
-}  # fmt: skip
+    "paper": Grid(
+        PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02),
+        widths=[256],
+        batches=doublings(32, 5),
+        seeds=[0],
+        budgets=doublings(2 * 10**9, 7),
+        head=64,
+    ),
+}
 
 
 def power_runs(grid: Grid) -> list[TrainConfig]:
     """Power with several a at the central b, and with several b at the central a."""
-    a = grid.common["power_a"]
-    b = grid.common["power_b"]
+    center = {name: grid.common[name] for name in CENTER}
+    a = center["power_a"]
+    b = center["power_b"]
     scan = [(float(f"{a * 2 ** (k / 2):.4g}"), b) for k in range(-4, 5)]
     scan += [(a, round(b + k / 50, 4)) for k in range(-5, 6) if k]
     runs = []
-    for cfg in sweep.cells_of(grid):
+    for cfg in cells_of(grid):
         for power_a, power_b in scan:
-            runs.append(dataclasses.replace(cfg, power_a=power_a, power_b=power_b))
+            fields = center | dict(power_a=power_a, power_b=power_b)
+            runs.append(dataclasses.replace(cfg, **fields))
     return runs
+
+
+def log2_a(row: dict) -> float:
+    return math.log2(row["power_a"])
+
+
+def b_of(row: dict) -> float:
+    return row["power_b"]
 
 
 def power_table(rows: list[dict]) -> list[list[str]]:
@@ -117,25 +185,20 @@ def power_table(rows: list[dict]) -> list[list[str]]:
     We find the best of every seed and average, instead of averaging losses first.
     """
     table = []
-    scans = {  # varied: (the other, tries between the best and an error, in words)
-        "a": ("power_b", 2, "a factor of 2"),
-        "b": ("power_a", 3, "0.06"),
-    }
-    for name, (other, steps, words) in scans.items():
+    for name, other, x_of, steps, words in (
+        ("a", "power_b", log2_a, 2, "a factor of 2"),
+        ("b", "power_a", b_of, 3, "0.06"),
+    ):
         center = statistics.mode(row[other] for row in rows)
         some = [row for row in rows if row[other] == center]
         best = []
         costs = []
-        for (cell, _), curve in fit.curves_of(some).items():
+        for curve in fit.curves_of(some, x_of).values():
             points = sorted(curve.items())
             costs += costs_beside(points, steps)
-            x, why_not = fit.bottom(points)  # x is log2 of the learning rate at n = T
+            x, why_not = fit.bottom(points)
             if not why_not:
-                log2_beta = math.log2(cell.beta)  # and q is 1
-                if name == "a":
-                    best.append(2 ** (x - log2_beta - center * math.log2(cell.T)))
-                else:
-                    best.append((x - log2_beta - math.log2(center)) / math.log2(cell.T))
+                best.append(2**x if name == "a" else x)
         spread = f"{statistics.stdev(best):.2f}"
         cost = f"{statistics.fmean(costs):.3f} for {words}"
         table.append([name, f"{statistics.fmean(best):.2f}", spread, cost])
@@ -158,25 +221,42 @@ def costs_beside(points: fit.Valley, steps: int) -> list[float]:
 # width and batch size, with two other seeds. Then it tests all lines in larger cells,
 # without tuning again.
 
-FIVE = [0, 1, 2, 3, 4]
 COMPARE = {
     "quick": Grid(
-        warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4),
+        LAPTOP | dict(warmup_tokens=8_000),
+        widths=[32, 64],
+        batches=[2, 8],
+        seeds=[0],
+        budgets=doublings(20_000, 4),
         lrs=lattice(10, 18, 2),
     ),
     "laptop": Grid(
-        warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5),
+        LAPTOP | dict(warmup_tokens=32_000),
+        widths=[64, 128],
+        batches=[2, 8],
+        seeds=[0, 1, 2, 3, 4],
+        budgets=doublings(80_000, 5),
         lrs=lattice(8, 16),
     ),
     "gpu": Grid(
-        warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5),
-        lrs=lattice(8, 16), head=64,
+        GPU | dict(warmup_tokens=400_000),
+        widths=[256, 512],
+        batches=[8, 32],
+        seeds=[0, 1, 2, 3, 4],
+        budgets=doublings(10**6, 5),
+        lrs=lattice(8, 16),
+        head=64,
     ),
     "paper": Grid(
-        warm(PAPER_POWER, 10**9), [512, 1024], [128, 512], FIVE[:3],
-        doublings(16 * 10**9, 5), lrs=lattice(4, 14), head=64,
+        PAPER_POWER,
+        widths=[512, 1024],
+        batches=[128, 512],
+        seeds=[0, 1, 2],
+        budgets=doublings(16 * 10**9, 5),
+        lrs=lattice(4, 14),
+        head=64,
     ),
-}  # fmt: skip
+}
 TUNING = {  # where the lines are tuned
     "quick": dict(widths=[32], batches=[2], budgets=[20_000, 40_000]),
     "laptop": dict(widths=[32], batches=[2], budgets=[80_000, 320_000]),
@@ -225,7 +305,7 @@ def candidates(line: Line, grid: Grid, tuning: dict, seed: int) -> dict[float, l
     place = grid._replace(seeds=[100 + 2 * seed, 101 + 2 * seed], **tuning)
     runs = defaultdict(list)
     for lr in grid.lrs:
-        for cfg in sweep.cells_of(place, **line.fields):
+        for cfg in cells_of(place, **line.fields):
             runs[lr].append(at(line, lr, cfg, tuning))
     return runs
 
@@ -253,11 +333,13 @@ def compare(grid: Grid, args) -> str:
     # 2. Test. In a dry run, which has no losses, at the first learning rate
     lrs = {}
     for key, by_lr in tries.items():
-        total = {lr: sum(loss_of(run, args) for run in by_lr[lr]) for lr in by_lr}
+        total = {
+            lr: sum(row_of(run, args.out)["loss"] for run in by_lr[lr]) for lr in by_lr
+        }
         lrs[key] = min(total, key=total.get)
     tests = []
     for name, line in LINES.items():
-        for cfg in sweep.cells_of(grid, **line.fields):
+        for cfg in cells_of(grid, **line.fields):
             tests.append((name, at(line, lrs[name, cfg.seed], cfg, tuning)))
     train_all(args, [run for _, run in tests])
     if args.dry_run:
@@ -267,7 +349,7 @@ def compare(grid: Grid, args) -> str:
     print(f"tuned learning rates, from {min(grid.lrs):g} to {max(grid.lrs):g}:")
     for name in LINES:
         print(f"  {name:<22}{', '.join(f'{lrs[name, s]:g}' for s in grid.seeds)}")
-    rows = [row_of(run, args) | {"line": name} for name, run in tests]
+    rows = [row_of(run, args.out) | {"line": name} for name, run in tests]
     T = max(grid.budgets)
     longest = [row for row in rows if row["total_tokens"] == T]
     table = []
@@ -291,41 +373,48 @@ def difference(rows: list[dict], one: str, other: str) -> np.ndarray:
 
 # -- Two stages --------------------------------------------------------------------------
 
-# The paper adds better data in the decay. Here, half of it is another text, which
-# `bash research/texts.sh` makes.
-SECOND = "data/english"
-_two = dict(preset="laptop", schedule="power", decay_share=0.2)
+# The paper adds better data in the decay. Here it is another text, of which the first
+# stage has a tenth and the decay a half. `bash research/texts.sh` makes it.
+OTHER = "data/english"
+SHARES = {"one": 0.1, "two": 0.5}  # of the other text, by stages
+_two = dict(preset="laptop", schedule="power", seq_len=128, decay_share=0.2)
 TWO_STAGE = {
-    "quick": Grid(_two | dict(dtype="float32"), [128], [8], [0], [400_000], head=32),
-    "laptop": Grid(_two, [128], [8], [0, 1, 2], [2 * 10**6], head=32),
+    "quick": Grid(_two, widths=[128], batches=[8], seeds=[0], budgets=[400_000], head=32),
+    "laptop": Grid(
+        _two, widths=[128], batches=[8], seeds=[0, 1, 2], budgets=[2 * 10**6], head=32
+    ),
 }
 
 
 def two_stage(grid: Grid, args) -> str:
-    """Train runs with the text of --data, and end a branch with half of another text."""
-    runs = sweep.cells_of(grid)
-    tokens = sum(cfg.total_tokens + cfg.decay_tokens for cfg in runs)
-    print(f"{args.out}: {2 * len(runs)} runs with {tokens:,} tokens")
+    """Train runs with the same text throughout, and end branches with other text."""
+    cells = cells_of(grid)
+    tokens = sum(cfg.total_tokens + cfg.decay_tokens for cfg in cells)
+    print(f"{args.out}: {2 * len(cells)} runs with {tokens:,} tokens")
     if args.dry_run:
         return ""
-    if not Path(SECOND).exists():
-        raise UserError(f"{SECOND}: the other text; first bash research/texts.sh")
+    if not Path(OTHER).exists():
+        raise UserError(f"{OTHER}: the other text; first bash research/texts.sh")
     rows = []
-    for cfg in runs:
-        first = cfg.data or "embedded"
-        common = ["--resume", "--seed", str(cfg.seed), "--data_seed", str(cfg.seed)]
-        common += ["--total_tokens", str(cfg.total_tokens), "--dtype", cfg.dtype]
-        for stages, text in (("one", f"{first}:1,{SECOND}:0"),
-                             ("two", f"{first}:0.5,{SECOND}:0.5")):  # fmt: skip
+    for cfg in cells:
+        for stages, share in SHARES.items():
             out = args.out / f"{stages}-{cfg.seed}"
-            start = ["--decay_share", str(cfg.decay_share)]
+            flags = {
+                "out": out,
+                "data": f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}",
+                "total_tokens": cfg.total_tokens,
+                "decay_share": cfg.decay_share,
+                "seed": cfg.seed,
+                "data_seed": cfg.seed,
+            }
             if stages == "two":
-                start += ["--branch", str(args.out / f"one-{cfg.seed}")]
-            command = [*common, *start, "--data", text, "--out", str(out)]
-            if not (out / "record.json").exists() and train.main(command):
-                raise UserError(f"{out}: not finished")
-            results = files.read_json(out / "record.json")["results"]
-            rows.append(dict(stages=stages, seed=cfg.seed) | results)
+                flags["branch"] = args.out / f"one-{cfg.seed}"
+            command = [f"--{name}={value}" for name, value in flags.items()]
+            if not (out / "record.json").exists():
+                if train.main([*command, "--resume"]):
+                    raise UserError(f"{out}: stopped; the same command resumes")
+            record = files.read_json(out / "record.json")
+            rows.append(dict(stages=stages, seed=cfg.seed) | record["results"])
     texts = [name for name in rows[0] if name.startswith("val_loss_")]
     head = ["validation text", "one stage", "two stages", "difference"]
     return records.table(head, two_stage_table(rows, texts))
@@ -352,16 +441,6 @@ def train_all(args, runs: list[TrainConfig]) -> None:
     sweep.train_all(runs, args.out, args.workers, slurm, args.dry_run)
 
 
-def loss_of(cfg: TrainConfig, args) -> float:
-    """The loss of a run, infinite if it diverged, or is not finished."""
-    loss = sweep.loss_of(cfg, args.out)
-    return math.inf if loss is None else loss
-
-
-def row_of(cfg: TrainConfig, args) -> dict:
-    return records.prepared(vars(cfg) | {"loss": loss_of(cfg, args)})
-
-
 def transfer(grid: Grid, args) -> str:
     runs = transfer_runs(grid)
     train_all(args, runs)
@@ -369,7 +448,7 @@ def transfer(grid: Grid, args) -> str:
         return ""
     widths = [f"width {width}" for width in grid.widths]
     head = ["", *widths, f"{grid.widths[-1]} over {grid.widths[0]}"]
-    return records.table(head, transfer_table([row_of(cfg, args) for cfg in runs]))
+    return records.table(head, transfer_table([row_of(cfg, args.out) for cfg in runs]))
 
 
 def power(grid: Grid, args) -> str:
@@ -378,7 +457,7 @@ def power(grid: Grid, args) -> str:
     if args.dry_run:
         return ""
     head = ["", "mean", "standard deviation", "cost of an error"]
-    return records.table(head, power_table([row_of(cfg, args) for cfg in runs]))
+    return records.table(head, power_table([row_of(cfg, args.out) for cfg in runs]))
 
 
 EXPERIMENTS = {
@@ -391,9 +470,13 @@ EXPERIMENTS = {
 
 def main(argv: list[str] | None = None) -> int:
     grids = {name: grids for name, (_, grids) in EXPERIMENTS.items()}
-    grid, _, args = sweep.parse(argv, "paper.py", __doc__, grids)
+    grid, typed, args = sweep.parse(argv, "paper.py", __doc__, grids)
     experiment, _ = EXPERIMENTS[args.experiment]
-    return engines.run_program("paper.py", lambda: print(experiment(grid, args)))
+
+    def program() -> None:
+        print(experiment(sweep.grid_on_text(grid, typed), args))
+
+    return engines.run_program("paper.py", program)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import data
 import fit
+import records
 import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
@@ -99,7 +101,8 @@ def make_run(
     else:
         fields["lr"] = float(f"{lr:.6g}")
     names = {"held": "wsd", "power": "power", "line": "linear"}
-    return make_config(schedule=names[schedule], **fields)
+    cfg = make_config(schedule=names[schedule], **fields)
+    return data.with_corpus(cfg, fixed=())
 
 
 def line_peak(number: float, T0: int, T: int) -> float:
@@ -167,7 +170,7 @@ def bottom(runs: list[Run], folder: Path) -> tuple[float, str]:
     losses = {}
     for run in runs:
         if run.place["share"] == SHARES[0]:
-            loss = sweep.loss_of(run.cfg, folder)
+            loss = records.row_of(run.cfg, folder)["loss"]
             losses.setdefault(run.place["lr"], []).append(loss)
     points = [(math.log2(lr), statistics.fmean(losses[lr])) for lr in sorted(losses)]
     return fit.bottom(points)
@@ -210,12 +213,11 @@ def tune(
 
 
 def write_records(runs: list[Run], folder: Path) -> None:
-    """Write a line for every finished run: its place, and its loss (null: diverged)."""
+    """Write a line for every run: its place, and its loss (null: diverged)."""
     lines = []
     for run in runs:
-        loss = sweep.loss_of(run.cfg, folder)
-        if loss is not None:
-            lines.append(run.place | {"loss": loss if math.isfinite(loss) else None})
+        loss = records.row_of(run.cfg, folder)["loss"]
+        lines.append(run.place | {"loss": loss if math.isfinite(loss) else None})
     RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

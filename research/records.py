@@ -11,33 +11,31 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tools import files
+import sweep
+from config import TrainConfig
+from tools import files, rows
 from tools.student import student
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def read(folder: str | Path) -> list[dict]:
-    """The runs of a folder of results/, as flat dicts of settings, results and origin."""
-    folder = RESULTS / folder
-    shared = files.read_json(folder / "settings.json")
-    rows = []
-    for record in files.read_records(folder / "records.jsonl"):
-        row = {"loss": files.loss_of(record)}
-        for part in ("config", "results", "origin"):
-            row |= shared[part] | record.get(part, {})
-        rows.append(prepared(row))
-    return rows
+def read(folder: str) -> list[dict]:
+    """The runs of a folder of results/, as rows for fit.py with their results."""
+    shared = {}
+    for part in files.read_json(RESULTS / folder / "settings.json").values():
+        shared |= part
+    runs = []
+    for record in files.read_records(RESULTS / folder / "records.jsonl"):
+        runs.append(rows.row_of_record(shared, record) | record["results"])
+    return runs
 
 
-def prepared(row: dict) -> dict:
-    """A run with the two fields that fit.py computes: its shape, and how much decays."""
-    is_mup = row["attention_multiplier"] == row["n_head"] / row["n_embd"]
-    shape = f"width {row['n_embd']}" + ("" if is_mup else ", without μP")
-    if "decay_tokens" in row:  # of the whole run, also if the schedule has no decay
-        share = row["decay_tokens"] / row["total_tokens"]
-        row = row | {"decay_share": round(share, 3)}
-    return row | {"shape": shape}
+def row_of(cfg: TrainConfig, folder: Path) -> dict:
+    """The row of a run in the folder of a sweep, with an infinite loss if it is missing."""
+    finished = sweep.finished(folder / f"{sweep.trunk_of(cfg)}.jsonl")
+    nothing = {"config": vars(cfg), "results": {"val_loss": None}}
+    record = finished.get(sweep.ending_of(vars(cfg)), nothing)
+    return rows.row_of_record({}, record)
 
 
 def write(folder: Path, records: list[dict], command: str, fingerprint: str) -> None:

@@ -393,7 +393,7 @@ def laws() -> Rows:
 
 def widths() -> Rows:
     curves = curves_in("wsd-laptop")
-    shapes = [f"width {width}" for width in (32, 64, 128)]
+    shapes = [("width", 32), ("width", 64), ("width", 128)]
 
     def log2_ratios(some: fit.Curves) -> np.ndarray:
         """log2 of a, relative to the first width."""
@@ -405,7 +405,7 @@ def widths() -> Rows:
     for shape, ratio in zip(shapes, fit.intervals(curves, log2_ratios)):
         b, _ = b_and_q({key: x for key, x in curves.items() if key[0].shape == shape})
         a = "1.00" if shape == shapes[0] else show(np.exp2(ratio), ".2f")
-        rows.append([shape.removeprefix("width "), a, show(b, ".2f")])
+        rows.append([str(shape[1]), a, show(b, ".2f")])
     return rows
 
 
@@ -583,7 +583,7 @@ def preset_valleys() -> dict[tuple, dict[float, float]]:
     """{(schedule, T, batch size): {peak: mean loss}} of runs of the preset `laptop`."""
     losses = defaultdict(lambda: defaultdict(list))
     for row in records.read("presets"):
-        if row["seed"] > 0:
+        if row["seed"] != "0":
             cell = (row["schedule"], row["total_tokens"], row["batch_size"])
             losses[cell][row["lr"]].append(row["loss"])
     valleys = {}
@@ -712,7 +712,10 @@ def filled(page: str) -> str:
             name = line.removeprefix("## ")
         below = line.startswith("|---")
         if below:
-            lines += [f"| {' | '.join(row)} |" for row in TABLES[name]()]
+            n_columns = line.count("---")
+            for row in TABLES[name]():
+                row = row + [""] * (n_columns - len(row))  # 64 T0 comes last
+                lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
