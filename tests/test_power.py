@@ -161,12 +161,12 @@ def test_its_law_is_that_of_fit():
                 found = power.best_rate(valleys[length])
                 assert found == pytest.approx(2**best, rel=1e-9)
             same = dict(total_tokens=length, batch_size=batch_size, seed=0)
-            same |= dict(seq_len=power.SEQ_LEN, width=1.0, shape="shape 1")
+            same |= dict(seq_len=power.SEQ_LEN, schedule="wsd", shape=())
             for lr, loss in losses.items():
                 rows.append(dict(same, lr=lr, loss=loss))
     found, error = power.law(valleys)
     assert found == pytest.approx(b, rel=1e-9)
-    law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.trials_of(rows))))
+    law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.curves_of(rows))))
     assert law.b == pytest.approx(b, rel=1e-9)
     assert error == pytest.approx(0, abs=1e-9)
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import tempfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -28,16 +27,27 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 
 
 def read_files(sources: list[str], field: str) -> Iterator[str]:
-    """The texts of files and folders, in the order of their names. Raises UserError.
+    """The texts of files and folders, in the order of their names. Raises UserError."""
+    seen = set()
+    for source in sources:
+        for path in files_of(Path(source), seen):
+            yield from read_file(path, field)
+
+
+def files_of(path: Path, seen: set[Path]) -> Iterator[Path]:
+    """The files at a path, each once, although links may lead there twice.
 
     Hidden files in a folder, such as .git, do not count.
     """
-    for source in map(Path, sources):
-        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
-        for path in paths:
-            names = path.relative_to(source).parts
-            if not path.is_dir() and not any(name.startswith(".") for name in names):
-                yield from read_file(path, field)
+    if path.resolve() in seen:
+        return
+    seen.add(path.resolve())
+    if not path.is_dir():
+        yield path
+        return
+    for child in sorted(path.iterdir()):
+        if not child.name.startswith("."):
+            yield from files_of(child, seen)
 
 
 DAMAGES = (ValueError, LookupError, TypeError, AttributeError)  # other content
@@ -46,8 +56,9 @@ DAMAGES += (EOFError, gzip.BadGzipFile, zlib.error)
 
 def read_file(path: Path, field: str) -> Iterator[str]:
     """The text of every line of a JSON file, or any other file as one text."""
-    open_file = gzip.open if path.suffix == ".gz" else open
-    is_json = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson", ".json"))
+    name = path.name.lower()
+    open_file = gzip.open if name.endswith(".gz") else open
+    is_json = name.removesuffix(".gz").endswith((".jsonl", ".ndjson", ".json"))
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             if not is_json:
@@ -110,16 +121,17 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
 
         # 1. The tokens
         counts = write_tokens(folder, divide(texts, val_fraction), encoding, dtype)
-        wanted = int(val_fraction * (counts["train_tokens"] + counts["val_tokens"]))
+        n = counts["train_tokens"] + counts["val_tokens"]
+        wanted = int(val_fraction * n)
         if wanted < 8:  # a character may take several tokens
             raise UserError(f"--out {out}: too little text to divide")
         if counts["val_tokens"] < wanted / 2:  # few or long texts
-            hold_out_the_end(folder, counts, encoding, dtype, wanted)
+            hold_out_the_end(folder, counts, dtype, wanted)
 
         # 2. Their description
-        for name in ("train_documents", "val_documents", "train_tokens", "val_tokens"):
-            meta[name] = counts[name]
-        meta["bytes_per_token"] = counts["val_bytes"] / counts["val_tokens"]
+        meta |= counts
+        val = np.fromfile(folder / "val.bin", dtype)
+        meta["bytes_per_token"] = count_bytes(val, encoding) / len(val)
         for split in ("train", "val"):
             fingerprint.update(np.memmap(folder / f"{split}.bin", mode="r"))
         meta["fingerprint"] = fingerprint.hexdigest()[:16]
@@ -132,22 +144,24 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
 def divide(texts: Iterable[str], val_fraction: float) -> Iterator[tuple[str, str]]:
     """Yield ("train", text), or ("val", its first 32 KB).
 
-    A hash decides, so equal texts are on one side. The first text always trains, because
-    there may be no other.
+    A hash decides, so equal texts are on one side. The first text and its copies always
+    train, because there may be no other.
     """
-    for number, text in enumerate(filter(None, texts)):
+    first = None
+    for text in filter(None, texts):
         raw = text.encode()
         digest = hashlib.sha256(raw).digest()
+        first = first or digest
         uniform = int.from_bytes(digest[:8], "big") / 2**64  # from 0 to 1
-        if number > 0 and uniform < val_fraction:
+        if uniform < val_fraction and digest != first:
             yield "val", raw[:HELD_OUT_BYTES].decode(errors="ignore")
         else:
             yield "train", text
 
 
-def write_tokens(folder: Path, divided: Iterator[tuple], tokenizer, dtype) -> Counter:
-    """Write a file for every split. Returns their documents, tokens and bytes of text."""
-    counts = Counter()
+def write_tokens(folder: Path, divided: Iterator[tuple], tokenizer, dtype) -> dict:
+    """Write a file for every split. Returns their numbers of documents and tokens."""
+    counts = dict(train_documents=0, val_documents=0, train_tokens=0, val_tokens=0)
 
     def encode(item: tuple[str, str]) -> np.ndarray:
         return np.array([*tokenizer.encode_ordinary(item[1]), tokenizer.eot_token], dtype)
@@ -160,24 +174,31 @@ def write_tokens(folder: Path, divided: Iterator[tuple], tokenizer, dtype) -> Co
     ):
         batch = list(islice(divided, 256))  # few at a time, to save memory
         while batch:
-            for (split, text), ids in zip(batch, pool.map(encode, batch)):
+            for (split, _), ids in zip(batch, pool.map(encode, batch)):
                 (train if split == "train" else val).write(ids)
                 counts[f"{split}_documents"] += 1
                 counts[f"{split}_tokens"] += len(ids)
-                counts[f"{split}_bytes"] += len(text.encode())
             batch = list(islice(divided, 256))
     return counts
 
 
-def hold_out_the_end(folder: Path, counts: Counter, tokenizer, dtype, n: int) -> None:
+def hold_out_the_end(folder: Path, counts: dict, dtype, n: int) -> None:
     """Move the last n tokens of the training split to the held-out one."""
     tokens = np.fromfile(folder / "train.bin", dtype)
     with open(folder / "val.bin", "ab") as val:
         tokens[-n:].tofile(val)
     tokens[:-n].tofile(folder / "train.bin")
-    words = tokens[-n:][tokens[-n:] != tokenizer.eot_token]
-    counts["val_bytes"] += len(tokenizer.decode(words.tolist()).encode())
     counts["val_documents"] += 1
     counts["val_tokens"] += n
     counts["train_tokens"] -= n
     print(f"few or long texts: held out the last {n:,} tokens")
+
+
+def count_bytes(tokens: np.ndarray, tokenizer) -> int:
+    """The bytes of the text that comes back, which a tokenizer may have normalized."""
+    ends = np.flatnonzero(tokens == tokenizer.eot_token)
+    n = 0
+    for document in np.split(tokens, ends + 1):
+        words = document[document != tokenizer.eot_token]
+        n += len(tokenizer.decode(words.tolist()).encode())
+    return n
