@@ -28,10 +28,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import config
+import records
 from tools import files, flags
 from tools.flags import UserError
 from tools.rows import read_csv
@@ -230,42 +231,15 @@ def shares(folder: Path) -> Rows:
 
 # -- 4. The tables -----------------------------------------------------------------------
 
-ABOUT = {
-    "at scale": (
-        "Loss of WSD runs of OpenEuroLLM above the minimum of a parabola, with the best "
-        "learning rate of a shorter pilot (*held*), *half* of it, or that times a power "
-        "of the ratio of the lengths. Medians are over pairs of pilot and run, and means "
-        "*minus ratio^-0.3* have 95% intervals over series (a model and a batch size). A "
-        "learning rate that was *not tried* counts as the nearest that was, and loses at "
-        "least what is printed. *Worst* is over the runs of a pilot of 6B or 12B, and we "
-        "chose to split at 30B after seeing the data.",
-        ["length", "number", *RUNNERS],
-    ),
-    "extended": (
-        "Validation loss of runs of Schaipp et al. that are 2 or 4 times as long as "
-        "50,000 steps, with the learning rate for 50,000 *held*, or *lowered once* after "
-        "40,000 (times 0.525 or 0.375), by the share that decays. One seed, so no "
-        "intervals.",
-        ["model and length", *EXTENSIONS],
-    ),
-    "public shares": (
-        "Schaipp et al., 124M parameters, by the share of the run that decays: b, and "
-        "the loss minus that with 20% after 15,000 to 50,000 steps. The learning rate is "
-        "*held* at 0.001, or *tuned* for each share and length (blank, and not in b, if "
-        "the best is not between 0.0005 and 0.002). One seed, so no intervals.",
-        [
-            *("share", "b"),
-            *("held, 15k", "held, 25k", "held, 35k", "held, 50k"),
-            *("tuned, 15k", "tuned, 25k", "tuned, 35k", "tuned, 50k"),
-        ],
-    ),
+HEADS = {  # their captions are in TABLES.md
+    "at scale": ["length", "number", *RUNNERS],
+    "extended": ["model and length", *EXTENSIONS],
+    "public shares": [
+        *("share", "b"),
+        *("held, 15k", "held, 25k", "held, 35k", "held, 50k"),
+        *("tuned, 15k", "tuned, 25k", "tuned, 35k", "tuned, 50k"),
+    ],
 }
-
-
-def tables() -> list[tuple[str, str, list[str], Rows]]:
-    """(name, caption, head, rows) of every table, from the committed figures."""
-    rows = files.read_json(COMMITTED)
-    return [(name, *ABOUT[name], rows[name]) for name in ABOUT]
 
 
 def ask(openeurollm: Path, schaipp: Path) -> dict[str, Rows]:
@@ -290,11 +264,8 @@ def main(argv: list[str] | None = None) -> int:
         rows = ask(args.openeurollm, args.schaipp)
     except (UserError, OSError) as error:
         return flags.fail("public.py", error)
-    for name, (caption, head) in ABOUT.items():
-        print(f"## {name}\n\n{caption}\n")
-        for row in (head, ["---"] * len(head), *rows[name]):
-            print(f"| {' | '.join(row)} |")
-        print()
+    for name, head in HEADS.items():
+        print(f"## {name}\n\n{records.table(head, rows[name])}\n")
 
     if not COMMITTED.exists():
         files.write_json(COMMITTED, rows)

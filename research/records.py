@@ -1,17 +1,45 @@
-"""How we commit the records of an experiment: what all runs share, and a line for each."""
+"""What the programs of this folder share: committed runs, intervals, and tables.
 
+A folder of results/ has records.jsonl, with a line for every run, and settings.json, with
+everything that its runs share.
+"""
+
+import math
 import platform
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from tools import files
+import sweep
+from config import TrainConfig
+from tools import files, rows
+from tools.student import student
+
+RESULTS = Path(__file__).parent / "results"
 
 
-def write_results(
-    folder: Path, records: list[dict], command: str, fingerprint: str
-) -> None:
-    """Write settings.json and records.jsonl of runs that one command made on one text."""
+def read(folder: str) -> list[dict]:
+    """The runs of a folder of results/, as rows for fit.py with their results."""
+    shared = {}
+    for part in files.read_json(RESULTS / folder / "settings.json").values():
+        shared |= part
+    runs = []
+    for record in files.read_records(RESULTS / folder / "records.jsonl"):
+        runs.append(rows.row_of_record(shared, record) | record["results"])
+    return runs
+
+
+def row_of(cfg: TrainConfig, folder: Path) -> dict:
+    """The row of a run in the folder of a sweep, with an infinite loss if it is missing."""
+    finished = sweep.finished(folder / f"{sweep.trunk_of(cfg)}.jsonl")
+    nothing = {"config": vars(cfg), "results": {"val_loss": None}}
+    record = finished.get(sweep.ending_of(vars(cfg)), nothing)
+    return rows.row_of_record({}, record)
+
+
+def write(folder: Path, records: list[dict], command: str, fingerprint: str) -> None:
+    """Write the runs that one command trained on one text."""
     settings = {
         "origin": {
             "command": command,
@@ -21,9 +49,6 @@ def write_results(
             "fingerprint": fingerprint,
         }
     }
-    for record in records:
-        for field in ("val_bpb", "tokens"):  # which follow from others
-            record["results"].pop(field, None)
     for part in ("config", "results"):
         settings[part] = {}
         for field, value in records[0][part].items():
@@ -35,3 +60,40 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "settings.json", settings)
     files.write_records(folder / "records.jsonl", records)
+
+
+def over(values) -> list[float]:
+    """The mean of some values, and the ends of its 95% interval by Student's t."""
+    n = len(values)
+    mean = float(np.mean(values))
+    if n == 1:
+        return [mean, math.nan, math.nan]
+    half = student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    return [mean, mean - half, mean + half]
+
+
+def over_seeds(curves: dict, answer) -> list[float]:
+    """A number, and the ends of its interval by leaving out one seed at a time.
+
+    As in fit.intervals. curves: {(cell, seed): ...}. answer(curves): a number.
+    """
+    center = answer(curves)
+    without = []
+    for seed in sorted({seed for _, seed in curves}):
+        without.append(answer({key: x for key, x in curves.items() if key[1] != seed}))
+    n = len(without)
+    half = student(n - 1) * math.sqrt((n - 1) * np.var(without))
+    return [center, center - half, center + half]
+
+
+def show(answer, form: str = ".3f") -> str:
+    """(answer, low, high) -> '-0.278 [-0.374, -0.182]'"""
+    value, low, high = (format(x, form) for x in answer)
+    return value if low == "nan" else f"{value} [{low}, {high}]"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines)

@@ -137,5 +137,7 @@ def test_the_command_says_whether_the_figures_agree(
 
 
 def test_every_row_of_the_committed_tables_has_all_columns():
-    for _, _, head, rows in public.tables():
+    committed = json.loads(public.COMMITTED.read_text())
+    for name, head in public.HEADS.items():
+        rows = committed[name]
         assert {len(row) for row in rows} == {len(head)}
