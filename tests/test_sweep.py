@@ -303,7 +303,7 @@ def test_a_folder_has_one_sweep_whose_command_resumes_it(tiny, documents, one_li
     assert records_in("out") == made and not Path("out/unfinished").exists()
 
 
-def test_an_unfinished_sweep_is_marked(tiny, monkeypatch, capsys):
+def test_an_unfinished_sweep_is_marked(tiny, capsys):
     """One trunk fails, as with a full disk. The others continue."""
     train_trunk = sweep.train_trunk
 
@@ -312,11 +312,11 @@ def test_an_unfinished_sweep_is_marked(tiny, monkeypatch, capsys):
             raise OSError("no space left")
         train_trunk(runs, file)
 
-    monkeypatch.setattr(sweep, "train_trunk", failing)
-    assert sweep_here(tiny) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "train_trunk", failing)
+        assert sweep_here(tiny) == 2
     assert "1 of 4 trunks failed" in capsys.readouterr().out
     assert len(records_in("out")) == 3 and Path("out/unfinished").exists()
-    monkeypatch.undo()
     assert sweep_here(tiny) == 0
     assert len(records_in("out")) == 4 and not Path("out/unfinished").exists()
 
