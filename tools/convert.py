@@ -17,8 +17,8 @@ from config import make_config
 from eval import load_model
 from tools import flags, granite
 from tools.flags import UserError
-from tools.run_folder import checkpoint_file, write_checkpoint
-from tools.tokenizers import load_tokenizer
+from tools.run_folder import checkpoint_file, write_checkpoint, write_config
+from tools.tokenizers import copy_tokenizer, identity, load_tokenizer
 
 
 def export(run: Path, to: Path) -> str:
@@ -47,7 +47,9 @@ def import_weights(folder: Path, to: Path) -> str:
     granite.compare(folder, model)
     # the batch size, the intervals and so on of the paper's models, not of the laptop's
     preset = "PowerMoE-3B" if model.cfg.n_expert else "PowerLM-3B"
-    cfg = make_config(preset=preset, **model.run)
+    tokenizer = model.run["tokenizer"]
+    fields = model.run | {"tokenizer": identity(tokenizer), "out": str(to)}
+    cfg = make_config(preset=preset, **fields)
     content = {
         "config": dataclasses.asdict(cfg),
         "tokens": 0,
@@ -55,6 +57,8 @@ def import_weights(folder: Path, to: Path) -> str:
         "optimizer": {},  # no moments yet
     }
     write_checkpoint(checkpoint_file(to, 0), content)
+    copy_tokenizer(tokenizer, Path(), to)
+    write_config(cfg, parent=None)
     return (
         f"{to}: {model.n_params():,} parameters, same logits in transformers\n"
         "To train them further, choose the values in capitals:\n"
