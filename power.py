@@ -22,9 +22,9 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 # ends at 4 or 16 times that length?** Two simple changes of WSD are in the race, too:
 # hold *half* of the number, or decay for 50% of the run and not for 30%.
 #
-# To be quick, our pilot has 80 steps of two sequences, and of several batch sizes we took
-# one at which the schedules differ much. So this is a demonstration, and the evidence is
-# in [claims](../research/claims.md).
+# To be quick, our pilot has 80 steps of two sequences. We chose the batch size so that the
+# schedules differ much, and the learning rates of the pilot so that you see its bottom
+# move. So this is a demonstration. The evidence is in [claims](../research/claims.md).
 
 # %%
 import copy

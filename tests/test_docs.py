@@ -35,8 +35,8 @@ def prose(page: str) -> str:
 LAUNCHER = r"(?:.*&& )?(?:srun )?(?:\S*python3?|torchrun .*?)"
 PROGRAM = r"(?:-m (tools\.\w+|pytest|venv)|((?:docs/|research/)?\w+\.py|-c))"
 OTHER = "bash cd cp export git HEAD HF_ALLOW_CODE_EVAL lm_eval pip source uv".split()
-# tests/test_exercises.py makes draw.py
-NOT_OURS = ("draw.py", "-c", "pytest", "venv")
+# tests/test_exercises.py makes draw.py, and the lesson types mine.py
+NOT_OURS = ("draw.py", "mine.py", "-c", "pytest", "venv")
 
 
 def commands() -> list[str]:

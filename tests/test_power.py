@@ -310,3 +310,11 @@ def test_the_schedules_of_the_lesson_are_those_of_power(typed, b):
         ends = schedule(step * power.STEP), schedule((step + 1) * power.STEP)
         assert min(ends) * (1 - 1e-9) <= names["learning_rate"](step)
         assert names["learning_rate"](step) <= max(ends) * (1 + 1e-9)
+
+
+def test_the_race_of_the_lesson_is_that_of_the_notebook():
+    cells = json.loads((Path(power.__file__).parent / "docs/power.ipynb").read_text())
+    outputs = [out for cell in cells["cells"] for out in cell.get("outputs", [])]
+    printed = "".join("".join(out.get("text", "")) for out in outputs)
+    found = re.findall(r"-?0\.\d+ ± 0\.\d+", LESSON)
+    assert len(found) == 5 and [x for x in found if x not in printed] == []
