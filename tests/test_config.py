@@ -12,7 +12,7 @@ import train
 from config import GPTConfig, make_config
 from model import empty_model
 from schedules import peak
-from tools import flags
+from tools import files, flags
 from tools.flags import UserError
 
 # -- Presets -----------------------------------------------------------------------------
@@ -122,6 +122,77 @@ def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
         assert make_config(preset=preset).decay_tokens == tokens * 10**9
     assert make_config(decay_share=0).decay_tokens == 0
     assert make_config(schedule="cosine").decay_tokens == 0
+
+
+# -- Settings of a law -------------------------------------------------------------------
+
+PILOT = dict(  # a law of a pilot, with a text of its own and heads of 16
+    a=0.5, b=-0.3, q=0.5, schedule="power", decay_share=0.3, first_n=1000,
+    assumed=["b", "q"], measured=dict(total_tokens=[164_000, 164_000]),
+    settings=dict(
+        data="data/mine", fingerprint="0123", tokenizer="3f2a91c0d1e2.json",
+        vocab_size=320, preset="laptop", base_width=64, init_std=0.1, m_emb=10,
+        n_layer=2, n_embd=32, n_head=2, seq_len=128, attention_multiplier=1 / 16,
+        batch_size=8, warmup_tokens=32_768, weight_decay=0.2, decay_shape="linear",
+    ),
+)  # fmt: skip
+
+
+def test_a_law_brings_the_settings_of_its_runs_unless_typed():
+    cfg = make_config(law=PILOT, total_tokens=2 * 10**7)
+    settings = dict(PILOT["settings"])
+    assert vars(cfg).items() >= settings.items()
+    assert (cfg.schedule, cfg.decay_share) == ("power", 0.3)
+    assert (cfg.power_a, cfg.power_b, cfg.power_q) == (0.5, -0.3, 0.5)
+    typed = dict(n_layer=3, n_embd=128, n_head=4, weight_decay=0.1, schedule="wsd")
+    cfg = make_config(law=PILOT, total_tokens=2 * 10**7, **typed)
+    assert vars(cfg).items() >= typed.items()
+    assert cfg.attention_multiplier == 1 / 32  # for its heads of 32
+    assert cfg.batch_size == 8 and cfg.warmup_tokens == 32_768
+
+
+def test_a_typed_preset_keeps_its_sizes_under_a_law():
+    cfg = make_config(law=PILOT, preset="laptop-moe", total_tokens=2 * 10**7)
+    sizes = {name: config.PRESETS["laptop-moe"].get(name) for name in config.SIZES}
+    del sizes["preset"]
+    assert vars(cfg).items() >= {k: v for k, v in sizes.items() if v is not None}.items()
+    assert (cfg.data, cfg.weight_decay, cfg.decay_shape) == ("data/mine", 0.2, "linear")
+    assert (cfg.power_a, cfg.power_b) == (0.5, -0.3)
+
+
+def test_a_typed_text_need_not_be_that_of_the_law():
+    assert make_config(law=PILOT).fingerprint == "0123"
+    cfg = make_config(law=PILOT, data="data/moved")
+    assert (cfg.data, cfg.fingerprint) == ("data/moved", None)
+    cfg.fingerprint = "4567"  # as data.with_corpus finds it
+    assert "fingerprint 0123 (this is 4567)" in config.remarks(cfg)
+
+
+@pytest.mark.parametrize("typed, needed", [
+    (dict(base_width=256), "--base_width 64"),
+    (dict(preset="121M"), "--base_width 64 --init_std 0.1 --m_emb 10"),
+    (dict(attention_multiplier=1 / 64), "--attention_multiplier 0.0625"),
+])  # fmt: skip
+def test_a_law_on_another_mup_base_is_refused(typed, needed):
+    """It would mean other learning rates, here four times as high. What it needs helps."""
+    with pytest.raises(UserError, match=needed):
+        make_config(law=PILOT, **typed)
+    words = train.parse(shlex.split(needed))[0]
+    make_config(law=PILOT, **typed | words)
+
+
+def test_the_nearest_row_of_peaks_is_named():
+    def remark(share: float) -> str:
+        return config.remarks(make_config(schedule="wsd", decay_share=share))
+
+    assert "peak of a decay of 10%" in remark(0.12)
+    assert "peak" not in remark(0.1)
+
+
+def test_an_older_law_says_how_to_make_it_again(one_line):
+    older = {name: value for name, value in PILOT.items() if name != "settings"}
+    files.write_json(Path("law.json"), older)
+    assert "python fit.py" in one_line(train.main, ["--law=law.json"])
 
 
 # -- Settings of checkpoints -------------------------------------------------------------

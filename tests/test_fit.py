@@ -532,21 +532,28 @@ def test_columns_may_have_other_names_and_separators():
     assert law_of(rows, f"{columns},seq_len=1024,schedule=cosine") == MADE
 
 
-def test_runs_that_diverged_or_are_not_finished_and_rates_in_single_precision():
-    rows = table(seeds=2, State="Finished")
+def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
+    states = itertools.cycle(["Finished", "COMPLETED", "TERMINATED", "complete"])
+    losses = itertools.cycle(["", "nan", "inf"])
+    rows = table(State="")
     for row in rows:
+        row["State"] = next(states)
         best = 40 * (row["batch_size"] / 4) ** 0.6 * row["total_tokens"] ** -0.4
         if row["lr"] > 3 * best:
-            row["val_loss"] = {2: "", 4: "nan", 8: "inf"}[row["batch_size"]]
+            row["val_loss"] = next(losses)
+    running = rows[0] | dict(State="running", lr="", val_loss=9.0)
+    assert law_of([*rows, running]) == MADE
+
+
+def test_rates_in_single_precision_and_tokens_as_trained_are_those_of_other_seeds():
+    rows = table(seeds=2)
+    for row in rows:
         if row["seed"] == "1":
             row["lr"] = float(np.float32(row["lr"]))
-            row["total_tokens"] -= row["total_tokens"] % 8192  # whole batches
-        if row["lr"] < best / 3:
-            row["State"] = {2: "COMPLETED", 4: "TERMINATED", 8: "complete"}[
-                row["batch_size"]
-            ]
-    running = rows[0] | dict(State="running", lr="", val_loss=9.0)
-    assert law_of([*rows, running]) == pytest.approx((-0.4, 0.6), abs=0.01)
+            row["total_tokens"] -= row["total_tokens"] % 1000 + 500
+    curves = fit.curves_of(fit.read_runs(Path(write_csv(rows)), ""))
+    assert len({cell for cell, _ in curves}) == 15 and len(curves) == 30
+    assert {len(curve) for curve in curves.values()} == {9}
 
 
 def test_shapes_without_a_common_a_have_one_each(capsys):

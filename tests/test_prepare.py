@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import unicodedata
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.
     tokenizer = load_tokenizer(tokenizer_name)
     expected = {"train": [], "val": []}  # texts
     for text in texts:
-        if expected["train"] and is_held_out(text, val_fraction):
+        if text != texts[0] and is_held_out(text, val_fraction):
             text = text.encode()[: 32 * 1024].decode(errors="ignore")
             expected["val"].append(text)
         else:
@@ -74,6 +75,31 @@ def test_every_text_is_there_once(documents, tokenizer_path):
         check(folder, texts, tokenizer, 0.3)
 
 
+def test_no_text_with_a_copy_is_on_both_sides(documents):
+    """Long ones, too, and the first one, which always trains."""
+    texts = [document * 40 for document in sorted(set(documents))]  # up to 100 kB
+    texts.sort(key=lambda text: not is_held_out(text, 0.1))
+    prepare(texts * 2, "bytes", Path("c"), 0.1)
+    check("c", texts * 2, val_fraction=0.1)
+    corpus = data.open_corpus("c")
+    train = corpus.train.astype(np.uint8).tobytes()
+    val = corpus.val.astype(np.uint8).tobytes().split(b"\xff")[:-1]
+    assert len(val) > 20 and not any(b"\xff" + text in train for text in val)
+
+
+def test_bytes_are_counted_in_what_comes_back(tokenizer_path, documents):
+    """A tokenizer that composes letters makes the text shorter."""
+    content = json.loads(Path(tokenizer_path).read_text(encoding="utf-8"))
+    content["normalizer"] = {"type": "NFC"}
+    Path("nfc.json").write_text(json.dumps(content), encoding="utf-8")
+    texts = [unicodedata.normalize("NFD", text + "é" * 99) for text in documents]
+    prepare(texts, "nfc.json", Path("c"), 0.2)
+    corpus = data.open_corpus("c")
+    words = corpus.val[corpus.val != corpus.tokenizer.eot_token].tolist()
+    size = len(corpus.tokenizer.decode(words).encode())
+    assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
+
+
 @pytest.mark.parametrize("name, texts", [
     ("bytes", ["".join(f"{i:05} é\n" for i in range(5000))]),
     ("words", ["".join(f"def a({i}):\n" for i in range(5000)), "b" * 99]),
@@ -97,7 +123,7 @@ def write_as(layout: str, texts: list[str]) -> None:
     Path("source").mkdir()
     pack = gzip.compress if layout.endswith(".gz") else bytes
     files = texts
-    if "json" in layout:
+    if "json" in layout.lower():
         files = []
         for part in (texts[:111], texts[111:]):
             files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
@@ -105,7 +131,7 @@ def write_as(layout: str, texts: list[str]) -> None:
         Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
 
 
-@pytest.mark.parametrize("layout", ["txt", "py.gz", "jsonl", "json.gz"])
+@pytest.mark.parametrize("layout", ["txt", "py.gz", "JSONL", "json.gz"])
 def test_every_kind_of_file_gives_the_same_tokens(layout, documents):
     texts = [
         text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
@@ -131,6 +157,14 @@ def test_files_come_in_the_order_of_their_names():
         Path("top", name).parent.mkdir(parents=True, exist_ok=True)
         Path("top", name).write_text(name)
     assert list(read_files(["top"], "text")) == names
+    # links count, but no file counts twice, and a circle has an end
+    Path("top/link").symlink_to(Path("other").absolute())
+    Path("other").mkdir()
+    Path("other/y").write_text("linked")
+    Path("other/circle").symlink_to(Path("top").absolute())
+    found = list(read_files(["top/b", "top", "top/b/c.txt"], "text"))
+    assert found[:2] == ["b/c.txt", "b/x.txt"]
+    assert sorted(found) == sorted([*names, "linked"])
 
 
 @pytest.mark.parametrize("name, content", [

@@ -1,5 +1,6 @@
 """A run may stop at any moment, resume and branch. It ends with the same bits."""
 
+import errno
 import math
 import os
 import re
@@ -15,7 +16,7 @@ import torch
 import config
 import data
 import train
-from schedules import make_schedule
+from schedules import make_schedule, rates
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, record_of
 from tools import files, plots, run_folder
@@ -137,6 +138,36 @@ def test_a_cluster_types_the_same_command_again(corpus_path):
     assert_same(everything("run"), everything("whole"))
 
 
+def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_line):
+    """A run resumes with --data, and then knows the new path."""
+    shutil.copytree(corpus_path, "moved")
+    config_file = run / "config.json"
+    content = config_file.read_text().replace(str(corpus_path), "nowhere")
+    config_file.write_text(content)
+    assert "--data" in one_line(train.main, RESUME)
+    stop([*RESUME, "--data=./moved"], 3)
+    assert train.main(RESUME) == 0
+    found = everything(run)
+    assert found["config"].pop("data") == "./moved"
+    del undisturbed["config"]["data"]
+    assert_same(found, undisturbed)
+
+
+def test_a_lost_connection_saves(corpus_path):
+    stop(argv(data=corpus_path, out="run", **SHORT), 2, signal.SIGHUP)
+    assert newest("run")["tokens"] == 2 * STEP
+
+
+def test_a_disk_without_locks_trains(corpus_path, monkeypatch, capsys):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    fields = dict(total_tokens=STEP, warmup_tokens=0, out="run")
+    assert train.main(argv(data=corpus_path, **fields, **SHORT)) == 0
+    assert "locks" in capsys.readouterr().out
+
+
 def test_a_killed_log_and_half_a_checkpoint_do_no_harm(run, undisturbed):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"tokens": 5376, "lo')
@@ -183,8 +214,11 @@ def test_runtime_fields_may_change_on_resume(run, undisturbed):
 
 @pytest.mark.parametrize("typed, word", [
     ("--total_tokens=1e6", "--branch"), ("--seed=1", "seed"), ("--data=x", "data"),
+    ("--branch=nowhere", "nowhere"), ("--law=law.json", "--law"),
 ])  # fmt: skip
 def test_other_fields_may_not_change_on_resume(typed, word, run, one_line):
+    law = config.LAPTOP_LAW._asdict()
+    files.write_json(Path("law.json"), law)
     before = files_in(run)
     assert word in one_line(train.main, [*RESUME, typed])
     assert files_in(run) == before
@@ -202,11 +236,13 @@ def test_a_run_does_not_resume_over_a_different_text(
     Path("mine").rename("first")
     prepare(documents[:200], "bytes", Path("mine"))
     before = files_in(Path("run"))
-    assert "--branch" in one_line(train.main, typed)
+    for refused in (typed, BRANCH):
+        assert "--data" in one_line(train.main, refused)
     assert files_in(Path("run")) == before
-    assert train.main(["--branch=run", "--out=branch"]) == 0
-    origin = record_of("branch")["origin"]
-    assert origin["fingerprint"] == data.open_corpus("mine").meta["fingerprint"]
+    name = "mine" if "--data=mine" in typed else "embedded"
+    assert train.main([*BRANCH, f"--data={name}", "--out=branch"]) == 0
+    fingerprint = record_of("branch")["config"]["fingerprint"]
+    assert fingerprint == data.open_corpus("mine").meta["fingerprint"]
 
     shutil.rmtree("mine")
     Path("first").rename("mine")
@@ -336,6 +372,7 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
 @pytest.mark.parametrize("typed, word", [
     ("--branch=run --n_embd=64", "n_embd"),
     ("--branch=run --seed=1", "--seed 1"),  # of weights that it does not draw
+    ("--branch=run --data_seed=1", "--data_seed 1"),  # would read sequences twice
     ("--branch=run --total_tokens=5500", "5,500"),  # less than a step more
     ("--branch=run --lr=0.1", "--lr"),  # Power has none
     ("--branch=run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
@@ -353,10 +390,36 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, one_line, monke
     assert files_in(folder) == before
 
 
-def test_a_cosine_may_become_a_wsd_which_decays(folder):
-    typed = f"--branch={folder}/cosine --schedule=wsd --total_tokens=3072 --out=wsd"
+def test_another_schedule_has_the_peak_of_its_law_and_the_decay_of_its_preset(folder):
+    """But WSD and constant hold the same learning rate."""
+
+    def branch(typed: str, out: str) -> dict:
+        assert train.main(f"{typed} --total_tokens=3072 --out={out}".split()) == 0
+        return record_of(out)["config"]
+
+    wsd = branch(f"--branch={folder}/cosine --schedule=wsd", "wsd")
+    assert wsd["decay_share"] == 0.3
+    cfg = config.make_config(**wsd)
+    assert wsd["lr"] == rates(config.LAPTOP_LAW, cfg)["lr"] != 0.02
+    start = "--branch=wsd/ckpt/0000000000002048.pt"  # before its decay
+    assert branch(f"{start} --schedule=constant", "constant")["lr"] == wsd["lr"]
+
+
+def test_a_branch_outlives_the_checkpoint_where_it_started(run):
+    """As of a trunk that goes on. It resumes, counts its own time, and can be extended."""
+    start = run_folder.checkpoints(run)[-1]
+    torch.save(torch.load(start) | {"seconds": 1e6}, start)
+    ended = [*BRANCH, "--decay_share=0.2"]
+    assert train.main([*ended, "--out=whole"]) == 0
+    stop([*ended, "--out=ended"], 2)
+    shutil.rmtree(run)
+    assert newest("ended")["seconds"] < 1e6
+    assert train.main(["--out=ended", "--resume"]) == 0
+    assert_same(everything("ended"), everything("whole"))
+    # its decay starts in its first step
+    typed = f"--branch=ended --total_tokens={30 * STEP} --out=longer"
     assert train.main(typed.split()) == 0
-    assert record_of("wsd")["config"]["decay_share"] == 0.3
+    assert metrics("longer")[0]["tokens"] == 21 * STEP
 
 
 def test_a_branch_says_what_differs(run, capsys):
@@ -375,6 +438,9 @@ def test_a_branch_says_what_differs(run, capsys):
     said = branch(f"--schedule=wsd --lr=0.01 --total_tokens={24 * STEP}", "wsd")
     assert "lr 0.01 (was None), schedule wsd (was power)" in said
     assert re.search(r"learning rate 0.01 \(was 0.0\d+\)", said)
+    said = branch(f"--batch_size=12 --total_tokens={24 * STEP}", "batch")
+    before, after = re.search(r"learning rate (\S+) \(was (\S+)\)", said).groups()
+    assert float(before) / float(after) == pytest.approx(1.5**0.5, rel=1e-3)  # q is 0.5
 
 
 # -- Runs that end by the clock ------------------------------------------------------------

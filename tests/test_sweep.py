@@ -6,6 +6,8 @@ import json
 import math
 import os
 import random
+import shlex
+import shutil
 import signal
 import time
 from concurrent.futures import Future, as_completed
@@ -474,3 +476,39 @@ def test_a_pilot_gives_the_best_number_back(scale):
     assert found["a"] == pytest.approx(2 * usual.power_a, rel=1e-3)
     assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
     assert found["settings"]["n_expert"] == (8 if more else 0)
+
+
+# -- From a text to a run ----------------------------------------------------------------
+
+
+def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, capsys):
+    """With a tokenizer of one's own, of which only the data folder has a copy."""
+    Path("notes").mkdir()
+    for i, document in enumerate(documents[:60]):
+        Path("notes", f"{i}.txt").write_text(document, encoding="utf-8")
+    shutil.copy(tokenizer_path, "mine.json")
+    assert data.main(["--source=notes", "--out=data/x", "--tokenizer=mine.json"]) == 0
+    Path("mine.json").unlink()
+    Path("data/x").rename("data/y")
+    small = [f"--{name}={value}" for name, value in SMALL.items()]
+    pilot = ["pilot", "--data=data/y", "--out=pilot", "--widths=16", "--batches=2"]
+    pilot += ["--budgets=2560", "--seeds=1", "--lrs=0.0001,0.001,0.01,0.1,1"]
+    assert sweep_here([*pilot, *small]) == 0
+    Path("data/y").rename("data/z")
+    capsys.readouterr()
+    assert fit.main(["pilot"]) == 0
+    printed = capsys.readouterr().out
+
+    # the printed command, of a smaller run
+    (line,) = [line for line in printed.splitlines() if "do not know" in line]
+    words = shlex.split(line.split(": ", 1)[1])
+    assert words[:2] == ["python", "train.py"]
+    smaller = ["--total_tokens=1280", "--n_embd=16", "--n_head=1", "--device=cpu"]
+    assert train.main([*words[2:], "--data=data/z", *smaller, "--out=run"]) == 0
+    config = files.read_json(Path("run/record.json"))["config"]
+    law = files.read_json(Path("pilot/law.json"))
+    assert config["power_a"] == pytest.approx(law["a"], rel=1e-3)
+    of_pilot = files.read_records(next(Path("pilot").glob("*.jsonl")))[0]["config"]
+    assert config["tokenizer"].endswith(".json")
+    for name in ("tokenizer", "vocab_size", "fingerprint", "n_layer", "seq_len"):
+        assert config[name] == of_pilot[name], name
