@@ -13,6 +13,7 @@ for sweep.py, and a table with the method of fit.py.
 
 import dataclasses
 import math
+import shlex
 import statistics
 import sys
 from collections import defaultdict
@@ -31,7 +32,7 @@ import train
 from config import TrainConfig
 from records import row_of, show
 from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice
-from tools import engines, files
+from tools import engines, files, flags
 from tools.flags import UserError, size
 
 
@@ -337,19 +338,17 @@ def two_stage(grid: Grid, args) -> str:
         raise UserError(f"{OTHER}: the other text; first bash research/texts.sh")
     rows = []
     for cfg in cells:
+        fields = grid.common | dict(n_embd=cfg.n_embd, n_head=cfg.n_head)
+        fields |= dict(batch_size=cfg.batch_size, total_tokens=cfg.total_tokens)
+        fields |= dict(seed=cfg.seed, data_seed=cfg.seed)
+        for name in ("fingerprint", "tokenizer", "vocab_size"):  # of one text
+            del fields[name]
         for stages, share in SHARES.items():
             out = args.out / f"{stages}-{cfg.seed}"
-            flags = {
-                "out": out,
-                "data": f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}",
-                "total_tokens": cfg.total_tokens,
-                "decay_share": cfg.decay_share,
-                "seed": cfg.seed,
-                "data_seed": cfg.seed,
-            }
+            fields |= dict(data=f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}")
             if stages == "two":
-                flags["branch"] = args.out / f"one-{cfg.seed}"
-            command = [f"--{name}={value}" for name, value in flags.items()]
+                fields |= dict(branch=args.out / f"one-{cfg.seed}")
+            command = shlex.split(flags.as_flags(fields | dict(out=out)))
             if not (out / "record.json").exists():
                 if train.main([*command, "--resume"]):
                     raise UserError(f"{out}: stopped; the same command resumes")
