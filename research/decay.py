@@ -1,9 +1,9 @@
 """What learning rate does a schedule need, if more or less of the run decays? Resumable.
 
     python research/decay.py valleys        no decay, 10%, 30%, and a straight line to 0
-    python research/decay.py cosine         and cosines to a tenth
-    python research/decay.py power          and Power, at three values of a
-    python research/decay.py weight-decay   with and without weight decay, also at batch size 2
+    python research/decay.py batch-2        some of them at batch size 2
+    python research/decay.py cosine         cosines to a tenth
+    python research/decay.py power          Power, at three values of a
     python research/decay.py presets        the default run at the peaks of its law
     python research/decay.py records        put the records into results/
 
@@ -100,17 +100,13 @@ def power(seed: int) -> Iterable[TrainConfig]:
                     yield run(T, batch_size, seed, decay_share=share, **fields)
 
 
-def weight_decay(seed: int) -> Iterable[TrainConfig]:
+def batch_2(seed: int) -> Iterable[TrainConfig]:
     T = 1_280_000
-    for batch_size in (2, 8, 32):
-        tries = [of_power(batch_size, times) for times in (1.0, 2.0, 4.0)]
-        tries += [dict(schedule="wsd", lr=x) for x in window("30", T, batch_size, 7)[2:]]
-        tries = [dict(x, decay_share=share) for x in tries for share in SHARES]
-        for lr in window("linear", T, batch_size, 5):
-            tries.append(dict(schedule="linear", lr=lr))
-        for fields in tries:
-            for weight_decay in (0.0, 0.1):
-                yield run(T, batch_size, seed, weight_decay=weight_decay, **fields)
+    for lr in window("30", T, 2, 7)[2:]:
+        for share in SHARES:
+            yield run(T, 2, seed, schedule="wsd", lr=lr, decay_share=share)
+    for lr in window("linear", T, 2, 5):
+        yield run(T, 2, seed, schedule="linear", lr=lr)
 
 
 # -- The law of the presets --------------------------------------------------------------
@@ -154,9 +150,9 @@ def presets(seed: int) -> Iterable[TrainConfig]:
 
 QUESTIONS = {  # name -> runs of a seed, and the seeds
     "valleys": (valleys, (0, 1, 2)),
+    "batch-2": (batch_2, (0, 1)),
     "cosine": (cosine, (0, 1, 2)),
     "power": (power, (0, 1, 2)),
-    "weight-decay": (weight_decay, (0, 1)),
     "presets": (presets, (1, 2, 3)),
 }
 
@@ -165,7 +161,8 @@ def folder_of(question: str, fields: dict) -> str:
     """The folder of a run in results/."""
     if question == "presets":
         return question
-    return f"decay-laptop/{ending_of(fields) if question == 'valleys' else question}"
+    name = "power" if question == "power" else ending_of(fields)
+    return f"decay-laptop/{name}"
 
 
 def write_records(runs: Path) -> None:

@@ -13,6 +13,7 @@ for sweep.py, and a table with the method of fit.py.
 
 import dataclasses
 import math
+import shlex
 import statistics
 import sys
 from collections import defaultdict
@@ -31,11 +32,12 @@ import train
 from config import TrainConfig
 from records import row_of, show
 from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice
-from tools import engines, files
+from tools import engines, files, flags
 from tools.flags import UserError, size
 
-SHORT_WARMUP = LAPTOP | dict(warmup_tokens=2_000)
-PAPER_WARMUP = PAPER | dict(warmup_tokens=10**9)
+
+def warm(common: dict, tokens: int) -> dict:
+    return common | dict(warmup_tokens=tokens)
 
 
 def cells_of(grid: Grid, **more) -> list[TrainConfig]:
@@ -45,37 +47,13 @@ def cells_of(grid: Grid, **more) -> list[TrainConfig]:
 
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
-TRANSFER = {
-    "quick": Grid(
-        SHORT_WARMUP,
-        widths=[32, 64, 128],
-        batches=[4],
-        seeds=[0],
-        budgets=[80_000],
-    ),
-    "laptop": Grid(
-        SHORT_WARMUP,
-        widths=[32, 64, 128, 256],
-        batches=[4],
-        seeds=[0, 1, 2],
-        budgets=[160_000],
-    ),
-    "gpu": Grid(
-        GPU | dict(warmup_tokens=25_000),
-        widths=[128, 256, 512, 1024, 2048],
-        batches=[16],
-        seeds=[0],
-        budgets=[4 * 10**6],
-        head=64,
-    ),
-    "paper": Grid(
-        PAPER_WARMUP,
-        widths=[128, 256, 512, 1024],
-        batches=[128],
-        seeds=[0],
-        budgets=[4 * 10**9],
-        head=64,
-    ),
+NARROW = [32, 64, 128, 256]
+WIDE = [128, 256, 512, 1024, 2048]
+TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
+    "quick": Grid(warm(LAPTOP, 2_000), NARROW[:3], [4], [0], [80_000]),
+    "laptop": Grid(warm(LAPTOP, 2_000), NARROW, [4], [0, 1, 2], [160_000]),
+    "gpu": Grid(warm(GPU, 25_000), WIDE, [16], [0], [4 * 10**6], head=64),
+    "paper": Grid(warm(PAPER, 10**9), WIDE[:4], [128], [0], [4 * 10**9], head=64),
 }
 
 
@@ -121,38 +99,17 @@ def by_mup(rows: list[dict]) -> tuple[list[dict], list[dict]]:
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
 CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
-PAPER_POWER = PAPER_WARMUP | dict(preset="36M-power")
+PAPER_POWER = warm(PAPER | dict(preset="36M-power"), 10**9)
+PAPER_CENTER = PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02)
+_quick = warm(LAPTOP | CENTER, 16_000)
+_laptop = warm(LAPTOP | CENTER, 32_000)
+_gpu = warm(GPU | CENTER, 400_000)
+_paper = doublings(2 * 10**9, 7)
 POWER = {
-    "quick": Grid(
-        LAPTOP | CENTER | dict(warmup_tokens=16_000),
-        widths=[32],
-        batches=[2, 8],
-        seeds=[0],
-        budgets=doublings(40_000, 4),
-    ),
-    "laptop": Grid(
-        LAPTOP | CENTER | dict(warmup_tokens=32_000),
-        widths=[64],
-        batches=[2, 4, 8],
-        seeds=[0, 1],
-        budgets=doublings(80_000, 5),
-    ),
-    "gpu": Grid(
-        GPU | CENTER | dict(warmup_tokens=400_000),
-        widths=[256],
-        batches=[16, 32, 64],
-        seeds=[0],
-        budgets=doublings(10**6, 5),
-        head=64,
-    ),
-    "paper": Grid(
-        PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02),
-        widths=[256],
-        batches=doublings(32, 5),
-        seeds=[0],
-        budgets=doublings(2 * 10**9, 7),
-        head=64,
-    ),
+    "quick": Grid(_quick, [32], [2, 8], [0], doublings(40_000, 4)),
+    "laptop": Grid(_laptop, [64], [2, 4, 8], [0, 1], doublings(80_000, 5)),
+    "gpu": Grid(_gpu, [256], [16, 32, 64], [0], doublings(10**6, 5), head=64),
+    "paper": Grid(PAPER_CENTER, [256], doublings(32, 5), [0], _paper, head=64),
 }
 
 
@@ -221,47 +178,31 @@ def costs_beside(points: fit.Valley, steps: int) -> list[float]:
 # width and batch size, with two other seeds. Then it tests all lines in larger cells,
 # without tuning again.
 
+FIVE = [0, 1, 2, 3, 4]
+_gpu = warm(GPU, 400_000)
+_paper = doublings(16 * 10**9, 5)
 COMPARE = {
-    "quick": Grid(
-        LAPTOP | dict(warmup_tokens=8_000),
-        widths=[32, 64],
-        batches=[2, 8],
-        seeds=[0],
-        budgets=doublings(20_000, 4),
-        lrs=lattice(10, 18, 2),
-    ),
-    "laptop": Grid(
-        LAPTOP | dict(warmup_tokens=32_000),
-        widths=[64, 128],
-        batches=[2, 8],
-        seeds=[0, 1, 2, 3, 4],
-        budgets=doublings(80_000, 5),
-        lrs=lattice(8, 16),
-    ),
-    "gpu": Grid(
-        GPU | dict(warmup_tokens=400_000),
-        widths=[256, 512],
-        batches=[8, 32],
-        seeds=[0, 1, 2, 3, 4],
-        budgets=doublings(10**6, 5),
-        lrs=lattice(8, 16),
-        head=64,
-    ),
-    "paper": Grid(
-        PAPER_POWER,
-        widths=[512, 1024],
-        batches=[128, 512],
-        seeds=[0, 1, 2],
-        budgets=doublings(16 * 10**9, 5),
-        lrs=lattice(4, 14),
-        head=64,
-    ),
+    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4)),
+    "laptop": Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5)),
+    "gpu": Grid(_gpu, [256, 512], [8, 32], FIVE, doublings(10**6, 5), head=64),
+    "paper": Grid(PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], _paper, head=64),
 }
-TUNING = {  # where the lines are tuned
-    "quick": dict(widths=[32], batches=[2], budgets=[20_000, 40_000]),
-    "laptop": dict(widths=[32], batches=[2], budgets=[80_000, 320_000]),
-    "gpu": dict(widths=[128], batches=[8], budgets=[10**6, 4 * 10**6]),
-    "paper": dict(widths=[256], batches=[128], budgets=[4 * 10**9, 16 * 10**9]),
+
+
+class Tuning(NamedTuple):
+    """Where a comparison tunes its learning rates."""
+
+    widths: list[int]
+    batches: list[int]
+    budgets: list[int]
+    lrs: list[float]
+
+
+TUNING = {
+    "quick": Tuning([32], [2], [20_000, 40_000], lattice(10, 18, 2)),
+    "laptop": Tuning([32], [2], [80_000, 320_000], lattice(8, 16)),
+    "gpu": Tuning([128], [8], [10**6, 4 * 10**6], lattice(8, 16)),
+    "paper": Tuning([256], [128], [4 * 10**9, 16 * 10**9], lattice(4, 14)),
 }
 
 
@@ -300,20 +241,17 @@ PAIRS = [
 ]
 
 
-def candidates(line: Line, grid: Grid, tuning: dict, seed: int) -> dict[float, list]:
+def candidates(line: Line, grid: Grid, tuning: Tuning, seed: int) -> dict[float, list]:
     """{learning rate of the shortest run: runs} to tune a line for a seed."""
-    place = grid._replace(seeds=[100 + 2 * seed, 101 + 2 * seed], **tuning)
-    runs = defaultdict(list)
-    for lr in grid.lrs:
-        for cfg in cells_of(place, **line.fields):
-            runs[lr].append(at(line, lr, cfg, tuning))
-    return runs
+    seeds = [100 + 2 * seed, 101 + 2 * seed]
+    cells = cells_of(grid._replace(seeds=seeds, **tuning._asdict()), **line.fields)
+    return {lr: [at(line, lr, cfg, tuning) for cfg in cells] for lr in tuning.lrs}
 
 
-def at(line: Line, lr: float, cfg: TrainConfig, tuning: dict) -> TrainConfig:
+def at(line: Line, lr: float, cfg: TrainConfig, tuning: Tuning) -> TrainConfig:
     """A run with the learning rate of a line, which has lr in the shortest tuned run."""
-    lr *= (cfg.batch_size / tuning["batches"][0]) ** line.q
-    lr *= (cfg.total_tokens / tuning["budgets"][0]) ** line.b
+    lr *= (cfg.batch_size / tuning.batches[0]) ** line.q
+    lr *= (cfg.total_tokens / tuning.budgets[0]) ** line.b
     cfg = sweep.at_rate(cfg, float(f"{lr:.4g}"))
     return dataclasses.replace(cfg, **line.fields)  # with its ceiling
 
@@ -322,21 +260,25 @@ def compare(grid: Grid, args) -> str:
     """Tune all lines, then test them, and print the tuned learning rates."""
     # 1. Tune
     tuning = TUNING[args.scale]
+    if args.lrs:
+        tuning = tuning._replace(lrs=args.lrs)
     tries = {}
+    tuning_runs = []
     for name, line in LINES.items():
         for seed in grid.seeds:
-            tries[name, seed] = candidates(line, grid, tuning, seed)
-    train_all(
-        args, [run for of in tries.values() for runs in of.values() for run in runs]
-    )
+            by_lr = candidates(line, grid, tuning, seed)
+            tries[name, seed] = by_lr
+            for runs in by_lr.values():
+                tuning_runs += runs
+    train_all(args, tuning_runs)
 
     # 2. Test. In a dry run, which has no losses, at the first learning rate
     lrs = {}
     for key, by_lr in tries.items():
-        total = {
-            lr: sum(row_of(run, args.out)["loss"] for run in by_lr[lr]) for lr in by_lr
-        }
-        lrs[key] = min(total, key=total.get)
+        losses = {}
+        for lr, runs in by_lr.items():
+            losses[lr] = sum(row_of(run, args.out)["loss"] for run in runs)
+        lrs[key] = min(losses, key=losses.get)
     tests = []
     for name, line in LINES.items():
         for cfg in cells_of(grid, **line.fields):
@@ -346,7 +288,8 @@ def compare(grid: Grid, args) -> str:
         return ""
 
     # 3. Report. A learning rate at the edge of the tries is not tuned
-    print(f"tuned learning rates, from {min(grid.lrs):g} to {max(grid.lrs):g}:")
+    edges = f"from {min(tuning.lrs):g} to {max(tuning.lrs):g}"
+    print(f"tuned learning rates, {edges}:")
     for name in LINES:
         print(f"  {name:<22}{', '.join(f'{lrs[name, s]:g}' for s in grid.seeds)}")
     rows = [row_of(run, args.out) | {"line": name} for name, run in tests]
@@ -379,10 +322,8 @@ OTHER = "data/english"
 SHARES = {"one": 0.1, "two": 0.5}  # of the other text, by stages
 _two = dict(preset="laptop", schedule="power", seq_len=128, decay_share=0.2)
 TWO_STAGE = {
-    "quick": Grid(_two, widths=[128], batches=[8], seeds=[0], budgets=[400_000], head=32),
-    "laptop": Grid(
-        _two, widths=[128], batches=[8], seeds=[0, 1, 2], budgets=[2 * 10**6], head=32
-    ),
+    "quick": Grid(_two, [128], [8], [0], [400_000], head=32),
+    "laptop": Grid(_two, [128], [8], [0, 1, 2], [2 * 10**6], head=32),
 }
 
 
@@ -397,19 +338,17 @@ def two_stage(grid: Grid, args) -> str:
         raise UserError(f"{OTHER}: the other text; first bash research/texts.sh")
     rows = []
     for cfg in cells:
+        fields = grid.common | dict(n_embd=cfg.n_embd, n_head=cfg.n_head)
+        fields |= dict(batch_size=cfg.batch_size, total_tokens=cfg.total_tokens)
+        fields |= dict(seed=cfg.seed, data_seed=cfg.seed)
+        for name in ("fingerprint", "tokenizer", "vocab_size"):  # of one text
+            del fields[name]
         for stages, share in SHARES.items():
             out = args.out / f"{stages}-{cfg.seed}"
-            flags = {
-                "out": out,
-                "data": f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}",
-                "total_tokens": cfg.total_tokens,
-                "decay_share": cfg.decay_share,
-                "seed": cfg.seed,
-                "data_seed": cfg.seed,
-            }
+            fields |= dict(data=f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}")
             if stages == "two":
-                flags["branch"] = args.out / f"one-{cfg.seed}"
-            command = [f"--{name}={value}" for name, value in flags.items()]
+                fields |= dict(branch=args.out / f"one-{cfg.seed}")
+            command = shlex.split(flags.as_flags(fields | dict(out=out)))
             if not (out / "record.json").exists():
                 if train.main([*command, "--resume"]):
                     raise UserError(f"{out}: stopped; the same command resumes")

@@ -12,7 +12,6 @@ another one, and the same for all runners. Every trunk ends at several lengths, 
 several decays.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -20,7 +19,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import data
 import fit
@@ -28,6 +28,7 @@ import records
 import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
+from tools import engines, flags
 
 RESULTS = Path(__file__).parent / "results/race.jsonl"
 SEQ_LEN = 128
@@ -221,18 +222,13 @@ def write_records(runs: list[Run], folder: Path) -> None:
     RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/race"))
-    parser.add_argument("--dry_run", action="store_true")
-    args = parser.parse_args()
+def train_race(folder: Path, dry_run: bool) -> None:
+    """Train what the folder lacks, one replicate of all cells after another."""
     long = [name for name, cell in CELLS.items() if cell.is_long]
     finished = []
     for names, times in ((list(CELLS), TIMES), (long, (64,))):
         for replicate in REPLICATES:
-            numbers, runs = tune(names, replicate, args.out, args.dry_run)
+            numbers, runs = tune(names, replicate, folder, dry_run)
             if times == TIMES:
                 finished += runs
             if not numbers:  # a dry run, whose pilots are not trained
@@ -242,10 +238,19 @@ def main() -> None:
                 runs += long_runs(name, replicate, numbers[name], times)
                 print(f"replicate {replicate}, {name}: {numbers[name]}", flush=True)
             cfgs = [run.cfg for run in runs]
-            if sweep.train_all(cfgs, args.out, dry_run=args.dry_run):
+            if sweep.train_all(cfgs, folder, dry_run=dry_run):
                 finished += runs
-                write_records(finished, args.out)
+                write_records(finished, folder)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("race.py", __doc__)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs/race"), help="folder of the runs")
+    add("--dry_run", action="store_true", help="count runs and tokens, and stop")
+    args = parser.parse_args(argv)
+    return engines.run_program("race.py", lambda: train_race(args.out, args.dry_run))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

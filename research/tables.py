@@ -338,6 +338,18 @@ def race_pilots() -> Rows:
     return rows
 
 
+def gpu_race() -> Rows:
+    """The race of gpu_day.py, with one pilot and one seed. None if it did not run."""
+    rows = []
+    for line in files.read_records(ROOT / "research/gpu.jsonl"):
+        if line.get("step") == "race":
+            losses = line["losses"]
+            for name, loss in losses.items():
+                gap = loss - losses[name_of(POWER)]
+                rows.append([name, f"{loss:.4f}", f"{gap:.4f}"])
+    return rows
+
+
 # -- Laws --------------------------------------------------------------------------------
 
 
@@ -482,24 +494,18 @@ def b_by_decay() -> Rows:
     rows = []
     for ending, name in names.items():
         best = {}
-        for cell, x in best_in(curves_in(f"decay-laptop/{ending}")).items():
-            best[cell.batch_size, cell.T] = f"{2**x:.4f}"
+        for (batch_size, T), x in best_peaks(f"decay-laptop/{ending}").items():
+            best[batch_size, T] = f"{2**x:.4f}"
         answers = [b_of_decay(ending, batches) for batches in ((8, 32), (8,), (32,))]
         lrs = [best.get((8, T), "") for T in decay.LENGTHS]
         rows.append([name, *(show(b, ".2f") for b in answers), *lrs])
     return rows
 
 
-@cache
-def best_peaks(ending: str) -> dict[tuple, float]:
-    """{(batch size, T): log2 of the best peak of an ending at width 32}"""
-    rows = records.read(f"decay-laptop/{ending}")
-    for row in records.read("decay-laptop/weight-decay"):  # has batch size 2
-        if row["batch_size"] == 2 and row["weight_decay"] == 0.1:
-            if row["schedule"] != "power" and decay.ending_of(row) == ending:
-                rows.append(row)
+def best_peaks(folder: str) -> dict[tuple, float]:
+    """{(batch size, T): log2 of the best peak}, of a folder at width 32."""
     best = {}
-    for cell, x in best_in(fit.curves_of(rows)).items():
+    for cell, x in best_in(curves_in(folder)).items():
         best[cell.batch_size, cell.T] = x
     return best
 
@@ -513,7 +519,7 @@ def power_ratios() -> dict[tuple, float]:
     for share, ending in ((0.1, "10"), (0.3, "30")):
         rows = records.read("decay-laptop/power")
         rows = [row for row in rows if row["decay_share"] == share]
-        wsd = best_peaks(ending)
+        wsd = best_peaks(f"decay-laptop/{ending}")
         for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
             c2, c1, _ = np.polyfit(*np.transpose(points), 2)
             if (cell.batch_size, cell.T) in wsd:
@@ -524,7 +530,7 @@ def power_ratios() -> dict[tuple, float]:
 
 def peak_ratios() -> dict[tuple, dict]:
     """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
-    reference = best_peaks("30")
+    reference = best_peaks("decay-laptop/30")
     endings = {
         ("wsd", 0.0): "none",
         ("wsd", 0.1): "10",
@@ -534,7 +540,7 @@ def peak_ratios() -> dict[tuple, dict]:
     }
     found = {}
     for row, ending in endings.items():
-        best = best_peaks(ending)
+        best = best_peaks(f"decay-laptop/{ending}")
         found[row] = {x: best[x] - reference[x] for x in best if x in reference}
     return found | {("power", 0.3): power_ratios()}
 
@@ -568,13 +574,11 @@ def peaks() -> Rows:
 
 def laptop_law() -> np.ndarray:
     """log2 a, b and q of WSD with a decay of 30%, from three sweeps with two decays."""
-    memory = {}
-    for cell, x in best_in(curves_in("memory-laptop/0.1")).items():
-        memory[cell.batch_size, cell.T] = x
+    sweeps = {"decay-laptop/30": 0.3, "decay-laptop/10": 0.1, "memory-laptop/0.1": 0.1}
     design = []
     y = []
-    for share, best in ((0.3, best_peaks("30")), (0.1, best_peaks("10")), (0.1, memory)):
-        for (batch_size, T), x in best.items():
+    for folder, share in sweeps.items():
+        for (batch_size, T), x in best_peaks(folder).items():
             design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
             y.append(x - math.log2(schedules.peak("wsd", share, T)))
     return np.linalg.lstsq(np.array(design), np.array(y))[0]
@@ -635,25 +639,7 @@ def presets() -> Rows:
     return rows
 
 
-# -- Single runs -------------------------------------------------------------------------
-
-
-def weight_decay_0() -> Rows:
-    losses = defaultdict(lambda: defaultdict(list))
-    for row in records.read("decay-laptop/weight-decay"):
-        if row["decay_share"] == 0.3:
-            tried = row["power_a"] if row["schedule"] == "power" else row["lr"]
-            key = (row["schedule"], row["weight_decay"], row["batch_size"])
-            losses[key][tried].append(row["loss"])
-    rows = []
-    for schedule, name in (("power", "Power"), ("wsd", "WSD")):
-        for weight_decay in (0.0, 0.1):
-            row = [f"{name}, weight decay {weight_decay:g}"]
-            for batch_size in (2, 8, 32):
-                tries = losses[schedule, weight_decay, batch_size].values()
-                row.append(f"{min(map(statistics.fmean, tries)):.3f}")
-            rows.append(row)
-    return rows
+# -- The default run ---------------------------------------------------------------------
 
 
 def default_run() -> Rows:
@@ -685,6 +671,7 @@ TABLES = {
     "race tokens": race_tokens,
     "race cells": race_cells,
     "race pilots": race_pilots,
+    "race on a GPU": gpu_race,
     "laws": laws,
     "widths": widths,
     "worth": worth,
@@ -696,7 +683,6 @@ TABLES = {
     "peaks": peaks,
     "law of the presets": law_of_the_presets,
     "presets": presets,
-    "weight decay 0": weight_decay_0,
     "default run": default_run,
 }
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import config
-import paper
 import sweep
 import train
 from tools.flags import program_parser
@@ -84,11 +83,10 @@ def test_a_command_is_understood(command, monkeypatch):
         fields = {name: given[name] for name in names}
         train.make_config(**fields)
     monkeypatch.undo()
-    if program in ("sweep.py", "research/paper.py") and "--report" not in arguments:
-        monkeypatch.setattr(sweep, "train_sweep", lambda args, runs: None)
-        monkeypatch.setattr(paper, "run_experiment", lambda grid, args: None)
+    if program in ("sweep.py", "research/paper.py"):
+        monkeypatch.setattr(sweep, "train_all", lambda *args, **more: True)
         monkeypatch.setattr(sweep.data, "with_corpus", lambda cfg, typed: cfg)
-        assert import_module(Path(file).stem).main(arguments) == 0
+        assert import_module(Path(file).stem).main([*arguments, "--dry_run"]) == 0
     if program == "fit.py" and arguments[0].startswith("research/"):
         assert Path(ROOT, arguments[0]).is_dir()
 
@@ -128,7 +126,8 @@ def test_marked_numbers_are_those_of_the_tables(page):
     assert len(marks) == PAGES[page].count("<!--n:")
     for *place, number, interval in marks:
         answer, _, rest = cells[tuple(place)].partition(" ")
-        assert interval in ("", f" {rest}"), place
+        # a verdict may follow in the table
+        assert f" {rest}".startswith(interval), place
         if "research/" in page:
             assert number == answer, place
         digits = len(number.partition(".")[2])

@@ -1,134 +1,231 @@
-"""Our records, and the two programs that print and draw them."""
+"""Our records, and the programs that make tables of them."""
 
 import json
+import math
 import re
 
 import numpy as np
 import pytest
 
 import config
-import figures
+import decay
 import fit
-import presets
+import paper
+import race
+import records
 import schedules
+import sweep
 import tables
 
-RESEARCH = tables.ROOT / "research"
-FOLDERS = [file.parent for file in sorted(RESEARCH.glob("results/**/records.jsonl"))]
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
-def check_same(text: str, other: str) -> None:
-    """The same words, and numbers that differ by at most one in their last digit."""
-    assert NUMBER.sub("#", text) == NUMBER.sub("#", other)
-    for one, two in zip(NUMBER.findall(text), NUMBER.findall(other)):
+def test_the_committed_tables_have_the_numbers_of_the_records():
+    committed = tables.PAGE.read_text()
+    computed = tables.filled(committed)
+    assert NUMBER.sub("#", committed) == NUMBER.sub("#", computed)
+    for one, two in zip(NUMBER.findall(committed), NUMBER.findall(computed)):
         last_digit = 10.0 ** -len(one.partition(".")[2])
         assert abs(float(one) - float(two)) < 1.5 * last_digit, (one, two)
 
 
-def test_the_page_of_tables_is_what_the_records_give():
-    check_same((RESEARCH / "TABLES.md").read_text(), tables.page() + "\n")
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_fit_reads_every_folder(folder):
-    rows = fit.read_sweep(folder)
-    shared = json.loads((folder / "settings.json").read_text())
-    assert shared["origin"].keys() >= {"torch"}
-    assert {fit.cell_of(row).T for row in rows} == {row["total_tokens"] for row in rows}
-    assert all(row["loss"] > 1 for row in rows)  # infinite if it diverged
-
-
 def test_the_readme_counts_the_runs():
-    lines = (RESEARCH / "README.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| `")]
-    named = []
-    for row in rows:
-        _, names, count, *_ = row.split("|")
-        folders = [RESEARCH / "results" / name for name in re.findall("`(.+?)`", names)]
-        named += folders
-        files = [file for folder in folders for file in folder.rglob("records.jsonl")]
-        n = sum(len(file.read_text().splitlines()) for file in files)
-        assert n == int(count.replace(",", "")), names
-    folders = {path for path in (RESEARCH / "results").iterdir() if path.is_dir()}
-    assert set(named) == folders
+    lines = (tables.PAGE.parent / "README.md").read_text().splitlines()
+    named = set()
+    for line in lines:
+        match = re.match(r"\| `([\w-]+)` \| ([\d,]+) \|", line)
+        if match:
+            name, count = match.groups()
+            files = (records.RESULTS / name).rglob("records.jsonl")
+            n = sum(len(file.read_text().splitlines()) for file in files)
+            assert n == int(count.replace(",", "")), name
+            named.add(name)
+    assert named == {path.name for path in records.RESULTS.iterdir() if path.is_dir()}
 
 
-def test_a_difference_of_schedules_is_that_of_a_dumb_loop():
-    losses = {"Power (fitted)": {}, "WSD": {}}
-    records = (tables.RESULTS / "compare-laptop/records.jsonl").read_text()
-    for line in records.splitlines():
-        record = json.loads(line)
-        config = record["config"]
-        if config.get("line") in losses:
-            names = ("n_embd", "batch_size", "total_tokens", "seed")
-            run = tuple(config[name] for name in names)
-            losses[config["line"]][run] = record["results"]["val_loss"]
-    power, wsd = losses.values()
-    assert power.keys() == wsd.keys() and len(power) == 4 * 5 * 5  # pairs, T, seeds
-    mean = np.mean([power[run] - wsd[run] for run in power])
-    shown = tables.difference("Power (fitted)", "WSD", "dense")
-    check_same(shown.partition(" ")[0], f"{mean:.3f}")
+# -- The race ----------------------------------------------------------------------------
 
 
-def test_no_searched_run_chooses_its_own_learning_rate(monkeypatch):
-    # the seeds have their minima at 1, 2 and 3, but the others choose 2, 1 and 1 for them
-    losses = {1: [0.0, 5.0, 6.0], 2: [5.5, 0.0, 4.0], 3: [6.5, 4.5, 0.0]}
-    rows = []
-    for lr, of_seeds in losses.items():
-        for seed, loss in enumerate(of_seeds):
-            row = dict(line="WSD", weight_decay=0.1, total_tokens=7, lr=lr, seed=seed)
-            rows.append(row | {"val_loss": loss})
-    rows.append(
-        rows[0] | {"lr": 4, "val_loss": -1.0}
-    )  # which the other seeds did not try
-    monkeypatch.setattr(tables, "rows_in", lambda folder: rows)
-    assert tables.losses_at("WSD", 0.1, 7).tolist() == [5.5, 5.0, 6.0]
+def made_up_race(loss_of) -> list[dict]:
+    """The long runs of a race with four replicates. loss_of(cell, runner, share, times)"""
+    lines = []
+    for name, cell in race.CELLS.items():
+        runners = [(x, share) for x in tables.TRUNKS for share in cell.shares]
+        for times in (*race.TIMES, *([64] if cell.is_long else [])):
+            for runner, share in (*runners, tables.LINE):
+                for replicate, noise in enumerate((-0.3, 0.1, 0.4, -0.2)):
+                    line = dict(cell=name, times=times, runner=runner, share=share)
+                    loss = loss_of(name, runner, share, times) + noise
+                    lines.append(line | dict(replicate=replicate, loss=loss))
+    return lines
 
 
-def test_an_interval_over_seeds_is_students():
+def loss_of(name: str, runner: str, share: float, times: int) -> float:
+    """Power falls by 0.1 with every doubling. Held is above it by more in longer runs."""
+    above = {
+        "held": 0.01 * math.log2(times) - 0.01,
+        "half": 0.05 - 0.0125 * math.log2(times),
+        "power": 0.0,
+        "line": 0.02 if name == "tables" else -0.02,
+    }
+    longer = {0.3: 0.0, 0.5: 0.02 - 0.01 * math.log2(times)}
+    decay = 0 if runner == "line" else longer.get(share, 0.005)
+    return 3 - 0.1 * math.log2(times) + above[runner] + decay
+
+
+def test_a_race_with_known_answers():
+    losses = tables.losses_of(made_up_race(loss_of))
+    # (a) at 16 T0, 50% is 0.02 below 30%, and half meets Power
+    held = tables.by_cell(tables.gaps(losses, 16, ("held", 0.3)))
+    assert held == pytest.approx([0.03] * 7)
+    assert tables.advice_if_known(losses) == [("half", 0.5), ("power", 0.5)]
+
+    # (b) the line is lowest, but not in the fifth cell. Power is as high at 4 as at 16 T0
+    worst = tables.worst_regrets(losses, (4, 16))
+    assert worst[tables.LINE] == pytest.approx([0, 0, 0, 0, 0.04, 0, 0])
+    assert worst["power", 0.3] == pytest.approx([0.02] * 7)
+    assert worst["held", 0.3] == pytest.approx([0.05] * 7)
+    assert worst["half", 0.5] == pytest.approx([0.045] * 4 + [0.025] + [0.045] * 2)
+    assert tables.advice_if_unknown(losses) == [("power", 0.3), ("power", 0.5)]
+
+    # (c) and (d): at 0.1 a doubling, a loss of 0.03 needs 2^0.3 times the tokens
+    shares = [tables.advised_share(losses, times) for times in losses]
+    assert shares == [0.3, 0.3, 0.5, 0.5]
+    percents = tables.percent_longer(losses, ("held", 0.3))
+    assert percents == pytest.approx([100 * (2**0.3 - 1)] * 7)
+
+
+def test_a_replicate_counts_only_if_all_its_cells_are_finished():
+    lines = made_up_race(loss_of)
+    last = max(i for i, line in enumerate(lines) if line["times"] == 16)
+    losses = tables.losses_of(lines[:last] + lines[last + 1 :])
+    counts = {times: len(cells["HTML"][tables.LINE]) for times, cells in losses.items()}
+    assert counts == {1: 3, 4: 3, 16: 3, 64: 4}
+
+
+@pytest.mark.parametrize(
+    "values, word",
+    [
+        ([0.004, 0.005, 0.006], "tie"),  # although 0 is outside
+        ([0.02, 0.021, 0.022], "decided"),
+        ([-0.02, -0.021, -0.022], "decided"),
+        ([0.012, -0.011, 0.002], "undecided"),
+    ],
+)
+def test_a_verdict_follows_the_rule(values, word):
+    assert tables.verdict(np.array(values)).word == word
+
+
+def test_an_undecided_difference_says_how_many_cells_decide_it():
+    # with n cells of this mean and spread, the interval is 0.02 +- t 0.1 / sqrt(n)
+    values = 0.02 + 0.1 * np.array([-1, 0, 1])
+    word, n = tables.verdict(values)
+    assert word == "undecided"
+    assert n == pytest.approx((1.98 * 5) ** 2, abs=2)
+
+
+def test_an_interval_over_cells_is_students():
     values = np.array([1.0, 2.0, 6.0])
     half = 4.303 * values.std(ddof=1) / 3**0.5
-    assert tables.over_seeds(values) == pytest.approx([3, 3 - half, 3 + half], rel=1e-3)
+    assert records.over(values) == pytest.approx([3, 3 - half, 3 + half], rel=1e-3)
+    low, high = json.loads(tables.new_cell(values))
+    assert high - 3 == pytest.approx(2 * half, abs=0.01)  # sqrt(1 + 1/3) = 2 sqrt(1/3)
+    assert low + high == pytest.approx(6, abs=0.01)
 
 
-def test_peaks_and_the_law_of_the_presets_are_those_of_the_committed_sweeps():
+# -- The paper, and the decay ------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Runs get their losses from a made-up law, with another minimum at every width
+    without muP: lr = 0.01 (T / 80k)^-0.3 (batch / 2)^0.5.
+    """
+
+    def row_of(cfg, folder):
+        x = math.log2(sweep.rate_of(vars(cfg)))
+        best = math.log2(0.01) - 0.3 * math.log2(cfg.total_tokens / 80_000)
+        best += 0.5 * math.log2(cfg.batch_size / 2)
+        if cfg.attention_multiplier != cfg.n_head / cfg.n_embd:
+            best -= math.log2(cfg.n_embd / 32)
+        results = {"val_loss": 2 + 0.05 * (x - best) ** 2}
+        return records.rows.row_of_record({}, {"config": vars(cfg), "results": results})
+
+    monkeypatch.setattr(paper, "row_of", row_of)
+    monkeypatch.setattr(sweep, "train_all", lambda *args: True)
+
+
+def printed_rows(capsys) -> dict[str, list[str]]:
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line[2:-2].split(" | ") for line in lines if line.startswith("| ")]
+    return {name: cells for name, *cells in rows}
+
+
+def test_transfer_finds_what_the_width_changes(trained, capsys):
+    assert paper.main(["transfer", "--scale=laptop", "--widths=32,64,128"]) == 0
+    rows = printed_rows(capsys)
+    assert rows["with μP"][-1] == "1.00 [1.00, 1.00]"
+    assert rows["without μP"][-1] == "0.25 [0.25, 0.25]"
+
+
+def test_power_finds_the_best_a_and_b(trained, capsys):
+    argv = ["power", "--scale=laptop", "--batches=8", "--budgets=320k"]
+    assert paper.main(argv) == 0
+    rows = printed_rows(capsys)
+    # a beta T^b is the best learning rate, at b = -0.51 and at a = 16
+    rate = 0.01 * 4**-0.3 * 2
+    beta = 8 * 128 / 4096
+    assert float(rows["a"][0]) == pytest.approx(rate / beta * 320_000**0.51, rel=0.01)
+    b = math.log(rate / beta / 16) / math.log(320_000)
+    assert float(rows["b"][0]) == pytest.approx(b, abs=0.006)
+
+
+def test_compare_finds_what_a_held_learning_rate_loses(trained, capsys):
+    assert paper.main(["compare", "--scale=laptop"]) == 0
+    rows = printed_rows(capsys)
+    # tuned at 80k and 320k, at the lattice's nearest, 0.0091. At 1.28M the best is 4^-0.6
+    # of the best at 80k
+    x = math.log2(0.009051 / 0.01)
+    held = 0.05 * (x + 0.3 * 4) ** 2 - 0.05 * x**2
+    mean, at_longest = rows["Power (fitted) minus WSD"]
+    assert float(at_longest.split()[0]) == pytest.approx(-held, abs=6e-4)
+    assert rows["Power (fitted) minus WSD (fitted)"][0].startswith(("0.000", "-0.000"))
+
+
+def test_two_stages_count_their_runs(capsys):
+    assert paper.main(["two-stage", "--scale=laptop", "--dry_run"]) == 0
+    assert "6 runs with 7,200,000 tokens" in capsys.readouterr().out
+
+
+def test_peaks_and_the_law_of_the_presets_are_those_of_the_sweeps():
     fitted = tables.fitted_peaks()
-    assert fitted.keys() == schedules.PEAKS.keys()
-    for row, values in fitted.items():
-        assert schedules.PEAKS[row] == pytest.approx(values, abs=0.0051), row
+    for row, values in schedules.PEAKS.items():
+        assert values == pytest.approx(fitted[row], abs=0.0051), row
     _, b, q = tables.laptop_law()
     law = config.LAPTOP_LAW
     found = tables.laptop_a(), b, q  # its a is of the preset itself
     assert (law.a, law.b, law.q) == pytest.approx(found, rel=2e-3)
 
 
-@pytest.mark.parametrize("draw", [figures.draw_anytime, figures.draw_longer])
-def test_figures_are_drawn(draw, tmp_path):
-    draw(tmp_path / "a.png")
+def test_b_of_a_made_up_law_is_found_at_both_batch_sizes(monkeypatch):
+    curves = {}
+    for batch_size, T in ((8, 320_000), (8, 1_280_000), (32, 640_000), (32, 2_560_000)):
+        cell = fit.Cell(("width", 32), T, batch_size, batch_size / 32)
+        best = -0.4 * math.log2(T) + math.log2(batch_size)
+        for seed in "012":
+            xs = [round(best) + k / 2 for k in range(-4, 5)]
+            curves[cell, seed] = {x: (x - best) ** 2 for x in xs}
+    monkeypatch.setattr(tables, "curves_in", lambda folder: curves)
+    assert tables.b_of_decay("30") == pytest.approx([-0.4, -0.4, -0.4])
 
 
-def test_the_check_of_the_presets_has_the_runs_of_train(capsys):
-    for T, seeds in presets.SEEDS.items():
-        for schedule in presets.SCHEDULES:
-            cell = schedule, T, 2
-            of_law, *searched = presets.peaks_of(cell)
-            at = dict(schedule=schedule, total_tokens=T, batch_size=2)
-            for seed, cfg in zip(seeds, presets.runs_at(cell, of_law), strict=True):
-                assert cfg == config.make_config(**at, seed=seed, data_seed=seed)
-            assert max(searched) / min(searched) == pytest.approx(4, rel=2e-3)
-    argv = ["--dry_run", "--tokens=400k", "--batches=8"]
-    assert presets.main(argv) == 0
-    assert "54 runs with 21,600,000 tokens" in capsys.readouterr().out
-
-
-def test_a_row_of_the_presets_is_above_its_lowest():
-    cell = "linear", 400_000, 8
-    of_law, *searched = presets.peaks_of(cell)
-    valley = {lr: 2.5 for lr in searched} | {of_law: 2.25}
-    name = f"{of_law:g}"
-    row = presets.row_of(cell, valley)
-    assert row == ["linear", "400k", "8", name, name, "2.2500", "0.0000"]
-    valley[max(searched)] = 2.0
-    row = presets.row_of(cell, valley)
-    assert row[4:] == [f"{max(searched):g} (edge)", "2.2500", "0.2500"]
+def test_the_check_of_the_presets_has_the_runs_of_train():
+    runs = list(decay.presets(seed=1))
+    assert len(runs) == 18 * 6
+    for schedule, T, batch_size in decay.PRESET_CELLS:
+        fields = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
+        usual = config.make_config(**fields)
+        of_cell = [cfg for cfg in runs if vars(cfg).items() >= fields.items()]
+        assert of_cell[0].lr == usual.lr
+        lrs = [cfg.lr for cfg in of_cell[1:]]
+        assert max(lrs) / min(lrs) == pytest.approx(4, rel=2e-3)
