@@ -34,8 +34,7 @@ def test_a_line_has_what_reproduces_it(result):
     line = result("moe", MOE)
     assert line["flags"].startswith(f"--preset 1B-moe {TINY}")
     assert {"step", "device", "torch", "python", "commit", "seconds"} <= line.keys()
-    assert line["torch.float32"] < 1e-5
-    assert 1e-5 < line["torch.bfloat16"] < 0.05
+    assert line["torch.float32"] < 1e-5 < line["torch.bfloat16"] < 0.05
 
 
 def test_a_failed_step_says_so_and_the_others_follow(monkeypatch, capsys):
