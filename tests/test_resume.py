@@ -19,7 +19,7 @@ import train
 from schedules import make_schedule, rates
 from test_train import MOE, STEP, argv, assert_same_tensors, files_in
 from test_train import metrics, newest, record_of
-from tools import files, plots, run_folder
+from tools import files, plots, run_folder, signals
 from tools.prepare import prepare
 
 SHORT = dict(eval_tokens=320, final_eval_tokens=640)
@@ -156,6 +156,10 @@ def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_l
 def test_a_lost_connection_saves(corpus_path):
     stop(argv(data=corpus_path, out="run", **SHORT), 2, signal.SIGHUP)
     assert newest("run")["tokens"] == 2 * STEP
+    # but not under nohup
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.stop_request(math.inf)
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
 
 def test_a_disk_without_locks_trains(corpus_path, monkeypatch, capsys):
