@@ -54,12 +54,6 @@ def test_runs_that_continue_are_exact(result):
     assert (line["resumed"], line["branch"], line["sweep"]) == (0, 0, 0)
 
 
-def test_speed_on_a_cpu_has_no_memory(result):
-    line = result("1B-moe", f"{MOE} --total_tokens 100k --warmup_tokens 0")
-    assert line["tokens_per_second"] == pytest.approx(128e3 / line["step_ms"])
-    assert "gib" not in line
-
-
 NANOGPT = """
 import types, torch
 GPTConfig = types.SimpleNamespace
