@@ -259,19 +259,6 @@ def gradients_of(
     return {name: p.grad for name, p in model.named_parameters()}, step
 
 
-@pytest.mark.parametrize("world, n, most, passes", [
-    (1, 8, None, 1), (5, 8, 20, 1), (3, 7, 1, 7), (2, 12, 6, 2),
-])  # fmt: skip
-def test_a_batch_takes_equal_passes(world, n, most, passes):
-    cfg = config_of(batch_size=world * n, micro_batch_size=most, total_tokens=10**6)
-    read = []
-    for rank in range(world):
-        parts = train.micro_batches(cfg, 10 * cfg.batch_tokens, rank, world)
-        assert [len(part) for part in parts] == [n // passes] * passes
-        read += np.concatenate(parts).tolist()
-    assert sorted(read) == list(range(10 * world * n, 11 * world * n))
-
-
 def test_the_auxiliary_loss_has_its_weight_and_is_not_in_the_logged_loss(mixture):
     steps = [gradients_of(mixture, router_aux_weight=w, **MOE) for w in (0.0, 0.5, 1.0)]
     (without, step), (half, _), (full, _) = steps
