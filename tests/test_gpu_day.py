@@ -93,17 +93,19 @@ def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
 
     monkeypatch.setattr(sweep, "train_all", train_all)
     monkeypatch.setattr(gpu_day.fit, "bottom", lambda points: (-6.0, "made up"))
-    line = result("race", "--total_tokens 2k --warmup_tokens 256 --final_eval_tokens 2k")
+    line = result(
+        "race", "--total_tokens 512 --warmup_tokens 128 --final_eval_tokens 512"
+    )
     assert [len(pilot["losses"]) for pilot in line["pilots"].values()] == [5, 5]
     names = [f"{x}, {share}%" for x in ("held", "half", "power") for share in (30, 50)]
     assert list(line["losses"]) == [*names, "line"]
     assert all(0 < loss < 10 for loss in line["losses"].values())
     runs = trained[-7:]
-    assert {cfg.total_tokens for cfg in runs} == {32_000}
+    assert {cfg.total_tokens for cfg in runs} == {16 * 512}
     assert [cfg.lr for cfg in runs[:4]] == [2**-6, 2**-6, 2**-7, 2**-7]
     # the number of Power's pilot is its learning rate after the tokens of a pilot
     power = make_schedule(runs[4])
-    assert power(2000) == pytest.approx(2**-6, rel=1e-4)
+    assert power(512) == pytest.approx(2**-6, rel=1e-4)
 
 
 MEASURED = {  # at commit 81f0289 on one H100: preset and passes -> peak GiB
