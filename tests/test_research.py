@@ -134,6 +134,7 @@ def trained(monkeypatch):
 
     monkeypatch.setattr(paper, "row_of", row_of)
     monkeypatch.setattr(sweep, "train_all", lambda *args: True)
+    monkeypatch.setattr(sweep.data, "with_corpus", lambda cfg, typed: cfg)
 
 
 def printed_rows(capsys) -> dict[str, list[str]]:
