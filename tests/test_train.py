@@ -2,7 +2,6 @@
 
 import copy
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -177,18 +176,6 @@ def test_a_run_saves_every_tenth_of_its_length(corpus_path):
     assert train.main(argv(out="run", **fields, eval_tokens=64)) == 0
     saved = [int(path.stem) // STEP for path in Path("run/ckpt").iterdir()]
     assert sorted(saved) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
-
-
-def test_a_terminal_shows_what_it_can_of_a_sample(corpus_path, monkeypatch, capsys):
-    """A sample of the embedded corpus starts as a function."""
-    sys.stdout.reconfigure(encoding="ascii")
-    monkeypatch.setattr(train, "sample", lambda model, tokenizer, prompt: prompt + "été")
-    monkeypatch.setattr(data, "embedded_corpus", lambda _: corpus_path)
-    typed = argv(total_tokens=STEP, warmup_tokens=0)
-    for out, more, prompt in (("é", ["--data", str(corpus_path)], ""), ("ü", [], "def ")):
-        assert train.main([*typed, "--out", out, *more]) == 0
-        assert f"\n{prompt}?t?\n" in capsys.readouterr().out
-        assert Path(out, "sample.txt").read_text(encoding="utf-8") == prompt + "été"
 
 
 def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
