@@ -132,3 +132,14 @@ def test_the_auxiliary_loss_is_its_formula():
     ours = torch.autograd.grad(routing.aux_loss, inputs)
     for a, b in zip(ours, torch.autograd.grad(expected, inputs)):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_metrics_are_the_means_over_layers_and_the_largest_load_of_every_layer():
+    routing = moe.Routing(
+        aux_loss=torch.tensor([1.0, 3.0]),
+        load=torch.tensor([[0.5, 0.25, 0.25, 0], [0.25] * 4]),
+        entropy=torch.tensor([0.5, 0.7]),
+    )
+    found = routing.metrics()
+    assert found["aux_loss"] == 4 and found["max_load"] == [2, 1]
+    assert found["router_entropy"] == pytest.approx(0.6)
