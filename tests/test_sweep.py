@@ -23,7 +23,7 @@ import sweep
 import train
 from config import TrainConfig, make_config
 from schedules import paper_batch_size, peak, rate_of
-from tools import engines, files, plots
+from tools import devices, engines, files, plots
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -120,6 +120,14 @@ def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
             found["tokens"] = record["results"]["tokens"]
         assert record["results"] == found
         assert record["config"] | {"out": f"alone-{T}"} == alone["config"]
+
+
+def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
+    """As after a sweep that was stopped, and then gets shorter runs."""
+    runs = runs_of(WSD, [320, 1200, 1280], data=str(corpus_path))
+    expected = [record["results"] for record in trained(runs)]
+    for cfg, results in list(zip(runs, expected))[::-1]:
+        assert sweep.train_from(Path("other.pt"), devices.resolve(cfg)) == results
 
 
 def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> None:
