@@ -88,7 +88,7 @@ def wikitext(i: int) -> dict:
     page = f" = {text(1, 3)} = \n = = = Deep = = = \n\n"
     for _ in range(i + 1):
         page += f" {text()} , the 1 @,@ 000 @-@ year 3 @.@ 5 ' s ' dogs ' ( a {text()} ) "
-        page += f'[ 7 ] " {text(1, 4)} " : 20 ° N ; it \'s ! \n'
+        page += f"[ 7 ] \" {text(1, 4)} \" : 20 ° N ; it 's ! an N /' 3/ \n"
     return {"page": page}
 
 
