@@ -7,7 +7,6 @@ page that quotes a number has <!--n:TABLE / ROW / COLUMN--> before it, and a tes
 the two.
 """
 
-import json
 import math
 import statistics
 import sys
@@ -21,14 +20,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import numpy as np
 
-import config
-import decay
 import fit
 import paper
 import public
 import race
 import records
-import schedules
 from records import over, show
 from tools import files
 from tools.flags import size
@@ -59,42 +55,31 @@ def name_of(runner: Runner) -> str:
     return name if runner == LINE else f"{name}, {share:.0%}"
 
 
-@cache
-def race_lines() -> tuple[dict, ...]:
-    return tuple(map(json.loads, race.RESULTS.read_text().splitlines()))
+def loss_of(line: dict) -> float:
+    return math.inf if line["loss"] is None else line["loss"]
 
 
-def losses_of(lines: list[dict], cells=race.CELLS) -> Losses:
-    """The losses of the replicates in which all cells are finished.
-
-    64 T0, which comes last, may have fewer replicates.
-    """
+def losses_of(lines: list[dict]) -> Losses:
+    """The losses of the replicates that all cells have. Fewer may have 64 T0."""
     found = defaultdict(dict)  # {(length, cell, runner): {replicate: loss}}
     for line in lines:
         if "times" in line:
             key = (line["times"], line["cell"], (line["runner"], line["share"]))
-            loss = math.inf if line["loss"] is None else line["loss"]
-            found[key][line["replicate"]] = loss
+            found[key][line["replicate"]] = loss_of(line)
     losses = defaultdict(lambda: defaultdict(dict))
     for lengths in (race.TIMES, (64,)):
-        keys = []
-        for name, cell in cells.items():
-            if cell.is_long or lengths == race.TIMES:
-                runners = [(trunk, share) for trunk in TRUNKS for share in cell.shares]
-                for times in lengths:
-                    keys += [(times, name, runner) for runner in (*runners, LINE)]
-        finished = set.intersection(*(set(found[key]) for key in keys))
-        if finished:
-            for key in keys:
-                times, name, runner = key
-                of_key = [found[key][replicate] for replicate in sorted(finished)]
-                losses[times][name][runner] = np.array(of_key)
+        keys = [key for key in found if key[0] in lengths]
+        finished = set(race.REPLICATES).intersection(*(found[key] for key in keys))
+        for key in keys:
+            times, cell, runner = key
+            of_key = [found[key][replicate] for replicate in sorted(finished)]
+            losses[times][cell][runner] = np.array(of_key)
     return dict(losses)
 
 
 @cache
 def race_losses() -> Losses:
-    return losses_of(race_lines())
+    return losses_of(files.read_records(race.RESULTS))
 
 
 def gaps(losses: Losses, times: int, one: Runner, other: Runner = POWER) -> dict:
@@ -113,17 +98,13 @@ def by_cell(differences: dict) -> np.ndarray:
 
 def worst_regrets(losses: Losses, lengths: tuple) -> dict[Runner, np.ndarray]:
     """How far every runner is above the lowest of seven, at its worst length [cells]."""
-    found = {runner: [] for runner in SEVEN}
-    for name in losses[max(lengths)]:  # not all cells have the longest
-        worst = dict.fromkeys(SEVEN, 0.0)
-        for times in lengths:
-            means = {runner: losses[times][name][runner].mean() for runner in SEVEN}
-            lowest = min(means.values())
-            for runner in SEVEN:
-                worst[runner] = max(worst[runner], means[runner] - lowest)
-        for runner in SEVEN:
-            found[runner].append(worst[runner])
-    return {runner: np.array(of_cells) for runner, of_cells in found.items()}
+    cells = losses[max(lengths)]  # not all have the longest
+    worst = np.zeros((len(SEVEN), len(cells)))
+    for times in lengths:
+        for i, cell in enumerate(cells):
+            means = np.array([losses[times][cell][runner].mean() for runner in SEVEN])
+            worst[:, i] = np.maximum(worst[:, i], means - means.min())
+    return dict(zip(SEVEN, worst))
 
 
 def share_effects(losses: Losses, times: int, one=0.5, other=0.3) -> dict:
@@ -302,37 +283,32 @@ def race_tokens() -> Rows:
     return rows
 
 
-@cache
-def pilot_numbers() -> dict[tuple, float]:
-    """{(cell, schedule, share, replicate): the number that a pilot tunes}"""
+def race_pilots() -> Rows:
+    # 1. The number that every pilot tunes
     losses = defaultdict(lambda: defaultdict(list))
-    for line in race_lines():
+    for line in files.read_records(race.RESULTS):
         if "pilot" in line:
             key = (line["cell"], line["pilot"], line["share"], line["replicate"])
-            loss = math.inf if line["loss"] is None else line["loss"]
-            losses[key][math.log2(line["lr"])].append(loss)
-    numbers = {}
-    for key, by_lr in losses.items():
+            losses[key][math.log2(line["lr"])].append(loss_of(line))
+    log2 = defaultdict(list)  # {(cell, schedule, share): log2 of the numbers}
+    for (cell, schedule, share, _), by_lr in losses.items():
         points = [(x, statistics.fmean(by_lr[x])) for x in sorted(by_lr)]
         x, why_not = fit.bottom(points)
-        numbers[key] = math.nan if why_not else 2**x
-    return numbers
+        log2[cell, schedule, share].append(math.nan if why_not else x)
 
-
-def race_pilots() -> Rows:
-    numbers = defaultdict(list)  # {(cell, schedule, share): log2 [replicates]}
-    for (name, schedule, share, _), number in pilot_numbers().items():
-        numbers[name, schedule, share].append(math.log2(number))
-    rows = [[name] for name in race.CELLS] + [["all"]]
+    # 2. Their spread within a cell, and what a longer decay changes
+    rows = [[cell] for cell in race.CELLS] + [["all"]]
     for schedule in ("held", "power"):
         variances = []
         ratios = []
-        for name, row in zip(race.CELLS, rows):
-            log2 = np.array(numbers[name, schedule, 0.3])
-            variances.append(np.var(log2, ddof=1) if len(log2) > 1 else math.nan)
-            ratios.append(np.nanmean(numbers[name, schedule, 0.5] - log2))
-            row.append(", ".join(f"{number:.4f}" for number in 2**log2))
-            row += [f"{math.sqrt(variances[-1]):.2f}", f"{2 ** ratios[-1]:.2f}"]
+        for cell, row in zip(race.CELLS, rows):
+            numbers = np.array(log2[cell, schedule, 0.3])
+            variance = np.var(numbers, ddof=1) if len(numbers) > 1 else math.nan
+            ratio = np.nanmean(log2[cell, schedule, 0.5] - numbers)
+            row.append(", ".join(f"{number:.4f}" for number in 2**numbers))
+            row += [f"{math.sqrt(variance):.2f}", f"{2**ratio:.2f}"]
+            variances.append(variance)
+            ratios.append(ratio)
         spread = math.sqrt(np.mean(variances))
         rows[-1] += ["", f"{spread:.2f}", show(np.exp2(over(ratios)), ".2f")]
     return rows
@@ -471,171 +447,33 @@ def two_stages() -> Rows:
 # -- How much of a run decays ------------------------------------------------------------
 
 
-def b_of_decay(ending: str, batches: tuple = (8, 32)) -> list[float]:
-    """b at these batch sizes, each with its own a, and its interval over the seeds."""
+def b_of_decay(ending: str) -> list[float]:
+    """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time.
 
-    def answer(curves: fit.Curves) -> float:
-        design = []
-        best = best_in(curves)
-        for cell in best:
-            is_batch = [float(cell.batch_size == batch_size) for batch_size in batches]
-            design.append([math.log2(cell.T), *is_batch])
-        return np.linalg.lstsq(np.array(design), np.array(list(best.values())))[0][0]
+    As in fit.intervals, which would also leave out one of only two batch sizes.
+    """
+    curves = curves_in(f"decay-laptop/{ending}")
 
-    curves = {}
-    for (cell, seed), curve in curves_in(f"decay-laptop/{ending}").items():
-        if cell.batch_size in batches:
-            curves[cell, seed] = curve
-    return records.over_seeds(curves, answer)
+    def b_without(left_out: str | None) -> float:
+        some = {key: curve for key, curve in curves.items() if key[1] != left_out}
+        return fit.fit_law(best_in(some)).b
+
+    b = b_without(None)
+    others = [b_without(seed) for seed in sorted({seed for _, seed in curves})]
+    n = len(others)
+    half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
+    return [b, b - half, b + half]
 
 
 def b_by_decay() -> Rows:
     names = {"none": "none", "10": "10%", "30": "30%", "linear": "linear to 0"}
     rows = []
     for ending, name in names.items():
-        best = {}
-        for (batch_size, T), x in best_peaks(f"decay-laptop/{ending}").items():
-            best[batch_size, T] = f"{2**x:.4f}"
-        answers = [b_of_decay(ending, batches) for batches in ((8, 32), (8,), (32,))]
-        lrs = [best.get((8, T), "") for T in decay.LENGTHS]
-        rows.append([name, *(show(b, ".2f") for b in answers), *lrs])
-    return rows
-
-
-def best_peaks(folder: str) -> dict[tuple, float]:
-    """{(batch size, T): log2 of the best peak}, of a folder at width 32."""
-    best = {}
-    for cell, x in best_in(curves_in(folder)).items():
-        best[cell.batch_size, cell.T] = x
-    return best
-
-
-def power_ratios() -> dict[tuple, float]:
-    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}
-
-    Of a parabola through three values of a.
-    """
-    ratios = {}
-    for share, ending in ((0.1, "10"), (0.3, "30")):
-        rows = records.read("decay-laptop/power")
-        rows = [row for row in rows if row["decay_share"] == share]
-        wsd = best_peaks(f"decay-laptop/{ending}")
-        for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
-            c2, c1, _ = np.polyfit(*np.transpose(points), 2)
-            if (cell.batch_size, cell.T) in wsd:
-                ratio = -c1 / (2 * c2) - wsd[cell.batch_size, cell.T]
-                ratios[cell.batch_size, cell.T, share] = ratio
-    return ratios
-
-
-def peak_ratios() -> dict[tuple, dict]:
-    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
-    reference = best_peaks("decay-laptop/30")
-    endings = {
-        ("wsd", 0.0): "none",
-        ("wsd", 0.1): "10",
-        ("wsd", 0.3): "30",
-        ("wsd", 1.0): "linear",
-        ("cosine", 0.0): "cosine",
-    }
-    found = {}
-    for row, ending in endings.items():
-        best = best_peaks(f"decay-laptop/{ending}")
-        found[row] = {x: best[x] - reference[x] for x in best if x in reference}
-    return found | {("power", 0.3): power_ratios()}
-
-
-def fitted_peaks() -> dict[tuple, tuple[float, float]]:
-    """{row of schedules.PEAKS: (c, e)}, by least squares. Power has no e."""
-    fitted = {}
-    for row, ratios in peak_ratios().items():
-        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
-        y = list(ratios.values())
-        e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
-        fitted[row] = (2**c, e)
-    return fitted
-
-
-def peaks() -> Rows:
-    rows = []
-    for row, (c, e) in fitted_peaks().items():
-        ratios = peak_ratios()[row]
-        by_batch = []
-        for batch_size in (2, 8, 32):
-            some = [ratios[x] for x in sorted(ratios) if x[0] == batch_size]
-            by_batch.append(", ".join(f"{2**ratio:.2f}" for ratio in some))
-        schedule, share = row
-        rows.append([f"{schedule}, {share:.0%}", f"{c:.2f}", f"{e:.2f}", *by_batch])
-    return rows
-
-
-# -- The law of the presets --------------------------------------------------------------
-
-
-def laptop_law() -> np.ndarray:
-    """log2 a, b and q of WSD with a decay of 30%, from three sweeps with two decays."""
-    sweeps = {"decay-laptop/30": 0.3, "decay-laptop/10": 0.1, "memory-laptop/0.1": 0.1}
-    design = []
-    y = []
-    for folder, share in sweeps.items():
-        for (batch_size, T), x in best_peaks(folder).items():
-            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
-            y.append(x - math.log2(schedules.peak("wsd", share, T)))
-    return np.linalg.lstsq(np.array(design), np.array(y))[0]
-
-
-@cache
-def preset_valleys() -> dict[tuple, dict[float, float]]:
-    """{(schedule, T, batch size): {peak: mean loss}} of runs of the preset `laptop`."""
-    losses = defaultdict(lambda: defaultdict(list))
-    for row in records.read("presets"):
-        if row["seed"] != "0":
-            cell = (row["schedule"], row["total_tokens"], row["batch_size"])
-            losses[cell][row["lr"]].append(row["loss"])
-    valleys = {}
-    for cell, by_lr in losses.items():
-        valleys[cell] = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
-    return valleys
-
-
-def laptop_a() -> float:
-    """a of the law of the presets, from the bottoms of nine valleys of the preset itself.
-
-    Each is a parabola through five peaks, divided by the peak of the law without a.
-    """
-    law = config.LAPTOP_LAW._replace(a=1.0)
-    log2_a = []
-    for cell, valley in preset_valleys().items():
-        schedule, T, batch_size = cell
-        if T == 400_000:
-            _, *searched = decay.preset_peaks(cell)
-            losses = [valley[lr] for lr in searched]
-            c2, c1, _ = np.polyfit(np.log2(searched), losses, 2)
-            beta = schedules.paper_batch_size(batch_size * 128)
-            of_law = schedules.peak(schedule, 0.3, T) * schedules.best_lr(T, beta, law)
-            log2_a.append(-c1 / (2 * c2) - math.log2(of_law))
-    return 2 ** np.mean(log2_a)
-
-
-def law_of_the_presets() -> Rows:
-    log2_a, b, q = laptop_law()
-    return [
-        ["of sweeps at width 32", f"{2**log2_a:.3f}", f"{b:.4f}", f"{q:.4f}"],
-        ["of the preset itself", f"{laptop_a():.3f}", "", ""],
-    ]
-
-
-def presets() -> Rows:
-    rows = []
-    for cell in decay.PRESET_CELLS:
-        schedule, T, batch_size = cell
-        valley = preset_valleys()[cell]
-        of_law, *_ = decay.preset_peaks(cell)
-        best = min(valley, key=valley.get)
-        edge = " (edge)" if best in (min(valley), max(valley)) else ""
-        losses = [f"{valley[of_law]:.4f}", f"{valley[of_law] - valley[best]:.4f}"]
-        where = f"{schedule}, {size(T)}, batch size {batch_size}"
-        rows.append([where, f"{of_law:g}", f"{best:g}{edge}", *losses])
+        row = [name, show(b_of_decay(ending), ".2f")]
+        for cell, x in sorted(best_in(curves_in(f"decay-laptop/{ending}")).items()):
+            if cell.batch_size == 8:
+                row.append(f"{2**x:.4f}")
+        rows.append(row)
     return rows
 
 
@@ -680,9 +518,6 @@ TABLES = {
     "pairs": pairs,
     "two stages": two_stages,
     "b by decay": b_by_decay,
-    "peaks": peaks,
-    "law of the presets": law_of_the_presets,
-    "presets": presets,
     "default run": default_run,
 }
 
