@@ -20,11 +20,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import numpy as np
 
+import config
+import decay
 import fit
 import paper
 import public
 import race
 import records
+import schedules
 from records import over, show
 from tools import files
 from tools.flags import size
@@ -452,7 +455,10 @@ def b_of_decay(ending: str) -> list[float]:
 
     As in fit.intervals, which would also leave out one of only two batch sizes.
     """
-    curves = curves_in(f"decay-laptop/{ending}")
+    curves = {}
+    for (cell, seed), curve in curves_in(f"decay-laptop/{ending}").items():
+        if cell.batch_size in (8, 32):
+            curves[cell, seed] = curve
 
     def b_without(left_out: str | None) -> float:
         some = {key: curve for key, curve in curves.items() if key[1] != left_out}
@@ -474,6 +480,143 @@ def b_by_decay() -> Rows:
             if cell.batch_size == 8:
                 row.append(f"{2**x:.4f}")
         rows.append(row)
+    return rows
+
+
+def best_peaks(folder: str) -> dict[tuple, float]:
+    """{(batch size, T): log2 of the best peak}, of a folder at width 32."""
+    best = {}
+    for cell, x in best_in(curves_in(folder)).items():
+        best[cell.batch_size, cell.T] = x
+    return best
+
+
+def power_ratios() -> dict[tuple, float]:
+    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}
+
+    Of a parabola through three values of a.
+    """
+    ratios = {}
+    for share, ending in ((0.1, "10"), (0.3, "30")):
+        rows = records.read("decay-laptop/power")
+        rows = [row for row in rows if row["decay_share"] == share]
+        wsd = best_peaks(f"decay-laptop/{ending}")
+        for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
+            c2, c1, _ = np.polyfit(*np.transpose(points), 2)
+            if (cell.batch_size, cell.T) in wsd:
+                ratio = -c1 / (2 * c2) - wsd[cell.batch_size, cell.T]
+                ratios[cell.batch_size, cell.T, share] = ratio
+    return ratios
+
+
+def peak_ratios() -> dict[tuple, dict]:
+    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
+    reference = best_peaks("decay-laptop/30")
+    endings = {
+        ("wsd", 0.0): "none",
+        ("wsd", 0.1): "10",
+        ("wsd", 0.3): "30",
+        ("wsd", 1.0): "linear",
+        ("cosine", 0.0): "cosine",
+    }
+    found = {}
+    for row, ending in endings.items():
+        best = best_peaks(f"decay-laptop/{ending}")
+        found[row] = {x: best[x] - reference[x] for x in best if x in reference}
+    return found | {("power", 0.3): power_ratios()}
+
+
+def fitted_peaks() -> dict[tuple, tuple[float, float]]:
+    """{row of schedules.PEAKS: (c, e)}, by least squares. Power has no e."""
+    fitted = {}
+    for row, ratios in peak_ratios().items():
+        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
+        y = list(ratios.values())
+        e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
+        fitted[row] = (2**c, e)
+    return fitted
+
+
+def peaks() -> Rows:
+    rows = []
+    for row, (c, e) in fitted_peaks().items():
+        ratios = peak_ratios()[row]
+        by_batch = []
+        for batch_size in (2, 8, 32):
+            some = [ratios[x] for x in sorted(ratios) if x[0] == batch_size]
+            by_batch.append(", ".join(f"{2**ratio:.2f}" for ratio in some))
+        schedule, share = row
+        rows.append([f"{schedule}, {share:.0%}", f"{c:.2f}", f"{e:.2f}", *by_batch])
+    return rows
+
+
+# -- The law of the presets --------------------------------------------------------------
+
+
+def laptop_law() -> np.ndarray:
+    """log2 a, b and q of WSD with a decay of 30%, from three sweeps with two decays."""
+    sweeps = {"decay-laptop/30": 0.3, "decay-laptop/10": 0.1, "memory-laptop/0.1": 0.1}
+    design = []
+    y = []
+    for folder, share in sweeps.items():
+        for (batch_size, T), x in best_peaks(folder).items():
+            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
+            y.append(x - math.log2(schedules.peak("wsd", share, T)))
+    return np.linalg.lstsq(np.array(design), np.array(y))[0]
+
+
+@cache
+def preset_valleys() -> dict[tuple, dict[float, float]]:
+    """{(schedule, T, batch size): {peak: mean loss}} of runs of the preset `laptop`."""
+    losses = defaultdict(lambda: defaultdict(list))
+    for row in records.read("presets"):
+        if row["seed"] != "0":
+            cell = (row["schedule"], row["total_tokens"], row["batch_size"])
+            losses[cell][row["lr"]].append(row["loss"])
+    valleys = {}
+    for cell, by_lr in losses.items():
+        valleys[cell] = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
+    return valleys
+
+
+def laptop_a() -> float:
+    """a of the law of the presets, from the bottoms of nine valleys of the preset itself.
+
+    Each is a parabola through five peaks, divided by the peak of the law without a.
+    """
+    law = config.LAPTOP_LAW._replace(a=1.0)
+    log2_a = []
+    for cell, valley in preset_valleys().items():
+        schedule, T, batch_size = cell
+        if T == 400_000:
+            _, *searched = decay.preset_peaks(cell)
+            losses = [valley[lr] for lr in searched]
+            c2, c1, _ = np.polyfit(np.log2(searched), losses, 2)
+            beta = schedules.paper_batch_size(batch_size * 128)
+            of_law = schedules.peak(schedule, 0.3, T) * schedules.best_lr(T, beta, law)
+            log2_a.append(-c1 / (2 * c2) - math.log2(of_law))
+    return 2 ** np.mean(log2_a)
+
+
+def law_of_the_presets() -> Rows:
+    log2_a, b, q = laptop_law()
+    return [
+        ["of sweeps at width 32", f"{2**log2_a:.3f}", f"{b:.4f}", f"{q:.4f}"],
+        ["of the preset itself", f"{laptop_a():.3f}", "", ""],
+    ]
+
+
+def presets() -> Rows:
+    rows = []
+    for cell in decay.PRESET_CELLS:
+        schedule, T, batch_size = cell
+        valley = preset_valleys()[cell]
+        of_law, *_ = decay.preset_peaks(cell)
+        best = min(valley, key=valley.get)
+        edge = " (edge)" if best in (min(valley), max(valley)) else ""
+        losses = [f"{valley[of_law]:.4f}", f"{valley[of_law] - valley[best]:.4f}"]
+        where = f"{schedule}, {size(T)}, batch size {batch_size}"
+        rows.append([where, f"{of_law:g}", f"{best:g}{edge}", *losses])
     return rows
 
 
@@ -518,6 +661,9 @@ TABLES = {
     "pairs": pairs,
     "two stages": two_stages,
     "b by decay": b_by_decay,
+    "peaks": peaks,
+    "law of the presets": law_of_the_presets,
+    "presets": presets,
     "default run": default_run,
 }
 

@@ -7,10 +7,13 @@ import re
 import numpy as np
 import pytest
 
+import config
+import decay
 import fit
 import paper
 import race
 import records
+import schedules
 import sweep
 import tables
 
@@ -194,6 +197,16 @@ def test_two_stages_count_their_runs(capsys):
     assert "6 runs with 7,200,000 tokens" in capsys.readouterr().out
 
 
+def test_peaks_and_the_law_of_the_presets_are_those_of_the_sweeps():
+    fitted = tables.fitted_peaks()
+    for row, values in schedules.PEAKS.items():
+        assert values == pytest.approx(fitted[row], abs=0.0051), row
+    _, b, q = tables.laptop_law()
+    law = config.LAPTOP_LAW
+    found = tables.laptop_a(), b, q  # its a is of the preset itself
+    assert (law.a, law.b, law.q) == pytest.approx(found, rel=2e-3)
+
+
 def test_b_of_a_made_up_law_is_found_at_both_batch_sizes(monkeypatch):
     curves = {}
     for batch_size, T in ((8, 320_000), (8, 1_280_000), (32, 640_000), (32, 2_560_000)):
@@ -204,3 +217,15 @@ def test_b_of_a_made_up_law_is_found_at_both_batch_sizes(monkeypatch):
             curves[cell, seed] = {x: (x - best) ** 2 for x in xs}
     monkeypatch.setattr(tables, "curves_in", lambda folder: curves)
     assert tables.b_of_decay("30") == pytest.approx([-0.4, -0.4, -0.4])
+
+
+def test_the_check_of_the_presets_has_the_runs_of_train():
+    runs = list(decay.presets(seed=1))
+    assert len(runs) == 18 * 6
+    for schedule, T, batch_size in decay.PRESET_CELLS:
+        fields = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
+        usual = config.make_config(**fields)
+        of_cell = [cfg for cfg in runs if vars(cfg).items() >= fields.items()]
+        assert of_cell[0].lr == usual.lr
+        lrs = [cfg.lr for cfg in of_cell[1:]]
+        assert max(lrs) / min(lrs) == pytest.approx(4, rel=2e-3)
