@@ -62,11 +62,11 @@ def loss_of(line: dict) -> float:
     return math.inf if line["loss"] is None else line["loss"]
 
 
-def losses_of(lines: list[dict]) -> Losses:
-    """The losses of the replicates that all cells have. Fewer may have 64 T0."""
+def losses_of(lines: list[dict], warmup: int = race.WARMUP_STEPS) -> Losses:
+    """The losses of an arm, of the replicates that all cells have. Fewer have 64 T0."""
     found = defaultdict(dict)  # {(length, cell, runner): {replicate: loss}}
     for line in lines:
-        if "times" in line:
+        if "times" in line and line.get("warmup", race.WARMUP_STEPS) == warmup:
             key = (line["times"], line["cell"], (line["runner"], line["share"]))
             found[key][line["replicate"]] = loss_of(line)
     losses = defaultdict(lambda: defaultdict(dict))
@@ -81,8 +81,8 @@ def losses_of(lines: list[dict]) -> Losses:
 
 
 @cache
-def race_losses() -> Losses:
-    return losses_of(files.read_records(race.RESULTS))
+def race_losses(warmup: int = race.WARMUP_STEPS) -> Losses:
+    return losses_of(files.read_records(race.RESULTS), warmup)
 
 
 def gaps(losses: Losses, times: int, one: Runner, other: Runner = POWER) -> dict:
@@ -240,6 +240,28 @@ def race_cells() -> Rows:
     for name in losses[16]:
         means = [gaps(losses, 16, x)[name].mean() for x in SEVEN if x != POWER]
         rows.append([name, *(f"{mean:.3f}" for mean in means)])
+    return rows
+
+
+def race_warmup() -> Rows:
+    """The second arm: minus Power in it, and minus the first arm, in its replicates."""
+    short = race_losses()
+    long = race_losses(race.LONG_WARMUP)
+    worst = worst_regrets(long, (4, 16))
+    rows = []
+    for runner in SEVEN:
+        row = [name_of(runner)]
+        for times in (4, 16):
+            values = by_cell(gaps(long, times, runner))
+            row.append(judged(values) if runner != POWER else "")
+        row.append(show(over(worst[runner])))
+        for times in (4, 16):
+            changes = []
+            for cell, runners in long[times].items():
+                n = len(runners[runner])
+                changes.append(np.mean(runners[runner] - short[times][cell][runner][:n]))
+            row.append(judged(np.array(changes)))
+        rows.append(row)
     return rows
 
 
@@ -647,6 +669,7 @@ def default_run() -> Rows:
 TABLES = {
     "race verdicts": race_verdicts,
     "race": race_gaps,
+    "race warmup": race_warmup,
     "race worst": race_worst,
     "race shares": race_shares,
     "race tokens": race_tokens,
