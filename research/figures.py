@@ -30,7 +30,7 @@ RED = "#a32020"  # the runs of others
 
 # -- The race ----------------------------------------------------------------------------
 
-FINDING = "TODO-RACE"  # the title, after the last run
+FINDING = "At 16 times its pilot, a held learning rate is too high"
 LOOKS = {  # runner: its color, dashes and marker
     ("held", 0.3): (COLORS["wsd"], "-", "s"),
     ("held", 0.5): (COLORS["wsd"], ":", "s"),

@@ -12,7 +12,6 @@ another one, and the same for all runners. Every trunk ends at several lengths, 
 several decays.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -20,12 +19,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
+import data
 import fit
+import records
 import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
+from tools import engines, flags
 
 RESULTS = Path(__file__).parent / "results/race.jsonl"
 SEQ_LEN = 128
@@ -106,7 +109,8 @@ def make_run(
     else:
         fields["lr"] = float(f"{lr:.6g}")
     names = {"held": "wsd", "power": "power", "line": "linear"}
-    return make_config(schedule=names[schedule], **fields)
+    cfg = make_config(schedule=names[schedule], **fields)
+    return data.with_corpus(cfg, fixed=())
 
 
 def line_peak(number: float, T0: int, T: int) -> float:
@@ -202,7 +206,7 @@ def train(runs: list[Run], losses: Losses, folder: Path, dry_run: bool) -> bool:
         return False
     with RESULTS.open("a") as file:
         for run in left:
-            loss = sweep.loss_of(run.cfg, folder)
+            loss = records.row_of(run.cfg, folder)["loss"]
             loss = loss if math.isfinite(loss) else None
             losses[key_of(run.place)] = loss
             file.write(json.dumps(run.place | {"loss": loss}) + "\n")
@@ -267,24 +271,28 @@ STAGES = (
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/race"))
-    parser.add_argument("--dry_run", action="store_true")
-    args = parser.parse_args()
+def train_race(folder: Path, dry_run: bool) -> None:
+    """Train all stages, one replicate of all cells after another."""
     losses = read_losses()
     for replicates, times, warmup in STAGES:
         names = [name for name, cell in CELLS.items() if cell.is_long or 64 not in times]
         for replicate in replicates:
-            numbers = tune(names, replicate, losses, args.out, args.dry_run)
+            numbers = tune(names, replicate, losses, folder, dry_run)
             runs = []
             for name in numbers:
                 runs += long_runs(name, replicate, numbers[name], times, warmup)
                 print(f"replicate {replicate}, {name}: {numbers[name]}", flush=True)
-            train(runs, losses, args.out, args.dry_run)
+            train(runs, losses, folder, dry_run)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.program_parser("race.py", __doc__)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs/race"), help="folder of the runs")
+    add("--dry_run", action="store_true", help="count runs and tokens, and stop")
+    args = parser.parse_args(argv)
+    return engines.run_program("race.py", lambda: train_race(args.out, args.dry_run))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
