@@ -110,23 +110,6 @@ def write(folder: Path, files: dict[str, list[dict]]) -> Path:
     return folder
 
 
-TOKENS = [bytes([i]) for i in range(256)] + [b"de", b"def", b"  ", b" a", "ζ".encode()]
-
-
-def tiktoken_of(tokens: list[bytes]):
-    """A tokenizer of tiktoken, with the pattern of GPT-2."""
-    import tiktoken
-
-    pattern = (
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    )
-    ranks = {token: i for i, token in enumerate(tokens)}
-    end = {"<|endoftext|>": len(tokens)}
-    return tiktoken.Encoding(
-        "small", pat_str=pattern, mergeable_ranks=ranks, special_tokens=end
-    )
-
-
 def train_tokenizer(path: Path, texts: list[str], size: int) -> None:
     """Write a tokenizer.json, byte-level BPE, that adds a token before every text."""
     import tokenizers

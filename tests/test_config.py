@@ -9,10 +9,10 @@ import pytest
 
 import config
 import train
-from config import GPTConfig, make_config
+from config import make_config
 from model import empty_model
 from schedules import peak
-from tools import files, flags
+from tools import flags
 from tools.flags import UserError
 
 # -- Presets -----------------------------------------------------------------------------
@@ -92,13 +92,6 @@ def test_a_dry_run_prints_the_learning_rate_and_leaves_nothing(
 
 
 # -- Fields that follow from others ------------------------------------------------------
-
-
-def test_the_shape_follows_from_the_width():
-    shape = dict(n_layer=1, n_embd=512, n_head=8, seq_len=8, vocab_size=9)
-    cfg = GPTConfig(**shape)
-    assert (cfg.d_head, cfg.n_kv_head, cfg.n_ffn) == (64, 8, 1280)
-    assert (cfg.m_width, cfg.logits_scaling, cfg.attention_multiplier) == (2, 2, 1 / 64)
 
 
 def test_an_mlp_keeps_the_proportion_of_its_preset_at_any_width():
@@ -187,12 +180,6 @@ def test_the_nearest_row_of_peaks_is_named():
 
     assert "peak of a decay of 10%" in remark(0.12)
     assert "peak" not in remark(0.1)
-
-
-def test_an_older_law_says_how_to_make_it_again(one_line):
-    older = {name: value for name, value in PILOT.items() if name != "settings"}
-    files.write_json(Path("law.json"), older)
-    assert "python fit.py" in one_line(train.main, ["--law=law.json"])
 
 
 # -- Settings of checkpoints -------------------------------------------------------------

@@ -17,9 +17,8 @@ from test_train import metrics, newest, record_of
 from tools import run_folder
 
 # with few and low learning rates, because rounding grows in the course of a run
-FEW = dict(
-    total_tokens=10 * STEP, lr_max=0.01, eval_every=8 * STEP, final_eval_tokens=3200
-)
+FEW = dict(total_tokens=10 * STEP, lr_max=0.01)
+FEW |= dict(eval_every=8 * STEP, final_eval_tokens=3200)
 
 
 def launch(world: int, function: Callable, *args) -> list:
@@ -165,39 +164,3 @@ def test_the_gradients_of_an_moe_are_those_of_one_process(corpus_path):
         two = torch.load(f"2-{rank}.pt")
         for name, expected in one.items():
             torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-9)
-
-
-def watch_gradients(corpus_path: Path) -> None:
-    """Check that they are in the same buffer after every step. A small model has one."""
-    cfg = config_of(data=str(corpus_path), total_tokens=8 * STEP)
-    state = train.build(cfg)
-    buffers = []
-    for _ in train.training_steps(cfg, state, data.load_mixture(cfg)):
-        parts = [p.grad.untyped_storage() for p in state.model.parameters()]
-        buffers.append({part.data_ptr() for part in parts})
-    assert len(buffers) == 8
-    # DDP makes its buffer anew in the second step
-    assert all(step == buffers[2] and len(step) == 1 for step in buffers[2:])
-
-
-def test_gradients_stay_in_the_buffers_that_processes_exchange(corpus_path):
-    """New ones beside them would cost as much memory as the model."""
-    finish(launch(2, join, watch_gradients, corpus_path))
-
-
-def count_validation_passes(corpus_path: Path) -> None:
-    cfg = config_of(data=str(corpus_path))
-    state = train.build(cfg)
-    passes = []
-    state.model.register_forward_hook(lambda *_: passes.append(1))
-    loss = train.validation_loss(state.model, data.open_corpus(corpus_path))
-    print(len(passes), loss["val_loss"])
-
-
-def test_processes_share_the_validation(corpus_path, corpus):
-    outputs = finish(launch(2, join, count_validation_passes, corpus_path))
-    (first, loss), (second, same) = (printed.split() for printed, _ in outputs)
-    assert loss == same
-    n = data.n_sequences(corpus.val, 32)
-    assert 0 <= int(first) - int(second) <= 1
-    assert int(first) + int(second) == -(-n // 64)  # 2048 tokens a pass

@@ -1,9 +1,6 @@
-"""The Python code of docs/elsewhere.md and docs/mup.md runs, in the loops that it is for."""
+"""The Python code of docs/elsewhere.md runs, in the loops that it is for."""
 
-import contextlib
-import copy
 import csv
-import io
 import itertools
 import math
 import re
@@ -22,9 +19,7 @@ from config import GPTConfig
 from model import GPT
 from schedules import PAPER_LAW, best_lr, decay, power_law, warmup
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGE = (DOCS / "elsewhere.md").read_text(encoding="utf-8")
-MUP = (DOCS / "mup.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs/elsewhere.md").read_text(encoding="utf-8")
 
 
 def block(heading: str) -> str:
@@ -162,85 +157,3 @@ def test_the_command_of_the_page_finds_the_law_of_a_table():
     assert fit.main(shlex.split(command)) == 0
     found = fit.files.read_json(Path("law.json"))
     assert [found[name] for name in "abq"] == pytest.approx([3.0, -0.4, 0.6], rel=0.01)
-
-
-# -- docs/mup.md -------------------------------------------------------------------------
-
-NUMBER = r"[+-]\d\.\d\d"
-
-
-@pytest.fixture(scope="module")
-def page():
-    """The names that the blocks of mup.md define, and (printed, shown) outputs."""
-    names = {}
-    outputs = []
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", MUP, re.M | re.S):
-        if language == "python":
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(text, names)
-        elif language == "text":
-            outputs.append((printed.getvalue(), text))
-    return names, outputs
-
-
-def test_the_checks_print_what_the_page_shows(page):
-    _, outputs = page
-    assert len(outputs) == 3
-    for printed, shown in outputs:
-        assert re.sub(NUMBER, "N", printed) == re.sub(NUMBER, "N", shown)
-        ours, theirs = (list(map(float, re.findall(NUMBER, x))) for x in (printed, shown))
-        assert ours == pytest.approx(theirs, abs=0.05)
-
-
-MULTIPLIERS = dict(m_width=3.0, m_emb=5.0, m_res=0.3)
-
-
-@torch.no_grad()
-def shaken(model):
-    """The model in eval mode, with random weights, gains and biases."""
-    torch.manual_seed(1)
-    for p in model.parameters():
-        p.add_(0.2 * torch.randn_like(p))
-    return model.eval()
-
-
-@torch.no_grad()
-def logits(model):
-    return model(torch.arange(40).view(2, 20)).logits
-
-
-def test_a_llama_with_the_multipliers_is_a_granite(page):
-    names, _ = page
-    shape = names["shape"](64)
-    granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(
-        **shape, attention_multiplier=1 / 16, logits_scaling=3.0, embedding_multiplier=5.0,
-        residual_multiplier=0.3,
-    ))  # fmt: skip
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
-    llama.load_state_dict(shaken(granite).state_dict())  # the same names
-    names["add_multipliers_to_llama"](llama, **MULTIPLIERS)
-    assert torch.allclose(logits(llama), logits(granite), rtol=1e-4, atol=1e-5)
-
-
-def test_a_gpt2_with_the_multipliers_has_them_as_in_its_weights(page):
-    names, _ = page
-    shape = transformers.GPT2Config(
-        n_embd=64, n_layer=2, n_head=4, vocab_size=64, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    hooked = shaken(transformers.GPT2LMHeadModel(shape))
-    plain = copy.deepcopy(hooked)
-    names["add_multipliers_to_gpt2"](hooked, **MULTIPLIERS)
-    with torch.no_grad():
-        plain.transformer.wte.weight *= 5.0
-        plain.transformer.wpe.weight *= 5.0
-        for part in plain.transformer.h:
-            part.attn.c_attn.weight[:, :64] *= 16**0.5 / 16  # the queries
-            part.attn.c_attn.bias[:64] *= 16**0.5 / 16
-            for module in (part.attn.c_proj, part.mlp.c_proj):
-                module.weight *= 0.3
-                module.bias *= 0.3
-        plain.transformer.ln_f.weight /= 3.0
-        plain.transformer.ln_f.bias /= 3.0
-    assert torch.allclose(logits(hooked), logits(plain), rtol=1e-4, atol=1e-5)

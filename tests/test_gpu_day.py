@@ -34,8 +34,7 @@ def test_a_line_has_what_reproduces_it(result):
     line = result("moe", MOE)
     assert line["flags"].startswith(f"--preset 1B-moe {TINY}")
     assert {"step", "device", "torch", "python", "commit", "seconds"} <= line.keys()
-    assert line["torch.float32"] < 1e-5
-    assert 1e-5 < line["torch.bfloat16"] < 0.05
+    assert line["torch.float32"] < 1e-5 < line["torch.bfloat16"] < 0.05
 
 
 def test_a_failed_step_says_so_and_the_others_follow(monkeypatch, capsys):
@@ -53,12 +52,6 @@ def test_runs_that_continue_are_exact(result):
     more = "--total_tokens 2k --warmup_tokens 300 --decay_share 0.25"
     line = result("exact-moe-bfloat16", more)
     assert (line["resumed"], line["branch"], line["sweep"]) == (0, 0, 0)
-
-
-def test_speed_on_a_cpu_has_no_memory(result):
-    line = result("1B-moe", f"{MOE} --total_tokens 100k --warmup_tokens 0")
-    assert line["tokens_per_second"] == pytest.approx(128e3 / line["step_ms"])
-    assert "gib" not in line
 
 
 NANOGPT = """
@@ -100,17 +93,19 @@ def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
 
     monkeypatch.setattr(sweep, "train_all", train_all)
     monkeypatch.setattr(gpu_day.fit, "bottom", lambda points: (-6.0, "made up"))
-    line = result("race", "--total_tokens 2k --warmup_tokens 256 --final_eval_tokens 2k")
+    line = result(
+        "race", "--total_tokens 512 --warmup_tokens 128 --final_eval_tokens 512"
+    )
     assert [len(pilot["losses"]) for pilot in line["pilots"].values()] == [5, 5]
     names = [f"{x}, {share}%" for x in ("held", "half", "power") for share in (30, 50)]
     assert list(line["losses"]) == [*names, "line"]
     assert all(0 < loss < 10 for loss in line["losses"].values())
     runs = trained[-7:]
-    assert {cfg.total_tokens for cfg in runs} == {32_000}
+    assert {cfg.total_tokens for cfg in runs} == {16 * 512}
     assert [cfg.lr for cfg in runs[:4]] == [2**-6, 2**-6, 2**-7, 2**-7]
     # the number of Power's pilot is its learning rate after the tokens of a pilot
     power = make_schedule(runs[4])
-    assert power(2000) == pytest.approx(2**-6, rel=1e-4)
+    assert power(512) == pytest.approx(2**-6, rel=1e-4)
 
 
 MEASURED = {  # at commit 81f0289 on one H100: preset and passes -> peak GiB

@@ -9,6 +9,7 @@ from pathlib import Path
 import harness
 import pytest
 import safetensors.torch
+import tiktoken
 import torch
 import torch.nn.functional as F
 
@@ -89,11 +90,13 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("kind", RELEASED)
-def test_models_of_transformers_compute_the_same(kind, tmp_path):
+def test_models_of_transformers_compute_the_same(kind, tmp_path, monkeypatch):
     folder = write_random(tmp_path / "granite", **RELEASED[kind])
     assert ("shards" in kind) == (len(list(folder.glob("*.safetensors"))) > 1)
+    theirs = in_transformers(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if not installed
     ours = load_model(folder)
-    assert_same(ours, in_transformers(folder))
+    assert_same(ours, theirs)
     assert ours.cfg.logits_scaling == ours.cfg.m_width == 2.5
 
 
@@ -140,15 +143,6 @@ def test_a_model_that_ours_cannot_compute_is_refused(says, tmp_path, one_line):
     assert says in one_line(evaluation.main, ["--model", str(folder), "--device", "cpu"])
 
 
-def test_reading_needs_no_transformers(tmp_path, monkeypatch, capsys):
-    folder = write_random(tmp_path / "granite")
-    monkeypatch.setitem(sys.modules, "transformers", None)  # as if not installed
-    load_model(folder)
-    assert convert.main(["import", str(folder), "new"]) == 2
-    assert "pip install transformers" in capsys.readouterr().err
-    assert not Path("new").exists()
-
-
 # -- Out, and in again -------------------------------------------------------------------
 
 
@@ -171,9 +165,19 @@ def test_a_run_goes_out_and_in_again(run, tmp_path):
     assert convert.main(["export", str(run), "out"]) == 2  # exists already
 
 
-# "return" merges tu before et, and no merges of pairs lead to the last token
-TOKENS = [bytes([i]) for i in range(256)]
-TOKENS += [b"tu", b"et", b"de", b"def", b" a", b"lp", b"ha", b" alpha"]
+def a_tiktoken():
+    """With the pattern of GPT-2. Merges of pairs do not lead to the last token."""
+    tokens = [bytes([i]) for i in range(256)]
+    tokens += [b"tu", b"et", b"de", b"def", b" a", b"lp", b"ha", b" alpha"]
+    pattern = (
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    )
+    return tiktoken.Encoding(
+        "small",
+        pat_str=pattern,
+        mergeable_ranks={token: i for i, token in enumerate(tokens)},
+        special_tokens={"<|endoftext|>": len(tokens)},
+    )
 
 
 @pytest.mark.parametrize("kind", ["bytes", "tiktoken", "json"])
@@ -181,13 +185,13 @@ def test_an_exported_tokenizer_gives_the_tokens_of_training(kind, documents):
     """Also as lm_eval calls it, which takes the tokens that a post-processor adds."""
     from transformers import AutoTokenizer
 
-    name = "bytes"
-    if kind == "json":  # adds a token before every text, as others use it
-        name = "tokenizer.json"
-        harness.train_tokenizer(Path(name), documents, size=300)
-    tokenizer = load_tokenizer(name)
-    if kind == "tiktoken":
-        tokenizer = harness.tiktoken_of(TOKENS)
+    if kind == "bytes":
+        tokenizer = load_tokenizer("bytes")
+    elif kind == "tiktoken":
+        tokenizer = a_tiktoken()
+    else:  # adds a token before every text, as others use it
+        harness.train_tokenizer(Path("tokenizer.json"), documents, size=300)
+        tokenizer = load_tokenizer("tokenizer.json")
     shape = dict(n_layer=1, n_embd=16, n_head=2, seq_len=32, vocab_size=512)
     Path("out").mkdir()
     granite.write_folder(Path("out"), GPT(GPTConfig(**shape)), tokenizer)
@@ -211,13 +215,6 @@ def test_a_changed_model_is_not_exported(run, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_with_a_new_weight_is_not_exported(run, tmp_path):
-    model = load_model(run)
-    model.blocks[1].attn.sink = torch.nn.Parameter(torch.zeros(4))
-    with pytest.raises(granite.UserError, match="blocks.1.attn.sink"):
-        granite.write_folder(tmp_path, model, load_tokenizer("bytes"))
-
-
 def test_training_continues_from_imported_weights(run, documents, capsys, one_line):
     """By the printed command, in which the user fills in what the weights do not say."""
     assert convert.main(["export", str(run), "released"]) == 0
@@ -239,22 +236,3 @@ def test_training_continues_from_imported_weights(run, documents, capsys, one_li
         assert torch.allclose(a, b, atol=1e-6)
 
     assert convert.main(["import", "released", "imported"]) == 2  # exists already
-
-
-# -- The released models -----------------------------------------------------------------
-
-PUBLISHED = {  # in the tests of transformers, the mean logit at every position
-    "PowerLM-3B": "-3.2934 -2.6019 -2.6258 -2.1691 -2.6394 -2.6876 -2.7032 -2.9688",
-    "PowerMoE-3B": "-4.4005 -3.6689 -3.6187 -2.8308 -3.9871 -3.1001 -2.8738 -2.8063",
-}
-
-
-@pytest.mark.skipif("GRANITE_WEIGHTS" not in os.environ, reason="names no folder")
-def test_released_weights_give_their_published_logits():
-    """GRANITE_WEIGHTS: folder of PowerLM-3B or PowerMoE-3B. Takes 14 GB of memory."""
-    model = load_model(os.environ["GRANITE_WEIGHTS"]).float()
-    with torch.no_grad():
-        logits = model(torch.tensor([[1, 306, 4658, 278, 6593, 310, 2834, 338]]))[0]
-    published = PUBLISHED["PowerMoE-3B" if model.cfg.n_expert else "PowerLM-3B"]
-    expected = torch.tensor([float(number) for number in published.split()])
-    assert torch.allclose(logits.mean(-1), expected, atol=1e-2)

@@ -1,6 +1,5 @@
 """power.py is the paper in one file. The other files are its oracle, and it is theirs."""
 
-import base64
 import itertools
 import json
 import math
@@ -99,9 +98,11 @@ def equal(one: power.Run, other: power.Run) -> bool:
     return all(torch.equal(p, q) for p, q in pairs)
 
 
-def test_a_branch_is_the_separate_run():
+def test_a_branch_is_the_separate_run(monkeypatch):
     """Bit for bit, also if its decay starts inside a step, or before that of a shorter T."""
-    lengths = (4_000, 5_120, 8_192)
+    monkeypatch.setattr(power, "WARMUP", 300)
+    monkeypatch.setattr(power, "HELD_OUT", power.HELD_OUT[:8])
+    lengths = (2_000, 2_560, 4_096)
     shares = (0.3, 0.5)
     warm = power.warmup(power.power_law(0.02, -0.3, 0.04))
     branches = power.trunk_and_branches(warm, lengths, 0, shares)
@@ -123,40 +124,28 @@ def test_nothing_that_we_train_on_is_held_out():
     assert len(power.TRAIN) * power.SEQ_LEN == max(power.LENGTHS)
 
 
-# -- The law and the errors. docs/exercises/judge.py tests losses without a bottom -------
-
-
-TILTS = (0, 0.05, -0.05, 0)  # of the valley of each seed
+# -- The law and the errors. docs/exercises tests valleys without a bottom --------------
 
 
 def test_its_law_is_that_of_fit():
-    """On valleys that are parabolas around a known law."""
-    a, b, q = 2.0, -0.31, 0.55
-    valleys, rows = {}, []
-    for length in (T0, 2 * T0, 4 * T0):
-        for batch_size in (power.BATCH_SIZE, 8, 32):
-            beta = batch_size * power.SEQ_LEN / 4096
-            best = math.log2(a * beta**q * length**b)
-            rates = [2 ** (round(best) + k) for k in (-2, -1, 0, 1, 2)]
-            if batch_size == power.BATCH_SIZE:
-                rates = power.RATES
-            losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in rates}
-            assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
-            if batch_size == power.BATCH_SIZE:
-                # seeds whose valleys are moved to both sides, and 0 on average
-                valleys[length] = {
-                    lr: [losses[lr] + tilt * math.log2(lr) for tilt in TILTS]
-                    for lr in rates
-                }
-                found = power.best_rate(valleys[length])
-                assert found == pytest.approx(2**best, rel=1e-9)
-            same = dict(total_tokens=length, batch_size=batch_size, seed=0)
-            same |= dict(seq_len=power.SEQ_LEN, schedule="wsd", shape=())
-            for lr, loss in losses.items():
-                rows.append(dict(same, lr=lr, loss=loss))
+    """On parabolas around a known law, with tilts of the seeds that are 0 on average."""
+    b = -0.31
+    valleys = {}
+    rows = []
+    for T in (T0, 2 * T0, 4 * T0):
+        best = math.log2(0.02 * (T / T0) ** b)
+        losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in power.RATES}
+        assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
+        valleys[T] = {}
+        for lr, loss in losses.items():
+            tilts = [tilt * math.log2(lr) for tilt in (0, 0.05, -0.05, 0)]
+            valleys[T][lr] = [loss + tilt for tilt in tilts]
+            run = dict(total_tokens=T, batch_size=4, seq_len=power.SEQ_LEN, shape=())
+            rows.append(dict(run, schedule="wsd", seed=0, lr=lr, loss=loss))
+        assert power.best_rate(valleys[T]) == pytest.approx(2**best, rel=1e-9)
+    law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.curves_of(rows))))
     found, error = power.law(valleys)
     assert found == pytest.approx(b, rel=1e-9)
-    law = fit.fit_law(fit.bottoms(fit.valleys_of(fit.curves_of(rows))))
     assert law.b == pytest.approx(b, rel=1e-9)
     assert error == pytest.approx(0, abs=1e-9)
 
@@ -164,10 +153,7 @@ def test_its_law_is_that_of_fit():
     for valley in valleys.values():
         for lr in valley:
             valley[lr][0] = valleys[T0][lr][0]
-    found, error = power.law(valleys)
-    slopes = [0, b, b, b]
-    assert found == pytest.approx(np.mean(slopes), rel=1e-9)
-    assert error == pytest.approx(power.estimate(slopes)[1], rel=1e-9)
+    assert power.law(valleys) == pytest.approx(power.estimate([0, b, b, b]), rel=1e-9)
 
 
 @pytest.mark.parametrize("seeds", power.STUDENT)
@@ -183,10 +169,6 @@ def test_the_error_is_half_of_the_interval_of_student(seeds):
     variance = sum((x - mean) ** 2 for x in values) / (seeds - 1)
     expected = (mean, t * math.sqrt(variance / seeds))
     assert power.estimate(values) == pytest.approx(expected)
-    shifted = np.transpose([values, np.add(values, 1)])  # [seeds, 2]
-    means, errors = power.estimate(shifted)
-    assert means == pytest.approx([mean, mean + 1])
-    assert errors == pytest.approx([expected[1], expected[1]])
 
 
 # -- The program and its notebook --------------------------------------------------------
@@ -197,6 +179,8 @@ SMALLER = {
     "SEQ_LEN = 128": "SEQ_LEN = 8",
     "T0 = 80 * STEP": "T0 = 5 * STEP",
     "WARMUP = 16 * STEP": "WARMUP = STEP",
+    "PILOT_SEEDS = (0, 1, 2, 3)": "PILOT_SEEDS = (0, 1)",
+    "SEEDS = (4, 5, 6, 7, 8)": "SEEDS = (4, 5)",
     "(0.004, 0.01, 0.025, 0.0625)": "(0.01, 0.025, 0.0625)",
     "WIDTH = 32": "WIDTH = 8",
     "HEADS = 2": "HEADS = 1",
@@ -207,81 +191,55 @@ SMALLER = {
 }
 
 
-@pytest.fixture
-def printed(tmp_path, capsys):
-    """What a smaller power.py prints, and its names."""
+def test_the_whole_file_runs_and_prints_what_it_found(tmp_path, capsys):
+    # 1. A smaller one
     source = SOURCE
     for old, new in SMALLER.items():
         assert old in source
         source = source.replace(old, new)
-    (tmp_path / "power.py").write_text(source, encoding="utf-8")
+    Path("power.py").write_text(source, encoding="utf-8")
     names = runpy.run_path("power.py", run_name="__main__")
-    return capsys.readouterr().out, names
-
-
-def test_the_whole_file_runs_and_prints_what_it_found(printed, tmp_path):
-    """They follow from the losses, and the law of WSD is in Power."""
-    text, names = printed
+    text = capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("*.png")} == FIGURES
-    b, error = power.law(names["valleys"])
+
+    # 2. What the pilot found is in the race
+    b, error = names["law"](names["valleys"])
     assert f"T^({b:.2f} ± {error:.2f})" in text
-    for lr in names["RATES"]:  # a row of the pilot
-        means = [np.mean(valley[lr]) for valley in names["valleys"].values()]
-        assert re.search(rf"{lr:.4f} +" + " +".join(f"{x:.3f}" for x in means), text)
+    wsd_lr = power.best_rate(names["valleys"][names["T0"]])
+    half, _ = names["trunks"]["half"]
+    assert half(1) == pytest.approx(wsd_lr / 2)
     trunk = names["power"](0.01)
     assert trunk(4 * names["T0"]) == pytest.approx(0.01 * 4**b)
-    assert b > 0 or trunk(1e-99) == max(names["RATES"])
-    half, _ = names["trunks"]["half"]
-    wsd_lr = power.best_rate(names["valleys"][names["T0"]])
-    assert half(1) == pytest.approx(wsd_lr / 2)
 
-    # the table
+    # 3. Its table, and a seed of the race alone
     losses = names["losses"]
-    rows = [("Power", 0.3), ("Power", 0.5), ("WSD", 0.3), ("WSD", 0.5), ("half", 0.3)]
-    assert list(losses) == rows
     for (name, share), row in losses.items():
-        assert row.shape == (len(names["SEEDS"]), len(names["LENGTHS"]))
         means, errors = power.estimate(row - losses["Power", 0.3])
         line = f"{name} {share:.0%}".ljust(9)
         for loss, mean, error in zip(row.mean(axis=0), means, errors):
             line += f"  {loss:.3f} {mean:+.3f} ± {error:.3f}"
         assert line in text
-    # a seed of the race, alone
-    one = names["trunk_and_branches"](
-        names["warmup"](half), names["LENGTHS"], names["SEEDS"][1]
-    )
-    alone = [run.loss for run in one.values()]
-    assert list(losses["half", 0.3][1]) == alone
+    schedule = names["warmup"](half)
+    runs = names["trunk_and_branches"](schedule, names["LENGTHS"], names["SEEDS"][1])
+    assert [run.loss for run in runs.values()] == list(losses["half", 0.3][1])
 
 
-def test_a_cell_of_the_notebook_shows_what_it_prints_and_saves(tmp_path):
-    text = "# %% [markdown]\n# # Words\n#\n# - one\n\n# %%\nx = 3\n\n# %%\nprint(x)\n"
-    text += "open('b.png', 'wb').write(b'picture')\n"
-    made = notebook.notebook_of(text)
-    _, words, silent, prints = made["cells"]  # the first one installs
-    assert words["source"] == "# Words\n\n- one"
-    assert silent["outputs"] == []
-    printed, figure = prints["outputs"]
-    assert printed["text"] == "3\n"
-    assert base64.b64decode(figure["data"]["image/png"]) == b"picture"
-    json.dumps(made)
+NOTEBOOK = Path(power.__file__).parent / "docs/power.ipynb"
+CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+OUTPUTS = [out for cell in CELLS for out in cell.get("outputs", [])]
+PRINTED = "".join("".join(out.get("text", "")) for out in OUTPUTS)
 
 
 def test_the_notebook_is_the_file():
     """Its cells are those of power.py, and it shows what they print and draw."""
-    path = Path(power.__file__).parent / "docs/power.ipynb"
-    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
     cells = notebook.cells_of(SOURCE)
-    assert [(cell["cell_type"], "".join(cell["source"])) for cell in found] == cells
-    outputs = [out for cell in found for out in cell.get("outputs", [])]
-    kinds = [out["output_type"] for out in outputs]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in CELLS] == cells
+    kinds = [out["output_type"] for out in OUTPUTS]
     assert kinds.count("display_data") == len(FIGURES)
-    assert kinds.count("stream") == 2  # the pilot of WSD, and the race
-    printed = "".join("".join(out.get("text", "")) for out in outputs)
-    assert "The race" in printed and "/" not in printed  # no path of a machine
+    assert "The race" in PRINTED and "/" not in PRINTED  # no path of a machine
     text = "\n".join(source for kind, source in cells if kind == "markdown")
     for link in re.findall(r"\]\((.*?)\)", text):  # relative to the notebook
-        assert path.parent.joinpath(link).exists(), link
+        assert NOTEBOOK.parent.joinpath(link).exists(), link
 
 
 # -- What the lesson types ---------------------------------------------------------------
@@ -293,9 +251,8 @@ LOOP, WSD, POWER = re.findall(r"^```python\n(.*?)^```", LESSON, re.S | re.M)
 def test_the_loop_of_the_lesson_runs(capsys):
     assert "STEPS = 320" in LOOP
     exec(LOOP.replace("STEPS = 320", "STEPS = 4"), {})
-    assert (
-        2 < float(capsys.readouterr().out) < 5.6
-    )  # nats. New weights have ln 256 or more
+    # nats. New weights have ln 256 = 5.55 or more
+    assert 2 < float(capsys.readouterr().out) < 5.5
 
 
 @pytest.mark.parametrize("typed, b", [(WSD, 0), (POWER, -0.3)])
@@ -313,8 +270,5 @@ def test_the_schedules_of_the_lesson_are_those_of_power(typed, b):
 
 
 def test_the_race_of_the_lesson_is_that_of_the_notebook():
-    cells = json.loads((Path(power.__file__).parent / "docs/power.ipynb").read_text())
-    outputs = [out for cell in cells["cells"] for out in cell.get("outputs", [])]
-    printed = "".join("".join(out.get("text", "")) for out in outputs)
     found = re.findall(r"-?0\.\d+ ± 0\.\d+", LESSON)
-    assert len(found) == 5 and [x for x in found if x not in printed] == []
+    assert found and [x for x in found if x not in PRINTED] == []

@@ -61,11 +61,6 @@ def schaipp(tmp_path):
     return tmp_path / "schaipp"
 
 
-@pytest.mark.parametrize("losses", [[1, 2, 3], [3, 2, 1], [1, 2, 1], [1, 2]], ids=str)
-def test_a_cell_without_a_minimum_among_its_learning_rates_has_no_valley(losses):
-    assert public.valley_of(list(enumerate(losses))) is None
-
-
 def test_runners_lose_what_the_law_says(openeurollm):
     file = openeurollm / "data/loss_all_exps_post_annealing.csv"
     pairs = public.pairs_of(public.read_valleys(file))
@@ -81,21 +76,6 @@ def test_runners_lose_what_the_law_says(openeurollm):
     rows = {name: cells for name, *cells in public.at_scale(pairs)}
     assert rows["15 to 50 times, not tried"] == ["11", "0", "0", "0", "1"]
     assert rows["30B, 4 to 10 times, median"][0] == "7"
-
-
-@pytest.mark.parametrize("shortest, worst_half", [(1, 1), (3, 0.3)])
-def test_the_worst_length_is_the_worst_run_of_a_pilot(shortest, worst_half):
-    runs = [
-        ("a", 6e9, 1, [0, 1]),  # losses of held and half
-        ("a", 6e9, 4, [2, 0.1]),
-        ("a", 6e9, 16, [4, 0.3]),
-        ("a", 12e9, 8, [9, 9]),  # these pilots have no run 15 times as long
-        ("b", 6e9, 8, [9, 9]),
-        ("a", 30e9, 16, [9, 9]),
-    ]
-    pairs = [public.Pair(*run, is_tried=None) for run in runs]
-    [worst] = public.worst_lengths(pairs, shortest)
-    assert worst.losses.tolist() == [4, worst_half]
 
 
 def test_medians_count_pairs_and_intervals_series():
@@ -134,10 +114,3 @@ def test_the_command_says_whether_the_figures_agree(
     committed.write_text(json.dumps(rows))
     assert public.main(command) == 1
     assert capsys.readouterr().out.endswith("public.json: extended\n")
-
-
-def test_every_row_of_the_committed_tables_has_all_columns():
-    committed = json.loads(public.COMMITTED.read_text())
-    for name, head in public.HEADS.items():
-        rows = committed[name]
-        assert {len(row) for row in rows} == {len(head)}

@@ -1,6 +1,5 @@
 """Our records, and the programs that make tables of them."""
 
-import json
 import math
 import re
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 import config
-import decay
 import fit
 import paper
 import race
@@ -116,23 +114,6 @@ def test_a_verdict_follows_the_rule(values, word):
     assert tables.verdict(np.array(values)).word == word
 
 
-def test_an_undecided_difference_says_how_many_cells_decide_it():
-    # with n cells of this mean and spread, the interval is 0.02 +- t 0.1 / sqrt(n)
-    values = 0.02 + 0.1 * np.array([-1, 0, 1])
-    word, n = tables.verdict(values)
-    assert word == "undecided"
-    assert n == pytest.approx((1.98 * 5) ** 2, abs=2)
-
-
-def test_an_interval_over_cells_is_students():
-    values = np.array([1.0, 2.0, 6.0])
-    half = 4.303 * values.std(ddof=1) / 3**0.5
-    assert records.over(values) == pytest.approx([3, 3 - half, 3 + half], rel=1e-3)
-    low, high = json.loads(tables.new_cell(values))
-    assert high - 3 == pytest.approx(2 * half, abs=0.01)  # sqrt(1 + 1/3) = 2 sqrt(1/3)
-    assert low + high == pytest.approx(6, abs=0.01)
-
-
 # -- The paper, and the decay ------------------------------------------------------------
 
 
@@ -153,6 +134,7 @@ def trained(monkeypatch):
 
     monkeypatch.setattr(paper, "row_of", row_of)
     monkeypatch.setattr(sweep, "train_all", lambda *args: True)
+    monkeypatch.setattr(sweep.data, "with_corpus", lambda cfg, typed: cfg)
 
 
 def printed_rows(capsys) -> dict[str, list[str]]:
@@ -192,11 +174,6 @@ def test_compare_finds_what_a_held_learning_rate_loses(trained, capsys):
     assert rows["Power (fitted) minus WSD (fitted)"][0].startswith(("0.000", "-0.000"))
 
 
-def test_two_stages_count_their_runs(capsys):
-    assert paper.main(["two-stage", "--scale=laptop", "--dry_run"]) == 0
-    assert "6 runs with 7,200,000 tokens" in capsys.readouterr().out
-
-
 def test_peaks_and_the_law_of_the_presets_are_those_of_the_sweeps():
     fitted = tables.fitted_peaks()
     for row, values in schedules.PEAKS.items():
@@ -217,15 +194,3 @@ def test_b_of_a_made_up_law_is_found_at_both_batch_sizes(monkeypatch):
             curves[cell, seed] = {x: (x - best) ** 2 for x in xs}
     monkeypatch.setattr(tables, "curves_in", lambda folder: curves)
     assert tables.b_of_decay("30") == pytest.approx([-0.4, -0.4, -0.4])
-
-
-def test_the_check_of_the_presets_has_the_runs_of_train():
-    runs = list(decay.presets(seed=1))
-    assert len(runs) == 18 * 6
-    for schedule, T, batch_size in decay.PRESET_CELLS:
-        fields = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
-        usual = config.make_config(**fields)
-        of_cell = [cfg for cfg in runs if vars(cfg).items() >= fields.items()]
-        assert of_cell[0].lr == usual.lr
-        lrs = [cfg.lr for cfg in of_cell[1:]]
-        assert max(lrs) / min(lrs) == pytest.approx(4, rel=2e-3)

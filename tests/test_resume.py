@@ -156,8 +156,7 @@ def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_l
 def test_a_lost_connection_saves(corpus_path):
     stop(argv(data=corpus_path, out="run", **SHORT), 2, signal.SIGHUP)
     assert newest("run")["tokens"] == 2 * STEP
-    # but not under nohup
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # but not under nohup
     signals.stop_request(math.inf)
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
@@ -297,7 +296,7 @@ def test_a_branch_of_a_folder_starts_before_its_decay(corpus_path):
 
 
 def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
-    """Ended at once, longer again, shorter again. A share of 0 stays 0."""
+    """Ended at once, longer again. A share of 0 stays 0."""
 
     def branch(typed: str, out: str):
         assert train.main([*f"--branch={typed} --out={out}".split()]) == 0
@@ -313,18 +312,9 @@ def test_a_branch_has_the_share_that_its_user_asked_for(run, capsys):
     longer = branch("run --decay_share=0.3 --total_tokens=12k", "longer")
     assert (longer.decay_share, longer.decay_tokens) == (0.3, 3600)
     assert metrics("longer")[0]["tokens"] == 21 * STEP
-    shorter = branch("longer --total_tokens=11.8k", "shorter")
-    assert (shorter.decay_share, shorter.decay_tokens) == (0.3, 3540)
     none = branch("longer --decay_share=0 --total_tokens=11k", "none")
     more = branch("none --total_tokens=12k", "more")
     assert none.decay_tokens == more.decay_tokens == 0
-
-
-def test_a_stopped_run_says_how_to_end_it(corpus_path, capsys):
-    stop(argv(data=corpus_path, out="run", **SHORT), 9)
-    command = re.search(r"train.py (.*--decay_share.*)", capsys.readouterr().out)[1]
-    assert train.main([*shlex.split(command), "--out=ended"]) == 0
-    assert record_of("ended")["results"]["tokens"] == 10 * STEP
 
 
 def test_a_branch_resumes_and_if_killed_at_once_starts_from_its_parent(
@@ -363,13 +353,8 @@ def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
     decays = {g["role"]: g["weight_decay"] for g in state.optimizer.param_groups}
     assert decays["hidden"] == 0.5 and decays["gain"] == 0
     # sequences 160 to 167 of the order of the new text
-    tokens = data.open_corpus("other").train
-    n = (len(tokens) - 1) // 32
-    order = np.random.default_rng([0, 160 // n]).permutation(n)
-    assert 160 % n + 8 <= n
-    order = order[160 % n :]
-    rows = np.stack([tokens[32 * i : 32 * i + 33] for i in order[:8]]).astype(np.int64)
-    loss, _ = state.model(torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:]))
+    batch = data.load_mixture(cfg).draw(np.arange(160, 168), 32, seed=0)
+    loss, _ = state.model(*map(torch.from_numpy, batch))
     assert lines[0]["loss"] == loss.item()
 
 
@@ -420,31 +405,22 @@ def test_a_branch_outlives_the_checkpoint_where_it_started(run):
     assert newest("ended")["seconds"] < 1e6
     assert train.main(["--out=ended", "--resume"]) == 0
     assert_same(everything("ended"), everything("whole"))
-    # its decay starts in its first step
-    typed = f"--branch=ended --total_tokens={30 * STEP} --out=longer"
-    assert train.main(typed.split()) == 0
-    assert metrics("longer")[0]["tokens"] == 21 * STEP
 
 
 def test_a_branch_says_what_differs(run, capsys):
-    """All settings keep their values, the learning rate too, if they are not typed."""
+    """Also its learning rate, if that jumps."""
 
-    def branch(typed: str, out: str) -> str:
-        capsys.readouterr()
-        assert train.main(f"--branch=run {typed} --out={out}".split()) == 0
-        lines = capsys.readouterr().out.splitlines()
-        return next(line for line in lines if "differs from" in line)
+    def branch(typed: str) -> str:
+        length = f"--total_tokens={24 * STEP}"
+        assert train.main(["--branch=run", typed, length, "--out=branch"]) == 0
+        shutil.rmtree("branch")
+        return capsys.readouterr().out
 
-    said = branch(f"--total_tokens={36 * STEP}", "longer")
-    start = run_folder.checkpoints(run)[-1]
-    expected = f"total_tokens {36 * STEP} (was {30 * STEP})"
-    assert said == f"differs from {start}: {expected}"
-    said = branch(f"--schedule=wsd --lr=0.01 --total_tokens={24 * STEP}", "wsd")
-    assert "lr 0.01 (was None), schedule wsd (was power)" in said
-    assert re.search(r"learning rate 0.01 \(was 0.0\d+\)", said)
-    said = branch(f"--batch_size=12 --total_tokens={24 * STEP}", "batch")
-    before, after = re.search(r"learning rate (\S+) \(was (\S+)\)", said).groups()
-    assert float(before) / float(after) == pytest.approx(1.5**0.5, rel=1e-3)  # q is 0.5
+    assert f"total_tokens {24 * STEP} (was {30 * STEP})" in branch("--save_every=512")
+    assert "schedule wsd (was power)" in branch("--schedule=wsd")
+    said = branch("--batch_size=12")
+    now, before = re.search(r"learning rate (\S+) \(was (\S+)\)", said).groups()
+    assert float(now) / float(before) == pytest.approx(1.5**0.5, rel=1e-3)  # q is 0.5
 
 
 # -- Runs that end by the clock ------------------------------------------------------------
@@ -466,12 +442,9 @@ def clock(monkeypatch):
     return minutes
 
 
-@pytest.mark.parametrize("fields", [dict(), dict(schedule="wsd")], ids=["power", "wsd"])
-def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(
-    fields, corpus_path, clock, capsys
-):
+def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(corpus_path, clock):
     """Bit for bit, also if it is stopped before or during its decay."""
-    fields |= dict(data=corpus_path, save_every=3 * STEP, decay_share=0.25, **SHORT)
+    fields = dict(data=corpus_path, save_every=3 * STEP, decay_share=0.25, **SHORT)
     typed = argv(**fields, minutes=16)
     assert train.main([*typed, "--out=timed"]) == 0
     record = record_of("timed")
@@ -494,13 +467,6 @@ def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(
     assert_same(everything("parts"), everything("planned"), but=("config", "metrics"))
 
 
-def test_a_constant_run_just_ends(corpus_path, clock):
-    typed = argv(data=corpus_path, schedule="constant", out="run", minutes=7, **SHORT)
-    assert train.main(typed) == 0
-    assert record_of("run")["config"]["total_tokens"] == 7 * STEP
-    assert record_of("run")["results"]["tokens"] == 7 * STEP
-
-
 def test_minutes_wait_for_the_warmup_and_a_branch_needs_a_length(
     corpus_path, clock, one_line
 ):
@@ -511,15 +477,3 @@ def test_minutes_wait_for_the_warmup_and_a_branch_needs_a_length(
     assert train.main(["--branch=run", "--total_tokens=5120", "--out=longer"]) == 0
     assert train.main([*typed, "--resume"]) == 0
     assert record_of("run")["config"]["total_tokens"] == math.ceil(4 * STEP / 0.9)
-
-
-def test_a_tokenizer_may_be_typed_again(documents, tokenizer_path):
-    """Its corpus has a copy, under a different name. The vocabulary is a multiple of 64."""
-    prepare(documents, tokenizer_path, Path("words"))
-    fields = dict(data="words", tokenizer=tokenizer_path, total_tokens=6 * STEP)
-    typed = [*argv(**fields), "--out=run", "--resume"]
-    assert train.main([*typed, "--time_limit=0"]) == 3
-    assert train.main(typed) == 0
-    assert record_of("run")["config"]["vocab_size"] == 320  # 280 tokens
-    assert train.main(argv(data="words", tokenizer="bytes", out="other")) == 2
-    assert not Path("other").exists()

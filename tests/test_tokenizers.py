@@ -140,16 +140,12 @@ def test_a_moved_corpus_and_a_moved_run_have_their_tokenizer(documents, tmp_path
     assert train.main(typed) == 0
     Path("a").rename("c")
     Path("run").rename("moved")
-    assert (
-        train.main(f"--branch=moved --data=b --out=d --total_tokens={12 * STEP}".split())
-        == 0
-    )
-    evaluate = load_model("moved")
-    tokenizer = load_tokenizer(evaluate.run["tokenizer"])
+    branch = f"--branch=moved --total_tokens={12 * STEP}".split()
+    assert train.main([*branch, "--data=b", "--out=d"]) == 0
+    tokenizer = load_tokenizer(load_model("moved").run["tokenizer"])
     assert tokenizer.decode(tokenizer.encode_ordinary(HARD)) == HARD
     prepare(documents, "bytes", Path("bytes"))
-    branch = f"--branch=moved --data=bytes --out=e --total_tokens={12 * STEP}"
-    assert train.main(branch.split()) == 2
+    assert train.main([*branch, "--data=bytes", "--out=e"]) == 2
 
 
 @pytest.mark.parametrize("name, word", [

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,18 +178,6 @@ def test_a_run_saves_every_tenth_of_its_length(corpus_path):
     assert sorted(saved) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
 
 
-def test_a_terminal_shows_what_it_can_of_a_sample(corpus_path, monkeypatch, capsys):
-    """A sample of the embedded corpus starts as a function."""
-    sys.stdout.reconfigure(encoding="ascii")
-    monkeypatch.setattr(train, "sample", lambda model, tokenizer, prompt: prompt + "été")
-    monkeypatch.setattr(data, "embedded_corpus", lambda _: corpus_path)
-    typed = argv(total_tokens=STEP, warmup_tokens=0)
-    for out, more, prompt in (("é", ["--data", str(corpus_path)], ""), ("ü", [], "def ")):
-        assert train.main([*typed, "--out", out, *more]) == 0
-        assert f"\n{prompt}?t?\n" in capsys.readouterr().out
-        assert Path(out, "sample.txt").read_text(encoding="utf-8") == prompt + "été"
-
-
 def test_each_seed_changes_the_run_and_each_run_gets_a_folder(corpus_path):
     few = dict(data=corpus_path, total_tokens=STEP, warmup_tokens=0, final_eval_tokens=64)
     for changed in ({}, {"seed": 1}, {"data_seed": 1}, {}):
@@ -257,19 +244,6 @@ def gradients_of(
     batch = train.draw_batch(cfg, mixture, 0)
     step = train.optimizer_step(cfg, replicate(model), optimizer, batch, lr=1.0)
     return {name: p.grad for name, p in model.named_parameters()}, step
-
-
-@pytest.mark.parametrize("world, n, most, passes", [
-    (1, 8, None, 1), (5, 8, 20, 1), (3, 7, 1, 7), (2, 12, 6, 2),
-])  # fmt: skip
-def test_a_batch_takes_equal_passes(world, n, most, passes):
-    cfg = config_of(batch_size=world * n, micro_batch_size=most, total_tokens=10**6)
-    read = []
-    for rank in range(world):
-        parts = train.micro_batches(cfg, 10 * cfg.batch_tokens, rank, world)
-        assert [len(part) for part in parts] == [n // passes] * passes
-        read += np.concatenate(parts).tolist()
-    assert sorted(read) == list(range(10 * world * n, 11 * world * n))
 
 
 def test_the_auxiliary_loss_has_its_weight_and_is_not_in_the_logged_loss(mixture):
