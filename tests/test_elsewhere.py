@@ -57,6 +57,17 @@ def test_the_lines_to_take_home_are_power(T):
     assert [get_lr(it) for it in range(steps)] == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_lines_of_readme_are_power():
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    lines = re.search(r"```python\n(def get_lr.*?)```", readme, re.S)[1]
+    T = 2.62e6
+    names = dict(lr0=0.0108, T0=164e3, warmup=33e3, start=0.7 * T, T=T)
+    exec(lines, names)
+    steps = int(T // BATCH)
+    found = [names["get_lr"](BATCH * (step + 0.5)) for step in range(steps)]
+    assert found == pytest.approx(rates(T, steps), rel=1e-12)
+
+
 def test_a_lambda_lr_trains_the_groups_of_mup_at_their_learning_rates():
     cfg = GPTConfig(
         n_layer=1, n_embd=32, n_head=2, seq_len=16, vocab_size=64, base_width=8
