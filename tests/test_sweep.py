@@ -500,7 +500,7 @@ def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, cap
     printed = capsys.readouterr().out
 
     # the printed command, of a smaller run
-    (line,) = [line for line in printed.splitlines() if "unknown" in line]
+    (line,) = [line for line in printed.splitlines() if "do not know" in line]
     words = shlex.split(line.split(": ", 1)[1])
     assert words[:2] == ["python", "train.py"]
     smaller = ["--total_tokens=1280", "--n_embd=16", "--n_head=1", "--device=cpu"]
