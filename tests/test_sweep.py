@@ -134,6 +134,12 @@ def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
         assert sweep.train_from(Path("other.pt"), cfg) == record["results"]
 
 
+def test_a_planned_run_leaves_no_trunk_as_no_run_could_continue_it(corpus_path):
+    (cfg,) = runs_of(KINDS["cosine"], [320], data=str(corpus_path))
+    sweep.train_from(Path("trunk.pt"), devices.resolve(cfg))
+    assert not Path("trunk.pt").exists()
+
+
 def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> int:
     """Train a trunk, and end like a killed process right before the k-th rename."""
     renames = itertools.count(1)
@@ -382,7 +388,6 @@ WRONG = [  # with a flag whose value is not possible here, or that has no effect
     ("wsd --power_b -0.3", "--power_b"),
     ("pilot --min_lr_ratio 0.1", "--min_lr_ratio"),
     ("pilot --eval_every 100", "--eval_every"),
-    ("wsd --slurm timeout_min=1 --workers 2", "--workers"),
     ("wsd --slurm timeout_min", "--slurm"),
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --lr 0.1", "--lr"),
