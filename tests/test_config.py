@@ -124,6 +124,15 @@ def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
     assert make_config(schedule="cosine").decay_tokens == 0
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_a_run_that_decays_from_now_on_decays_from_now_on(share):
+    assert config.length_with(0.3, 700_000) == 1_000_000
+    cfg = make_config(schedule="wsd", decay_share=share, warmup_tokens=0)
+    for seen in range(1024, 10**6, 1024):
+        cfg.total_tokens = config.length_with(share, seen)
+        assert cfg.decay_start == seen
+
+
 # -- Settings of a law -------------------------------------------------------------------
 
 PILOT = dict(  # a law of a pilot, with a text of its own and heads of 16
