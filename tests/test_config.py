@@ -190,6 +190,18 @@ def test_a_law_on_another_mup_base_is_refused(typed, needed):
     make_config(law=PILOT, **typed | words)
 
 
+def test_the_factor_of_another_schedule_is_named():
+    """A law of WSD, far from the runs that PEAKS are from, here 32B tokens."""
+    cfg = make_config(preset="12M", schedule="linear")
+    factor = 1.67 * (20 / 1.28) ** 0.16 / (0.73 * (20 / 1.28) ** -0.09)
+    assert factor == pytest.approx(4.55, abs=0.005)
+    wsd = make_config(preset="12M", schedule="wsd")
+    assert cfg.lr / wsd.lr == pytest.approx(factor, rel=1e-3)
+    said = config.remarks(cfg)
+    assert "wsd with a decay of 10%, times 4.55 for linear" in said and "20M" in said
+    assert "times" not in config.remarks(wsd)
+
+
 def test_the_nearest_row_of_peaks_is_named():
     def remark(share: float) -> str:
         return config.remarks(make_config(schedule="wsd", decay_share=share))
