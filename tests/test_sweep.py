@@ -23,7 +23,7 @@ import sweep
 import train
 from config import TrainConfig, make_config
 from schedules import paper_batch_size, peak, rate_of
-from tools import engines, files, plots
+from tools import devices, engines, files, plots
 from tools.prepare import prepare
 
 SMALL = dict(
