@@ -5,7 +5,6 @@
     python research/decay.py cosine         cosines to a tenth
     python research/decay.py power          Power, at three values of a
     python research/decay.py presets        the default run at the peaks of its law
-    python research/decay.py records        put the records into results/
 
 From these runs come `PEAKS` in schedules.py and `LAPTOP_LAW` in config.py. tables.py
 computes both. Runs that differ only in their length and in their decay share a trunk.
@@ -21,10 +20,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import config
 import data
-import records
 import sweep
 from config import TrainConfig, make_config
-from tools import engines, files, flags
+from tools import engines, flags
 
 LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
 SHARES = [0.1, 0.3]
@@ -157,41 +155,16 @@ QUESTIONS = {  # name -> runs of a seed, and the seeds
 }
 
 
-def folder_of(question: str, fields: dict) -> str:
-    """The folder of a run in results/."""
-    if question == "presets":
-        return question
-    name = "power" if question == "power" else ending_of(fields)
-    return f"decay-laptop/{name}"
-
-
-def write_records(runs: Path) -> None:
-    """Write what we trained, a folder for every ending and question."""
-    folders = {}
-    for question in QUESTIONS:
-        for file in sorted((runs / question).glob("*.jsonl")):
-            for record in files.read_records(file):
-                name = folder_of(question, record["config"])
-                folders.setdefault(name, []).append(record)
-    fingerprint = data.open_corpus("embedded").meta["fingerprint"]
-    for name, some in folders.items():
-        folder = records.RESULTS / name
-        records.write(folder, some, "python research/decay.py", fingerprint)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = flags.program_parser("decay.py", __doc__)
     add = parser.add_argument
-    add("question", choices=(*QUESTIONS, "records"))
+    add("question", choices=tuple(QUESTIONS))
     add("--out", type=Path, default=Path("runs/decay"), help="folder of the records")
     add("--workers", type=int, help="processes (default: one per GPU, or per core)")
     add("--dry_run", action="store_true", help="count runs and tokens, and stop")
     args = parser.parse_args(argv)
 
     def program() -> None:
-        if args.question == "records":
-            write_records(args.out)
-            return
         runs_of, seeds = QUESTIONS[args.question]
         runs = [cfg for seed in seeds for cfg in runs_of(seed)]
         folder = args.out / args.question

@@ -30,7 +30,7 @@ RED = "#a32020"  # the runs of others
 
 # -- The race ----------------------------------------------------------------------------
 
-FINDING = "TODO-RACE"  # the title, after the last run
+FINDING = "At 16 times its pilot, a held learning rate is too high"
 LOOKS = {  # runner: its color, dashes and marker
     ("held", 0.3): (COLORS["wsd"], "-", "s"),
     ("held", 0.5): (COLORS["wsd"], ":", "s"),
@@ -46,31 +46,23 @@ def draw_race(path: Path) -> None:
     losses = tables.race_losses()
     with figure(path, 4.4) as (ax,):
         for i, (runner, (color, dashes, marker)) in enumerate(LOOKS.items()):
-            x = []
-            answers = []
+            means = []
+            halves = []
             for times in losses:
                 by_cell = tables.by_cell(tables.gaps(losses, times, runner))
-                x.append(np.log2(times) + 0.1 * (i - 2.5))  # beside each other
-                answers.append(records.over(by_cell))
-            mean, low, _ = np.transpose(answers)
-            ax.plot(x, mean, color=color, ls=dashes, lw=1.2)
-            full = [times < 64 for times in losses]  # two cells have no useful interval
-            for here, y, bottom, is_full in zip(x, mean, low, full):
-                fill = color if is_full else "white"
-                ax.plot(here, y, marker, color=color, markerfacecolor=fill, markersize=5)
-                if is_full:
-                    ax.vlines(here, bottom, 2 * y - bottom, color=color, lw=1.2)
-            label = tables.name_of(runner)
-            ax.plot([], [], marker + dashes, color=color, label=label)
+                mean, low, _ = records.over(by_cell)
+                means.append(mean)
+                # two cells have no useful interval
+                halves.append(np.nan if times == 64 else mean - low)
+            x = np.log2(list(losses)) + 0.1 * (i - 2.5)  # beside each other
+            look = dict(color=color, ls=dashes, marker=marker, lw=1.2, markersize=5)
+            ax.errorbar(x, means, halves, **look, label=tables.name_of(runner))
         ax.axhline(0, color=BLUE, lw=2.4, label="power, 30%")
-        ax.set_xticks([np.log2(times) for times in losses], map(in_pilots, losses))
+        names = ["64\n(two cells)" if times == 64 else times for times in losses]
+        ax.set_xticks(np.log2(list(losses)), names)
         ax.set(xlabel="length of the run, in pilots (bars: 95% over seven cells)")
         ax.set(ylabel="loss minus that of Power, 30% (nats)", title=FINDING)
         ax.legend(ncols=2)
-
-
-def in_pilots(times: int) -> str:
-    return f"{times}\n(two cells)" if times == 64 else str(times)
 
 
 # -- Why a decay lowers the loss ---------------------------------------------------------
@@ -172,15 +164,13 @@ def draw_valleys(path: Path) -> None:
 
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
-    with_mup, without = paper.by_mup(records.read("transfer-quick"))
-    with figure(path, 3.7, 2, beside=True, sharey=True) as (left, right):
-        for ax, name, some in (
-            (left, "Without μP", without),
-            (right, "With μP", with_mup),
-        ):
+    rows = records.read("transfer-quick")
+    with figure(path, 3.7, 2, beside=True, sharey=True) as axes:
+        for ax, name, is_mup in zip(axes, ("Without μP", "With μP"), (False, True)):
+            some = [row for row in rows if paper.has_mup(row) == is_mup]
             title = name + ": 4× the width,\nbest learning rate × {ratio}"
             draw_panel(ax, some, lambda cell: fit.in_words(cell.shape), title)
-        left.set(ylabel="loss above the bottom (nats)")
+        axes[0].set(ylabel="loss above the bottom (nats)")
 
 
 # -- b, by how much of a run decays ------------------------------------------------------

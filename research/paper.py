@@ -7,8 +7,7 @@
 
 Each trains the runs that its folder lacks, and prints a table. So the same command
 resumes, and prints the table again. The paper's sweep of WSD is `python sweep.py wsd`.
-research/tables.py makes the same tables from our records. An experiment is a list of runs
-for sweep.py, and a table with the method of fit.py.
+research/tables.py makes the same tables from our records.
 """
 
 import dataclasses
@@ -17,6 +16,7 @@ import shlex
 import statistics
 import sys
 from collections import defaultdict
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,13 @@ def cells_of(grid: Grid, **more) -> list[TrainConfig]:
     return sweep.runs_of(grid._replace(lrs=[0.01]), **more)
 
 
+def trained(runs: list[TrainConfig], args) -> bool:
+    """Train what the folder lacks. False in a dry run, which has no losses."""
+    slurm = dict(args.slurm or [])
+    sweep.train_all(runs, args.out, args.workers, slurm, args.dry_run)
+    return not args.dry_run
+
+
 # -- muP: does the best learning rate transfer to other widths? --------------------------
 
 NARROW = [32, 64, 128, 256]
@@ -57,38 +64,38 @@ TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
 }
 
 
-def transfer_runs(grid: Grid) -> list[TrainConfig]:
-    """WSD runs under muP, then without its rules and with the usual attention."""
+def transfer(grid: Grid, args) -> None:
+    """WSD under muP, and without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=grid.head**-0.5)
-    return sweep.runs_of(grid) + sweep.runs_of(grid, **standard)
+    runs = sweep.runs_of(grid) + sweep.runs_of(grid, **standard)
+    if trained(runs, args):
+        widths = [f"width {width}" for width in grid.widths]
+        head = ["", *widths, f"{grid.widths[-1]} over {grid.widths[0]}"]
+        rows = [row_of(cfg, args.out) for cfg in runs]
+        print(records.table(head, transfer_table(rows)))
+
+
+def has_mup(row: dict) -> bool:
+    return row["attention_multiplier"] == row["n_head"] / row["n_embd"]
 
 
 def transfer_table(rows: list[dict]) -> list[list[str]]:
     """The best learning rate of every width, and that of the widest over the narrowest."""
-    with_mup, without = by_mup(rows)
+    shapes = sorted({row["shape"] for row in rows})
+
+    def log2_best(curves: fit.Curves) -> np.ndarray:
+        best = {}
+        for cell, x in fit.bottoms(fit.valleys_of(curves)).items():
+            best[cell.shape] = x
+        x = [best.get(shape, math.nan) for shape in shapes]
+        return np.array([*x, x[-1] - x[0]])
+
     table = []
-    for words, some in (("with μP", with_mup), ("without μP", without)):
-        shapes = sorted({row["shape"] for row in some})
-
-        def log2_best(curves: fit.Curves) -> np.ndarray:
-            best = {}
-            for cell, x in fit.bottoms(fit.valleys_of(curves)).items():
-                best[cell.shape] = x
-            x = [best.get(shape, math.nan) for shape in shapes]
-            return np.array([*x, x[-1] - x[0]])
-
-        *best, ratio = np.exp2(fit.intervals(fit.curves_of(some), log2_best))
+    for words, is_mup in (("with μP", True), ("without μP", False)):
+        curves = fit.curves_of([row for row in rows if has_mup(row) == is_mup])
+        *best, ratio = np.exp2(fit.intervals(curves, log2_best))
         table.append([words, *(show(lr, ".4f") for lr in best), show(ratio, ".2f")])
     return table
-
-
-def by_mup(rows: list[dict]) -> tuple[list[dict], list[dict]]:
-    """The runs with muP, and those without."""
-    found = {True: [], False: []}
-    for row in rows:
-        d_head = row["n_embd"] // row["n_head"]
-        found[row["attention_multiplier"] == 1 / d_head].append(row)
-    return found[True], found[False]
 
 
 # -- Power: its best a and b -------------------------------------------------------------
@@ -113,27 +120,26 @@ POWER = {
 }
 
 
-def power_runs(grid: Grid) -> list[TrainConfig]:
+def power(grid: Grid, args) -> None:
     """Power with several a at the central b, and with several b at the central a."""
-    center = {name: grid.common[name] for name in CENTER}
-    a = center["power_a"]
-    b = center["power_b"]
+    a = grid.common["power_a"]
+    b = grid.common["power_b"]
     scan = [(float(f"{a * 2 ** (k / 2):.4g}"), b) for k in range(-4, 5)]
     scan += [(a, round(b + k / 50, 4)) for k in range(-5, 6) if k]
+    center = {name: grid.common[name] for name in CENTER}
     runs = []
     for cfg in cells_of(grid):
         for power_a, power_b in scan:
             fields = center | dict(power_a=power_a, power_b=power_b)
             runs.append(dataclasses.replace(cfg, **fields))
-    return runs
+    if trained(runs, args):
+        head = ["", "mean", "standard deviation", "cost of an error"]
+        rows = [row_of(cfg, args.out) for cfg in runs]
+        print(records.table(head, power_table(rows)))
 
 
 def log2_a(row: dict) -> float:
     return math.log2(row["power_a"])
-
-
-def b_of(row: dict) -> float:
-    return row["power_b"]
 
 
 def power_table(rows: list[dict]) -> list[list[str]]:
@@ -144,31 +150,26 @@ def power_table(rows: list[dict]) -> list[list[str]]:
     table = []
     for name, other, x_of, steps, words in (
         ("a", "power_b", log2_a, 2, "a factor of 2"),
-        ("b", "power_a", b_of, 3, "0.06"),
+        ("b", "power_a", itemgetter("power_b"), 3, "0.06"),
     ):
         center = statistics.mode(row[other] for row in rows)
-        some = [row for row in rows if row[other] == center]
+        curves = fit.curves_of([row for row in rows if row[other] == center], x_of)
         best = []
-        costs = []
-        for curve in fit.curves_of(some, x_of).values():
+        costs = []  # above the lowest loss, so many steps below and above it
+        for curve in curves.values():
             points = sorted(curve.items())
-            costs += costs_beside(points, steps)
             x, why_not = fit.bottom(points)
             if not why_not:
                 best.append(2**x if name == "a" else x)
+            losses = [loss for _, loss in points]
+            lowest = losses.index(min(losses))
+            for i in (lowest - steps, lowest + steps):
+                if 0 <= i < len(losses) and losses[i] < math.inf:
+                    costs.append(losses[i] - losses[lowest])
         spread = f"{statistics.stdev(best):.2f}"
         cost = f"{statistics.fmean(costs):.3f} for {words}"
         table.append([name, f"{statistics.fmean(best):.2f}", spread, cost])
     return table
-
-
-def costs_beside(points: fit.Valley, steps: int) -> list[float]:
-    """Losses above the lowest of a valley, so many tries below and above it."""
-    losses = [loss for _, loss in points]
-    lowest = losses.index(min(losses))
-    beside = [lowest - steps, lowest + steps]
-    tried = [losses[i] for i in beside if 0 <= i < len(losses)]
-    return [loss - losses[lowest] for loss in tried if loss < math.inf]
 
 
 # -- The comparison ----------------------------------------------------------------------
@@ -179,30 +180,21 @@ def costs_beside(points: fit.Valley, steps: int) -> list[float]:
 # without tuning again.
 
 FIVE = [0, 1, 2, 3, 4]
-_gpu = warm(GPU, 400_000)
-_paper = doublings(16 * 10**9, 5)
-COMPARE = {
-    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4)),
-    "laptop": Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5)),
-    "gpu": Grid(_gpu, [256, 512], [8, 32], FIVE, doublings(10**6, 5), head=64),
-    "paper": Grid(PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], _paper, head=64),
+_quick = Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4))
+_laptop = Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5))
+_gpu = Grid(warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5), head=64)
+_paper = Grid(PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], head=64)
+COMPARE = {  # the cells of the tests, and the learning rates of the tuning
+    "quick": _quick._replace(lrs=lattice(10, 18, 2)),
+    "laptop": _laptop._replace(lrs=lattice(8, 16)),
+    "gpu": _gpu._replace(lrs=lattice(8, 16)),
+    "paper": _paper._replace(lrs=lattice(4, 14), budgets=doublings(16 * 10**9, 5)),
 }
-
-
-class Tuning(NamedTuple):
-    """Where a comparison tunes its learning rates."""
-
-    widths: list[int]
-    batches: list[int]
-    budgets: list[int]
-    lrs: list[float]
-
-
-TUNING = {
-    "quick": Tuning([32], [2], [20_000, 40_000], lattice(10, 18, 2)),
-    "laptop": Tuning([32], [2], [80_000, 320_000], lattice(8, 16)),
-    "gpu": Tuning([128], [8], [10**6, 4 * 10**6], lattice(8, 16)),
-    "paper": Tuning([256], [128], [4 * 10**9, 16 * 10**9], lattice(4, 14)),
+TUNING = {  # the cells of the tuning
+    "quick": dict(widths=[32], batches=[2], budgets=[20_000, 40_000]),
+    "laptop": dict(widths=[32], batches=[2], budgets=[80_000, 320_000]),
+    "gpu": dict(widths=[128], batches=[8], budgets=[10**6, 4 * 10**6]),
+    "paper": dict(widths=[256], batches=[128], budgets=[4 * 10**9, 16 * 10**9]),
 }
 
 
@@ -217,18 +209,16 @@ class Line(NamedTuple):
     q: float
 
 
-def power_line(b: float, q: float, lr_max: float) -> Line:
-    fields = dict(schedule="power", power_b=b, power_q=q, lr_max=lr_max)
-    return Line(fields, b, q)
-
-
+FITTED = dict(schedule="power", power_b=-0.3, power_q=0.5, lr_max=1.0)
+# with the ceiling of the paper
+AS_PAPER = dict(schedule="power", power_b=-0.51, power_q=1.0, lr_max=0.02)
 LINES = {  # "fitted" lines have b and q of our law
     "WSD (fitted)": Line(dict(schedule="wsd"), -0.3, 0.5),
     "WSD": Line(dict(schedule="wsd"), 0.0, 0.5),  # the same learning rate at all T
     "cosine (fitted)": Line(dict(schedule="cosine"), -0.3, 0.5),
     "linear to 0 (fitted)": Line(dict(schedule="linear"), -0.3, 0.5),
-    "Power (fitted)": power_line(-0.3, 0.5, 1.0),
-    "Power (paper)": power_line(-0.51, 1.0, 0.02),  # with the ceiling of the paper
+    "Power (fitted)": Line(FITTED, -0.3, 0.5),
+    "Power (paper)": Line(AS_PAPER, -0.51, 1.0),
 }
 PAIRS = [
     ("Power (fitted)", "WSD (fitted)"),
@@ -241,55 +231,41 @@ PAIRS = [
 ]
 
 
-def candidates(line: Line, grid: Grid, tuning: Tuning, seed: int) -> dict[float, list]:
-    """{learning rate of the shortest run: runs} to tune a line for a seed."""
-    seeds = [100 + 2 * seed, 101 + 2 * seed]
-    cells = cells_of(grid._replace(seeds=seeds, **tuning._asdict()), **line.fields)
-    return {lr: [at(line, lr, cfg, tuning) for cfg in cells] for lr in tuning.lrs}
-
-
-def at(line: Line, lr: float, cfg: TrainConfig, tuning: Tuning) -> TrainConfig:
+def on_line(line: Line, lr: float, cfg: TrainConfig, tuning: dict) -> TrainConfig:
     """A run with the learning rate of a line, which has lr in the shortest tuned run."""
-    lr *= (cfg.batch_size / tuning.batches[0]) ** line.q
-    lr *= (cfg.total_tokens / tuning.budgets[0]) ** line.b
+    lr *= (cfg.batch_size / tuning["batches"][0]) ** line.q
+    lr *= (cfg.total_tokens / tuning["budgets"][0]) ** line.b
     cfg = sweep.at_rate(cfg, float(f"{lr:.4g}"))
     return dataclasses.replace(cfg, **line.fields)  # with its ceiling
 
 
-def compare(grid: Grid, args) -> str:
-    """Tune all lines, then test them, and print the tuned learning rates."""
+def compare(grid: Grid, args) -> None:
     # 1. Tune
     tuning = TUNING[args.scale]
-    if args.lrs:
-        tuning = tuning._replace(lrs=args.lrs)
-    tries = {}
-    tuning_runs = []
+    tries = []
     for name, line in LINES.items():
         for seed in grid.seeds:
-            by_lr = candidates(line, grid, tuning, seed)
-            tries[name, seed] = by_lr
-            for runs in by_lr.values():
-                tuning_runs += runs
-    train_all(args, tuning_runs)
+            seeds = [100 + 2 * seed, 101 + 2 * seed]
+            cells = cells_of(grid._replace(seeds=seeds, **tuning), **line.fields)
+            for lr in grid.lrs:
+                for cfg in cells:
+                    tries.append((name, seed, lr, on_line(line, lr, cfg, tuning)))
+    trained([run for _, _, _, run in tries], args)
+    losses = defaultdict(lambda: defaultdict(float))  # {(line, seed): {lr: sum}}
+    for name, seed, lr, run in tries:
+        losses[name, seed][lr] += row_of(run, args.out)["loss"]
+    lrs = {key: min(by_lr, key=by_lr.get) for key, by_lr in losses.items()}
 
-    # 2. Test. In a dry run, which has no losses, at the first learning rate
-    lrs = {}
-    for key, by_lr in tries.items():
-        losses = {}
-        for lr, runs in by_lr.items():
-            losses[lr] = sum(row_of(run, args.out)["loss"] for run in runs)
-        lrs[key] = min(losses, key=losses.get)
+    # 2. Test. A dry run has no losses, and counts the runs at the first learning rate
     tests = []
     for name, line in LINES.items():
         for cfg in cells_of(grid, **line.fields):
-            tests.append((name, at(line, lrs[name, cfg.seed], cfg, tuning)))
-    train_all(args, [run for _, run in tests])
-    if args.dry_run:
-        return ""
+            tests.append((name, on_line(line, lrs[name, cfg.seed], cfg, tuning)))
+    if not trained([run for _, run in tests], args):
+        return
 
     # 3. Report. A learning rate at the edge of the tries is not tuned
-    edges = f"from {min(tuning.lrs):g} to {max(tuning.lrs):g}"
-    print(f"tuned learning rates, {edges}:")
+    print(f"tuned learning rates, from {min(grid.lrs):g} to {max(grid.lrs):g}:")
     for name in LINES:
         print(f"  {name:<22}{', '.join(f'{lrs[name, s]:g}' for s in grid.seeds)}")
     rows = [row_of(run, args.out) | {"line": name} for name, run in tests]
@@ -299,7 +275,7 @@ def compare(grid: Grid, args) -> str:
     for one, other in PAIRS:
         gaps = [show(difference(some, one, other)) for some in (rows, longest)]
         table.append([f"{one} minus {other}", *gaps])
-    return records.table(["lines", "mean loss, all T", f"T = {size(T)}"], table)
+    print(records.table(["lines", "mean loss, all T", f"T = {size(T)}"], table))
 
 
 def difference(rows: list[dict], one: str, other: str) -> np.ndarray:
@@ -327,13 +303,13 @@ TWO_STAGE = {
 }
 
 
-def two_stage(grid: Grid, args) -> str:
-    """Train runs with the same text throughout, and end branches with other text."""
+def two_stage(grid: Grid, args) -> None:
+    """Runs with the same texts throughout, and their branches with more other text."""
     cells = cells_of(grid)
     tokens = sum(cfg.total_tokens + cfg.decay_tokens for cfg in cells)
     print(f"{args.out}: {2 * len(cells)} runs with {tokens:,} tokens")
     if args.dry_run:
-        return ""
+        return
     if not Path(OTHER).exists():
         raise UserError(f"{OTHER}: the other text; first bash research/texts.sh")
     rows = []
@@ -341,8 +317,6 @@ def two_stage(grid: Grid, args) -> str:
         fields = grid.common | dict(n_embd=cfg.n_embd, n_head=cfg.n_head)
         fields |= dict(batch_size=cfg.batch_size, total_tokens=cfg.total_tokens)
         fields |= dict(seed=cfg.seed, data_seed=cfg.seed)
-        for name in ("fingerprint", "tokenizer", "vocab_size"):  # of one text
-            del fields[name]
         for stages, share in SHARES.items():
             out = args.out / f"{stages}-{cfg.seed}"
             fields |= dict(data=f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}")
@@ -356,64 +330,36 @@ def two_stage(grid: Grid, args) -> str:
             rows.append(dict(stages=stages, seed=cfg.seed) | record["results"])
     texts = [name for name in rows[0] if name.startswith("val_loss_")]
     head = ["validation text", "one stage", "two stages", "difference"]
-    return records.table(head, two_stage_table(rows, texts))
+    print(records.table(head, two_stage_table(rows, texts)))
 
 
 def two_stage_table(rows: list[dict], texts: list[str]) -> list[list[str]]:
-    """Losses of every validation text, with one text throughout and with two stages."""
+    """Losses of every validation text, with the same texts throughout and two stages."""
     table = []
     for text in texts:
         losses = {"one": [], "two": []}
-        for row in sorted(rows, key=lambda row: row["seed"]):
+        for row in sorted(rows, key=itemgetter("seed")):
             losses[row["stages"]].append(row[text])
         gaps = np.subtract(losses["two"], losses["one"])
-        means = [f"{np.mean(losses[stages]):.3f}" for stages in losses]
+        means = [f"{np.mean(of_stages):.3f}" for of_stages in losses.values()]
         table.append([text.removeprefix("val_loss_"), *means, show(records.over(gaps))])
     return table
 
 
 # -- The command line --------------------------------------------------------------------
 
-
-def train_all(args, runs: list[TrainConfig]) -> None:
-    slurm = dict(args.slurm or [])
-    sweep.train_all(runs, args.out, args.workers, slurm, args.dry_run)
-
-
-def transfer(grid: Grid, args) -> str:
-    runs = transfer_runs(grid)
-    train_all(args, runs)
-    if args.dry_run:
-        return ""
-    widths = [f"width {width}" for width in grid.widths]
-    head = ["", *widths, f"{grid.widths[-1]} over {grid.widths[0]}"]
-    return records.table(head, transfer_table([row_of(cfg, args.out) for cfg in runs]))
-
-
-def power(grid: Grid, args) -> str:
-    runs = power_runs(grid)
-    train_all(args, runs)
-    if args.dry_run:
-        return ""
-    head = ["", "mean", "standard deviation", "cost of an error"]
-    return records.table(head, power_table([row_of(cfg, args.out) for cfg in runs]))
-
-
-EXPERIMENTS = {
-    "transfer": (transfer, TRANSFER),
-    "power": (power, POWER),
-    "compare": (compare, COMPARE),
-    "two-stage": (two_stage, TWO_STAGE),
-}
+GRIDS = {"transfer": TRANSFER, "power": POWER, "compare": COMPARE, "two-stage": TWO_STAGE}
 
 
 def main(argv: list[str] | None = None) -> int:
-    grids = {name: grids for name, (_, grids) in EXPERIMENTS.items()}
-    grid, typed, args = sweep.parse(argv, "paper.py", __doc__, grids)
-    experiment, _ = EXPERIMENTS[args.experiment]
+    grid, typed, args = sweep.parse(argv, "paper.py", __doc__, GRIDS)
 
     def program() -> None:
-        print(experiment(sweep.grid_on_text(grid, typed), args))
+        if args.experiment == "two-stage":  # whose texts train.py opens
+            two_stage(grid, args)
+            return
+        experiment = {"transfer": transfer, "power": power, "compare": compare}
+        experiment[args.experiment](sweep.grid_on_text(grid, typed), args)
 
     return engines.run_program("paper.py", program)
 

@@ -36,7 +36,6 @@ import records
 from tools import files, flags
 from tools.flags import UserError
 from tools.rows import read_csv
-from tools.student import student
 
 COMMITTED = ROOT / "research/results/public.json"
 Rows = list[list[str]]  # of a table
@@ -73,14 +72,6 @@ def valley_of(points: list[tuple[float, float]]) -> Valley | None:
     if bend <= 0 or not x[0] <= bottom <= x[-1]:
         return None
     return Valley(x[0], x[-1], bottom, constant - bend * bottom**2, bend)
-
-
-def with_interval(values: np.ndarray) -> str:
-    """The mean of independent values [n] and its 95% interval."""
-    mean = np.mean(values)
-    error = np.std(values, ddof=1) / math.sqrt(len(values))
-    half = student(len(values) - 1) * error
-    return f"{mean:z.4f} [{mean - half:z.4f}, {mean + half:z.4f}]"
 
 
 # -- 2. OpenEuroLLM: the number of a pilot in longer runs --------------------------------
@@ -159,9 +150,10 @@ def summary(name: str, pairs: list[Pair]) -> Rows:
     for pair in pairs:
         by_series[pair.series].append(pair.losses - pair.losses[BASELINE])
     gaps = np.array([np.mean(of_series, axis=0) for of_series in by_series.values()])
+    intervals = [records.show(records.over(gap), "z.4f") for gap in gaps.T]
     return [
         [f"{name}, median", str(len(pairs)), *(f"{loss:.4f}" for loss in medians)],
-        [f"{name}, minus ratio^-0.3", str(len(gaps)), *map(with_interval, gaps.T)],
+        [f"{name}, minus ratio^-0.3", str(len(gaps)), *intervals],
     ]
 
 

@@ -33,7 +33,8 @@ from tools import engines, flags
 RESULTS = Path(__file__).parent / "results/race.jsonl"
 SEQ_LEN = 128
 PILOT_STEPS = 160
-WARMUP_STEPS = 32  # in all runs
+WARMUP_STEPS = 32  # of a pilot, and of the first arm
+LONG_WARMUP = 98  # steps in the second arm, 100k tokens at batch size 8
 REPLICATES = range(4)
 SHARES = (0.3, 0.5)  # of a run decay
 B = -0.3  # Power's exponent
@@ -75,7 +76,13 @@ MIDDLE = {
 
 
 def make_run(
-    cell: Cell, schedule: str, lr: float, T: int, share: float, seed: int
+    cell: Cell,
+    schedule: str,
+    lr: float,
+    T: int,
+    share: float,
+    seed: int,
+    warmup: int = WARMUP_STEPS,
 ) -> TrainConfig:
     """lr: peak learning rate, or for Power the learning rate at n = T0."""
     fields = dict(
@@ -88,7 +95,7 @@ def make_run(
         data=f"data/{cell.text}",
         batch_size=cell.batch_size,
         total_tokens=T,
-        warmup_tokens=WARMUP_STEPS * cell.batch_size * SEQ_LEN,
+        warmup_tokens=warmup * cell.batch_size * SEQ_LEN,
         decay_share=share,
         final_eval_tokens=2**16,
         seed=seed,
@@ -139,7 +146,11 @@ def pilot(name: str, replicate: int, schedule: str, js: list[int]) -> list[Run]:
 
 
 def long_runs(
-    name: str, replicate: int, numbers: dict[str, float], times: tuple
+    name: str,
+    replicate: int,
+    numbers: dict[str, float],
+    times: tuple,
+    warmup: int = WARMUP_STEPS,
 ) -> list[Run]:
     """All runners of a replicate at some lengths. numbers: {schedule: tuned number}."""
     cell = CELLS[name]
@@ -152,35 +163,73 @@ def long_runs(
     for k in times:
         T = k * cell.T0
         place = dict(cell=name, replicate=replicate, times=k)
+        if warmup != WARMUP_STEPS:
+            place["warmup"] = warmup
         for runner, (schedule, lr) in trunks.items():
             for share in cell.shares:
-                cfg = make_run(cell, schedule, lr, T, share, replicate)
+                cfg = make_run(cell, schedule, lr, T, share, replicate, warmup)
                 mine = dict(place, runner=runner, share=share, lr=lr)
                 runs.append(Run(mine, cfg))
         lr = line_peak(numbers["power"], cell.T0, T)
-        cfg = make_run(cell, "line", lr, T, 0.0, replicate)
+        cfg = make_run(cell, "line", lr, T, 0.0, replicate, warmup)
         runs.append(Run(dict(place, runner="line", share=1.0, lr=lr), cfg))
     return runs
 
 
-# -- Tuning ------------------------------------------------------------------------------
+# -- Training ----------------------------------------------------------------------------
+
+Losses = dict[tuple, float | None]  # {key of a run: its loss, None if it diverged}
 
 
-def bottom(runs: list[Run], folder: Path) -> tuple[float, str]:
+def key_of(line: dict) -> tuple:
+    """The place of a run without its learning rate, which follows from its pilot."""
+    if "pilot" in line:
+        return tuple(
+            line[x] for x in ("cell", "replicate", "pilot", "lr", "seed", "share")
+        )
+    names = ("cell", "replicate", "times", "runner", "share")
+    return *(line[x] for x in names), line.get("warmup", WARMUP_STEPS)
+
+
+def read_losses() -> Losses:
+    """The losses of the committed records. So a race also resumes without its folder."""
+    if not RESULTS.exists():
+        return {}
+    lines = map(json.loads, RESULTS.read_text().splitlines())
+    return {key_of(line): line["loss"] for line in lines}
+
+
+def train(runs: list[Run], losses: Losses, folder: Path, dry_run: bool) -> bool:
+    """Train the runs without a loss, and add their losses. Returns whether all have one."""
+    left = [run for run in runs if key_of(run.place) not in losses]
+    if not sweep.train_all([run.cfg for run in left], folder, dry_run=dry_run):
+        return False
+    with RESULTS.open("a") as file:
+        for run in left:
+            loss = records.row_of(run.cfg, folder)["loss"]
+            loss = loss if math.isfinite(loss) else None
+            losses[key_of(run.place)] = loss
+            file.write(json.dumps(run.place | {"loss": loss}) + "\n")
+    return True
+
+
+def bottom(runs: list[Run], losses: Losses) -> tuple[float, str]:
     """Log2 of the best learning rate of a pilot's runs with a decay of 30%."""
-    losses = {}
+    by_lr = {}
     for run in runs:
         if run.place["share"] == SHARES[0]:
-            loss = records.row_of(run.cfg, folder)["loss"]
-            losses.setdefault(run.place["lr"], []).append(loss)
-    points = [(math.log2(lr), statistics.fmean(losses[lr])) for lr in sorted(losses)]
+            loss = losses[key_of(run.place)]
+            by_lr.setdefault(run.place["lr"], []).append(
+                math.inf if loss is None else loss
+            )
+    points = [(math.log2(lr), statistics.fmean(by_lr[lr])) for lr in sorted(by_lr)]
     return fit.bottom(points)
 
 
 def tune(
-    names: list[str], replicate: int, folder: Path, dry_run: bool
-) -> tuple[dict, list[Run]]:
-    """Train the pilots of some cells. Returns {cell: {schedule: number}} and the runs.
+    names: list[str], replicate: int, losses: Losses, folder: Path, dry_run: bool
+) -> dict[str, dict[str, float]]:
+    """Train the pilots of some cells. Returns {cell: {schedule: number}}, {} if dry.
 
     A pilot whose lowest loss is at an edge tries another learning rate there.
     """
@@ -192,12 +241,11 @@ def tune(
     while True:
         runs = {key: pilot(key[0], replicate, key[1], js[key]) for key in js}
         everything = [run for of_key in runs.values() for run in of_key]
-        cfgs = [run.cfg for run in everything]
-        if not sweep.train_all(cfgs, folder, dry_run=dry_run):
-            return {}, everything
+        if not train(everything, losses, folder, dry_run):
+            return {}
         numbers = {name: {} for name in names}
         for key, of_key in runs.items():
-            x, why_not = bottom(of_key, folder)
+            x, why_not = bottom(of_key, losses)
             if why_not == "at lowest":
                 js[key].insert(0, js[key][0] - 2)
             elif why_not == "at highest":
@@ -205,42 +253,36 @@ def tune(
             elif why_not:
                 raise SystemExit(f"{key}, replicate {replicate}: {why_not}")
             else:
-                numbers[key[0]][key[1]] = 2**x
+                numbers[key[0]][key[1]] = float(2**x)
         if all(len(of_cell) == 2 for of_cell in numbers.values()):
-            return numbers, everything
+            return numbers
 
 
 # -- The race ----------------------------------------------------------------------------
 
-
-def write_records(runs: list[Run], folder: Path) -> None:
-    """Write a line for every run: its place, and its loss (null: diverged)."""
-    lines = []
-    for run in runs:
-        loss = records.row_of(run.cfg, folder)["loss"]
-        lines.append(run.place | {"loss": loss if math.isfinite(loss) else None})
-    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+# (replicates, lengths in T0, warmup), in the order in which we train them. The second arm
+# has the warmup of the preset
+STAGES = (
+    ((0, 1), TIMES, WARMUP_STEPS),
+    ((0, 1), TIMES[1:], LONG_WARMUP),
+    ((2, 3), TIMES, WARMUP_STEPS),
+    ((2, 3), TIMES[1:], LONG_WARMUP),
+    (REPLICATES, (64,), WARMUP_STEPS),  # in the two long cells
+)
 
 
 def train_race(folder: Path, dry_run: bool) -> None:
-    """Train what the folder lacks, one replicate of all cells after another."""
-    long = [name for name, cell in CELLS.items() if cell.is_long]
-    finished = []
-    for names, times in ((list(CELLS), TIMES), (long, (64,))):
-        for replicate in REPLICATES:
-            numbers, runs = tune(names, replicate, folder, dry_run)
-            if times == TIMES:
-                finished += runs
-            if not numbers:  # a dry run, whose pilots are not trained
-                continue
+    """Train all stages, one replicate of all cells after another."""
+    losses = read_losses()
+    for replicates, times, warmup in STAGES:
+        names = [name for name, cell in CELLS.items() if cell.is_long or 64 not in times]
+        for replicate in replicates:
+            numbers = tune(names, replicate, losses, folder, dry_run)
             runs = []
-            for name in names:
-                runs += long_runs(name, replicate, numbers[name], times)
+            for name in numbers:
+                runs += long_runs(name, replicate, numbers[name], times, warmup)
                 print(f"replicate {replicate}, {name}: {numbers[name]}", flush=True)
-            cfgs = [run.cfg for run in runs]
-            if sweep.train_all(cfgs, folder, dry_run=dry_run):
-                finished += runs
-                write_records(finished, folder)
+            train(runs, losses, folder, dry_run)
 
 
 def main(argv: list[str] | None = None) -> int:

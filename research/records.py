@@ -1,15 +1,9 @@
-"""What the programs of this folder share: committed runs, intervals, and tables.
-
-A folder of results/ has records.jsonl, with a line for every run, and settings.json, with
-everything that its runs share.
-"""
+"""What the programs of this folder share: runs, intervals, and tables."""
 
 import math
-import platform
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import sweep
 from config import TrainConfig
@@ -20,7 +14,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def read(folder: str) -> list[dict]:
-    """The runs of a folder of results/, as rows for fit.py with their results."""
+    """The runs of a folder of results/, as rows for fit.py with their results.
+
+    It has records.jsonl, with a line for every run, and settings.json, with what all of
+    its runs share.
+    """
     shared = {}
     for part in files.read_json(RESULTS / folder / "settings.json").values():
         shared |= part
@@ -38,30 +36,6 @@ def row_of(cfg: TrainConfig, folder: Path) -> dict:
     return rows.row_of_record({}, record)
 
 
-def write(folder: Path, records: list[dict], command: str, fingerprint: str) -> None:
-    """Write the runs that one command trained on one text."""
-    settings = {
-        "origin": {
-            "command": command,
-            "torch": torch.__version__,
-            "device_name": platform.machine(),
-            "threads": 1,
-            "fingerprint": fingerprint,
-        }
-    }
-    for part in ("config", "results"):
-        settings[part] = {}
-        for field, value in records[0][part].items():
-            if all(record[part][field] == value for record in records):
-                settings[part][field] = value
-        for record in records:
-            for field in settings[part]:
-                del record[part][field]
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / "settings.json", settings)
-    files.write_records(folder / "records.jsonl", records)
-
-
 def over(values) -> list[float]:
     """The mean of some values, and the ends of its 95% interval by Student's t."""
     n = len(values)
@@ -70,20 +44,6 @@ def over(values) -> list[float]:
         return [mean, math.nan, math.nan]
     half = student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
     return [mean, mean - half, mean + half]
-
-
-def over_seeds(curves: dict, answer) -> list[float]:
-    """A number, and the ends of its interval by leaving out one seed at a time.
-
-    As in fit.intervals. curves: {(cell, seed): ...}. answer(curves): a number.
-    """
-    center = answer(curves)
-    without = []
-    for seed in sorted({seed for _, seed in curves}):
-        without.append(answer({key: x for key, x in curves.items() if key[1] != seed}))
-    n = len(without)
-    half = student(n - 1) * math.sqrt((n - 1) * np.var(without))
-    return [center, center - half, center + half]
 
 
 def show(answer, form: str = ".3f") -> str:

@@ -7,7 +7,6 @@ page that quotes a number has <!--n:TABLE / ROW / COLUMN--> before it, and a tes
 the two.
 """
 
-import json
 import math
 import statistics
 import sys
@@ -59,42 +58,31 @@ def name_of(runner: Runner) -> str:
     return name if runner == LINE else f"{name}, {share:.0%}"
 
 
-@cache
-def race_lines() -> tuple[dict, ...]:
-    return tuple(map(json.loads, race.RESULTS.read_text().splitlines()))
+def loss_of(line: dict) -> float:
+    return math.inf if line["loss"] is None else line["loss"]
 
 
-def losses_of(lines: list[dict], cells=race.CELLS) -> Losses:
-    """The losses of the replicates in which all cells are finished.
-
-    64 T0, which comes last, may have fewer replicates.
-    """
+def losses_of(lines: list[dict], warmup: int = race.WARMUP_STEPS) -> Losses:
+    """The losses of an arm, of the replicates that all cells have. Fewer have 64 T0."""
     found = defaultdict(dict)  # {(length, cell, runner): {replicate: loss}}
     for line in lines:
-        if "times" in line:
+        if "times" in line and line.get("warmup", race.WARMUP_STEPS) == warmup:
             key = (line["times"], line["cell"], (line["runner"], line["share"]))
-            loss = math.inf if line["loss"] is None else line["loss"]
-            found[key][line["replicate"]] = loss
+            found[key][line["replicate"]] = loss_of(line)
     losses = defaultdict(lambda: defaultdict(dict))
     for lengths in (race.TIMES, (64,)):
-        keys = []
-        for name, cell in cells.items():
-            if cell.is_long or lengths == race.TIMES:
-                runners = [(trunk, share) for trunk in TRUNKS for share in cell.shares]
-                for times in lengths:
-                    keys += [(times, name, runner) for runner in (*runners, LINE)]
-        finished = set.intersection(*(set(found[key]) for key in keys))
-        if finished:
-            for key in keys:
-                times, name, runner = key
-                of_key = [found[key][replicate] for replicate in sorted(finished)]
-                losses[times][name][runner] = np.array(of_key)
+        keys = [key for key in found if key[0] in lengths]
+        finished = set(race.REPLICATES).intersection(*(found[key] for key in keys))
+        for key in keys:
+            times, cell, runner = key
+            of_key = [found[key][replicate] for replicate in sorted(finished)]
+            losses[times][cell][runner] = np.array(of_key)
     return dict(losses)
 
 
 @cache
-def race_losses() -> Losses:
-    return losses_of(race_lines())
+def race_losses(warmup: int = race.WARMUP_STEPS) -> Losses:
+    return losses_of(files.read_records(race.RESULTS), warmup)
 
 
 def gaps(losses: Losses, times: int, one: Runner, other: Runner = POWER) -> dict:
@@ -113,17 +101,13 @@ def by_cell(differences: dict) -> np.ndarray:
 
 def worst_regrets(losses: Losses, lengths: tuple) -> dict[Runner, np.ndarray]:
     """How far every runner is above the lowest of seven, at its worst length [cells]."""
-    found = {runner: [] for runner in SEVEN}
-    for name in losses[max(lengths)]:  # not all cells have the longest
-        worst = dict.fromkeys(SEVEN, 0.0)
-        for times in lengths:
-            means = {runner: losses[times][name][runner].mean() for runner in SEVEN}
-            lowest = min(means.values())
-            for runner in SEVEN:
-                worst[runner] = max(worst[runner], means[runner] - lowest)
-        for runner in SEVEN:
-            found[runner].append(worst[runner])
-    return {runner: np.array(of_cells) for runner, of_cells in found.items()}
+    cells = losses[max(lengths)]  # not all have the longest
+    worst = np.zeros((len(SEVEN), len(cells)))
+    for times in lengths:
+        for i, cell in enumerate(cells):
+            means = np.array([losses[times][cell][runner].mean() for runner in SEVEN])
+            worst[:, i] = np.maximum(worst[:, i], means - means.min())
+    return dict(zip(SEVEN, worst))
 
 
 def share_effects(losses: Losses, times: int, one=0.5, other=0.3) -> dict:
@@ -259,6 +243,28 @@ def race_cells() -> Rows:
     return rows
 
 
+def race_warmup() -> Rows:
+    """The second arm: minus Power in it, and minus the first arm, in its replicates."""
+    short = race_losses()
+    long = race_losses(race.LONG_WARMUP)
+    worst = worst_regrets(long, (4, 16))
+    rows = []
+    for runner in SEVEN:
+        row = [name_of(runner)]
+        for times in (4, 16):
+            values = by_cell(gaps(long, times, runner))
+            row.append(judged(values) if runner != POWER else "")
+        row.append(show(over(worst[runner])))
+        for times in (4, 16):
+            changes = []
+            for cell, runners in long[times].items():
+                n = len(runners[runner])
+                changes.append(np.mean(runners[runner] - short[times][cell][runner][:n]))
+            row.append(judged(np.array(changes)))
+        rows.append(row)
+    return rows
+
+
 def race_worst() -> Rows:
     losses = race_losses()
     worst = worst_regrets(losses, (4, 16))
@@ -302,37 +308,32 @@ def race_tokens() -> Rows:
     return rows
 
 
-@cache
-def pilot_numbers() -> dict[tuple, float]:
-    """{(cell, schedule, share, replicate): the number that a pilot tunes}"""
+def race_pilots() -> Rows:
+    # 1. The number that every pilot tunes
     losses = defaultdict(lambda: defaultdict(list))
-    for line in race_lines():
+    for line in files.read_records(race.RESULTS):
         if "pilot" in line:
             key = (line["cell"], line["pilot"], line["share"], line["replicate"])
-            loss = math.inf if line["loss"] is None else line["loss"]
-            losses[key][math.log2(line["lr"])].append(loss)
-    numbers = {}
-    for key, by_lr in losses.items():
+            losses[key][math.log2(line["lr"])].append(loss_of(line))
+    log2 = defaultdict(list)  # {(cell, schedule, share): log2 of the numbers}
+    for (cell, schedule, share, _), by_lr in losses.items():
         points = [(x, statistics.fmean(by_lr[x])) for x in sorted(by_lr)]
         x, why_not = fit.bottom(points)
-        numbers[key] = math.nan if why_not else 2**x
-    return numbers
+        log2[cell, schedule, share].append(math.nan if why_not else x)
 
-
-def race_pilots() -> Rows:
-    numbers = defaultdict(list)  # {(cell, schedule, share): log2 [replicates]}
-    for (name, schedule, share, _), number in pilot_numbers().items():
-        numbers[name, schedule, share].append(math.log2(number))
-    rows = [[name] for name in race.CELLS] + [["all"]]
+    # 2. Their spread within a cell, and what a longer decay changes
+    rows = [[cell] for cell in race.CELLS] + [["all"]]
     for schedule in ("held", "power"):
         variances = []
         ratios = []
-        for name, row in zip(race.CELLS, rows):
-            log2 = np.array(numbers[name, schedule, 0.3])
-            variances.append(np.var(log2, ddof=1) if len(log2) > 1 else math.nan)
-            ratios.append(np.nanmean(numbers[name, schedule, 0.5] - log2))
-            row.append(", ".join(f"{number:.4f}" for number in 2**log2))
-            row += [f"{math.sqrt(variances[-1]):.2f}", f"{2 ** ratios[-1]:.2f}"]
+        for cell, row in zip(race.CELLS, rows):
+            numbers = np.array(log2[cell, schedule, 0.3])
+            variance = np.var(numbers, ddof=1) if len(numbers) > 1 else math.nan
+            ratio = np.nanmean(log2[cell, schedule, 0.5] - numbers)
+            row.append(", ".join(f"{number:.4f}" for number in 2**numbers))
+            row += [f"{math.sqrt(variance):.2f}", f"{2**ratio:.2f}"]
+            variances.append(variance)
+            ratios.append(ratio)
         spread = math.sqrt(np.mean(variances))
         rows[-1] += ["", f"{spread:.2f}", show(np.exp2(over(ratios)), ".2f")]
     return rows
@@ -471,34 +472,36 @@ def two_stages() -> Rows:
 # -- How much of a run decays ------------------------------------------------------------
 
 
-def b_of_decay(ending: str, batches: tuple = (8, 32)) -> list[float]:
-    """b at these batch sizes, each with its own a, and its interval over the seeds."""
+def b_of_decay(ending: str) -> list[float]:
+    """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time.
 
-    def answer(curves: fit.Curves) -> float:
-        design = []
-        best = best_in(curves)
-        for cell in best:
-            is_batch = [float(cell.batch_size == batch_size) for batch_size in batches]
-            design.append([math.log2(cell.T), *is_batch])
-        return np.linalg.lstsq(np.array(design), np.array(list(best.values())))[0][0]
-
+    As in fit.intervals, which would also leave out one of only two batch sizes.
+    """
     curves = {}
     for (cell, seed), curve in curves_in(f"decay-laptop/{ending}").items():
-        if cell.batch_size in batches:
+        if cell.batch_size in (8, 32):
             curves[cell, seed] = curve
-    return records.over_seeds(curves, answer)
+
+    def b_without(left_out: str | None) -> float:
+        some = {key: curve for key, curve in curves.items() if key[1] != left_out}
+        return fit.fit_law(best_in(some)).b
+
+    b = b_without(None)
+    others = [b_without(seed) for seed in sorted({seed for _, seed in curves})]
+    n = len(others)
+    half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
+    return [b, b - half, b + half]
 
 
 def b_by_decay() -> Rows:
     names = {"none": "none", "10": "10%", "30": "30%", "linear": "linear to 0"}
     rows = []
     for ending, name in names.items():
-        best = {}
-        for (batch_size, T), x in best_peaks(f"decay-laptop/{ending}").items():
-            best[batch_size, T] = f"{2**x:.4f}"
-        answers = [b_of_decay(ending, batches) for batches in ((8, 32), (8,), (32,))]
-        lrs = [best.get((8, T), "") for T in decay.LENGTHS]
-        rows.append([name, *(show(b, ".2f") for b in answers), *lrs])
+        row = [name, show(b_of_decay(ending), ".2f")]
+        for cell, x in sorted(best_in(curves_in(f"decay-laptop/{ending}")).items()):
+            if cell.batch_size == 8:
+                row.append(f"{2**x:.4f}")
+        rows.append(row)
     return rows
 
 
@@ -666,6 +669,7 @@ def default_run() -> Rows:
 TABLES = {
     "race verdicts": race_verdicts,
     "race": race_gaps,
+    "race warmup": race_warmup,
     "race worst": race_worst,
     "race shares": race_shares,
     "race tokens": race_tokens,

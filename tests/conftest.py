@@ -10,9 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # models in tests are small
 # the same tests on a machine with a GPU
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-# A shell ignores Ctrl-C in what it starts in the background, and the programs that tests
-# start would inherit this.
+# A shell ignores Ctrl-C in what it starts in the background, and nohup a lost connection.
+# The programs that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import harness
 import pytest

@@ -117,6 +117,15 @@ def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one():
     assert make_config(schedule="cosine").decay_tokens == 0
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_a_run_that_decays_from_now_on_decays_from_now_on(share):
+    assert config.length_with(0.3, 700_000) == 1_000_000
+    cfg = make_config(schedule="wsd", decay_share=share, warmup_tokens=0)
+    for seen in range(1024, 10**6, 1024):
+        cfg.total_tokens = config.length_with(share, seen)
+        assert cfg.decay_start == seen
+
+
 # -- Settings of a law -------------------------------------------------------------------
 
 PILOT = dict(  # a law of a pilot, with a text of its own and heads of 16
@@ -172,6 +181,18 @@ def test_a_law_on_another_mup_base_is_refused(typed, needed):
         make_config(law=PILOT, **typed)
     words = train.parse(shlex.split(needed))[0]
     make_config(law=PILOT, **typed | words)
+
+
+def test_the_factor_of_another_schedule_is_named():
+    """A law of WSD, far from the runs that PEAKS are from, here 32B tokens."""
+    cfg = make_config(preset="12M", schedule="linear")
+    factor = 1.67 * (20 / 1.28) ** 0.16 / (0.73 * (20 / 1.28) ** -0.09)
+    assert factor == pytest.approx(4.55, abs=0.005)
+    wsd = make_config(preset="12M", schedule="wsd")
+    assert cfg.lr / wsd.lr == pytest.approx(factor, rel=1e-3)
+    said = config.remarks(cfg)
+    assert "wsd with a decay of 10%, times 4.55 for linear" in said and "20M" in said
+    assert "times" not in config.remarks(wsd)
 
 
 def test_the_nearest_row_of_peaks_is_named():

@@ -19,7 +19,8 @@ from config import GPTConfig
 from model import GPT
 from schedules import PAPER_LAW, best_lr, decay, power_law, warmup
 
-PAGE = (Path(__file__).parent.parent / "docs/elsewhere.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
 
 
 def block(heading: str) -> str:
@@ -55,6 +56,17 @@ def test_the_lines_to_take_home_are_power(T):
     steps = int(min(T, 3e6) // BATCH)
     expected = rates(T, steps)
     assert [get_lr(it) for it in range(steps)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_lines_of_readme_are_power():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.search(r"```python\n(def get_lr.*?)```", readme, re.S)[1]
+    T = 2.62e6
+    names = dict(lr0=0.0108, T0=164e3, warmup=33e3, start=0.7 * T, T=T)
+    exec(lines, names)
+    steps = int(T // BATCH)
+    found = [names["get_lr"](BATCH * (step + 0.5)) for step in range(steps)]
+    assert found == pytest.approx(rates(T, steps), rel=1e-12)
 
 
 def test_a_lambda_lr_trains_the_groups_of_mup_at_their_learning_rates():

@@ -147,10 +147,12 @@ def test_questions_that_do_not_fit_are_counted():
     ("--tasks gsm8k", "gsm8k"),
     ("--model nowhere", "nowhere"),
     ("--model .", "ckpt"),
+    ("--model weights.pt", "weights.pt"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(typed, word, argv, one_line):
     harness.write(Path("other"), {"piqa": [{"goal": "a"}]})
     harness.write(Path("empty"), {"piqa": []})
+    torch.save({"weight": torch.ones(1)}, "weights.pt")  # of another program
     items = harness.all_items()
     few = [x for x in items["mmlu.dev"] if x["subject"] == "virology"][:4]
     few += [x for x in items["mmlu.dev"] if x["subject"] != "virology"]

@@ -175,10 +175,10 @@ def cells_of(pairs: list[tuple]) -> dict[Cell, float]:
     ([(1e6, 1), (1e6, 2), (4e6, 1), (4e6, 1.2)], ()),
 ], ids=str)  # fmt: skip
 def test_an_exponent_is_free_if_its_cells_differ_by_a_factor(pairs, assumed):
-    law = fit.fit_law(cells_of(pairs), fit.Exponents(b=-0.4, q=0.6))
+    law = fit.fit_law(cells_of(pairs), b=-0.4, q=0.6)
     assert law.assumed == assumed
     assert (law.b, law.q) == pytest.approx((-0.4, 0.6))
-    other = fit.fit_law(cells_of(pairs), fit.Exponents(b=7.0, q=9.0))
+    other = fit.fit_law(cells_of(pairs), b=7.0, q=9.0)
     assert (other.b == 7.0, other.q == 9.0) == ("b" in assumed, "q" in assumed)
 
 
@@ -190,7 +190,7 @@ def test_the_committed_law_to_three_digits(capsys):
     runs = fit.read_runs(RESULTS / "wsd-laptop", "")
     T, regrets = fit.worth(fit.valleys_of(fit.curves_of(runs)))
     assert T == 160_000
-    costs = [(fit.cost(law), fit.cost(kept)) for law, kept in regrets.values()]
+    costs = [tuple(map(fit.mean_and_worst, pair)) for pair in regrets.values()]
     assert costs == [
         ("0.0011 (0.0058)", "0.0028 (0.0089)"),
         ("0.0010 (0.0066)", "0.0093 (0.0160)"),

@@ -132,3 +132,11 @@ def test_a_dry_run_counts_the_run(capsys):
     assert "238,418 steps of 4,194,304 tokens" in text
     assert "8.76e+21" in text  # operations, 8.76 GFLOP per token
     assert "parameters 4.5," in text  # GiB, with 4 bytes each
+
+
+@pytest.mark.parametrize("typed", ["--minutes=3", "--micro_batch_size=3"])
+def test_a_dry_run_refuses_what_it_cannot_count(typed, capsys):
+    """A run without a length, and passes that do not divide the batch of 8."""
+    assert bench.main(["--dry_run", typed]) == 2
+    error = capsys.readouterr().err
+    assert typed.replace("=", " ") in error and len(error.splitlines()) == 1

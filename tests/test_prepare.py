@@ -108,6 +108,16 @@ def test_few_or_long_texts_hold_out_the_end(name, texts, tokenizer_path):
     assert size == pytest.approx(len(val.encode()))
 
 
+def test_another_division_of_a_text_has_another_fingerprint():
+    """Even if it moves the border only, so that all tokens stay in the same order."""
+    texts = ["".join(f"{i:05} é\n" for i in range(5000))]
+    found = set()
+    for val_fraction in (0.1, 0.2):
+        prepare(texts, "bytes", Path(f"{val_fraction}"), val_fraction)
+        found.add(data.open_corpus(f"{val_fraction}").meta["fingerprint"])
+    assert len(found) == 2
+
+
 def write_as(layout: str, texts: list[str]) -> None:
     """Put texts into the folder `source`, in files of this kind."""
     Path("source").mkdir()
@@ -181,6 +191,9 @@ def test_what_cannot_be_read_is_refused_in_a_line(name, content, one_line):
     ("--source f --out f", "--out f"),
     ("--source a.jsonl --out c", "text"),
     ("--source f --out c --tokenizer gpt9", "gpt9"),
+    ("--source f --out c --val_fraction 0", "--val_fraction 0"),
+    ("--source f --out c --val_fraction 1.5", "--val_fraction 1.5"),
+    ("--source f --out c --val_fraction nan", "--val_fraction nan"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_leave_nothing(argv, word, one_line):
     files = {"f": "text", "a.jsonl": '{"body": "x"}\n' * 9}

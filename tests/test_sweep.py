@@ -130,6 +130,12 @@ def test_a_trunk_of_a_longer_run_does_not_change_a_shorter_one(corpus_path):
         assert sweep.train_from(Path("other.pt"), devices.resolve(cfg)) == results
 
 
+def test_a_planned_run_leaves_no_trunk_as_no_run_could_continue_it(corpus_path):
+    (cfg,) = runs_of(KINDS["cosine"], [320], data=str(corpus_path))
+    sweep.train_from(Path("trunk.pt"), devices.resolve(cfg))
+    assert not Path("trunk.pt").exists()
+
+
 def train_and_die(runs: list[TrainConfig], file: Path, k: int) -> None:
     """Train a trunk, and end like a killed process right before the k-th rename."""
     renames = itertools.count(1)
@@ -351,7 +357,6 @@ WRONG = [  # with a flag whose value is not possible here, or that has no effect
     ("wsd --law law.json", "--law"),
     ("wsd --power_b -0.3", "--power_b"),
     ("pilot --eval_every 100", "--eval_every"),
-    ("wsd --slurm timeout_min=1 --workers 2", "--workers"),
     ("wsd --slurm timeout_min", "--slurm"),
     ("wsd --out /proc/no", "/proc/no"),
     ("wsd --weight_decy 1", "weight_decy"),
@@ -467,7 +472,7 @@ def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, cap
     printed = capsys.readouterr().out
 
     # the printed command, of a smaller run
-    (line,) = [line for line in printed.splitlines() if "unknown" in line]
+    (line,) = [line for line in printed.splitlines() if "do not know" in line]
     words = shlex.split(line.split(": ", 1)[1])
     assert words[:2] == ["python", "train.py"]
     smaller = ["--total_tokens=1280", "--n_embd=16", "--n_head=1", "--device=cpu"]

@@ -358,10 +358,13 @@ def files_in(folder: Path) -> dict:
     ("--data corpus --out .", "--out ."),
     ("--resume", "--out"),
     ("--branch nowhere", "nowhere"),
+    ("--branch other", "other"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(typed, word, corpus_path, tmp_path, one_line):
     (tmp_path / "corpus").symlink_to(corpus_path)
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text("{}")  # of another program
     before = sorted(tmp_path.rglob("*"))
     assert word in one_line(train.main, typed.split())
     assert sorted(tmp_path.rglob("*")) == before

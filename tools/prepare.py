@@ -102,6 +102,8 @@ HELD_OUT_BYTES = 2**15  # limit for a held-out text, so that no single text rule
 
 def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) -> None:
     """Encode texts into the new folder `out`, which appears whole or not at all."""
+    if not 0 < val_fraction < 1:
+        raise UserError(f"--val_fraction {val_fraction}: must be between 0 and 1")
     encoding = load_tokenizer(tokenizer)
     dtype = np.dtype(np.uint16 if encoding.n_vocab <= 2**16 else np.uint32)
     meta = {
@@ -127,6 +129,8 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
             raise UserError(f"--out {out}: too little text to divide")
         if counts["val_tokens"] < wanted / 2:  # few or long texts
             hold_out_the_end(folder, counts, dtype, wanted)
+            # however many we move, the tokens of both files stay in the same order
+            fingerprint.update(f"held out {wanted}".encode())
 
         # 2. Their description
         meta |= counts
