@@ -195,14 +195,6 @@ def test_the_factor_of_another_schedule_is_named():
     assert "times" not in config.remarks(wsd)
 
 
-def test_the_nearest_row_of_peaks_is_named():
-    def remark(share: float) -> str:
-        return config.remarks(make_config(schedule="wsd", decay_share=share))
-
-    assert "peak of a decay of 10%" in remark(0.12)
-    assert "peak" not in remark(0.1)
-
-
 # -- Settings of checkpoints -------------------------------------------------------------
 
 

@@ -369,19 +369,6 @@ def test_an_edge_is_named_with_the_flag_that_mends_it(best, end, lrs, capsys):
     assert not Path("a/law.json").exists()
 
 
-def test_a_cell_with_an_edge_is_left_out_and_named(capsys):
-    rows = made_rows(widths=[32], batches=[2, 4])
-    kept = []
-    for row in rows:
-        past_best = math.log2(row["lr"]) > log2_best(fit.cell_of(row)) + 0.1
-        if row["total_tokens"] < LENGTHS[4] or past_best:
-            kept.append(row)
-    assert fit.main([write(kept, "a")]) == 0
-    printed = capsys.readouterr().out
-    assert "best at the lowest rate" in printed and printed.count("at lowest") == 2
-    assert next_of(printed)[0].total_tokens == 16 * LENGTHS[3]
-
-
 def test_an_unfinished_seed_costs_no_cell(capsys):
     """It has only low rates, and made seven of eight cells best at the highest."""
     rows = made_rows(widths=[32], batches=[2, 4], seeds=3)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import config
-import fit
 import paper
 import race
 import records
@@ -182,15 +181,3 @@ def test_peaks_and_the_law_of_the_presets_are_those_of_the_sweeps():
     law = config.LAPTOP_LAW
     found = tables.laptop_a(), b, q  # its a is of the preset itself
     assert (law.a, law.b, law.q) == pytest.approx(found, rel=2e-3)
-
-
-def test_b_of_a_made_up_law_is_found_at_both_batch_sizes(monkeypatch):
-    curves = {}
-    for batch_size, T in ((8, 320_000), (8, 1_280_000), (32, 640_000), (32, 2_560_000)):
-        cell = fit.Cell(("width", 32), T, batch_size, batch_size / 32)
-        best = -0.4 * math.log2(T) + math.log2(batch_size)
-        for seed in "012":
-            xs = [round(best) + k / 2 for k in range(-4, 5)]
-            curves[cell, seed] = {x: (x - best) ** 2 for x in xs}
-    monkeypatch.setattr(tables, "curves_in", lambda folder: curves)
-    assert tables.b_of_decay("30") == pytest.approx([-0.4, -0.4, -0.4])

@@ -128,16 +128,6 @@ def test_a_stopped_run_resumes(kind, corpus_path, documents, tmp_path, capsys):
     assert_same(everything("run"), whole)
 
 
-def test_a_cluster_types_the_same_command_again(corpus_path):
-    """A time limit ends it after every step. The command both starts and continues."""
-    typed = argv(data=corpus_path, total_tokens=3 * STEP, warmup_tokens=STEP, **SHORT)
-    assert train.main([*typed, "--out=whole"]) == 0
-    again = [*typed, "--out=run", "--resume", "--time_limit=0"]
-    # once more than needed, when the run is finished already
-    assert [train.main(again) for _ in range(4)] == [3, 3, 0, 0]
-    assert_same(everything("run"), everything("whole"))
-
-
 def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_line):
     """A run resumes with --data, and then knows the new path."""
     shutil.copytree(corpus_path, "moved")
@@ -169,15 +159,6 @@ def test_a_disk_without_locks_trains(corpus_path, monkeypatch, capsys):
     fields = dict(total_tokens=STEP, warmup_tokens=0, out="run")
     assert train.main(argv(data=corpus_path, **fields, **SHORT)) == 0
     assert "locks" in capsys.readouterr().out
-
-
-def test_a_killed_log_and_half_a_checkpoint_do_no_harm(run, undisturbed):
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"tokens": 5376, "lo')
-    (run / "ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
-    assert train.main(RESUME) == 0
-    assert list(run.rglob("*.tmp")) == []
-    assert_same(everything(run), undisturbed)
 
 
 class Malice:

@@ -140,14 +140,6 @@ def test_a_run_that_diverges_stops_with_a_record(corpus_path):
     assert "NaN" not in Path("run/metrics.jsonl").read_text()  # which is not JSON
 
 
-def test_a_loss_above_that_of_a_guess_is_a_loss():
-    """Where every fresh model starts. Only a loss that is no number has diverged."""
-    state = train.build(config_of())
-    for loss, kept in ((6.28, 6.28), (math.nan, None), (math.inf, None)):
-        results = train.results_of(state, {"val_loss": loss})
-        assert results["val_loss"] == kept and results["diverged"] == (kept is None)
-
-
 def test_nan_between_two_lines_of_the_log_leaves_the_last_finite_checkpoint(
     corpus_path, monkeypatch
 ):
