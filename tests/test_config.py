@@ -102,6 +102,7 @@ def test_an_mlp_keeps_the_proportion_of_its_preset_at_any_width():
         assert cfg.n_ffn == n_ffn
         half = make_config(preset=preset, n_embd=cfg.n_embd // 2, n_head=8)
         assert half.n_ffn == n_ffn // 2
+        assert half.m_width == half.n_embd / half.base_width  # also if it is pinned
     assert make_config(preset="laptop-moe", n_embd=64, n_ffn=160).n_ffn == 160
     assert make_config(n_embd=64).n_ffn == 160  # 2.5, in a preset that says nothing
 
@@ -151,6 +152,13 @@ def test_a_law_brings_the_settings_of_its_runs_unless_typed():
     assert vars(cfg).items() >= typed.items()
     assert cfg.attention_multiplier == 1 / 32  # for its heads of 32
     assert cfg.batch_size == 8 and cfg.warmup_tokens == 32_768
+
+
+def test_a_law_of_lines_leaves_a_trunk_the_share_of_its_preset():
+    law = PILOT | dict(schedule="linear", decay_share=0.0)
+    assert make_config(law=law, total_tokens=10**6).schedule == "linear"
+    cfg = make_config(law=law, total_tokens=10**6, schedule="wsd")
+    assert cfg.decay_share == 0.3
 
 
 def test_a_typed_preset_keeps_its_sizes_under_a_law():
