@@ -161,6 +161,15 @@ def test_a_disk_without_locks_trains(corpus_path, monkeypatch, capsys):
     assert "locks" in capsys.readouterr().out
 
 
+def test_a_killed_log_and_half_a_checkpoint_do_no_harm(run, undisturbed):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"tokens": 5376, "lo')
+    (run / "ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
+    assert train.main(RESUME) == 0
+    assert list(run.rglob("*.tmp")) == []
+    assert_same(everything(run), undisturbed)
+
+
 class Malice:
     def __reduce__(self):
         return open, ("owned", "w")
