@@ -135,7 +135,7 @@ PILOT = dict(  # a law of a pilot, with a text of its own and heads of 16
     settings=dict(
         data="data/mine", fingerprint="0123", tokenizer="3f2a91c0d1e2.json",
         vocab_size=320, preset="laptop", base_width=64, init_std=0.1, m_emb=10,
-        n_layer=2, n_embd=32, n_head=2, seq_len=128, attention_multiplier=1 / 16,
+        n_layer=2, n_embd=32, n_head=2, seq_len=128,
         batch_size=8, warmup_tokens=32_768, weight_decay=0.2, decay_shape="linear",
     ),
 )  # fmt: skip
