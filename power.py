@@ -22,9 +22,8 @@ It prints two tables and draws two figures. docs/power.ipynb has them.
 # ends at 4 or 16 times that length?** Two simple changes of WSD are in the race, too:
 # hold *half* of the number, or decay for 50% of the run and not for 30%.
 #
-# To be quick, our pilot has 80 steps of two sequences. We chose the batch size so that the
-# schedules differ much, and the learning rates of the pilot so that you see its bottom
-# move. So this is a demonstration. The evidence is in [claims](../research/claims.md).
+# To be quick, our pilot has 80 steps of two sequences. We chose its batch size and its
+# learning rates to show an effect. The evidence is in [claims](../research/claims.md).
 
 # %%
 import copy
@@ -52,8 +51,7 @@ COLORS = {"Power": "#0072B2", "WSD": "#B34700", "half": "#7a3b8f"}
 # %% [markdown]
 # ## Schedules
 #
-# A schedule is a function from n, the tokens seen so far, to a learning rate. (Our decays
-# are straight lines, and the paper has curves.)
+# A schedule is a function from n, the tokens seen so far, to a learning rate.
 
 
 # %%
@@ -171,7 +169,7 @@ class GPT(nn.Module):
 # ## The text: torch's own Python files
 #
 # Every run reads the sequences of TRAIN in their order. So two runs with the same seed
-# differ only in their learning rates. (You may skip how we split the text.)
+# differ only in their learning rates.
 
 
 # %%
@@ -343,8 +341,7 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
     figure.savefig("power-valleys.png", dpi=200)
 
 # %% [markdown]
-# Read down the columns. In longer runs, high learning rates get worse beside low ones, so
-# the bottom moves. (The noise of a mean is about 0.01, so your lowest try may be another.)
+# Read down the columns. Longer runs prefer lower learning rates, so the bottom moves.
 #
 # ## The idea: put n where T was
 #
@@ -356,10 +353,9 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 # ## The race
 #
 # First, Power gets its number from the same pilot as WSD. Then every trunk gets branches
-# that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, and of 50%. A loss
-# also depends on the initial weights. So we subtract losses of runs with the same initial
-# weights, and repeat this with five new seeds. After ± is half of a 95% interval over the
-# seeds, which decides nothing if it contains 0. Look at all lengths.
+# that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, or of 50%. We
+# subtract losses of runs with the same initial weights, and repeat this with five new
+# seeds. After ± is half of a 95% interval. If it contains 0, it decides nothing.
 
 # %%
 SEEDS = (4, 5, 6, 7, 8)
@@ -379,8 +375,8 @@ if __name__ == "__main__":
 
     print("\nThe race: mean losses, and minus those of Power 30%")
     print("               T0                     4 T0                    16 T0")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 4), layout="constrained")
     losses = {}  # (name, share) -> array [seeds, T]
+    rates = {}  # (name, share) -> learning rate of every step of the longest run
     for name, (schedule, shares) in trunks.items():
         runs = []
         for seed in SEEDS:
@@ -390,18 +386,23 @@ if __name__ == "__main__":
         for share in shares:
             by_seed = [[run[T, share].loss for T in LENGTHS] for run in runs]
             losses[name, share] = np.array(by_seed)
+            rates[name, share] = runs[0][LENGTHS[-1], share].rates
             means, errors = estimate(losses[name, share] - losses["Power", DECAY])
-            row = f"{name} {share:.0%}"
-            line = f"{row:9}"
+            print(f"{name} {share:.0%}".ljust(9), end="")
             for loss, mean, error in zip(losses[name, share].mean(axis=0), means, errors):
-                line += f"  {loss:.3f} {mean:+.3f} ± {error:.3f}"
-            print(line)
+                print(f"  {loss:.3f} {mean:+.3f} ± {error:.3f}", end="")
+            print()
 
-            style = dict(color=COLORS[name], ls="-" if share == DECAY else "--")
-            rates = runs[0][LENGTHS[-1], share].rates
-            left.plot(np.arange(len(rates)) * STEP / T0, rates, **style)
-            x = np.log2(LENGTHS) + 0.1 * len(losses)  # so that no bar hides another
-            right.errorbar(x, means, errors, marker="o", label=row, **style)
+# %%
+if __name__ == "__main__":
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 4), layout="constrained")
+    x = np.log2(LENGTHS)
+    for (name, share), lrs in rates.items():
+        style = dict(color=COLORS[name], ls="-" if share == DECAY else "--")
+        left.plot(np.arange(len(lrs)) * STEP / T0, lrs, **style)
+        means, errors = estimate(losses[name, share] - losses["Power", DECAY])
+        x = x + 0.1  # so that no bar hides another
+        right.errorbar(x, means, errors, marker="o", label=f"{name} {share:.0%}", **style)
     left.set(title="Learning rates", xlabel="tokens / T0")
     right.set(title="Loss minus Power 30% (nats)", xlabel="length of the run / T0")
     right.set_xticks(np.log2(LENGTHS) + 0.3, (1, 4, 16))
@@ -411,9 +412,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **Is it fair?** Power has seen runs of up to 4 T0, in b. We chose *half* after other
-# races. (If b is -1/4, the law gives it at 16 T0, so it is WSD with a right guess of that
-# length.) All numbers were tuned with a decay of 30%.
+# **Is it fair?** Power has seen runs of up to 4 T0, in b. *Half* is about right for runs
+# of 16 T0, and we chose it after other races. All numbers are from decays of 30%.
 #
 # **What is missing.** The intervals are blind to the noise of the pilot, to another text,
 # and to another model. So repeat the pilot on your text, and do not copy our numbers. If

@@ -151,8 +151,6 @@ def test_links_and_images_exist(page):
     dead = []
     for file, anchor in found:
         path = Path(ROOT, page).parent.joinpath(file).resolve() if file else ROOT / page
-        if path.name == "index.html":
-            anchor = ""  # the state of the page to drag
         if not path.exists() or anchor not in anchors(path):
             dead.append(f"{file}#{anchor}")
     assert dead == []

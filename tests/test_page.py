@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.optim import SGD
-from transformers import get_scheduler
 
 from schedules import Schedule, constant, cosine, decay, power_law, warmup
 
@@ -127,27 +126,3 @@ def test_lines_for_a_planned_schedule_are_linear_and_cosine(
         found = rates(fill("planned-lines", **values), steps)
         expected = middles(schedule, batch, steps)
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-12 * lr)
-
-
-def test_lines_for_transformers_are_wsd():
-    """With its own rule for a step, whose learning rate is that of its start."""
-    kwargs = '{"num_decay_steps": 60, "decay_type": "linear"}'
-    assert kwargs.replace("60", "${decaySteps}") in PAGE
-    values = dict(schedule="", lr=0.01, steps=200, warm_steps=20)
-    lines = fill(
-        "transformers-lines", type="warmup_stable_decay", kwargs=kwargs, **values
-    )
-    given = eval(f"dict({lines})")
-    optimizer = SGD([torch.zeros(1)], lr=given["learning_rate"])
-    scheduler = get_scheduler(
-        given["lr_scheduler_type"],
-        optimizer,
-        given["warmup_steps"],
-        given["max_steps"],
-        given["lr_scheduler_kwargs"],
-    )
-    schedule = decay(warmup(constant(0.01), 20), 200, 60, "linear")
-    for step in range(200):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule(step), abs=1e-12)
-        optimizer.step()
-        scheduler.step()

@@ -1,9 +1,7 @@
 """The schedules against the paper's numbers, and against transformers."""
 
 import math
-import re
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ import config
 import schedules
 import train
 from schedules import PLANNED, SCHEDULES, make_schedule, paper_batch_size, power_law
-
-ROOT = Path(__file__).parent.parent
 
 
 def schedule_of(**changed):
@@ -138,13 +134,18 @@ def test_power_has_one_law_for_all_lengths():
 
 # -- Other programs ----------------------------------------------------------------------
 
-PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| ([^|]+) \| `(--[^`]+)` \| `get_(\w+)` \|$", PAGE, re.M)
-assert len(ROWS) == PAGE.count("| `get_") > 5
+FUNCTIONS = {  # of transformers: flags of train.py
+    "linear_schedule_with_warmup": "--schedule linear",
+    "cosine_schedule_with_warmup": "--schedule cosine --min_lr_ratio 0",
+    "cosine_with_min_lr_schedule_with_warmup": "--schedule cosine",
+    "constant_schedule_with_warmup": "--schedule constant",
+    "wsd_schedule": "--schedule wsd --decay_shape 1-sqrt",
+    "inverse_sqrt_schedule": "--power_a 16 --power_b -0.5 --power_q 1 --decay_share 0",
+}
 
 
-@pytest.mark.parametrize("_, flags, function", ROWS, ids=str)
-def test_flags_make_the_schedule_of_transformers(_, flags, function):
+@pytest.mark.parametrize("function, flags", FUNCTIONS.items(), ids=str)
+def test_flags_make_the_schedule_of_transformers(function, flags):
     cfg = config.make_config(**train.parse(shlex.split(flags))[0])
     ours = make_schedule(cfg)
     unit = cfg.warmup_tokens // 100  # tokens of a step of transformers
