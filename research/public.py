@@ -126,23 +126,6 @@ def pairs_of(series: Series) -> list[Pair]:
     return pairs
 
 
-def worst_lengths(pairs: list[Pair], shortest: float) -> list[Pair]:
-    """Pairs with each runner's largest loss in runs `shortest` times as long, or longer.
-
-    There is one for each pilot of 6B or 12B tokens that has a run 15 times as long.
-    """
-    by_pilot = defaultdict(list)
-    for pair in pairs:
-        if pair.T0 in (6e9, 12e9) and pair.ratio >= shortest:
-            by_pilot[pair.series, pair.T0].append(pair)
-    worst = []
-    for of_pilot in by_pilot.values():
-        if max(pair.ratio for pair in of_pilot) >= 15:
-            losses = np.max([pair.losses for pair in of_pilot], axis=0)
-            worst.append(of_pilot[0]._replace(losses=losses))
-    return worst
-
-
 def summary(name: str, pairs: list[Pair]) -> Rows:
     """Medians over pairs, and means over series, because their pairs share runs."""
     medians = np.median([pair.losses for pair in pairs], axis=0)
@@ -166,8 +149,6 @@ def at_scale(pairs: list[Pair]) -> Rows:
         ["15 to 50 times, not tried", str(len(long)), *map(str, not_tried)],
         *summary("6B, 4 to 10 times", [pair for pair in middle if pair.T0 == 6e9]),
         *summary("30B, 4 to 10 times", [pair for pair in middle if pair.T0 == 30e9]),
-        *summary("worst of 3 to 50 times", worst_lengths(pairs, 3)),
-        *summary("worst of 1 to 50 times", worst_lengths(pairs, 1)),
     ]
 
 
@@ -202,22 +183,18 @@ def shares(folder: Path) -> Rows:
         run = read_log(file)
         losses[run["wsd_fract_decay"], run["iterations"]][run["lr"]] = run["loss"]
     same_lr = set.intersection(*map(set, losses.values()))
-    valleys = defaultdict(dict)  # {share: {steps: valley}}
+    bottoms = defaultdict(dict)  # {share: {log2 of steps: log2 of the best lr}}
+    gaps = defaultdict(list)  # {share: losses at the same lr minus those of 20%}
     for (share, T), by_lr in sorted(losses.items()):
         valley = valley_of([(math.log2(lr), by_lr[lr]) for lr in same_lr])
         if valley is not None:
-            valleys[share][T] = valley
+            bottoms[share][math.log2(T)] = valley.bottom
+        gaps[share].append(by_lr[0.001] - losses[0.2, T][0.001])
     rows = []
-    for share, of_share in valleys.items():
-        log2_T = [math.log2(T) for T in of_share]
-        b, _ = np.polyfit(log2_T, [valley.bottom for valley in of_share.values()], 1)
-        row = [f"{share:.0%}", f"{b:.2f}"]
-        for T in valleys[0.2]:
-            row.append(f"{losses[share, T][0.001] - losses[0.2, T][0.001]:.4f}")
-        for T, usual in valleys[0.2].items():
-            tuned = of_share.get(T)
-            row.append(f"{tuned.loss - usual.loss:.4f}" if tuned else "")
-        rows.append(row)
+    for share, of_share in bottoms.items():
+        b, _ = np.polyfit(list(of_share), list(of_share.values()), 1)
+        texts = [f"{gap:.4f}" for gap in gaps[share]]
+        rows.append([f"{share:.0%}", f"{b:.2f}", *texts])
     return rows
 
 
@@ -226,11 +203,7 @@ def shares(folder: Path) -> Rows:
 HEADS = {  # their captions are in TABLES.md
     "at scale": ["length", "number", *RUNNERS],
     "extended": ["model and length", *EXTENSIONS],
-    "public shares": [
-        *("share", "b"),
-        *("held, 15k", "held, 25k", "held, 35k", "held, 50k"),
-        *("tuned, 15k", "tuned, 25k", "tuned, 35k", "tuned, 50k"),
-    ],
+    "public shares": ["share", "b", "15k steps", "25k", "35k", "50k"],
 }
 
 
