@@ -13,8 +13,7 @@ The folders are checkouts of other people's repositories, which we do not ship:
    tokens. We take the best learning rate of a short run, the *pilot*, and look up what it
    loses in longer runs: held, halved, or lowered by a power of the ratio of the lengths.
    The powers must know the length: all runs hold their learning rate before the decay.
-2. Schaipp et al. (arXiv 2501.18965) extended runs of 50,000 steps, and varied how much
-   of a run decays.
+2. Schaipp et al. (arXiv 2501.18965) varied how much of a run decays.
 
 The command prints our tables, and compares them with results/public.json, which has none
 of their rows. If the file does not exist, the command writes it.
@@ -152,36 +151,17 @@ def at_scale(pairs: list[Pair]) -> Rows:
     ]
 
 
-# -- 3. Schaipp et al.: extended runs, and the share of the decay ------------------------
-
-EXTENSIONS = ("held, 20%", "lowered once, 20%", "held, 60%")
-
-
-def read_log(file: Path) -> dict:
-    run = files.read_json(file)
-    return run["config"] | {"loss": run["summary"]["final-val/loss"]}
-
-
-def extended(folder: Path) -> Rows:
-    losses = defaultdict(dict)
-    for file in sorted((folder / "data/horizon_transfer").glob("extend-50k*.json")):
-        run = read_log(file)
-        model = {12: "124M", 24: "210M"}[run["n_layer"]]
-        trunk = {"wsd": "held", "wsd_twostage": "lowered once"}[run["scheduler"]]
-        name = f"{model}, {run['iterations'] // 50_000} times"
-        losses[name][f"{trunk}, {run['wsd_fract_decay']:.0%}"] = f"{run['loss']:.4f}"
-    rows = []
-    for name, of_length in losses.items():
-        rows.append([name, *(of_length.get(way, "") for way in EXTENSIONS)])
-    return rows
+# -- 3. Schaipp et al.: the share of the decay -------------------------------------------
 
 
 def shares(folder: Path) -> Rows:
     """By share of the decay: b, and the losses minus those of 20%, at each length."""
     losses = defaultdict(dict)  # {(share, steps): {lr: loss}}
-    for file in (folder / "data").glob("ann124-*_decay_linear_*.json"):
-        run = read_log(file)
-        losses[run["wsd_fract_decay"], run["iterations"]][run["lr"]] = run["loss"]
+    for file in folder.glob("data/ann124-*_decay_linear_*.json"):
+        run = files.read_json(file)
+        cfg = run["config"]
+        of_share = losses[cfg["wsd_fract_decay"], cfg["iterations"]]
+        of_share[cfg["lr"]] = run["summary"]["final-val/loss"]
     same_lr = set.intersection(*map(set, losses.values()))
     bottoms = defaultdict(dict)  # {share: {log2 of steps: log2 of the best lr}}
     gaps = defaultdict(list)  # {share: losses at the same lr minus those of 20%}
@@ -202,7 +182,6 @@ def shares(folder: Path) -> Rows:
 
 HEADS = {  # their captions are in TABLES.md
     "at scale": ["length", "number", *RUNNERS],
-    "extended": ["model and length", *EXTENSIONS],
     "public shares": ["share", "b", "15k steps", "25k", "35k", "50k"],
 }
 
@@ -210,12 +189,11 @@ HEADS = {  # their captions are in TABLES.md
 def ask(openeurollm: Path, schaipp: Path) -> dict[str, Rows]:
     """The rows of every table, from folders. Raises UserError."""
     file = openeurollm / "data/loss_all_exps_post_annealing.csv"
-    for path in (file, schaipp / "data/horizon_transfer"):
+    for path in (file, schaipp / "data"):
         if not path.exists():
             raise UserError(f"{path} is missing; clone it as --help says")
     return {
         "at scale": at_scale(pairs_of(read_valleys(file))),
-        "extended": extended(schaipp),
         "public shares": shares(schaipp),
     }
 

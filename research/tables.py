@@ -52,7 +52,7 @@ LINE = Runner("line", 1.0)
 POWER = Runner("power", 0.3)  # with which we compare
 SEVEN = [Runner(*trunk) for trunk in itertools.product(TRUNKS, race.SHARES)] + [LINE]
 SECOND_ARM = [runner._replace(warmup=race.LONG_WARMUP) for runner in SEVEN]
-FOURTEEN = [runner for twins in zip(SEVEN, SECOND_ARM) for runner in twins]
+FOURTEEN = list(itertools.chain(*zip(SEVEN, SECOND_ARM)))
 LONG_CELLS = [name for name, cell in race.CELLS.items() if cell.is_long]
 LIMIT = 0.01  # nats. A smaller difference is a tie
 
@@ -596,13 +596,13 @@ def law_of_the_presets() -> Rows:
 
 def default_run() -> Rows:
     losses = {row["name"]: row["loss"] for row in records.read("laptop-decay")}
-    rows = []
     tenth = np.array([losses[f"power-3200000-10-{seed}"] for seed in range(3)])
+    rows = []
     for share in (30, 10):
         some = np.array([losses[f"power-3200000-{share}-{seed}"] for seed in range(3)])
         texts = [f"{loss:.4f}" for loss in (*some, some.mean())]
-        gap = show(over(some - tenth), ".4f") if share != 10 else ""
-        rows.append([f"Power, {share}%", *texts, gap])
+        minus = show(over(some - tenth), ".4f") if share != 10 else ""
+        rows.append([f"Power, {share}%", *texts, minus])
     return rows
 
 
