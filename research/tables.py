@@ -460,18 +460,23 @@ def two_stages() -> Rows:
 
 
 def b_of_decay(ending: str) -> list[float]:
-    """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time."""
+    """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time.
+
+    As in fit.intervals, which would also leave out one of only two batch sizes.
+    """
     curves = {}
     for (cell, seed), curve in curves_in(f"decay-laptop/{ending}").items():
         if cell.batch_size in (8, 32):
             curves[cell, seed] = curve
 
-    def answer(some: fit.Curves) -> float:
+    def b_without(left_out: str | None) -> float:
+        some = {key: curve for key, curve in curves.items() if key[1] != left_out}
         return fit.fit_law(best_in(some)).b
 
-    # not fit.intervals, which would also leave out one of only two batch sizes
-    b = answer(curves)
-    half = fit.half_interval(curves, answer, fit.seed_of)
+    b = b_without(None)
+    others = [b_without(seed) for seed in {seed for _, seed in curves}]
+    n = len(others)
+    half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
     return [b, b - half, b + half]
 
 

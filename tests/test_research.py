@@ -115,6 +115,7 @@ def test_both_arms_together(lines):
 def test_64_T0_has_a_table_if_it_is_trained(lines):
     rows = {name: cells for name, *cells in tables.race_long()}
     assert rows["held, 30%"] == 2 * ["0.050 [0.050, 0.050]"] + 2 * ["0.115"]
+    assert rows["half, 30%"][-1] == "0.045"  # at 4 T0
     lines[:] = [line for line in lines if line["times"] != 64]
     assert tables.race_long() == []
 
