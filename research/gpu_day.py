@@ -110,7 +110,11 @@ def weights(run: str) -> torch.Tensor:
 
 
 def speed(argv: list[str]) -> dict:
-    return bench.measure(*bench.prepare(config_of(argv)))
+    """Speed and memory of training, and the memory that `--dry_run` estimates."""
+    cfg, mixture, state = bench.prepare(config_of(argv))
+    parts = bench.memory(cfg, sum(p.numel() for p in state.model.parameters()))
+    estimated_gib = sum(parts.values()) / 2**30
+    return bench.measure(cfg, mixture, state) | {"estimated_gib": estimated_gib}
 
 
 def build_nanogpt(cfg: TrainConfig) -> train.State:

@@ -9,6 +9,7 @@ import pytest
 
 import gpu_day
 import sweep
+import train
 from model import empty_model
 from schedules import make_schedule, rate_of
 from tools import bench
@@ -70,17 +71,27 @@ class GPT(torch.nn.Module):
 """
 
 
-def test_beside_nanogpt_and_transformers(result, monkeypatch, tmp_path):
+def test_beside_nanogpt_and_transformers(result, corpus_path, monkeypatch, tmp_path):
     monkeypatch.delenv("NANOGPT", raising=False)
     assert "skipped" in result("nanogpt")
     Path("model.py").write_text(NANOGPT)
     monkeypatch.setenv("NANOGPT", str(tmp_path))
-    line = result("nanogpt", "--lr 0.1 --total_tokens 100k --warmup_tokens 0")
-    assert line["ratio"] > 0 and len(line["ours"]) == 2
-    first, last = line["nanogpt"][0]["losses"]
-    assert last < first  # it trains
+    line = result("nanogpt")
+    assert line["ratio"] > 0 and len(line["nanogpt"]) == 2
     line = result("transformers", MOE)
     assert line["ours"] > 0 and line["transformers"] > 0
+
+    # and nanoGPT trains
+    argv = f"{TINY} --data {corpus_path} --lr 0.1 --total_tokens 2k --warmup_tokens 0"
+    cfg = gpu_day.config_of(argv.split())
+    cfg, mixture, state = bench.prepare(cfg, gpu_day.build_nanogpt)
+    losses = [step.loss.item() for step in train.training_steps(cfg, state, mixture)]
+    assert losses[-1] < losses[0]
+
+
+def test_the_speed_has_the_estimate_of_its_memory(result):
+    line = result("1B", "--n_expert 0")
+    assert line["tokens_per_second"] > 0 and 0 < line["estimated_gib"] < 0.1
 
 
 def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
