@@ -329,8 +329,8 @@ def pilot_numbers() -> dict[tuple, list[float]]:
     numbers = defaultdict(list)
     for (*key, _), by_lr in losses.items():
         points = [(x, statistics.fmean(by_lr[x])) for x in sorted(by_lr)]
-        x, _ = fit.bottom(points)  # the lowest, if there is no bottom
-        numbers[tuple(key)].append(x)
+        x, why_not = fit.bottom(points)
+        numbers[tuple(key)].append(math.nan if why_not else x)
     return numbers
 
 
@@ -342,7 +342,7 @@ def race_pilots() -> Rows:
         usual = np.array([numbers[cell, schedule, 0.3] for cell in race.CELLS])
         longer = np.array([numbers[cell, schedule, 0.5] for cell in race.CELLS])
         spread = math.sqrt(np.var(usual, axis=1, ddof=1).mean())
-        ratio = np.exp2(over(np.mean(longer - usual, axis=1)))
+        ratio = np.exp2(over(np.nanmean(longer - usual, axis=1)))
         rows.append([schedule, f"{spread:.2f}", show(ratio, ".2f")])
     return rows
 

@@ -26,20 +26,6 @@ def test_the_committed_tables_have_the_numbers_of_the_records():
         assert abs(float(one) - float(two)) < 1.5 * last_digit, (one, two)
 
 
-def test_the_readme_counts_the_runs():
-    lines = (tables.PAGE.parent / "README.md").read_text().splitlines()
-    named = set()
-    for line in lines:
-        match = re.match(r"\| `([\w-]+)` \| ([\d,]+) \|", line)
-        if match:
-            name, count = match.groups()
-            files = (records.RESULTS / name).rglob("records.jsonl")
-            n = sum(len(file.read_text().splitlines()) for file in files)
-            assert n == int(count.replace(",", "")), name
-            named.add(name)
-    assert named == {path.name for path in records.RESULTS.iterdir() if path.is_dir()}
-
-
 # -- The race ----------------------------------------------------------------------------
 
 
