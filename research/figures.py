@@ -113,7 +113,7 @@ def draw_decay(path: Path, T: int = 1_600_000) -> None:
 
 
 def draw_panel(ax, rows: list[dict], names: list[str], title: str) -> None:
-    """The valleys of some runs. title: before the ratio of the last bottom to the first."""
+    """The valleys of some runs. The title ends with the last bottom over the first."""
     rows = sorted(rows, key=itemgetter("n_embd", "batch_size", "total_tokens"))
     valleys = fit.valleys_of(fit.curves_of(rows))  # in the same order
     light = np.array([204, 61, 133]) / 255

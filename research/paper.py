@@ -2,7 +2,7 @@
 
     python research/paper.py transfer --scale quick   several widths, with and without muP
     python research/paper.py power --scale quick      a and b of the Power schedule
-    python research/paper.py compare --scale quick    cosine, WSD and Power, all tuned once
+    python research/paper.py compare --scale quick    cosine, WSD and Power, tuned once
     python research/paper.py two-stage --scale quick  other text in the decay
 
 Each trains the runs that its folder lacks, and prints a table. So the same command
@@ -80,7 +80,7 @@ def has_mup(row: dict) -> bool:
 
 
 def transfer_table(rows: list[dict]) -> list[list[str]]:
-    """The best learning rate of every width, and that of the widest over the narrowest."""
+    """The best learning rate of every width, and the widest's over the narrowest's."""
     shapes = sorted({row["shape"] for row in rows})
 
     def log2_best(curves: fit.Curves) -> np.ndarray:

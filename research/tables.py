@@ -301,7 +301,10 @@ def race_cells() -> Rows:
     losses = first_arm()
     others = [runner for runner in SEVEN if runner != POWER]
     gaps = np.transpose([gap(losses, runner, 16) for runner in others])
-    return [[cell, *(f"{x:.3f}" for x in row)] for cell, row in zip(race.CELLS, gaps)]
+    rows = []
+    for cell, of_cell in zip(race.CELLS, gaps):
+        rows.append([cell, *(f"{x:.3f}" for x in of_cell)])
+    return rows
 
 
 def race_long() -> Rows:
@@ -474,7 +477,8 @@ def b_of_decay(ending: str) -> list[float]:
         return fit.fit_law(best_in(some)).b
 
     b = b_without(None)
-    others = [b_without(seed) for seed in {seed for _, seed in curves}]
+    seeds = {seed for _, seed in curves}
+    others = [b_without(seed) for seed in seeds]
     n = len(others)
     half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
     return [b, b - half, b + half]
@@ -506,7 +510,7 @@ def bottom_of_parabola(points: fit.Valley) -> float:
 
 
 def power_ratios() -> dict[tuple, float]:
-    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}"""
+    """{(batch size, T, share): log2 of Power's best lr at n = T over WSD's best peak}"""
     ratios = {}
     for share, ending in ((0.1, "10"), (0.3, "30")):
         rows = records.read("decay-laptop/power")  # at three values of a
