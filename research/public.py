@@ -13,7 +13,8 @@ The folders are checkouts of other people's repositories, which we do not ship:
    tokens. We take the best learning rate of a short run, the *pilot*, and look up what it
    loses in longer runs: held, halved, or lowered by a power of the ratio of the lengths.
    The powers must know the length: all runs hold their learning rate before the decay.
-2. Schaipp et al. (arXiv 2501.18965) varied how much of a run decays.
+2. Schaipp et al. (arXiv 2501.18965) extended runs of 50,000 steps, and varied how much
+   of a run decays.
 
 The command prints our tables, and compares them with results/public.json, which has none
 of their rows. If the file does not exist, the command writes it.
@@ -125,6 +126,23 @@ def pairs_of(series: Series) -> list[Pair]:
     return pairs
 
 
+def worst_lengths(pairs: list[Pair], shortest: float) -> list[Pair]:
+    """Pairs with each runner's largest loss in runs `shortest` times as long, or longer.
+
+    There is one for each pilot of 6B or 12B tokens that has a run 15 times as long.
+    """
+    by_pilot = defaultdict(list)
+    for pair in pairs:
+        if pair.T0 in (6e9, 12e9) and pair.ratio >= shortest:
+            by_pilot[pair.series, pair.T0].append(pair)
+    worst = []
+    for of_pilot in by_pilot.values():
+        if max(pair.ratio for pair in of_pilot) >= 15:
+            losses = np.max([pair.losses for pair in of_pilot], axis=0)
+            worst.append(of_pilot[0]._replace(losses=losses))
+    return worst
+
+
 def summary(name: str, pairs: list[Pair]) -> Rows:
     """Medians over pairs, and means over series, because their pairs share runs."""
     medians = np.median([pair.losses for pair in pairs], axis=0)
@@ -148,20 +166,41 @@ def at_scale(pairs: list[Pair]) -> Rows:
         ["15 to 50 times, not tried", str(len(long)), *map(str, not_tried)],
         *summary("6B, 4 to 10 times", [pair for pair in middle if pair.T0 == 6e9]),
         *summary("30B, 4 to 10 times", [pair for pair in middle if pair.T0 == 30e9]),
+        *summary("worst of 3 to 50 times", worst_lengths(pairs, 3)),
+        *summary("worst of 1 to 50 times", worst_lengths(pairs, 1)),
     ]
 
 
-# -- 3. Schaipp et al.: the share of the decay -------------------------------------------
+# -- 3. Schaipp et al.: extended runs, and the share of the decay ------------------------
+
+EXTENSIONS = ("held, 20%", "lowered once, 20%", "held, 60%")
+
+
+def read_log(file: Path) -> dict:
+    run = files.read_json(file)
+    return run["config"] | {"loss": run["summary"]["final-val/loss"]}
+
+
+def extended(folder: Path) -> Rows:
+    losses = defaultdict(dict)
+    for file in sorted((folder / "data/horizon_transfer").glob("extend-50k*.json")):
+        run = read_log(file)
+        model = {12: "124M", 24: "210M"}[run["n_layer"]]
+        trunk = {"wsd": "held", "wsd_twostage": "lowered once"}[run["scheduler"]]
+        name = f"{model}, {run['iterations'] // 50_000} times"
+        losses[name][f"{trunk}, {run['wsd_fract_decay']:.0%}"] = f"{run['loss']:.4f}"
+    rows = []
+    for name, of_length in losses.items():
+        rows.append([name, *(of_length.get(way, "") for way in EXTENSIONS)])
+    return rows
 
 
 def shares(folder: Path) -> Rows:
     """By share of the decay: b, and the losses minus those of 20%, at each length."""
     losses = defaultdict(dict)  # {(share, steps): {lr: loss}}
     for file in folder.glob("data/ann124-*_decay_linear_*.json"):
-        run = files.read_json(file)
-        cfg = run["config"]
-        of_share = losses[cfg["wsd_fract_decay"], cfg["iterations"]]
-        of_share[cfg["lr"]] = run["summary"]["final-val/loss"]
+        run = read_log(file)
+        losses[run["wsd_fract_decay"], run["iterations"]][run["lr"]] = run["loss"]
     same_lr = set.intersection(*map(set, losses.values()))
     bottoms = defaultdict(dict)  # {share: {log2 of steps: log2 of the best lr}}
     gaps = defaultdict(list)  # {share: losses at the same lr minus those of 20%}
@@ -182,6 +221,7 @@ def shares(folder: Path) -> Rows:
 
 HEADS = {  # their captions are in TABLES.md
     "at scale": ["length", "number", *RUNNERS],
+    "extended": ["model and length", *EXTENSIONS],
     "public shares": ["share", "b", "15k steps", "25k", "35k", "50k"],
 }
 
@@ -189,11 +229,12 @@ HEADS = {  # their captions are in TABLES.md
 def ask(openeurollm: Path, schaipp: Path) -> dict[str, Rows]:
     """The rows of every table, from folders. Raises UserError."""
     file = openeurollm / "data/loss_all_exps_post_annealing.csv"
-    for path in (file, schaipp / "data"):
+    for path in (file, schaipp / "data/horizon_transfer"):
         if not path.exists():
             raise UserError(f"{path} is missing; clone it as --help says")
     return {
         "at scale": at_scale(pairs_of(read_valleys(file))),
+        "extended": extended(schaipp),
         "public shares": shares(schaipp),
     }
 
