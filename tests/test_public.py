@@ -40,16 +40,24 @@ def openeurollm(tmp_path):
 @pytest.fixture
 def schaipp(tmp_path):
     """Logs as Schaipp et al. write them. b is the share - 0.5, and 60% is 0.02 lower."""
-    (tmp_path / "schaipp/data").mkdir(parents=True)
+
+    def write(name: str, loss: float, **config):
+        file = tmp_path / "schaipp/data" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        log = {"config": config, "summary": {"final-val/loss": loss}}
+        file.write_text(json.dumps(log))
+
     for share in (0.2, 0.6):
         for T in (15_000, 25_000, 35_000, 50_000):
             for lr in (0.0005, 0.001, 0.002):
                 best = 0.001 * (T / 25_000) ** (share - 0.5)
                 loss = 3 + 0.01 * math.log2(lr / best) ** 2 - 0.02 * (share == 0.6)
-                config = dict(wsd_fract_decay=share, iterations=T, lr=lr)
-                log = {"config": config, "summary": {"final-val/loss": loss}}
                 name = f"ann124-{share}_lr{lr}_decay_linear_{share}_iter{T}.json"
-                (tmp_path / "schaipp/data" / name).write_text(json.dumps(log))
+                write(name, loss, wsd_fract_decay=share, iterations=T, lr=lr)
+    for scheduler, loss in (("wsd", 2.9), ("wsd_twostage", 2.8)):
+        config = dict(n_layer=24, iterations=100_000, wsd_fract_decay=0.2)
+        name = f"horizon_transfer/extend-50k_{scheduler}.json"
+        write(name, loss, scheduler=scheduler, **config)
     return tmp_path / "schaipp"
 
 
@@ -89,6 +97,7 @@ def test_the_share_of_the_decay(schaipp):
     # at 50,000, 0.001 is 0.1 and 0.3 octaves beside the best learning rates
     gap = -0.02 + 0.01 * 0.1**2 - 0.01 * 0.3**2
     assert float(long[5]) == pytest.approx(gap, abs=5e-5)
+    assert public.extended(schaipp) == [["210M, 2 times", "2.9000", "2.8000", ""]]
 
 
 def test_the_command_says_whether_the_figures_agree(
@@ -100,7 +109,7 @@ def test_the_command_says_whether_the_figures_agree(
     assert public.main(command) == 0  # writes them
     assert public.main(command) == 0
     rows = json.loads(committed.read_text())
-    rows["public shares"][0][1] = "-0.31"
+    rows["extended"][0][1] = "2.9001"
     committed.write_text(json.dumps(rows))
     assert public.main(command) == 1
-    assert capsys.readouterr().out.endswith("public.json: public shares\n")
+    assert capsys.readouterr().out.endswith("public.json: extended\n")
