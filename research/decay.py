@@ -4,12 +4,13 @@
     python research/decay.py batch-2        some of them at batch size 2
     python research/decay.py cosine         cosines to a tenth
     python research/decay.py power          Power, at three values of a
-    python research/decay.py presets        the default run at the peaks of its law
+    python research/decay.py presets        the default run around the peaks of its law
 
 From these runs come `PEAKS` in schedules.py and `LAPTOP_LAW` in config.py. tables.py
 computes both. Runs that differ only in their length and in their decay share a trunk.
 """
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterable
@@ -22,57 +23,54 @@ import config
 import data
 import sweep
 from config import TrainConfig, make_config
+from schedules import rates
 from tools import engines, flags
 
-LENGTHS = [320_000 * 2**k for k in range(5)]  # to 5.12M tokens
-SHARES = [0.1, 0.3]
+LENGTHS = sweep.doublings(320_000, 5)  # to 5.12M tokens
 WARMUP_STEPS = 32
-LAW = dict(power_a=0.612, power_b=-0.278, power_q=0.531)  # fit.py of wsd-laptop
 
-# Best learning rate at 320k tokens and batch size 8, and b, of a pilot. Around them, we
-# try nine learning rates at every T
-PILOT = {
-    "none": (0.0063, -0.45),
-    "10": (0.0085, -0.25),
-    "30": (0.012, -0.25),
-    "linear": (0.015, -0.1),
-}
+# Settings of an ending, and its best learning rate at 320k tokens and batch size 8 with
+# its b, of a pilot. Around them, we try nine learning rates at every T
 ENDINGS = {
-    "none": dict(schedule="wsd", decay_share=0.0),
-    "10": dict(schedule="wsd", decay_share=0.1),
-    "30": dict(schedule="wsd", decay_share=0.3),
-    "linear": dict(schedule="linear"),
+    "none": (dict(schedule="wsd", decay_share=0.0), 0.0063, -0.45),
+    "10": (dict(schedule="wsd", decay_share=0.1), 0.0085, -0.25),
+    "30": (dict(schedule="wsd", decay_share=0.3), 0.012, -0.25),
+    "linear": (dict(schedule="linear"), 0.015, -0.1),
 }
-
-
-def ending_of(fields: dict) -> str:
-    """The name of how a run of WSD, linear or cosine ends, from its settings."""
-    if fields["schedule"] != "wsd":
-        return fields["schedule"]
-    return {0.0: "none", 0.1: "10", 0.3: "30"}[fields["decay_share"]]
-
-
-def window(ending: str, T: int, batch_size: int, n: int = 9) -> list[float]:
-    lr, b = PILOT[ending]
-    lr *= (T / LENGTHS[0]) ** b * (batch_size / 8) ** 0.5
-    middle = round(2 * math.log2(lr / 1e-4))
-    return sweep.lattice(middle - n // 2, middle + n // 2)
 
 
 def run(T: int, batch_size: int, seed: int, **fields) -> TrainConfig:
     """A run of sweep.py's laptop, of width 32."""
     usual = dict(n_embd=32, n_head=2, batch_size=batch_size, total_tokens=T, device="cpu")
     usual |= dict(warmup_tokens=WARMUP_STEPS * batch_size * 128)
-    cfg = make_config(**sweep.LAPTOP | usual | fields, seed=seed, data_seed=seed)
-    return data.with_corpus(cfg, fixed=())
+    return make_config(**sweep.LAPTOP | usual | fields, seed=seed, data_seed=seed)
+
+
+def middle_of(ending: str, T: int, batch_size: int) -> int:
+    """j of the learning rate 1e-4 * 2^(j / 2) in the middle of those that we try."""
+    _, lr, b = ENDINGS[ending]
+    lr *= (T / LENGTHS[0]) ** b * (batch_size / 8) ** 0.5
+    return round(2 * math.log2(lr / 1e-4))
 
 
 def valleys(seed: int) -> Iterable[TrainConfig]:
     for batch_size, lengths in ((8, LENGTHS), (32, LENGTHS[1:4])):
         for T in lengths:
-            for name, ending in ENDINGS.items():
-                for lr in window(name, T, batch_size):
+            for name, (ending, _, _) in ENDINGS.items():
+                middle = middle_of(name, T, batch_size)
+                for lr in sweep.lattice(middle - 4, middle + 4):
                     yield run(T, batch_size, seed, lr=lr, **ending)
+
+
+def batch_2(seed: int) -> Iterable[TrainConfig]:
+    T = 1_280_000
+    middle = middle_of("30", T, 2)
+    for lr in sweep.lattice(middle - 1, middle + 3):
+        for share in (0.1, 0.3):
+            yield run(T, 2, seed, schedule="wsd", lr=lr, decay_share=share)
+    middle = middle_of("linear", T, 2)
+    for lr in sweep.lattice(middle - 2, middle + 2):
+        yield run(T, 2, seed, schedule="linear", lr=lr)
 
 
 def cosine(seed: int) -> Iterable[TrainConfig]:
@@ -81,70 +79,32 @@ def cosine(seed: int) -> Iterable[TrainConfig]:
             yield run(T, 8, seed, schedule="cosine", lr=lr)
 
 
-def of_power(batch_size: int, times: float) -> dict:
-    """Power with so many times the law's a. Its ceiling is the law's rate at 80k."""
-    law = LAW | dict(power_a=float(f"{times * LAW['power_a']:.4g}"))
-    beta = batch_size * 128 / 4096
-    lr_max = LAW["power_a"] * beta ** LAW["power_q"] * 80_000 ** LAW["power_b"]
-    return dict(schedule="power", lr_max=float(f"{lr_max:.4g}")) | law
-
-
 def power(seed: int) -> Iterable[TrainConfig]:
+    """Power with a half, one and two times the a of a law, fit.py's of wsd-laptop."""
+    law = dict(schedule="power", power_b=-0.278, power_q=0.531)
     for batch_size in (2, 8, 32):
+        # the ceiling is the law's learning rate at 80k tokens
+        law["lr_max"] = float(
+            f"{0.612 * (batch_size / 32) ** 0.531 * 80_000**-0.278:.4g}"
+        )
         for T in (320_000, 1_280_000):
-            for times in (0.5, 1.0, 2.0):
-                for share in SHARES:
-                    fields = of_power(batch_size, times)
-                    yield run(T, batch_size, seed, decay_share=share, **fields)
-
-
-def batch_2(seed: int) -> Iterable[TrainConfig]:
-    T = 1_280_000
-    for lr in window("30", T, 2, 7)[2:]:
-        for share in SHARES:
-            yield run(T, 2, seed, schedule="wsd", lr=lr, decay_share=share)
-    for lr in window("linear", T, 2, 5):
-        yield run(T, 2, seed, schedule="linear", lr=lr)
-
-
-# -- The law of the presets --------------------------------------------------------------
-#
-# How far is `python train.py --schedule linear`, cosine or wsd, without a learning rate,
-# from the best of a searched peak? Rule, written before the runs: the law has a mean
-# within 0.02 nats of the lowest mean, in every cell.
-#
-# First, the law had a = 0.361, from other runs of 400k tokens with seed 0, and failed in
-# one of the nine cells of 400k. The five peaks are around that law. From them comes its
-# new a. So at 400k the cells also fitted the law, and at 3.2M they did not.
-
-PRESET_SEEDS = {400_000: (1, 2, 3), 3_200_000: (1,)}  # by run length
-PRESET_CELLS = []  # schedule, run length, batch size
-for _T in PRESET_SEEDS:
-    for _batch_size in (2, 8, 32):
-        for _schedule in ("linear", "cosine", "wsd"):
-            PRESET_CELLS.append((_schedule, _T, _batch_size))
-OLD_LAW = config.LAPTOP_LAW._replace(a=0.361)
-
-
-def preset_peaks(cell: tuple) -> list[float]:
-    """The peak of the law, and then five searched peaks, steps of sqrt(2) apart."""
-    schedule, T, batch_size = cell
-    cfg = make_config(schedule=schedule, total_tokens=T, batch_size=batch_size)
-    middle = config.rates(OLD_LAW, cfg)["lr"]
-    return [cfg.lr, *(float(f"{middle * 2 ** (k / 2):.4g}") for k in (0, -1, 1, 2, -2))]
+            for power_a in (0.306, 0.612, 1.224):
+                for share in (0.1, 0.3):
+                    fields = law | dict(power_a=power_a, decay_share=share)
+                    yield run(T, batch_size, seed, **fields)
 
 
 def presets(seed: int) -> Iterable[TrainConfig]:
-    for cell in PRESET_CELLS:
-        schedule, T, batch_size = cell
-        if seed in PRESET_SEEDS[T]:
-            fields = dict(schedule=schedule, total_tokens=T, batch_size=batch_size)
-            for lr in preset_peaks(cell):
-                cfg = make_config(**fields, lr=lr, seed=seed, data_seed=seed)
-                yield data.with_corpus(cfg, fixed=())
+    """The preset `laptop` at five peaks around a first law, which had another a."""
+    first_law = config.LAPTOP_LAW._replace(a=0.361)
+    for batch_size in (2, 8, 32):
+        for schedule in ("linear", "cosine", "wsd"):
+            fields = dict(batch_size=batch_size, seed=seed, data_seed=seed)
+            cfg = make_config(schedule=schedule, total_tokens=400_000, **fields)
+            lr = rates(first_law, cfg)["lr"]
+            for k in range(-2, 3):
+                yield dataclasses.replace(cfg, lr=float(f"{lr * 2 ** (k / 2):.4g}"))
 
-
-# -- The command line --------------------------------------------------------------------
 
 QUESTIONS = {  # name -> runs of a seed, and the seeds
     "valleys": (valleys, (0, 1, 2)),
@@ -153,6 +113,14 @@ QUESTIONS = {  # name -> runs of a seed, and the seeds
     "power": (power, (0, 1, 2)),
     "presets": (presets, (1, 2, 3)),
 }
+
+
+def runs_of(question: str) -> list[TrainConfig]:
+    of_seed, seeds = QUESTIONS[question]
+    runs = []
+    for seed in seeds:
+        runs += [data.with_corpus(cfg, fixed=()) for cfg in of_seed(seed)]
+    return runs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -165,9 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def program() -> None:
-        runs_of, seeds = QUESTIONS[args.question]
-        runs = [cfg for seed in seeds for cfg in runs_of(seed)]
         folder = args.out / args.question
+        runs = runs_of(args.question)
         sweep.train_all(runs, folder, args.workers, dry_run=args.dry_run)
 
     return engines.run_program("decay.py", program)

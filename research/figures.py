@@ -17,12 +17,14 @@ import numpy as np
 
 import fit
 import paper
+import race
 import records
 import tables
 from config import make_config
 from schedules import make_schedule
+from tables import Runner
 from tools import files, flags
-from tools.plots import COLORS, figure, size
+from tools.plots import COLORS, figure
 
 BLUE = COLORS["power"]
 GREEN = COLORS["average"]
@@ -32,34 +34,29 @@ RED = "#a32020"  # the runs of others
 
 FINDING = "At 16 times its pilot, a held learning rate is too high"
 LOOKS = {  # runner: its color, dashes and marker
-    ("held", 0.3): (COLORS["wsd"], "-", "s"),
-    ("held", 0.5): (COLORS["wsd"], ":", "s"),
-    ("half", 0.3): (GREEN, "-", "^"),
-    ("half", 0.5): (GREEN, ":", "^"),
-    ("power", 0.5): (BLUE, ":", "o"),
+    Runner("held", 0.3): (COLORS["wsd"], "-", "s"),
+    Runner("held", 0.5): (COLORS["wsd"], ":", "s"),
+    Runner("half", 0.3): (GREEN, "-", "^"),
+    Runner("half", 0.5): (GREEN, ":", "^"),
+    Runner("power", 0.5): (BLUE, ":", "o"),
     tables.LINE: (COLORS["linear"], "--", "D"),
 }
 
 
 def draw_race(path: Path) -> None:
     """How far every runner ends above Power with a decay of 30%, by length."""
-    losses = tables.race_losses()
+    losses = tables.first_arm()
+    x = np.log2(race.TIMES)
     with figure(path, 4.4) as (ax,):
         for i, (runner, (color, dashes, marker)) in enumerate(LOOKS.items()):
-            means = []
-            halves = []
-            for times in losses:
-                by_cell = tables.by_cell(tables.gaps(losses, times, runner))
-                mean, low, _ = records.over(by_cell)
-                means.append(mean)
-                # two cells have no useful interval
-                halves.append(np.nan if times == 64 else mean - low)
-            x = np.log2(list(losses)) + 0.1 * (i - 2.5)  # beside each other
+            gaps = [tables.gap(losses, runner, times) for times in race.TIMES]
+            mean, low, _ = np.transpose([records.over(gap) for gap in gaps])
             look = dict(color=color, ls=dashes, marker=marker, lw=1.2, markersize=5)
-            ax.errorbar(x, means, halves, **look, label=tables.name_of(runner))
+            beside = x + 0.1 * (i - 2.5)  # each other
+            label = tables.name_of(runner)
+            ax.errorbar(beside, mean, mean - low, **look, label=label)
         ax.axhline(0, color=BLUE, lw=2.4, label="power, 30%")
-        names = ["64\n(two cells)" if times == 64 else times for times in losses]
-        ax.set_xticks(np.log2(list(losses)), names)
+        ax.set_xticks(x, race.TIMES)
         ax.set(xlabel="length of the run, in pilots (bars: 95% over seven cells)")
         ax.set(ylabel="loss minus that of Power, 30% (nats)", title=FINDING)
         ax.legend(ncols=2)
@@ -115,16 +112,16 @@ def draw_decay(path: Path, T: int = 1_600_000) -> None:
 # -- Valleys -----------------------------------------------------------------------------
 
 
-def draw_panel(ax, rows: list[dict], name_of, title: str) -> None:
-    """The valleys of some runs. title: has {ratio}, the last bottom over the first."""
+def draw_panel(ax, rows: list[dict], names: list[str], title: str) -> None:
+    """The valleys of some runs. The title ends with the last bottom over the first."""
     rows = sorted(rows, key=itemgetter("n_embd", "batch_size", "total_tokens"))
     valleys = fit.valleys_of(fit.curves_of(rows))  # in the same order
     light = np.array([204, 61, 133]) / 255
     dark = np.array([61, 10, 36]) / 255
     colors = np.linspace(light, dark, len(valleys))
     bottoms = []
-    for color, marker, cell in zip(colors, "os^", valleys):
-        points = fit.near_lowest(valleys[cell])
+    for color, marker, name, valley in zip(colors, "os^", names, valleys.values()):
+        points = fit.near_lowest(valley)
         curve = fit.cubic_of(points)
         bottoms.append(fit.bottom(points)[0])
         x, loss = np.transpose(points)
@@ -132,10 +129,10 @@ def draw_panel(ax, rows: list[dict], name_of, title: str) -> None:
         zero = curve(bottoms[-1])
         ax.plot(2**along, curve(along) - zero, color=color)
         ax.plot(2**x, loss - zero, marker, color=color, markersize=4)
-        ax.plot([], [], marker + "-", color=color, label=name_of(cell))
+        ax.plot([], [], marker + "-", color=color, label=name)
         ax.axvline(2 ** bottoms[-1], color=color, lw=0.8, ls=":")
-    ratio = f"{2 ** (bottoms[-1] - bottoms[0]):.2g}"
-    ax.set(xscale="log", title=title.format(ratio=ratio), xlabel="learning rate")
+    ratio = 2 ** (bottoms[-1] - bottoms[0])
+    ax.set(xscale="log", title=f"{title} × {ratio:.2g}", xlabel="learning rate")
     ticks = (0.001, 0.002, 0.004, 0.008, 0.016)
     ax.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
     ax.minorticks_off()
@@ -144,32 +141,31 @@ def draw_panel(ax, rows: list[dict], name_of, title: str) -> None:
 
 def draw_valleys(path: Path) -> None:
     """Valleys of width 64 at some T, and at some batch sizes."""
-    rows = [row for row in records.read("wsd-laptop") if row["n_embd"] == 64]
-    some_T = (80_000, 320_000, 1_280_000)
-    over_T = [
-        row for row in rows if row["batch_size"] == 2 and row["total_tokens"] in some_T
-    ]
-    over_batch = [
-        row
-        for row in rows
-        if row["total_tokens"] == some_T[-1] and row["batch_size"] in (1, 2, 8)
-    ]
+    over_T = []
+    over_batch = []
+    for row in records.read("wsd-laptop"):
+        cell = row["n_embd"], row["batch_size"], row["total_tokens"]
+        if cell in [(64, 2, T) for T in (80_000, 320_000, 1_280_000)]:
+            over_T.append(row)
+        if cell in [(64, batch_size, 1_280_000) for batch_size in (1, 2, 8)]:
+            over_batch.append(row)
     with figure(path, 3.7, 2, beside=True, sharey=True) as (left, right):
-        title = "16× the tokens, best\nlearning rate × {ratio}"
-        draw_panel(left, over_T, lambda cell: f"T = {size(cell.T)}", title)
-        title = "8× the batch size, best\nlearning rate × {ratio}"
-        draw_panel(right, over_batch, lambda cell: f"batch size {cell.batch_size}", title)
+        names = ["T = 80k", "T = 320k", "T = 1.28M"]
+        draw_panel(left, over_T, names, "16× the tokens, best\nlearning rate")
+        names = ["batch size 1", "batch size 2", "batch size 8"]
+        draw_panel(right, over_batch, names, "8× the batch size, best\nlearning rate")
         left.set(ylabel="loss above the bottom (nats)")
 
 
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
     rows = records.read("transfer-quick")
+    widths = ["width 32", "width 64", "width 128"]
     with figure(path, 3.7, 2, beside=True, sharey=True) as axes:
         for ax, name, is_mup in zip(axes, ("Without μP", "With μP"), (False, True)):
             some = [row for row in rows if paper.has_mup(row) == is_mup]
-            title = name + ": 4× the width,\nbest learning rate × {ratio}"
-            draw_panel(ax, some, lambda cell: fit.in_words(cell.shape), title)
+            title = f"{name}: 4× the width,\nbest learning rate"
+            draw_panel(ax, some, widths, title)
         axes[0].set(ylabel="loss above the bottom (nats)")
 
 

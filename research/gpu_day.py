@@ -14,7 +14,6 @@ import dataclasses
 import gc
 import importlib.util
 import json
-import math
 import os
 import platform
 import subprocess
@@ -24,8 +23,9 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(PROJECT))
+sys.path[:0] = [str(PROJECT), str(PROJECT / "research")]
 
+import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
@@ -34,6 +34,7 @@ import sweep
 import train
 from config import TrainConfig, make_config, typed_fields
 from moe import MoE, one_by_one
+from records import row_of
 from schedules import rate_of
 from tools import bench, devices, files, flags, run_folder
 
@@ -109,7 +110,11 @@ def weights(run: str) -> torch.Tensor:
 
 
 def speed(argv: list[str]) -> dict:
-    return bench.measure(*bench.prepare(config_of(argv)))
+    """Speed and memory of training, and the memory that `--dry_run` estimates."""
+    cfg, mixture, state = bench.prepare(config_of(argv))
+    parts = bench.memory(cfg, sum(p.numel() for p in state.model.parameters()))
+    estimated_gib = sum(parts.values()) / 2**30
+    return bench.measure(cfg, mixture, state) | {"estimated_gib": estimated_gib}
 
 
 def build_nanogpt(cfg: TrainConfig) -> train.State:
@@ -199,46 +204,35 @@ def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
     # 1. The pilots, at five learning rates
     folder = Path("race")
     starts = {x: config_of([*argv, "--schedule", x]) for x in ("wsd", "power")}
-    pilots = {}  # schedule -> {learning rate: run}
+    tuned = {}  # schedule -> its best learning rate
+    found = {"pilots": {}}
     for schedule, cfg in starts.items():
         rates = [factor * rate_of(vars(cfg)) for factor in (1 / 4, 1 / 2, 1, 2, 4)]
-        pilots[schedule] = {rate: sweep.at_rate(cfg, rate) for rate in rates}
-    runs = [*pilots["wsd"].values(), *pilots["power"].values()]
-    sweep.train_all(runs, folder, workers=workers)
-    found = {"pilots": {}}
-    tuned = {}  # schedule -> its best learning rate
-    for schedule, pilot in pilots.items():
-        losses = {rate: loss_of(cfg, folder) for rate, cfg in pilot.items()}
-        points = [(math.log2(rate), loss) for rate, loss in losses.items()]
-        x, why_not = fit.bottom(points)  # the lowest, if there is no bottom
-        tuned[schedule] = 2**x
-        pilot = {"losses": losses, "best": tuned[schedule], "why_not": why_not}
+        pilot = [sweep.at_rate(cfg, rate) for rate in rates]
+        sweep.train_all(pilot, folder, workers=workers)
+        losses = [row_of(cfg, folder)["loss"] for cfg in pilot]
+        x, why_not = fit.bottom(list(zip(np.log2(rates), losses)))
+        tuned[schedule] = 2**x  # of the lowest, if there is no bottom
+        pilot = dict(rates=rates, losses=losses, best=tuned[schedule], why_not=why_not)
         found["pilots"][schedule] = pilot
 
     # 2. The long runs. The line has the peak of the preset's law, times what the pilot of
     # WSD has over that law
+    T = times * starts["wsd"].total_tokens
+    line = config_of([*argv, "--schedule", "linear", "--total_tokens", str(T)])
+    runs = {"line": sweep.at_rate(line, line.lr * tuned["wsd"] / starts["wsd"].lr)}
     trunks = {
         "held": sweep.at_rate(starts["wsd"], tuned["wsd"]),
         "half": sweep.at_rate(starts["wsd"], tuned["wsd"] / 2),
         "power": sweep.at_rate(starts["power"], tuned["power"]),
     }
-    T = times * starts["wsd"].total_tokens
-    runs = {}
     for name, cfg in trunks.items():
         for share in (0.3, 0.5):
             run = dataclasses.replace(cfg, total_tokens=T, decay_share=share)
             runs[f"{name}, {share:.0%}"] = run
-    line = config_of([*argv, "--schedule", "linear", "--total_tokens", str(T)])
-    runs["line"] = sweep.at_rate(line, line.lr * tuned["wsd"] / starts["wsd"].lr)
     sweep.train_all(list(runs.values()), folder, workers=workers)
-    found["losses"] = {name: loss_of(cfg, folder) for name, cfg in runs.items()}
-    return found
-
-
-def loss_of(cfg: TrainConfig, folder: Path) -> float:
-    """The validation loss of a run in the folder of a sweep, infinite if it diverged."""
-    records = sweep.finished(folder / f"{sweep.trunk_of(cfg)}.jsonl")
-    return files.loss_of(records[sweep.ending_of(vars(cfg))])
+    losses = {name: row_of(cfg, folder)["loss"] for name, cfg in runs.items()}
+    return found | {"losses": losses}
 
 
 # -- The command line --------------------------------------------------------------------

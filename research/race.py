@@ -1,12 +1,12 @@
-"""A fair race: a short pilot, then a run of 1 to 64 times its length (notes.md, the race).
+"""A fair race: a short pilot, then a run of 1 to 64 times its length (see notes.md).
 
     bash research/texts.sh               the five texts (Debian 12)
     python research/race.py --dry_run    count what is left
     python research/race.py              train it, and write results/race.jsonl
 
 The same command resumes. A *replicate* is a pilot and the runs that follow it. The pilot
-tunes one number of a schedule, the learning rate at n = T0. Power has it there, and a held
-learning rate everywhere. The pilot tries five values in runs of T0 tokens with three
+tunes one number of a schedule, the learning rate at n = T0. Power has it there, and a
+held learning rate everywhere. The pilot tries five values in runs of T0 tokens with three
 seeds, and takes the bottom of a cubic through their means. The seed of the long runs is
 another one, and the same for all runners. Every trunk ends at several lengths, with
 several decays.
@@ -200,7 +200,7 @@ def read_losses() -> Losses:
 
 
 def train(runs: list[Run], losses: Losses, folder: Path, dry_run: bool) -> bool:
-    """Train the runs without a loss, and add their losses. Returns whether all have one."""
+    """Train the runs without a loss, and add it. Returns whether all have one."""
     left = [run for run in runs if key_of(run.place) not in losses]
     if not sweep.train_all([run.cfg for run in left], folder, dry_run=dry_run):
         return False

@@ -29,7 +29,7 @@ def read(folder: str) -> list[dict]:
 
 
 def row_of(cfg: TrainConfig, folder: Path) -> dict:
-    """The row of a run in the folder of a sweep, with an infinite loss if it is missing."""
+    """The row of a run in the folder of a sweep, with infinite loss if it is missing."""
     finished = sweep.finished(folder / f"{sweep.trunk_of(cfg)}.jsonl")
     nothing = {"config": vars(cfg), "results": {"val_loss": None}}
     record = finished.get(sweep.ending_of(vars(cfg)), nothing)

@@ -7,6 +7,7 @@ page that quotes a number has <!--n:TABLE / ROW / COLUMN--> before it, and a tes
 the two.
 """
 
+import itertools
 import math
 import statistics
 import sys
@@ -21,7 +22,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 import numpy as np
 
 import config
-import decay
 import fit
 import paper
 import public
@@ -30,7 +30,6 @@ import records
 import schedules
 from records import over, show
 from tools import files
-from tools.flags import size
 from tools.student import student
 
 PAGE = ROOT / "research/TABLES.md"
@@ -38,131 +37,139 @@ Rows = list[list[str]]
 
 # -- The race: losses --------------------------------------------------------------------
 #
-# The rules are in notes.md, "A fair race". A *runner* is a schedule with its number, and
-# the share of the run that decays. The unit is the cell, whose replicates we average.
+# The rules are in notes.md, "A fair race". The unit is the cell: we average the
+# replicates of a cell first, and an interval is over cells.
 
-Runner = tuple[str, float]
+
+class Runner(NamedTuple):
+    name: str  # held, half, power or line
+    share: float  # of the run decays
+    warmup: int = race.WARMUP_STEPS  # steps. The second arm has more
+
+
 TRUNKS = ("held", "half", "power")  # the simplest first
-LINE = ("line", 1.0)
-POWER = ("power", 0.3)  # with which we compare
-SEVEN = [(trunk, share) for trunk in TRUNKS for share in race.SHARES] + [LINE]
+LINE = Runner("line", 1.0)
+POWER = Runner("power", 0.3)  # with which we compare
+SEVEN = [Runner(*trunk) for trunk in itertools.product(TRUNKS, race.SHARES)] + [LINE]
+SECOND_ARM = [runner._replace(warmup=race.LONG_WARMUP) for runner in SEVEN]
+FOURTEEN = list(itertools.chain(*zip(SEVEN, SECOND_ARM)))
+LONG_CELLS = [name for name, cell in race.CELLS.items() if cell.is_long]
 LIMIT = 0.01  # nats. A smaller difference is a tie
 
-# {length in T0: {cell: {runner: losses [replicates]}}}, in the same order of replicates
-Losses = dict[int, dict[str, dict[Runner, np.ndarray]]]
+# {(runner, length in T0): losses [cells, replicates]}
+Losses = dict[tuple[Runner, int], np.ndarray]
 
 
 def name_of(runner: Runner) -> str:
-    """('held', 0.3) -> 'held, 30%'"""
-    name, share = runner
-    return name if runner == LINE else f"{name}, {share:.0%}"
+    """'held, 30%', and in the second arm 'held, 30%, 98 steps'"""
+    name = "line" if runner.name == "line" else f"{runner.name}, {runner.share:.0%}"
+    if runner.warmup != race.WARMUP_STEPS:
+        name += f", {runner.warmup} steps"
+    return name
 
 
 def loss_of(line: dict) -> float:
     return math.inf if line["loss"] is None else line["loss"]
 
 
-def losses_of(lines: list[dict], warmup: int = race.WARMUP_STEPS) -> Losses:
-    """The losses of an arm, of the replicates that all cells have. Fewer have 64 T0."""
-    found = defaultdict(dict)  # {(length, cell, runner): {replicate: loss}}
-    for line in lines:
-        if "times" in line and line.get("warmup", race.WARMUP_STEPS) == warmup:
-            key = (line["times"], line["cell"], (line["runner"], line["share"]))
-            found[key][line["replicate"]] = loss_of(line)
-    losses = defaultdict(lambda: defaultdict(dict))
-    for lengths in (race.TIMES, (64,)):
-        keys = [key for key in found if key[0] in lengths]
-        finished = set(race.REPLICATES).intersection(*(found[key] for key in keys))
-        for key in keys:
-            times, cell, runner = key
-            of_key = [found[key][replicate] for replicate in sorted(finished)]
-            losses[times][cell][runner] = np.array(of_key)
-    return dict(losses)
-
-
 @cache
-def race_losses(warmup: int = race.WARMUP_STEPS) -> Losses:
-    return losses_of(files.read_records(race.RESULTS), warmup)
+def race_lines() -> list[dict]:
+    return files.read_records(race.RESULTS)
 
 
-def gaps(losses: Losses, times: int, one: Runner, other: Runner = POWER) -> dict:
-    """{cell: loss of a runner minus that of another [replicates]}"""
-    found = {}
-    for name, runners in losses[times].items():
-        if one in runners and other in runners:
-            found[name] = runners[one] - runners[other]
-    return found
+def losses_of(cells, runners, lengths) -> Losses:
+    """The losses of some runs, of the replicates that have all of them in all cells."""
+    # 1. {replicate: {(runner, length, cell): loss}}
+    found = defaultdict(dict)
+    for line in race_lines():
+        if "times" in line:
+            warmup = line.get("warmup", race.WARMUP_STEPS)
+            runner = Runner(line["runner"], line["share"], warmup)
+            key = runner, line["times"], line["cell"]
+            found[line["replicate"]][key] = loss_of(line)
+
+    # 2. As arrays
+    wanted = set(itertools.product(runners, lengths, cells))
+    complete = [found[i] for i in sorted(found) if wanted <= found[i].keys()]
+    losses = {}
+    for runner, times in itertools.product(runners, lengths):
+        of_cells = []
+        for cell in cells:
+            of_cells.append([one[runner, times, cell] for one in complete])
+        losses[runner, times] = np.array(of_cells)
+    return losses
 
 
-def by_cell(differences: dict) -> np.ndarray:
-    """The means over replicates [cells]."""
-    return np.array([np.mean(of_cell) for of_cell in differences.values()])
+def first_arm() -> Losses:
+    return losses_of(race.CELLS, SEVEN, race.TIMES)
 
 
-def worst_regrets(losses: Losses, lengths: tuple) -> dict[Runner, np.ndarray]:
-    """How far every runner is above the lowest of seven, at its worst length [cells]."""
-    cells = losses[max(lengths)]  # not all have the longest
-    worst = np.zeros((len(SEVEN), len(cells)))
+def both_arms() -> Losses:
+    """Of the replicates that both arms have. The second arm has no runs of T0."""
+    return losses_of(race.CELLS, FOURTEEN, (4, 16))
+
+
+# -- The race: answers -------------------------------------------------------------------
+
+
+def gap(losses: Losses, runner: Runner, times: int) -> np.ndarray:
+    """Loss of a runner minus that of Power with 30% in the same arm [cells]."""
+    power = POWER._replace(warmup=runner.warmup)
+    return np.mean(losses[runner, times] - losses[power, times], axis=1)
+
+
+def worst_regrets(losses: Losses, runners: list, lengths) -> dict[Runner, np.ndarray]:
+    """How far every runner is above the lowest of them, at its worst length [cells]."""
+    regrets = []
     for times in lengths:
-        for i, cell in enumerate(cells):
-            means = np.array([losses[times][cell][runner].mean() for runner in SEVEN])
-            worst[:, i] = np.maximum(worst[:, i], means - means.min())
-    return dict(zip(SEVEN, worst))
+        means = np.array([losses[runner, times].mean(axis=1) for runner in runners])
+        regrets.append(means - means.min(axis=0))  # [runners, cells]
+    return dict(zip(runners, np.max(regrets, axis=0)))
 
 
-def share_effects(losses: Losses, times: int, one=0.5, other=0.3) -> dict:
-    """{trunk: {cell: loss with one share minus another [replicates]}}, and their mean."""
+def share_effects(losses: Losses, runners: list, times: int, share=0.5) -> dict:
+    """{trunk: loss with a share of the decay minus with 30% [cells, replicates]}"""
     effects = {}
-    for trunk in TRUNKS:
-        effects[trunk] = gaps(losses, times, (trunk, one), (trunk, other))
-    effects["mean"] = {}
-    for name in effects["held"]:
-        of_cell = [effects[trunk][name] for trunk in TRUNKS]
-        effects["mean"][name] = np.mean(of_cell, axis=0)
-    return effects
+    for runner in runners:
+        if runner.share == 0.3:
+            other = runner._replace(share=share)
+            effects[runner.name] = losses[other, times] - losses[runner, times]
+    return effects | {"mean": np.mean(list(effects.values()), axis=0)}
 
 
 def percent_longer(losses: Losses, runner: Runner) -> np.ndarray:
     """How many per cent longer a runner must train to reach Power's loss [cells]."""
-    percents = []
-    for name, gap in gaps(losses, 16, runner).items():
-        fall = losses[4][name][POWER].mean() - losses[16][name][POWER].mean()
-        slope = fall / math.log(16 / 4)  # of Power's loss in log n
-        percents.append(100 * (math.exp(gap.mean() / slope) - 1))
-    return np.array(percents)
+    fall = np.mean(losses[POWER, 4] - losses[POWER, 16], axis=1)
+    slope = fall / math.log(16 / 4)  # of Power's loss in log n
+    return 100 * (np.exp(gap(losses, runner, 16) / slope) - 1)
 
 
 # -- The race: verdicts ------------------------------------------------------------------
 
 
-class Verdict(NamedTuple):
-    word: str  # tie, decided, or undecided
-    n_cells: int  # that would decide it, if undecided
+def verdict_at(n: int, mean: float, spread: float) -> str:
+    """The verdict over n cells with this mean and standard deviation."""
+    half = student(n - 1) * spread / math.sqrt(n)
+    if abs(mean) + half <= LIMIT:
+        return "tie"
+    return "decided" if half < abs(mean) else "undecided"
 
 
-def verdict(values: np.ndarray) -> Verdict:
-    """The verdict over a difference [cells], by the rule of notes.md."""
-    mean = abs(np.mean(values))
-    spread = np.std(values, ddof=1)
-    n = len(values)
-    while True:
-        half = student(n - 1) * spread / math.sqrt(n)
-        if mean + half <= LIMIT:
-            word = "tie"
-        elif half < mean:
-            word = "decided"
-        else:
-            n += 1
-            continue
-        return Verdict(word if n == len(values) else "undecided", n)
+def verdict(values: np.ndarray) -> str:
+    """tie, decided or undecided, over a difference [cells]."""
+    return verdict_at(len(values), np.mean(values), np.std(values, ddof=1))
 
 
 def judged(values: np.ndarray) -> str:
-    """'0.028 [0.021, 0.035], decided'"""
-    word, n_cells = verdict(values)
+    """'0.028 [0.021, 0.035], decided'. Undecided says how many cells would decide."""
+    word = verdict(values)
+    text = f"{show(over(values))}, {word}"
     if word == "undecided":
-        word += f" ({n_cells} cells)"
-    return f"{show(over(values))}, {word}"
+        n = len(values)
+        while verdict_at(n, np.mean(values), np.std(values, ddof=1)) == "undecided":
+            n += 1
+        text += f" ({n} cells)"
+    return text
 
 
 def new_cell(values: np.ndarray) -> str:
@@ -173,181 +180,173 @@ def new_cell(values: np.ndarray) -> str:
 
 
 def lowest_of(values: dict[Runner, np.ndarray]) -> list[Runner]:
-    """The runner with the lowest mean, and what ties with it, the simplest first."""
+    """The runner with the lowest mean, and all that tie with it, in the given order."""
     lowest = min(values, key=lambda runner: values[runner].mean())
     ties = []
-    for runner in SEVEN:
-        if runner in values:
-            difference = values[runner] - values[lowest]
-            if runner == lowest or verdict(difference).word == "tie":
-                ties.append(runner)
+    for runner, of_cells in values.items():
+        if runner == lowest or verdict(of_cells - values[lowest]) == "tie":
+            ties.append(runner)
     return ties
 
 
-def advice_if_known(losses: Losses) -> list[Runner]:
+def advice_if_known(losses: Losses, runners: list) -> list[Runner]:
     """(a): the lowest at 16 T0."""
-    return lowest_of({runner: by_cell(gaps(losses, 16, runner)) for runner in SEVEN})
+    return lowest_of({runner: gap(losses, runner, 16) for runner in runners})
 
 
-def advice_if_unknown(losses: Losses) -> list[Runner]:
-    """(b): the lowest at the worst of 4 and 16 T0, without the line, which knows its end."""
-    worst = worst_regrets(losses, (4, 16))
-    del worst[LINE]
-    return lowest_of(worst)
+def advice_if_unknown(losses: Losses, runners: list) -> list[Runner]:
+    """(b): the lowest at the worst of 4 and 16 T0. A line knows its end, so it is out."""
+    worst = worst_regrets(losses, runners, (4, 16))
+    return lowest_of({x: worst[x] for x in runners if x.name != "line"})
 
 
-def advised_share(losses: Losses, times: int) -> float:
+def advised_share(losses: Losses, runners: list, times: int) -> float:
     """(c): 50% if it is decided better, otherwise 30%."""
-    effect = by_cell(share_effects(losses, times)["mean"])
-    return 0.5 if verdict(effect).word == "decided" and effect.mean() < 0 else 0.3
+    effect = share_effects(losses, runners, times)["mean"].mean(axis=1)
+    return 0.5 if verdict(effect) == "decided" and np.mean(effect) < 0 else 0.3
 
 
 # -- The race: tables --------------------------------------------------------------------
 
 
 def race_verdicts() -> Rows:
-    losses = race_losses()
-    counts = []
-    for times, cells in losses.items():
-        n = len(next(iter(cells.values()))[LINE])
-        counts.append(f"{n} in {len(cells)} cells at {times} T0")
-    shares = [f"{advised_share(losses, times):.0%} at {times} T0" for times in losses]
-    return [
-        ["replicates", ", ".join(counts)],
-        ["(a) a known end", "; ".join(map(name_of, advice_if_known(losses)))],
-        ["(b) an unknown end", "; ".join(map(name_of, advice_if_unknown(losses)))],
-        ["(c) the share", ", ".join(shares)],
-    ]
+    """The answers of every arm, and (b) over both."""
+    first = first_arm()
+    both = both_arms()
+    arms = [(first, SEVEN, race.TIMES), (both, SECOND_ARM, (4, 16))]
+    columns = []
+    for losses, runners, lengths in arms:
+        shares = [f"{advised_share(losses, runners, k):.0%} at {k} T0" for k in lengths]
+        column = [
+            str(losses[runners[0], 16].shape[1]),
+            "; ".join(map(name_of, advice_if_known(losses, runners))),
+            "; ".join(map(name_of, advice_if_unknown(losses, runners))),
+            ", ".join(shares),
+        ]
+        columns.append(column)
+    of_both = "; ".join(map(name_of, advice_if_unknown(both, FOURTEEN)))
+    columns.append([columns[1][0], "", of_both, ""])
+    questions = ["replicates", "(a) a known end", "(b) an unknown end", "(c) the share"]
+    return [list(row) for row in zip(questions, *columns)]
 
 
 def race_gaps() -> Rows:
-    losses = race_losses()
+    losses = first_arm()
     rows = []
     for runner in SEVEN:
         if runner != POWER:
-            row = [show(over(by_cell(gaps(losses, times, runner)))) for times in (1, 4)]
-            at_16 = by_cell(gaps(losses, 16, runner))
-            row += [judged(at_16), new_cell(at_16)]
-            if 64 in losses:
-                row += [show(over(x)) for x in gaps(losses, 64, runner).values()]
-            rows.append([name_of(runner), *row])
+            at_1, at_4, at_16 = (gap(losses, runner, times) for times in race.TIMES)
+            row = [name_of(runner), show(over(at_1)), show(over(at_4)), judged(at_16)]
+            longer = percent_longer(losses, runner)
+            rows.append([*row, new_cell(at_16), show(over(longer), ".1f")])
     return rows
 
 
-def race_cells() -> Rows:
-    losses = race_losses()
+def worst_rows(losses: Losses, runners: list) -> Rows:
+    worst = worst_regrets(losses, runners, (4, 16))
     rows = []
-    for name in losses[16]:
-        means = [gaps(losses, 16, x)[name].mean() for x in SEVEN if x != POWER]
-        rows.append([name, *(f"{mean:.3f}" for mean in means)])
-    return rows
-
-
-def race_warmup() -> Rows:
-    """The second arm: minus Power in it, and minus the first arm, in its replicates."""
-    short = race_losses()
-    long = race_losses(race.LONG_WARMUP)
-    worst = worst_regrets(long, (4, 16))
-    rows = []
-    for runner in SEVEN:
-        row = [name_of(runner)]
-        for times in (4, 16):
-            values = by_cell(gaps(long, times, runner))
-            row.append(judged(values) if runner != POWER else "")
-        row.append(show(over(worst[runner])))
-        for times in (4, 16):
-            changes = []
-            for cell, runners in long[times].items():
-                n = len(runners[runner])
-                changes.append(np.mean(runners[runner] - short[times][cell][runner][:n]))
-            row.append(judged(np.array(changes)))
-        rows.append(row)
+    for runner in sorted(runners, key=lambda runner: worst[runner].mean()):
+        minus = judged(worst[runner] - worst[POWER]) if runner != POWER else ""
+        rows.append([name_of(runner), show(over(worst[runner])), minus])
     return rows
 
 
 def race_worst() -> Rows:
-    losses = race_losses()
-    worst = worst_regrets(losses, (4, 16))
-    with_short = worst_regrets(losses, (1, 4, 16))
+    losses = first_arm()
+    with_short = {}
+    for runner, worst in worst_regrets(losses, SEVEN, race.TIMES).items():
+        with_short[name_of(runner)] = show(over(worst))
+    return [[*row, with_short[row[0]]] for row in worst_rows(losses, SEVEN)]
+
+
+def race_worst_of_both() -> Rows:
+    return worst_rows(both_arms(), FOURTEEN)
+
+
+def race_warmup() -> Rows:
+    """The second arm: minus Power in it, and minus the first arm."""
+    losses = both_arms()
+    worst = worst_regrets(losses, SECOND_ARM, (4, 16))
     rows = []
-    for runner in sorted(SEVEN, key=lambda runner: worst[runner].mean()):
-        minus = judged(worst[runner] - worst[POWER]) if runner != POWER else ""
-        row = [show(over(worst[runner])), minus, show(over(with_short[runner]))]
-        if 64 in losses:
-            row.append(f"{worst_regrets(losses, (4, 16, 64))[runner].mean():.3f}")
-        rows.append([name_of(runner), *row])
+    for runner, first in zip(SECOND_ARM, SEVEN):
+        gaps = []
+        changes = []
+        for times in (4, 16):
+            gaps.append("" if first == POWER else judged(gap(losses, runner, times)))
+            change = losses[runner, times] - losses[first, times]
+            changes.append(judged(change.mean(axis=1)))
+        rows.append([name_of(first), *gaps, show(over(worst[runner])), *changes])
     return rows
 
 
 def race_shares() -> Rows:
-    losses = race_losses()
+    losses = first_arm()
+    effects = [share_effects(losses, SEVEN, times) for times in race.TIMES]
     rows = []
-    for trunk in (*TRUNKS, "mean"):
-        row = [trunk]
-        for times in losses:
-            values = by_cell(share_effects(losses, times)[trunk])
-            row.append(judged(values) if trunk == "mean" else show(over(values)))
-        rows.append(row)
-    for share in (0.5, 0.15):
-        for name, cell in race.CELLS.items():
-            if cell.is_long:
-                row = [f"{name}, {share:.0%} minus 30%"]
-                for times in losses:
-                    effects = share_effects(losses, times, share)["mean"]
-                    row.append(show(over(effects[name])))
-                rows.append(row)
+    for trunk in TRUNKS:
+        rows.append([trunk, *(show(over(x[trunk].mean(axis=1))) for x in effects)])
+    rows.append(["mean", *(judged(x["mean"].mean(axis=1)) for x in effects)])
+
+    # only two cells have a decay of 15%, so these intervals are over replicates
+    runners = [Runner(*trunk) for trunk in itertools.product(TRUNKS, (0.15, 0.3))]
+    losses = losses_of(LONG_CELLS, runners, race.TIMES)
+    effects = [share_effects(losses, runners, times, 0.15) for times in race.TIMES]
+    for i, cell in enumerate(LONG_CELLS):
+        of_cell = [show(over(x["mean"][i])) for x in effects]
+        rows.append([f"{cell}, 15% minus 30%", *of_cell])
     return rows
 
 
-def race_tokens() -> Rows:
+def race_cells() -> Rows:
+    losses = first_arm()
+    others = [runner for runner in SEVEN if runner != POWER]
+    gaps = np.transpose([gap(losses, runner, 16) for runner in others])
+    rows = []
+    for cell, of_cell in zip(race.CELLS, gaps):
+        rows.append([cell, *(f"{x:.3f}" for x in of_cell)])
+    return rows
+
+
+def race_long() -> Rows:
+    """64 T0, in two cells, with intervals over replicates. Empty before it has any."""
+    lengths = (4, 16, 64)
+    losses = losses_of(LONG_CELLS, SEVEN, lengths)
+    if not losses[POWER, 64].size:
+        return []
+    worst = worst_regrets(losses, SEVEN, lengths)
     rows = []
     for runner in SEVEN:
-        if runner != POWER:
-            percents = percent_longer(race_losses(), runner)
-            rows.append([name_of(runner), show(over(percents), ".1f")])
+        gaps = losses[runner, 64] - losses[POWER, 64]  # [cells, replicates]
+        means = [f"{x:.3f}" for x in worst[runner]]
+        rows.append([name_of(runner), *(show(over(x)) for x in gaps), *means])
     return rows
 
 
-def race_pilots() -> Rows:
-    # 1. The number that every pilot tunes
+def pilot_numbers() -> dict[tuple, list[float]]:
+    """{(cell, schedule, share): log2 of the number of every pilot}"""
     losses = defaultdict(lambda: defaultdict(list))
-    for line in files.read_records(race.RESULTS):
+    for line in race_lines():
         if "pilot" in line:
             key = (line["cell"], line["pilot"], line["share"], line["replicate"])
             losses[key][math.log2(line["lr"])].append(loss_of(line))
-    log2 = defaultdict(list)  # {(cell, schedule, share): log2 of the numbers}
-    for (cell, schedule, share, _), by_lr in losses.items():
+    numbers = defaultdict(list)
+    for (*key, _), by_lr in losses.items():
         points = [(x, statistics.fmean(by_lr[x])) for x in sorted(by_lr)]
         x, why_not = fit.bottom(points)
-        log2[cell, schedule, share].append(math.nan if why_not else x)
-
-    # 2. Their spread within a cell, and what a longer decay changes
-    rows = [[cell] for cell in race.CELLS] + [["all"]]
-    for schedule in ("held", "power"):
-        variances = []
-        ratios = []
-        for cell, row in zip(race.CELLS, rows):
-            numbers = np.array(log2[cell, schedule, 0.3])
-            variance = np.var(numbers, ddof=1) if len(numbers) > 1 else math.nan
-            ratio = np.nanmean(log2[cell, schedule, 0.5] - numbers)
-            row.append(", ".join(f"{number:.4f}" for number in 2**numbers))
-            row += [f"{math.sqrt(variance):.2f}", f"{2**ratio:.2f}"]
-            variances.append(variance)
-            ratios.append(ratio)
-        spread = math.sqrt(np.mean(variances))
-        rows[-1] += ["", f"{spread:.2f}", show(np.exp2(over(ratios)), ".2f")]
-    return rows
+        numbers[tuple(key)].append(math.nan if why_not else x)
+    return numbers
 
 
-def gpu_race() -> Rows:
-    """The race of gpu_day.py, with one pilot and one seed. None if it did not run."""
+def race_pilots() -> Rows:
+    numbers = pilot_numbers()
     rows = []
-    for line in files.read_records(ROOT / "research/gpu.jsonl"):
-        if line.get("step") == "race":
-            losses = line["losses"]
-            for name, loss in losses.items():
-                gap = loss - losses[name_of(POWER)]
-                rows.append([name, f"{loss:.4f}", f"{gap:.4f}"])
+    for schedule in ("held", "power"):
+        # both [cells, replicates]
+        usual = np.array([numbers[cell, schedule, 0.3] for cell in race.CELLS])
+        longer = np.array([numbers[cell, schedule, 0.5] for cell in race.CELLS])
+        spread = math.sqrt(np.var(usual, axis=1, ddof=1).mean())
+        ratio = np.exp2(over(np.nanmean(longer - usual, axis=1)))
+        rows.append([schedule, f"{spread:.2f}", show(ratio, ".2f")])
     return rows
 
 
@@ -383,11 +382,15 @@ def b_of_paper(curves: fit.Curves) -> np.ndarray:
     ranking = defaultdict(list)
     for cell in sorted(best, key=lambda cell: fit.lowest(valleys[cell])[1]):
         ranking[cell.shape, cell.T].append(cell)
-    three = [cell for cells in ranking.values() for cell in cells[:3]]
-    x = [math.log2(cell.T) for cell in three]
+    x = []
+    y = []
+    for cells in ranking.values():
+        for cell in cells[:3]:
+            x.append(math.log2(cell.T))
+            y.append(best[cell] - math.log2(cell.beta))
     if len(set(x)) < 2:
         return np.array([math.nan])
-    b, _ = np.polyfit(x, [best[cell] - math.log2(cell.beta) for cell in three], 1)
+    b, _ = np.polyfit(x, y, 1)
     return np.array([b])
 
 
@@ -424,16 +427,6 @@ def widths() -> Rows:
     return rows
 
 
-def worth() -> Rows:
-    _, found = fit.worth(fit.valleys_of(curves_in("wsd-laptop")))
-    rows = []
-    for T, (of_law, kept) in found.items():
-        answers = [np.nanmean(of_law), np.nanmax(of_law), np.nanmean(kept)]
-        cells = [f"T = {size(T)}", str(len(of_law))]
-        rows.append(cells + [f"{answer:.4f}" for answer in answers])
-    return rows
-
-
 # -- The other experiments of the paper --------------------------------------------------
 
 
@@ -452,9 +445,6 @@ def pairs() -> Rows:
     rows = []
     for one, other in paper.PAIRS:
         row = [f"{one} minus {other}", show(paper.difference(dense, one, other))]
-        for T in (160_000, 1_280_000):
-            some = [row for row in dense if row["total_tokens"] == T]
-            row.append(show(paper.difference(some, one, other)))
         is_known = other in lines_of_moe
         row.append(show(paper.difference(moe, one, other)) if is_known else "")
         rows.append(row)
@@ -487,7 +477,8 @@ def b_of_decay(ending: str) -> list[float]:
         return fit.fit_law(best_in(some)).b
 
     b = b_without(None)
-    others = [b_without(seed) for seed in sorted({seed for _, seed in curves})]
+    seeds = {seed for _, seed in curves}
+    others = [b_without(seed) for seed in seeds]
     n = len(others)
     half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
     return [b, b - half, b + half]
@@ -513,27 +504,28 @@ def best_peaks(folder: str) -> dict[tuple, float]:
     return best
 
 
-def power_ratios() -> dict[tuple, float]:
-    """{(batch size, T, share): log2 of Power's best rate at n = T over WSD's best peak}
+def bottom_of_parabola(points: fit.Valley) -> float:
+    c2, c1, _ = np.polyfit(*np.transpose(points), 2)
+    return -c1 / (2 * c2)
 
-    Of a parabola through three values of a.
-    """
+
+def power_ratios() -> dict[tuple, float]:
+    """{(batch size, T, share): log2 of Power's best lr at n = T over WSD's best peak}"""
     ratios = {}
     for share, ending in ((0.1, "10"), (0.3, "30")):
-        rows = records.read("decay-laptop/power")
+        rows = records.read("decay-laptop/power")  # at three values of a
         rows = [row for row in rows if row["decay_share"] == share]
         wsd = best_peaks(f"decay-laptop/{ending}")
         for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
-            c2, c1, _ = np.polyfit(*np.transpose(points), 2)
             if (cell.batch_size, cell.T) in wsd:
-                ratio = -c1 / (2 * c2) - wsd[cell.batch_size, cell.T]
+                x = bottom_of_parabola(points)
+                ratio = x - wsd[cell.batch_size, cell.T]
                 ratios[cell.batch_size, cell.T, share] = ratio
     return ratios
 
 
 def peak_ratios() -> dict[tuple, dict]:
     """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
-    reference = best_peaks("decay-laptop/30")
     endings = {
         ("wsd", 0.0): "none",
         ("wsd", 0.1): "10",
@@ -541,6 +533,7 @@ def peak_ratios() -> dict[tuple, dict]:
         ("wsd", 1.0): "linear",
         ("cosine", 0.0): "cosine",
     }
+    reference = best_peaks("decay-laptop/30")
     found = {}
     for row, ending in endings.items():
         best = best_peaks(f"decay-laptop/{ending}")
@@ -562,17 +555,15 @@ def fitted_peaks() -> dict[tuple, tuple[float, float]]:
 def peaks() -> Rows:
     rows = []
     for row, (c, e) in fitted_peaks().items():
-        ratios = peak_ratios()[row]
-        by_batch = []
-        for batch_size in (2, 8, 32):
-            some = [ratios[x] for x in sorted(ratios) if x[0] == batch_size]
-            by_batch.append(", ".join(f"{2**ratio:.2f}" for ratio in some))
         schedule, share = row
-        rows.append([f"{schedule}, {share:.0%}", f"{c:.2f}", f"{e:.2f}", *by_batch])
+        ratios = sorted(peak_ratios()[row].items())  # by batch size, and then by T
+        texts = [f"{2**ratio:.2f}" for _, ratio in ratios]
+        name = f"{schedule}, {share:.0%}"
+        rows.append([name, f"{c:.2f}", f"{e:.2f}", ", ".join(texts)])
     return rows
 
 
-# -- The law of the presets --------------------------------------------------------------
+# -- The law of the presets, and the default run -----------------------------------------
 
 
 def laptop_law() -> np.ndarray:
@@ -587,36 +578,20 @@ def laptop_law() -> np.ndarray:
     return np.linalg.lstsq(np.array(design), np.array(y))[0]
 
 
-@cache
-def preset_valleys() -> dict[tuple, dict[float, float]]:
-    """{(schedule, T, batch size): {peak: mean loss}} of runs of the preset `laptop`."""
-    losses = defaultdict(lambda: defaultdict(list))
-    for row in records.read("presets"):
-        if row["seed"] != "0":
-            cell = (row["schedule"], row["total_tokens"], row["batch_size"])
-            losses[cell][row["lr"]].append(row["loss"])
-    valleys = {}
-    for cell, by_lr in losses.items():
-        valleys[cell] = {lr: statistics.fmean(by_lr[lr]) for lr in sorted(by_lr)}
-    return valleys
-
-
 def laptop_a() -> float:
     """a of the law of the presets, from the bottoms of nine valleys of the preset itself.
 
-    Each is a parabola through five peaks, divided by the peak of the law without a.
+    Each is divided by the peak of the law without a.
     """
     law = config.LAPTOP_LAW._replace(a=1.0)
+    rows = records.read("presets")
     log2_a = []
-    for cell, valley in preset_valleys().items():
-        schedule, T, batch_size = cell
-        if T == 400_000:
-            _, *searched = decay.preset_peaks(cell)
-            losses = [valley[lr] for lr in searched]
-            c2, c1, _ = np.polyfit(np.log2(searched), losses, 2)
-            beta = schedules.paper_batch_size(batch_size * 128)
-            of_law = schedules.peak(schedule, 0.3, T) * schedules.best_lr(T, beta, law)
-            log2_a.append(-c1 / (2 * c2) - math.log2(of_law))
+    for schedule in ("linear", "cosine", "wsd"):
+        some = [row for row in rows if row["schedule"] == schedule]
+        for cell, points in fit.valleys_of(fit.curves_of(some)).items():
+            ratio = schedules.peak(schedule, 0.3, cell.T)
+            of_law = ratio * schedules.best_lr(cell.T, cell.beta, law)
+            log2_a.append(bottom_of_parabola(points) - math.log2(of_law))
     return 2 ** np.mean(log2_a)
 
 
@@ -628,39 +603,15 @@ def law_of_the_presets() -> Rows:
     ]
 
 
-def presets() -> Rows:
-    rows = []
-    for cell in decay.PRESET_CELLS:
-        schedule, T, batch_size = cell
-        valley = preset_valleys()[cell]
-        of_law, *_ = decay.preset_peaks(cell)
-        best = min(valley, key=valley.get)
-        edge = " (edge)" if best in (min(valley), max(valley)) else ""
-        losses = [f"{valley[of_law]:.4f}", f"{valley[of_law] - valley[best]:.4f}"]
-        where = f"{schedule}, {size(T)}, batch size {batch_size}"
-        rows.append([where, f"{of_law:g}", f"{best:g}{edge}", *losses])
-    return rows
-
-
-# -- The default run ---------------------------------------------------------------------
-
-
 def default_run() -> Rows:
-    names = {
-        "power-3200000-30": "Power, 30%",
-        "power-3200000-10": "Power, 10%",
-        "wsd-3200000-30": "WSD, 30%",
-        "linear-3200000": "linear to 0",
-        "cosine-3200000": "cosine",
-    }
     losses = {row["name"]: row["loss"] for row in records.read("laptop-decay")}
     tenth = np.array([losses[f"power-3200000-10-{seed}"] for seed in range(3)])
     rows = []
-    for name, words in names.items():
-        of_seeds = np.array([losses[f"{name}-{seed}"] for seed in range(3)])
-        texts = [f"{loss:.4f}" for loss in (*of_seeds, of_seeds.mean())]
-        gap = "" if words == "Power, 10%" else show(over(of_seeds - tenth), ".4f")
-        rows.append([words, *texts, gap])
+    for share in (30, 10):
+        some = np.array([losses[f"power-3200000-{share}-{seed}"] for seed in range(3)])
+        texts = [f"{loss:.4f}" for loss in (*some, some.mean())]
+        minus = show(over(some - tenth), ".4f") if share != 10 else ""
+        rows.append([f"Power, {share}%", *texts, minus])
     return rows
 
 
@@ -669,16 +620,15 @@ def default_run() -> Rows:
 TABLES = {
     "race verdicts": race_verdicts,
     "race": race_gaps,
-    "race warmup": race_warmup,
     "race worst": race_worst,
+    "race warmup": race_warmup,
+    "race worst of both": race_worst_of_both,
     "race shares": race_shares,
-    "race tokens": race_tokens,
     "race cells": race_cells,
+    "race at 64 T0": race_long,
     "race pilots": race_pilots,
-    "race on a GPU": gpu_race,
     "laws": laws,
     "widths": widths,
-    "worth": worth,
     "transfer": transfer,
     "power": power,
     "pairs": pairs,
@@ -686,7 +636,6 @@ TABLES = {
     "b by decay": b_by_decay,
     "peaks": peaks,
     "law of the presets": law_of_the_presets,
-    "presets": presets,
     "default run": default_run,
 }
 
@@ -705,9 +654,7 @@ def filled(page: str) -> str:
             name = line.removeprefix("## ")
         below = line.startswith("|---")
         if below:
-            n_columns = line.count("---")
             for row in public_rows.get(name) or TABLES[name]():
-                row = row + [""] * (n_columns - len(row))  # 64 T0 comes last
                 lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

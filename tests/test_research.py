@@ -26,78 +26,89 @@ def test_the_committed_tables_have_the_numbers_of_the_records():
         assert abs(float(one) - float(two)) < 1.5 * last_digit, (one, two)
 
 
-def test_the_readme_counts_the_runs():
-    lines = (tables.PAGE.parent / "README.md").read_text().splitlines()
-    named = set()
-    for line in lines:
-        match = re.match(r"\| `([\w-]+)` \| ([\d,]+) \|", line)
-        if match:
-            name, count = match.groups()
-            files = (records.RESULTS / name).rglob("records.jsonl")
-            n = sum(len(file.read_text().splitlines()) for file in files)
-            assert n == int(count.replace(",", "")), name
-            named.add(name)
-    assert named == {path.name for path in records.RESULTS.iterdir() if path.is_dir()}
-
-
 # -- The race ----------------------------------------------------------------------------
 
 
-def made_up_race(loss_of) -> list[dict]:
-    """The long runs of a race with four replicates. loss_of(cell, runner, share, times)"""
-    lines = []
-    for name, cell in race.CELLS.items():
-        runners = [(x, share) for x in tables.TRUNKS for share in cell.shares]
-        for times in (*race.TIMES, *([64] if cell.is_long else [])):
-            for runner, share in (*runners, tables.LINE):
-                for replicate, noise in enumerate((-0.3, 0.1, 0.4, -0.2)):
-                    line = dict(cell=name, times=times, runner=runner, share=share)
-                    loss = loss_of(name, runner, share, times) + noise
-                    lines.append(line | dict(replicate=replicate, loss=loss))
-    return lines
-
-
-def loss_of(name: str, runner: str, share: float, times: int) -> float:
-    """Power falls by 0.1 with every doubling. Held is above it by more in longer runs."""
+def made_up_loss(cell: str, runner: tables.Runner, times: int) -> float:
+    """Power falls by 0.1 with every doubling. Held is above it by more in longer runs.
+    A longer warmup helps Power."""
     above = {
         "held": 0.01 * math.log2(times) - 0.01,
         "half": 0.05 - 0.0125 * math.log2(times),
         "power": 0.0,
-        "line": 0.02 if name == "tables" else -0.02,
+        "line": 0.02 if cell == "tables" else -0.02,
     }
-    longer = {0.3: 0.0, 0.5: 0.02 - 0.01 * math.log2(times)}
-    decay = 0 if runner == "line" else longer.get(share, 0.005)
-    return 3 - 0.1 * math.log2(times) + above[runner] + decay
+    shares = {0.15: 0.005, 0.3: 0.0, 0.5: 0.02 - 0.01 * math.log2(times), 1.0: 0.0}
+    loss = 3 - 0.1 * math.log2(times) + above[runner.name] + shares[runner.share]
+    if runner.warmup == race.LONG_WARMUP:
+        loss += -0.02 if runner.name == "power" else 0.02
+    return loss
 
 
-def test_a_race_with_known_answers():
-    losses = tables.losses_of(made_up_race(loss_of))
+@pytest.fixture
+def lines(monkeypatch) -> list[dict]:
+    """The long runs of a race with four replicates."""
+    monkeypatch.setattr(race.data, "with_corpus", lambda cfg, fixed: cfg)
+    lines = []
+    for lengths, warmup in ((race.TIMES, 32), ((4, 16), 98), ((64,), 32)):
+        for cell in tables.LONG_CELLS if 64 in lengths else race.CELLS:
+            numbers = {"held": 0.02, "power": 0.01}
+            for line, _ in race.long_runs(cell, 0, numbers, lengths, warmup):
+                runner = tables.Runner(line["runner"], line["share"], warmup)
+                for replicate, noise in enumerate((-0.3, 0.1, 0.4, -0.2)):
+                    loss = made_up_loss(cell, runner, line["times"]) + noise
+                    lines.append(line | dict(replicate=replicate, loss=loss))
+    monkeypatch.setattr(tables, "race_lines", lambda: lines)
+    return lines
+
+
+def test_a_race_with_known_answers(lines):
+    losses = tables.first_arm()
+    held, power = tables.Runner("held", 0.3), tables.POWER
+    half_50, power_50 = tables.Runner("half", 0.5), tables.Runner("power", 0.5)
+
     # (a) at 16 T0, 50% is 0.02 below 30%, and half meets Power
-    held = tables.by_cell(tables.gaps(losses, 16, ("held", 0.3)))
-    assert held == pytest.approx([0.03] * 7)
-    assert tables.advice_if_known(losses) == [("half", 0.5), ("power", 0.5)]
+    assert tables.gap(losses, held, 16) == pytest.approx([0.03] * 7)
+    assert tables.advice_if_known(losses, tables.SEVEN) == [half_50, power_50]
 
     # (b) the line is lowest, but not in the fifth cell. Power is as high at 4 as at 16 T0
-    worst = tables.worst_regrets(losses, (4, 16))
+    worst = tables.worst_regrets(losses, tables.SEVEN, (4, 16))
     assert worst[tables.LINE] == pytest.approx([0, 0, 0, 0, 0.04, 0, 0])
-    assert worst["power", 0.3] == pytest.approx([0.02] * 7)
-    assert worst["held", 0.3] == pytest.approx([0.05] * 7)
-    assert worst["half", 0.5] == pytest.approx([0.045] * 4 + [0.025] + [0.045] * 2)
-    assert tables.advice_if_unknown(losses) == [("power", 0.3), ("power", 0.5)]
+    assert worst[power] == pytest.approx([0.02] * 7)
+    assert worst[held] == pytest.approx([0.05] * 7)
+    assert worst[half_50] == pytest.approx([0.045] * 4 + [0.025] + [0.045] * 2)
+    assert tables.advice_if_unknown(losses, tables.SEVEN) == [power, power_50]
 
     # (c) and (d): at 0.1 a doubling, a loss of 0.03 needs 2^0.3 times the tokens
-    shares = [tables.advised_share(losses, times) for times in losses]
-    assert shares == [0.3, 0.3, 0.5, 0.5]
-    percents = tables.percent_longer(losses, ("held", 0.3))
+    shares = [tables.advised_share(losses, tables.SEVEN, times) for times in (1, 4, 16)]
+    assert shares == [0.3, 0.3, 0.5]
+    percents = tables.percent_longer(losses, held)
     assert percents == pytest.approx([100 * (2**0.3 - 1)] * 7)
 
 
-def test_a_replicate_counts_only_if_all_its_cells_are_finished():
-    lines = made_up_race(loss_of)
-    last = max(i for i, line in enumerate(lines) if line["times"] == 16)
-    losses = tables.losses_of(lines[:last] + lines[last + 1 :])
-    counts = {times: len(cells["HTML"][tables.LINE]) for times, cells in losses.items()}
-    assert counts == {1: 3, 4: 3, 16: 3, 64: 4}
+def test_both_arms_together(lines):
+    """Power with the long warmup is as low as the line at 4 T0, and lowest at 16."""
+    losses = tables.both_arms()
+    late = tables.Runner("power", 0.5, race.LONG_WARMUP)
+    assert tables.advice_if_unknown(losses, tables.FOURTEEN) == [late]
+    worst = tables.worst_regrets(losses, tables.FOURTEEN, (4, 16))
+    assert worst[late] == pytest.approx([0] * 7)
+    assert worst[tables.POWER] == pytest.approx([0.04] * 7)
+    rows = {name: cells for name, *cells in tables.race_warmup()}
+    assert rows["held, 30%"][-1] == "0.020 [0.020, 0.020], decided"
+
+
+def test_64_T0_has_a_table_if_it_is_trained(lines):
+    rows = {name: cells for name, *cells in tables.race_long()}
+    assert rows["held, 30%"] == 2 * ["0.050 [0.050, 0.050]"] + 2 * ["0.115"]
+    assert rows["half, 30%"][-1] == "0.045"  # at 4 T0
+    lines[:] = [line for line in lines if line["times"] != 64]
+    assert tables.race_long() == []
+
+
+def test_a_replicate_counts_only_if_all_its_cells_are_finished(lines):
+    lines.remove(next(line for line in lines if line["times"] == 16))
+    assert tables.first_arm()[tables.POWER, 16].shape == (7, 3)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +121,7 @@ def test_a_replicate_counts_only_if_all_its_cells_are_finished():
     ],
 )
 def test_a_verdict_follows_the_rule(values, word):
-    assert tables.verdict(np.array(values)).word == word
+    assert tables.verdict(np.array(values)) == word
 
 
 # -- The paper, and the decay ------------------------------------------------------------
@@ -162,14 +173,14 @@ def test_power_finds_the_best_a_and_b(trained, capsys):
 
 
 def test_compare_finds_what_a_held_learning_rate_loses(trained, capsys):
-    assert paper.main(["compare", "--scale=laptop"]) == 0
+    assert paper.main(["compare", "--scale=laptop", "--budgets=1.28M"]) == 0
     rows = printed_rows(capsys)
     # tuned at 80k and 320k, at the lattice's nearest, 0.0091. At 1.28M the best is 4^-0.6
     # of the best at 80k
     x = math.log2(0.009051 / 0.01)
     held = 0.05 * (x + 0.3 * 4) ** 2 - 0.05 * x**2
-    mean, at_longest = rows["Power (fitted) minus WSD"]
-    assert float(at_longest.split()[0]) == pytest.approx(-held, abs=6e-4)
+    (mean,) = rows["Power (fitted) minus WSD"]
+    assert float(mean.split()[0]) == pytest.approx(-held, abs=6e-4)
     assert rows["Power (fitted) minus WSD (fitted)"][0].startswith(("0.000", "-0.000"))
 
 
