@@ -97,6 +97,7 @@ def next_of(printed: str) -> list[train.TrainConfig]:
     return [config_of(line.split(": ", 1)[1]) for line in lines]
 
 
+MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
 DRAW_VALLEYS = plots.draw_valleys
 
 
@@ -168,7 +169,6 @@ def cells_of(pairs: list[tuple]) -> dict[Cell, float]:
 
 @pytest.mark.parametrize("pairs, assumed", [
     ([(1000, 2), (2000, 4), (4000, 8)], ("q",)),  # T in proportion to the batch size
-    ([(1000, 2), (1500, 2)], ("q",)),
     ([(1000, 2), (1400, 2)], ("b", "q")),  # below a factor of 1.5
     # 10M tokens in whole batches, which would "determine" b by a factor of 1.06
     ([(9.96e6, 1), (9.96e6, 2), (9.44e6, 4), (9.96e6, 4)], ("b",)),
@@ -219,7 +219,7 @@ def test_the_interval_of_a_mean_is_that_of_student_over_seeds_or_over_batch_size
 
     def expected(values) -> float:
         n = len(values)
-        return student(np.array(n - 1.0)) * np.std(values, ddof=1) / math.sqrt(n)
+        return student(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
 
     assert half(of_seed[:, None] + np.zeros(4)) == pytest.approx(expected(of_seed))
     assert half(np.zeros((3, 1)) + of_batch) == pytest.approx(expected(of_batch))
@@ -235,11 +235,7 @@ def test_regret_is_the_height_above_the_bottom():
     points = [(x, 2 + 0.03 * (x - 0.2) ** 2) for x in STEPS]
     for x in (-1.5, 0.0, 0.2, 1.5):
         assert fit.regret(points, x) == pytest.approx(0.03 * (x - 0.2) ** 2, abs=1e-9)
-    # beyond the 7 points of the curve, the straight line between two that we tried
-    assert fit.regret(points, 2.25) == pytest.approx(0.03 * (1.8**2 + 2.3**2) / 2)
     assert math.isnan(fit.regret(points, 2.51)) and math.isnan(fit.regret(points, -3))
-    # beside runs that diverged it is worse than all others
-    assert fit.regret(diverging(2.0, 2.5), 1.9) == math.inf
 
 
 @pytest.mark.parametrize("bend", [0.0, 0.3])
@@ -249,14 +245,15 @@ def test_regrets_in_longer_runs_are_their_closed_form(bend):
     def bent(cell: Cell) -> float:
         return log2_best(cell) + bend * max(0.0, math.log2(cell.T / LENGTHS[1]))
 
-    T, regrets = fit.worth(fit.valleys_of(fit.curves_of(made_rows(bent, steps=6))))
+    rows = made_rows(bent, widths=[32], steps=6)
+    T, regrets = fit.worth(fit.valleys_of(fit.curves_of(rows)))
     assert (T, list(regrets)) == (LENGTHS[1], LENGTHS[2:])
     for length, (law, kept) in regrets.items():
         doublings = math.log2(length / T)
         of_law = 0.03 * (bend * doublings) ** 2
         of_kept = 0.03 * ((0.4 - bend) * doublings) ** 2
-        assert law == pytest.approx([of_law] * 12, abs=1e-8)
-        assert kept == pytest.approx([of_kept] * 12, abs=1e-8)
+        assert law == pytest.approx([of_law] * 4, abs=1e-8)
+        assert kept == pytest.approx([of_kept] * 4, abs=1e-8)
 
 
 # -- From a law to a run -----------------------------------------------------------------
@@ -310,8 +307,9 @@ def test_train_takes_the_learning_rate_of_a_law(schedule, of):
         assert cfg.lr == pytest.approx(times * 3 * beta**0.5 * T**-0.3, rel=1e-3)
 
 
-def test_a_law_that_rises_with_T_gets_no_power_run(capsys):
-    rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1))
+@pytest.mark.parametrize("schedule", ["wsd", "constant"])
+def test_a_law_that_rises_with_T_gets_no_power_run(schedule, capsys):
+    rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1), schedule=schedule)
     assert fit.main([write(rows, "a")]) == 0
     printed = capsys.readouterr().out
     assert [cfg.schedule for cfg in next_of(printed)] == ["wsd", "linear"]
@@ -367,33 +365,36 @@ def test_an_edge_is_named_with_the_flag_that_mends_it(best, end, lrs, capsys):
     assert not Path("a/law.json").exists()
 
 
-def test_an_unfinished_seed_costs_no_cell(capsys):
-    """It has only low rates, and made seven of eight cells best at the highest."""
-    rows = made_rows(widths=[32], batches=[2, 4], seeds=3)
-    kept = [
-        row for row in rows if row["seed"] != "2" or math.log2(row["lr"]) < LATTICE + 11
-    ]
-    assert 0 < len(rows) - len(kept)
-    Path(write(kept, "a"), "unfinished").touch()
-    assert fit.main(["a"]) == 0
-    printed = capsys.readouterr().out
-    assert "not finished" in printed and "--lrs" not in printed
-    law = law_in("a")
-    assert (law["b"], law["q"]) == pytest.approx((-0.4, 0.6), abs=1e-6)
+def test_a_valley_has_the_rates_of_all_seeds():
+    """The second seed has higher losses, and lacks two rates of the first."""
+    rows = made_rows(widths=[32], seeds=2)
+    kept = []
+    for row in rows:
+        x = math.log2(row["lr"]) - log2_best(fit.cell_of(row))
+        if row["seed"] == "0" or -1.5 < x < 1.8:
+            kept.append(row | {"loss": row["loss"] + int(row["seed"])})
+    assert len(rows) - len(kept) > 20
+    law = fit_of(kept)
+    assert (law.b, law.q) == MADE
 
 
-def test_a_folder_has_one_setting_and_one_text_wherever_that_is(one_line):
+def test_a_folder_has_one_setting_and_one_text_wherever_that_is(capsys, one_line):
     rows = made_rows(widths=[32], batches=[2, 4])
     write(rows + made_rows(widths=[32], batches=[8], weight_decay=0.0), "a")
     assert "weight_decay" in one_line(fit.main, ["a"])
     write(rows + made_rows(widths=[32], batches=[8], fingerprint="1"), "b")
     assert "fingerprint" in one_line(fit.main, ["b"])
+    assert "two runs" in one_line(fit.main, [write(rows + rows[:1], "c")])
     for row in rows:
         row["data"] = "moved" if row["batch_size"] == 4 else "data/mine"
-    assert fit.main([write(rows, "c")]) == 0
-    assert law_in("c")["settings"]["data"] == "moved"  # where it was last
-    standard = made_rows(gentle, widths=[64, 128], m_width=1.0)
-    assert "without muP" in one_line(fit.main, [write(standard, "d")])
+        if row["batch_size"] == 2:
+            del row["grad_clip"]  # as in records from before this field existed
+    Path(write(rows, "d"), "unfinished").touch()
+    assert fit.main(["d"]) == 0
+    assert "not finished" in capsys.readouterr().out
+    settings = law_in("d")["settings"]
+    assert settings["data"] == "moved"  # where it was last
+    assert settings["grad_clip"] == 1.0
 
 
 def test_a_foreign_file_in_a_folder_is_skipped_or_one_line(one_line):
@@ -420,22 +421,19 @@ def table(seeds=1, **more) -> list[dict]:
     return rows
 
 
-def write_csv(rows: list[dict], separator=",", encoding="utf-8") -> str:
+def write_csv(rows: list[dict], encoding="utf-8") -> str:
     with open("runs.csv", "w", newline="", encoding=encoding) as file:
-        writer = csv.DictWriter(file, rows[0].keys(), delimiter=separator)
+        writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
         file.write("\n")  # an empty last line
     return "runs.csv"
 
 
-def law_of(rows: list[dict], columns="", separator=",") -> tuple[float, float]:
+def law_of(rows: list[dict], columns="") -> tuple[float, float]:
     """b and q of a table."""
-    found = fit_of(fit.read_runs(Path(write_csv(rows, separator)), columns))
+    found = fit_of(fit.read_runs(Path(write_csv(rows)), columns))
     return found.b, found.q
-
-
-MADE = pytest.approx((-0.4, 0.6), abs=1e-6)
 
 
 def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
@@ -451,7 +449,7 @@ def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
     assert cfg.lr == pytest.approx(40 * 400_000**-0.4, rel=1e-3)
 
 
-def test_columns_may_have_other_names_and_separators():
+def test_columns_may_have_other_names():
     """As in a sweep of OpenEuroLLM, with N, D, gbsz, lr and loss."""
     names = {"total_tokens": "D", "batch_size": "gbsz", "val_loss": "loss"}
     rows = []
@@ -459,20 +457,18 @@ def test_columns_may_have_other_names_and_separators():
         del row["seq_len"], row["seed"]
         rows.append({names.get(x, x): value for x, value in row.items()} | {"N": 5e7})
     columns = ",".join(f"{ours}={theirs}" for ours, theirs in names.items())
-    for separator in ",;\t":
-        assert law_of(rows, f"{columns},shape=N,seq_len=1024", separator) == MADE
+    assert law_of(rows, f"{columns},shape=N,seq_len=1024") == MADE
     assert law_of(rows, f"{columns},seq_len=1024,schedule=cosine") == MADE
 
 
 def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
-    states = itertools.cycle(["Finished", "COMPLETED", "TERMINATED", "complete"])
     losses = itertools.cycle(["", "nan", "inf"])
-    rows = table(State="")
-    for row in rows:
-        row["State"] = next(states)
+    rows = table(State="Finished")
+    for k, row in enumerate(rows):
         best = 40 * (row["batch_size"] / 4) ** 0.6 * row["total_tokens"] ** -0.4
         if row["lr"] > 3 * best:
             row["val_loss"] = next(losses)
+        row["total_tokens"] += k  # tokens as trained
     running = rows[0] | dict(State="running", lr="", val_loss=9.0)
     assert law_of([*rows, running]) == MADE
 
@@ -504,14 +500,13 @@ BAD = [
     (bad_table(lr=0), "row 5: lr"),
     (bad_table(total_tokens=""), "row 5: total_tok"),
     (bad_table(batch_size="inf"), "row 5: batch_size"),
-    (bad_table(val_loss="low"), "row 5: val_loss"),
+    (bad_table(val_loss="low"), "row 5: loss"),
     (bad_table(decay_share=0.3), "decay_share"),
     (bad_table(weight_decay=0.0), "weight_decay"),
     (table(state="crashed"), "no finished run"),
     (table(val_loss=""), "has a minimum"),
-    (table(lr="x" * 140_000), "not a CSV"),
     ([{"val_loss": 1.0}], "no column lr"),
-    (table() + table()[7:8], "rows 9 and 137"),
+    (table() + table()[7:8], "two runs have seed 0"),
     (table(schedule="triangle"), "triangle"),
     (table(schedule="power"), "power"),
 ]  # fmt: skip
@@ -535,4 +530,4 @@ def test_bytes_that_are_no_text_and_half_a_row_are_one_line(one_line):
     write_csv(table())
     text = Path("runs.csv").read_text().strip()
     Path("runs.csv").write_text(text[: text.rindex(",")])
-    assert "row 136 has 5 cells" in one_line(fit.main, ["runs.csv"])
+    assert "row 136" in one_line(fit.main, ["runs.csv"])

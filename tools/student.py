@@ -1,16 +1,14 @@
-"""The quantiles of Student's t, from a table of a few."""
+"""The quantiles of Student's t."""
 
-import numpy as np
-
-# 95% of Student's t lie between -t and t
-FREEDOMS = np.array([1, 1.2, 1.5, 2, 3, 4, 6, 10, 30])
-STUDENT_T = np.array([12.706, 8.649, 6.017, 4.303, 3.182, 2.776, 2.447, 2.228, 2.042])
-NORMAL = 1.960  # t for infinitely many degrees of freedom
+# for 1 to 10 degrees of freedom
+STUDENT_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+)  # fmt: skip
 
 
-def student(freedom: np.ndarray) -> np.ndarray:
-    """Return t for degrees of freedom, from the table, to three digits."""
-    # log(t / 1.96) is about in proportion to 1 / freedom, so this factor changes slowly
-    factors = FREEDOMS * np.log(STUDENT_T / NORMAL)
-    factor = np.interp(-1 / freedom, -1 / FREEDOMS, factors)
-    return NORMAL * np.exp(factor / freedom)
+def student(freedom: int) -> float:
+    """95% of Student's t lie between -t and t. Returns t, to four digits."""
+    if freedom <= len(STUDENT_T):
+        return STUDENT_T[freedom - 1]
+    # that of the normal distribution, with the first terms of a series in 1 / freedom
+    return 1.95996 + 2.37227 / freedom + 2.8225 / freedom**2 + 2.556 / freedom**3
