@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -71,6 +72,18 @@ def files_in(folder: Path) -> dict:
     """Every file of a folder, with the time of its last change."""
     found = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
     return {path: path.stat().st_mtime_ns for path in found}
+
+
+def cells_of(page: str) -> dict[tuple, str]:
+    """{(table, row, column): text} of the tables of a page, as research/TABLES.md."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        name, _, rest = section.partition("\n")
+        lines = re.findall(r"^\| ?(.*?) ?\|$", rest, re.M)
+        head, *rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+        for row in rows:
+            found |= {(name, row[0], c): cell for c, cell in zip(head[1:], row[1:])}
+    return found
 
 
 # -- Fixtures ----------------------------------------------------------------------------
