@@ -18,38 +18,34 @@ from tools.flags import UserError
 
 # -- Presets -----------------------------------------------------------------------------
 
-PAPER = {  # m_width, m_emb, m_res, init_std, parameters, active ones without the embedding
-    "12M": (0.5, 1, 1, 0.02, 12_329_088, 6_037_632),
-    "36M": (1, 1, 1, 0.02, 36_716_800, 24_133_888),
-    "121M": (2, 1, 1, 0.02, 121_668_096, 96_502_272),
-    "36M-power": (1, 12, 0.26, 0.1, 36_716_800, 24_133_888),
-    "1B": (6, 12, 0.22, 0.1, 1_208_083_968, 1_132_586_496),
-    "1B-moe": (4, 12, 0.28, 0.1, 1_334_625_280, 378_323_968),
-    "PowerLM-3B": (8, 12, 0.22, 0.1, 3_510_819_072, 3_397_572_864),
-    "PowerMoE-3B": (6, 12, 0.22, 0.1, 3_298_788_864, 807_372_288),
+PAPER = {
+    # m_width, m_emb, m_res, init_std, batch_size, parameters, active ones but embeddings
+    "12M": (0.5, 1, 1, 0.02, 128, 12_329_088, 6_037_632),
+    "36M": (1, 1, 1, 0.02, 128, 36_716_800, 24_133_888),
+    "121M": (2, 1, 1, 0.02, 128, 121_668_096, 96_502_272),
+    "36M-power": (1, 12, 0.26, 0.1, 128, 36_716_800, 24_133_888),
+    "1B": (6, 12, 0.22, 0.1, 1024, 1_208_083_968, 1_132_586_496),
+    "1B-moe": (4, 12, 0.28, 0.1, 1024, 1_334_625_280, 378_323_968),
+    "PowerLM-3B": (8, 12, 0.22, 0.1, 1024, 3_510_819_072, 3_397_572_864),
+    "PowerMoE-3B": (6, 12, 0.22, 0.1, 1024, 3_298_788_864, 807_372_288),
 }
 
 
 @pytest.mark.parametrize("preset", PAPER)
 def test_presets_are_the_papers_tables(preset):
     cfg = make_config(preset=preset)
-    *multipliers, parameters, active = PAPER[preset]
-    assert [cfg.m_width, cfg.m_emb, cfg.m_res, cfg.init_std] == multipliers
+    *settings, parameters, active = PAPER[preset]
+    found = [cfg.m_width, cfg.m_emb, cfg.m_res, cfg.init_std, cfg.batch_size]
+    assert found == settings
     assert (cfg.d_head, cfg.seq_len, cfg.vocab_size) == (64, 4096, 49152)
     assert cfg.logits_scaling == cfg.m_width and cfg.attention_multiplier == 1 / 64
     model = empty_model(cfg)
-    embedding = cfg.vocab_size * cfg.n_embd
     assert model.n_params() == parameters
-    assert model.n_active_params() == active + embedding
-
-
-@pytest.mark.parametrize("preset", PAPER)
-def test_presets_train_as_in_the_paper(preset):
-    cfg = make_config(preset=preset)
+    assert model.n_active_params() == active + cfg.vocab_size * cfg.n_embd
+    # how they train
     assert (cfg.power_a, cfg.power_b, cfg.power_q, cfg.lr_max) == (4, -0.51, 1, 0.02)
     assert (cfg.beta1, cfg.beta2, cfg.adam_eps) == (0.9, 0.95, 1e-10)
     assert (cfg.weight_decay, cfg.grad_clip, cfg.warmup_tokens) == (0.1, 1, 10**9)
-    assert cfg.batch_size == (128 if "M" in preset.partition("-")[0] else 1024)
 
 
 @pytest.mark.parametrize("preset", ["laptop", "laptop-moe"])
@@ -105,6 +101,7 @@ DECAYS = [  # settings, and the last tokens of a run that decay
     (dict(preset="36M"), 32 * 10**8),  # and the paper's in its own
     (dict(preset="1B"), 100 * 10**9),
     (dict(preset="1B-moe"), 100 * 10**9),
+    (dict(preset="PowerLM-3B"), 250 * 10**9),
     (dict(preset="PowerMoE-3B"), 500 * 10**9),
     (dict(decay_share=0), 0),
     (dict(schedule="cosine"), 0),

@@ -1,10 +1,7 @@
 """The Python code of docs/elsewhere.md runs, in the loops that it is for."""
 
-import csv
-import itertools
 import math
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,10 @@ import transformers
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-import fit
 import mup
 from config import GPTConfig
 from model import GPT
-from schedules import PAPER_LAW, best_lr, decay, power_law, warmup
+from schedules import decay, power_law, warmup
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
@@ -130,25 +126,3 @@ def test_power_has_the_learning_rates_of_a_production_run():
     for trillions, lr in RIGEL.items():
         n = round(trillions * 1e12 / (10 * step)) * 10 * step
         assert round(schedule(n), 6) == lr
-
-
-# -- A law from your own table -----------------------------------------------------------
-
-
-def test_the_command_of_the_page_finds_the_law_of_a_table():
-    law = PAPER_LAW._replace(a=3.0, b=-0.4, q=0.6)
-    rows = []
-    for batch, T, j in itertools.product((4, 8), (10**6, 4 * 10**6), range(-4, 5)):
-        lr = best_lr(T, batch * 2048 / 4096, law) * 2 ** (j / 2)
-        row = {"lr": lr, "batch_size": batch, "tokens": T + j, "State": "finished"}
-        rows.append(row | {"val/loss": 2 + 0.01 * j**2})
-    rows.append(rows[4] | {"val/loss": 0.1, "State": "crashed"})
-    with open("runs.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys())
-        table.writeheader()
-        table.writerows(rows)
-    section = PAGE.partition("## A law from your own table")[2]
-    command = re.search(r"^python fit.py (.*)$", section, re.M)[1]
-    assert fit.main(shlex.split(command)) == 0
-    found = fit.files.read_json(Path("law.json"))
-    assert [found[name] for name in "abq"] == pytest.approx([3.0, -0.4, 0.6], rel=0.01)

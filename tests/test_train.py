@@ -11,8 +11,7 @@ import torch
 import config
 import data
 import train
-from conftest import FEW_VALIDATED, MOE, SMALL, STEP, argv, files_in, metrics, newest
-from conftest import record_of
+from conftest import FEW_VALIDATED, MOE, SMALL, STEP, argv, metrics, newest, record_of
 from eval import load_model
 from schedules import make_schedule, rates
 from tools import files
@@ -260,6 +259,6 @@ def test_a_mistake_is_one_line(typed, word, corpus_path, tmp_path, one_line):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("{}")  # of another program
-    before = files_in(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     assert word in one_line(train.main, typed.split())
-    assert files_in(tmp_path) == before
+    assert sorted(tmp_path.rglob("*")) == before
