@@ -45,21 +45,15 @@ SOLUTIONS = {  # file: source of the functions that it lacks
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
-def test_a_solution_passes_and_an_empty_file_fails(name, monkeypatch):
+def test_a_solution_passes(name, monkeypatch):
     monkeypatch.setattr(power, "HELD_OUT", power.HELD_OUT[:16])
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     exercise = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(exercise)
-    tests = [test for key, test in vars(exercise).items() if key.startswith("test_")]
-
-    def run(test) -> None:
-        wanted = inspect.signature(test).parameters  # only ever monkeypatch
-        test(*[monkeypatch for _ in wanted])
-
-    for test in tests:
-        with pytest.raises(NotImplementedError):
-            run(test)
     vars(exercise).update(copy=copy, math=math, np=np, torch=torch)
     exec(SOLUTIONS[name], vars(exercise))
+    tests = [test for key, test in vars(exercise).items() if key.startswith("test_")]
+    assert tests
     for test in tests:
-        run(test)
+        wanted = inspect.signature(test).parameters  # monkeypatch, if anything
+        test(*[monkeypatch for _ in wanted])
