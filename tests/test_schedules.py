@@ -38,6 +38,7 @@ def test_the_papers_numbers():
     assert schedule_of(decay_share=0)(1e12) == pytest.approx(0.0031071, abs=5e-8)
     # after the warmup of 1B tokens, a batch of 128 is below the ceiling already
     assert schedule_of(batch_size=128)(1e9) == pytest.approx(0.0132, abs=5e-5)
+    assert schedule_of(batch_size=128)(5e8) == pytest.approx(0.0066, abs=5e-5)
     assert schedule_of(batch_size=256)(1e9) == 0.02
 
 
