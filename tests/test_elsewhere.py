@@ -100,17 +100,17 @@ def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(monkeyp
         return step(optimizer, *args)
 
     monkeypatch.setattr(AdamW, "step", look)
-    for steps, checkpoint in ((40, None), (60, "out/checkpoint-20")):
+    for steps, checkpoint in ((50, None), (80, "out/checkpoint-25")):
         args = transformers.TrainingArguments(
-            "out", max_steps=steps, per_device_train_batch_size=1, save_steps=20,
+            "out", max_steps=steps, per_device_train_batch_size=1, save_steps=25,
             use_cpu=True, report_to="none", disable_tqdm=True,
             remove_unused_columns=False,
         )  # fmt: skip
         names = take_home(steps * BATCH, model=Model(), args=args, checkpoint=checkpoint)
         names["dataset"] = [{"x": torch.ones(1)}] * steps
         exec(block("The Trainer of transformers"), names)
-    expected = rates(40 * BATCH, 40)
-    expected += rates(60 * BATCH, 60, first=20)  # 20 is before the first decay
+    expected = rates(50 * BATCH, 50)
+    expected += rates(80 * BATCH, 80, first=25)  # 25 is before the first decay
     assert seen == pytest.approx(expected)
 
 
