@@ -173,9 +173,6 @@ def test_killed_again_and_again_a_run_ends_with_the_same_bits(
             shutil.rmtree("run")  # it ended before we could kill it
         else:
             n_killed += 1
-    with open(log, "a") as file:  # where the worst moments would leave it
-        file.write('{"tokens": 5376, "lo')
-    Path("run/ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
     assert train.main(typed) == 0
     found = everything("run")
     # a kill after the last validation repeats its line
@@ -198,6 +195,15 @@ def test_a_full_disk_is_one_line(undisturbed, corpus_path, one_line):
     assert list(Path("run/ckpt").iterdir()) == []
     assert train.main(typed) == 0
     assert_same(everything("run"), undisturbed)
+
+
+def test_half_a_line_and_half_a_checkpoint_do_no_harm(run, undisturbed):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"tokens": 5376, "lo')
+    (run / "ckpt/.0000000000005376.pt.tmp").write_bytes(b"half a checkpoint")
+    assert train.main(RESUME) == 0
+    assert list(run.rglob("*.tmp")) == []
+    assert_same(everything(run), undisturbed)
 
 
 class Malice:
