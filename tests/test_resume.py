@@ -197,6 +197,15 @@ def test_a_full_disk_is_one_line(undisturbed, corpus_path, one_line):
     assert_same(everything("run"), undisturbed)
 
 
+def test_a_file_is_whole_at_every_moment():
+    file = Path("file")
+    file.write_text("old")
+    with files.replacing(file) as temporary:
+        temporary.write_text("half")
+        assert file.read_text() == "old"
+    assert file.read_text() == "half"
+
+
 def test_half_a_line_and_half_a_checkpoint_do_no_harm(run, undisturbed):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"tokens": 5376, "lo')
