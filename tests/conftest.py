@@ -1,6 +1,9 @@
+"""What several tests share: fixtures, a small run, and readers of what it leaves."""
+
 import inspect
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +24,69 @@ import torch
 
 import data
 import train
+from schedules import WITH_DECAY
+from tools import files
 from tools.prepare import prepare
 
 torch.set_num_threads(1)
+
+# -- A small run -------------------------------------------------------------------------
+
+STEP = 256  # tokens
+SMALL = dict(
+    n_layer=1, n_embd=32, n_head=2, seq_len=32, base_width=16, init_std=0.05, m_emb=1.0,
+    batch_size=8, total_tokens=30 * STEP, warmup_tokens=4 * STEP, device="cpu",
+    dtype="float32", log_every=STEP, eval_every=10 * STEP,
+)  # fmt: skip
+MOE = dict(n_ffn=40, n_expert=4, n_expert_active=2)
+FEW_VALIDATED = dict(eval_tokens=320, final_eval_tokens=640)
+
+
+def argv(**changed) -> list[str]:
+    """The command line of a small run, under Power if not changed."""
+    schedule = changed.get("schedule", "power")
+    fields = dict(SMALL)
+    if schedule != "power":
+        fields["lr"] = 0.02
+    if schedule in WITH_DECAY:
+        fields["decay_share"] = 0.1
+    if "minutes" in changed:
+        del fields["total_tokens"]
+    return [f"--{name}={value}" for name, value in (fields | changed).items()]
+
+
+def metrics(run, key: str = "loss") -> list[dict]:
+    return [line for line in files.read_metrics(Path(run)) if key in line]
+
+
+def record_of(run) -> dict:
+    return files.read_json(Path(run, "record.json"))
+
+
+def newest(run) -> dict:
+    """The newest checkpoint."""
+    return torch.load(max(Path(run, "ckpt").iterdir()), weights_only=True)
+
+
+def files_in(folder: Path) -> dict:
+    """Every file of a folder, with the time of its last change."""
+    found = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def cells_of(page: str) -> dict[tuple, str]:
+    """{(table, row, column): text} of the tables of a page, as research/TABLES.md."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        name, _, rest = section.partition("\n")
+        lines = re.findall(r"^\| ?(.*?) ?\|$", rest, re.M)
+        head, *rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+        for row in rows:
+            found |= {(name, row[0], c): cell for c, cell in zip(head[1:], row[1:])}
+    return found
+
+
+# -- Fixtures ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from conftest import cells_of
 from schedules import Schedule, constant, cosine, decay, power_law, warmup
 
 ROOT = Path(__file__).parent.parent
@@ -27,41 +28,24 @@ def block(name: str) -> str:
 # -- Numbers -----------------------------------------------------------------------------
 
 NUMBERS = json.loads(block("numbers"))
-ROWS = {  # line of the page: row of the table "race"
-    "held, 30%": "held, 30%",
-    "held, 50%": "held, 50%",
-    "half, 30%": "half, 30%",
-    "half, 50%": "half, 50%",
-    "Power, 50%": "power, 50%",
-    "linear": "line",
-}
-
-
-def cell(table: str, row: str, column: str) -> list[float]:
-    """[value, low, high] of a cell of research/TABLES.md."""
-    tables = (ROOT / "research/TABLES.md").read_text(encoding="utf-8")
-    section = tables.partition(f"\n## {table}\n")[2].partition("\n## ")[0]
-    lines = re.findall(r"^\| ?(.*?) ?\|$", section, re.M)
-    head, _, *rows = [[text.strip() for text in line.split(" | ")] for line in lines]
-    (cells,) = [cells for cells in rows if cells[0] == row]
-    text = cells[head.index(column)]
-    return [float(x) for x in re.findall(r"-?\d+\.\d+", text)]
+ROWS = {"Power, 50%": "power, 50%", "linear": "line"}  # others have the same name
 
 
 def shown(row: dict) -> list[float]:
     return [row["difference"], row["low"], row["high"]]
 
 
-def test_the_differences_are_those_of_the_tables():
+def test_the_numbers_of_the_page_are_those_of_the_tables():
+    page = (ROOT / "research/TABLES.md").read_text(encoding="utf-8")
+    cells = {}
+    for place, text in cells_of(page).items():
+        cells[place] = [float(x) for x in re.findall(r"-?\d+\.\d+", text)]
     rows = {(row["line"], row["times"]): shown(row) for row in NUMBERS["rows"]}
-    assert len(rows) == 3 * len(ROWS)
+    assert len(rows) == 3 * 6
     for (line, times), numbers in rows.items():
         column = f"{times} T0".removeprefix("1 ")
-        assert numbers == cell("race", ROWS[line], column), (line, times)
-
-
-def test_the_exponent_of_a_line_is_that_of_the_tables():
-    numbers = cell("b by decay", "linear to 0", "b")
+        assert numbers == cells["race", ROWS.get(line, line), column], (line, times)
+    numbers = cells["b by decay", "linear to 0", "b"]
     assert shown(NUMBERS["b of a line"]) == numbers
     assert NUMBERS["b"]["linear"] == numbers[0]
 
@@ -76,15 +60,10 @@ def fill(name: str, **values) -> str:
 
 def rates(lines: str, steps: int) -> list[float]:
     """The learning rates of an optimizer that follows the lines by a LambdaLR."""
-    optimizer = SGD([torch.zeros(1)], lr=1.0)
-    names = {"optimizer": optimizer}
+    names = {"optimizer": SGD([torch.zeros(1)], lr=1.0)}
     exec(lines + fill("lambda-lines"), names)
-    found = []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        names["scheduler"].step()
-    return found
+    (factor,) = names["scheduler"].lr_lambdas
+    return [factor(step) for step in range(steps)]
 
 
 def middles(schedule: Schedule, batch: int, steps: int) -> list[float]:

@@ -34,6 +34,7 @@ def test_the_papers_numbers():
     assert schedule_of(decay_share=0)(1e12) == pytest.approx(0.0031071, abs=5e-8)
     # after the warmup of 1B tokens, a batch of 128 is below the ceiling already
     assert schedule_of(batch_size=128)(1e9) == pytest.approx(0.0132, abs=5e-5)
+    assert schedule_of(batch_size=128)(5e8) == pytest.approx(0.0066, abs=5e-5)
     assert schedule_of(batch_size=256)(1e9) == 0.02
 
 
@@ -91,15 +92,15 @@ def test_phases_of_length_zero_and_tokens_past_the_end():
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_no_step_has_learning_rate_zero(kind):
-    for steps, warm in ((1, 0), (1, 99), (50, 2500)):
-        total = 100 * steps  # 100 tokens per step, and the decay starts after the warmup
-        phases = dict(
-            total_tokens=total, warmup_tokens=warm, decay_share=0.99 - warm / total
-        )
-        step_of_100 = dict(batch_size=1, seq_len=100, min_lr_ratio=0)
-        schedule = schedule_of(schedule=kind, **step_of_100, **phases)
-        assert all(schedule(100 * step + 50) > 0 for step in range(steps))
+@pytest.mark.parametrize("steps, warm", [(1, 0), (1, 99), (50, 2500)])
+def test_no_step_has_learning_rate_zero(kind, steps, warm):
+    """A step has 100 tokens. The decay starts right after the warmup."""
+    total = 100 * steps
+    phases = dict(total_tokens=total, warmup_tokens=warm, decay_share=0.99 - warm / total)
+    schedule = schedule_of(
+        schedule=kind, batch_size=1, seq_len=100, min_lr_ratio=0, **phases
+    )
+    assert all(schedule(100 * step + 50) > 0 for step in range(steps))
 
 
 # -- From a law to a learning rate -------------------------------------------------------
@@ -110,26 +111,20 @@ def test_peaks_are_those_of_the_nearest_row():
         for T in (320e3, 5.12e6):
             expected = c * (T / 1.28e6) ** e
             assert schedules.peak(name, share, T) == pytest.approx(expected)
-    for T in (1e3, 320e3, 1.28e6, 20e6):
+    for T in (1e3, 1.28e6, 20e6):
         assert schedules.peak("constant", 0.0, T) == schedules.peak("wsd", 0.0, T)
         assert schedules.peak("linear", 0.0, T) == schedules.peak("wsd", 1.0, T)
         assert schedules.peak("wsd", 0.12, T) == schedules.peak("wsd", 0.1, T)
         assert schedules.peak("mine", 0.3, T) == 1
-        # the more decays, the higher
-        peaks = [schedules.peak("wsd", share / 100, T) for share in range(101)]
-        assert peaks == sorted(peaks)
     assert schedules.peak("linear", 0.0, 1e12) == schedules.peak("linear", 0.0, 20e6)
 
 
 def test_power_has_one_law_for_all_lengths():
     law = config.LAPTOP_LAW
-    short, long = (
-        schedules.rates(law, config.make_config(total_tokens=T)) for T in (10**6, 10**8)
-    )
-    assert short == long
-    b, q = (short[name] for name in ("power_b", "power_q"))
-    assert (b, q) == (law.b, law.q)
-    assert short["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
+    for T in (10**6, 10**8):
+        found = schedules.rates(law, config.make_config(total_tokens=T))
+        assert (found["power_b"], found["power_q"]) == (law.b, law.q)
+        assert found["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
 
 
 # -- Other programs ----------------------------------------------------------------------
