@@ -337,15 +337,20 @@ def pilot_numbers() -> dict[tuple, list[float]]:
     return numbers
 
 
-def race_pilots() -> Rows:
+def pilots_of(schedule: str) -> tuple[float, np.ndarray]:
+    """The spread of its number within a cell, in octaves, and of 50% over 30% [3]."""
     numbers = pilot_numbers()
+    # both [cells, replicates]
+    usual = np.array([numbers[cell, schedule, 0.3] for cell in race.CELLS])
+    longer = np.array([numbers[cell, schedule, 0.5] for cell in race.CELLS])
+    spread = math.sqrt(np.var(usual, axis=1, ddof=1).mean())
+    return spread, np.exp2(over(np.nanmean(longer - usual, axis=1)))
+
+
+def race_pilots() -> Rows:
     rows = []
     for schedule in ("held", "power"):
-        # both [cells, replicates]
-        usual = np.array([numbers[cell, schedule, 0.3] for cell in race.CELLS])
-        longer = np.array([numbers[cell, schedule, 0.5] for cell in race.CELLS])
-        spread = math.sqrt(np.var(usual, axis=1, ddof=1).mean())
-        ratio = np.exp2(over(np.nanmean(longer - usual, axis=1)))
+        spread, ratio = pilots_of(schedule)
         rows.append([schedule, f"{spread:.2f}", show(ratio, ".2f")])
     return rows
 
@@ -542,13 +547,20 @@ def peak_ratios() -> dict[tuple, dict]:
 
 
 def fitted_peaks() -> dict[tuple, tuple[float, float]]:
-    """{row of schedules.PEAKS: (c, e)}, by least squares. Power has no e."""
+    """{row of schedules.PEAKS: (c, e)}, by least squares.
+
+    Power has no e. The rows of 50% are those of 30%, times what the race's pilots say.
+    """
     fitted = {}
     for row, ratios in peak_ratios().items():
         x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
         y = list(ratios.values())
         e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
         fitted[row] = (2**c, e)
+    for schedule, runner in (("wsd", "held"), ("power", "power")):
+        c, e = fitted[schedule, 0.3]
+        _, (ratio, _, _) = pilots_of(runner)
+        fitted[schedule, 0.5] = (c * ratio, e)
     return fitted
 
 
@@ -556,7 +568,7 @@ def peaks() -> Rows:
     rows = []
     for row, (c, e) in fitted_peaks().items():
         schedule, share = row
-        ratios = sorted(peak_ratios()[row].items())  # by batch size, and then by T
+        ratios = sorted(peak_ratios().get(row, {}).items())  # by batch size, then by T
         texts = [f"{2**ratio:.2f}" for _, ratio in ratios]
         name = f"{schedule}, {share:.0%}"
         rows.append([name, f"{c:.2f}", f"{e:.2f}", ", ".join(texts)])

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -93,8 +94,8 @@ def config_of(command: str) -> train.TrainConfig:
 
 def next_of(printed: str) -> list[train.TrainConfig]:
     """The configs of the printed commands."""
-    lines = [line for line in printed.splitlines() if line.startswith("next")]
-    return [config_of(line.split(": ", 1)[1]) for line in lines]
+    commands = re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M)
+    return [config_of(command) for command in commands]
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
@@ -262,9 +263,10 @@ def test_regrets_in_longer_runs_are_their_closed_form(bend):
 def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
     more = dict(weight_decay=0.05, base_width=256, data="a b", preset="laptop-moe")
     assert fit.main([write(made_rows(gentle, batches=[2, 4], **more), "a")]) == 0
-    unknown_end, known_end = next_of(capsys.readouterr().out)
-    assert (unknown_end.schedule, known_end.schedule) == ("power", "linear")
-    for cfg in (unknown_end, known_end):
+    configs = next_of(capsys.readouterr().out)
+    endings = [(cfg.schedule, cfg.decay_share) for cfg in configs]
+    assert endings == [("wsd", 0.1), ("power", 0.1), ("wsd", 0.5)]
+    for cfg in configs:
         assert cfg.total_tokens == 16 * LENGTHS[-1] and cfg.batch_size == 2
         assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
         assert (cfg.n_layer, cfg.n_embd, cfg.n_expert) == (2, 128, 8)
@@ -312,7 +314,7 @@ def test_a_law_that_rises_with_T_gets_no_power_run(schedule, capsys):
     rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1), schedule=schedule)
     assert fit.main([write(rows, "a")]) == 0
     printed = capsys.readouterr().out
-    assert [cfg.schedule for cfg in next_of(printed)] == ["wsd", "linear"]
+    assert [cfg.schedule for cfg in next_of(printed)] == ["wsd", "wsd"]
 
 
 # -- A pilot, and the folder of a sweep --------------------------------------------------
@@ -340,7 +342,9 @@ def test_a_pilot_gives_one_number_and_a_figure(monkeypatch, capsys):
     law = law_in("a")
     assert (law["schedule"], law["b"], law["q"]) == ("power", -0.3, 0.5)
     assert law["a"] * 0.25**0.5 * 327_680**-0.3 == pytest.approx(0.008, rel=2e-3)
-    cfg, _ = next_of(printed)
+    half, cfg, _ = next_of(printed)
+    # half of the number that a pilot of WSD would have
+    assert half.lr == pytest.approx(0.5 * 0.008 / PEAKS["power", 0.3][0], rel=0.15)
     assert (cfg.schedule, cfg.decay_share) == ("power", 0.3)
     assert cfg.total_tokens == pytest.approx(16 * 327_680, rel=1e-2)
     assert cfg.warmup_tokens == 32_768
@@ -441,9 +445,10 @@ def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
     law = law_in(".")
     assert (law["b"], law["q"]) == MADE and law["a"] == pytest.approx(40, rel=1e-6)
     assert (law["schedule"], law["decay_share"]) == ("wsd", 0.3)
-    unknown_end, known_end = next_of(capsys.readouterr().out)
-    assert unknown_end.power_a == pytest.approx(40 * PEAKS["power", 0.3][0], rel=1e-3)
-    assert (unknown_end.seq_len, known_end.seq_len) == (1024, 1024)
+    configs = next_of(capsys.readouterr().out)
+    assert [cfg.seq_len for cfg in configs] == [1024] * 3
+    a = configs[1].power_a
+    assert a == pytest.approx(40 * PEAKS["power", 0.3][0], rel=1e-3)
     at = "--total_tokens 400k --schedule wsd --batch_size 4 --warmup_tokens 8192"
     cfg = config_of(f"python train.py --law law.json {at}")
     assert cfg.lr == pytest.approx(40 * 400_000**-0.4, rel=1e-3)
