@@ -52,7 +52,7 @@ def routing(run) -> list[float]:
     """What an MoE logs of its routers."""
     found = []
     for line in metrics(run, "aux_loss"):
-        found += [line["aux_loss"], line["router_entropy"], *line["max_load"]]
+        found += [line["aux_loss"], *line["max_load"]]
     return found
 
 
