@@ -75,19 +75,6 @@ def test_greedy_text_slides_through_the_window():
         assert torch.equal(gpt.generate(text, n, temperature=0), expected)
 
 
-@torch.no_grad()
-def test_samples_have_the_probabilities_of_the_top_k():
-    gpt = tiny()
-    idx = some_tokens(1, 9)
-    best, tokens = gpt(idx)[0, -1].topk(3)
-    expected = (best / 0.01).softmax(-1)
-    torch.manual_seed(0)
-    new = gpt.generate(idx.expand(5000, -1), 1, temperature=0.01, top_k=3)[:, -1]
-    shares = torch.stack([(new == token).float().mean() for token in tokens])
-    assert shares.sum().item() == pytest.approx(1)
-    torch.testing.assert_close(shares, expected, rtol=0, atol=0.03)
-
-
 def test_a_sample_ends_with_the_document(monkeypatch):
     """The model continues after end-of-text, and has tokens that the tokenizer lacks."""
     model = tiny(vocab_size=300)
