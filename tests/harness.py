@@ -29,9 +29,7 @@ def text(least: int = 1, most: int = 12) -> str:
 
 def labelled(i: int, labels: str) -> dict:
     """Choices with labels, and the label of the right one."""
-    texts = [text(1, 8) for _ in labels]
-    if i % 4 == 1:
-        texts[0] = f"  {texts[0]} "
+    texts = [f" {text(1, 8)}" * (i % 2) + text(1, 8) + " " * (i % 3) for _ in labels]
     if i % 4 == 2:  # all equally likely
         texts = [texts[0]] * len(labels)
     choices = {"text": texts, "label": list(labels)}
@@ -44,14 +42,10 @@ def arc(i: int) -> dict:
 
 
 def openbookqa(i: int) -> dict:
-    stem = text(1, 30) + ["", " ", "\n"][i % 3]
-    if i == 5:
-        stem = ""
-    if i == 6:  # longer than the window
-        stem = text(200, 300)
+    # no context, and one longer than the window
+    stem = {5: "", 6: text(200, 300)}.get(i, text(1, 30) + " " * (i % 3))
     item = {"question_stem": stem} | labelled(i, "ABCD")
-    item["answerKey"] = " " * (i % 3) + item["answerKey"]
-    return item
+    return item | {"answerKey": " " * (i % 3) + item["answerKey"]}
 
 
 def boolq(i: int) -> dict:

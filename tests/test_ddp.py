@@ -44,7 +44,7 @@ def logged(run) -> list[float]:
     found = [line["val_loss"] for line in metrics(run, "val_loss")]
     for line in metrics(run):
         found += [line["loss"], line["grad_norm"], line["aux_loss"]]
-        found += [line["router_entropy"], *line["max_load"]]
+        found += line["max_load"]
     return found
 
 

@@ -1,7 +1,6 @@
 """Granite folders, in and out, against transformers."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -25,21 +24,12 @@ from tools.run_folder import checkpoint_file, write_checkpoint
 from tools.tokenizers import load_tokenizer
 
 SHAPE = dict(
-    hidden_size=48,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=3,
-    vocab_size=70,
-    max_position_embeddings=96,
-    rms_norm_eps=1e-4,
-    embedding_multiplier=3.5,
-    residual_multiplier=0.7,
-    attention_multiplier=0.2,
-    logits_scaling=2.5,
-    tie_word_embeddings=True,
+    hidden_size=48, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+    num_key_value_heads=3, vocab_size=70, max_position_embeddings=96, rms_norm_eps=1e-4,
+    embedding_multiplier=3.5, residual_multiplier=0.7, attention_multiplier=0.2,
+    logits_scaling=2.5, tie_word_embeddings=True,
     rope_parameters={"rope_theta": 777.7, "rope_type": "default"},
-)
+)  # fmt: skip
 
 
 def write_random(folder: Path, shard="1GB", **fields) -> Path:
@@ -111,16 +101,6 @@ def test_older_folders_are_read(tmp_path):
     assert_same(load_model(folder), theirs)
 
 
-def test_newer_names_of_experts_are_read(tmp_path):
-    """Those that the weights have in the memory of transformers 5."""
-    folder = write_random(tmp_path / "granite", tie_word_embeddings=False, **MOE)
-    theirs = in_transformers(folder)
-    weights = theirs.state_dict()
-    assert any("gate_up_proj" in name for name in weights)
-    write_weights(folder, weights)
-    assert_same(load_model(folder), theirs)
-
-
 def rename_norm(folder: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["model.other"] = weights.pop("model.norm.weight")
@@ -129,7 +109,6 @@ def rename_norm(folder: Path) -> None:
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4}
 DAMAGES = {  # a part of the error -> what is wrong
-    "model.safetensors": lambda f: os.truncate(f / "model.safetensors", 999),
     "model.norm": rename_norm,
     "gelu": lambda f: change_config(f, hidden_act="gelu"),
     "yarn": lambda f: change_config(f, rope_parameters=YARN),
@@ -215,14 +194,12 @@ def test_a_changed_model_is_not_exported(run, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_training_continues_from_imported_weights(run, documents, capsys, one_line):
+def test_training_continues_from_imported_weights(run, documents, capsys):
     """By the printed command, in which the user fills in what the weights do not say."""
     assert convert.main(["export", str(run), "released"]) == 0
     assert convert.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
     prepare(documents, "released/tokenizer.json", Path("corpus"))
-    share = ["--branch=imported", "--decay_share=0.3", "--data=corpus"]
-    assert "--total_tokens" in one_line(train.main, share)  # 0.3 of what?
     argv = shlex.split(command)[2:]
     choices = dict(data="corpus", lr="1e-9", batch_size="4")
     choices |= dict(warmup_tokens="0", total_tokens="2000")

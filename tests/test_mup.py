@@ -55,15 +55,15 @@ def test_initial_weights_follow_the_table():
 
 
 @pytest.mark.parametrize(
-    "more, missing", [({}, "q_norm"), ({"q_norm": "gain", "up": "hiden"}, "up")]
+    "more, missing", [({}, "q_norm"), ({"q_norm": "gain", "up": "hiden"}, "hiden")]
 )
-def test_parameters_without_a_role_are_refused_by_name(more, missing):
+def test_parameters_without_a_rule_are_refused(more, missing):
     model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
-    with pytest.raises(KeyError, match=f": {missing};"):
+    with pytest.raises(KeyError, match=missing):
         mup.init_weights(model, table, mup.ROLES | more)
-    with pytest.raises(KeyError, match=f": {missing};"):
+    with pytest.raises(KeyError, match=missing):
         mup.param_groups(model, table, 0, mup.ROLES | more)
 
 
@@ -73,33 +73,21 @@ BLOCKS = ["attn", "mlp"]
 MATRICES = ["hidden", "branch_out"]
 
 
-def check(spots, widths=(32, 128), **changed) -> tuple[dict, dict]:
-    """Slopes of the sizes at the start, and of the changes, with one seed."""
-    model_at = partial(mup.our_model, **changed)
-    slopes = mup.coordinate_check(model_at, spots, widths, seeds=(0,))
-    start = {spot: s[0] for spot, s in slopes.items()}
-    change = {spot: s[1] for spot, s in slopes.items()}
-    return start, change
-
-
 @pytest.mark.parametrize("shape, more", [({}, []), (MOE, ["router"])])
 def test_mup_is_flat(shape, more):
-    spots = BLOCKS + more
-    start, change = check(spots, (32, 64, 128, 256), **shape)
-    assert list(change) == [*spots, "logits"]
-    assert all(abs(slope) <= 0.25 for slope in change.values()), change
-    assert all(abs(start[spot]) <= 0.15 for spot in spots), start
-    assert -0.7 <= start["logits"] <= -0.2
+    model_at = partial(mup.our_model, **shape)
+    assert mup.coordinate_check("muP", model_at, BLOCKS + more, widths=(32, 128))
 
 
-@pytest.mark.parametrize("column, roles, spots, least", [
-    ("lr_scale", MATRICES, BLOCKS, 0.7),
-    ("init_std", MATRICES, BLOCKS, 0.7),
-    ("lr_scale", ["router"], ["router"], 0.5),
-    ("init_std", ["router"], ["router"], 0.35),
+@pytest.mark.parametrize("column, roles, spots", [
+    ("lr_scale", MATRICES, BLOCKS),
+    ("init_std", MATRICES, BLOCKS),
+    ("lr_scale", ["router"], ["router"]),
+    ("init_std", ["router"], ["router"]),
+    ("logits", [], ["logits"]),
 ])  # fmt: skip
-def test_each_rule_is_needed(column, roles, spots, least, monkeypatch):
-    """With the rule of the embedding in a column of these roles."""
+def test_each_rule_is_needed(column, roles, spots, monkeypatch, capsys):
+    """With the rule of the embedding in a column of these roles, or whole logits."""
     right = mup.rules
 
     def wrong(cfg):
@@ -107,19 +95,19 @@ def test_each_rule_is_needed(column, roles, spots, least, monkeypatch):
         value = {column: getattr(table["embedding"], column)}
         return table | {role: table[role]._replace(**value) for role in roles}
 
-    monkeypatch.setattr(mup, "rules", wrong)
-    start, change = check(spots, **(MOE if "router" in roles else {}))
-    slopes = start if column == "init_std" else change
-    assert min(slopes[spot] for spot in spots) >= least
-
-
-def test_the_logits_need_their_divisor():
-    _, change = check(BLOCKS, logits_scaling=1.0)
-    assert change["logits"] >= 0.6
+    changed = MOE if "router" in roles else {}
+    if column == "logits":
+        changed = dict(logits_scaling=1.0)
+    else:
+        monkeypatch.setattr(mup, "rules", wrong)
+    model_at = partial(mup.our_model, **changed)
+    assert not mup.coordinate_check("wrong", model_at, spots, widths=(32, 256))
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if "NOT FLAT" in line} >= set(spots)
 
 
 def test_main_passes_and_fails_if_a_rule_is_missing(monkeypatch):
-    short = partial(mup.coordinate_check, widths=(32, 128), seeds=(0,))
+    short = partial(mup.coordinate_check, widths=(32, 128))
     monkeypatch.setattr(mup, "coordinate_check", short)
     assert mup.main() == 0
     right = mup.rules
@@ -133,8 +121,8 @@ def test_main_passes_and_fails_if_a_rule_is_missing(monkeypatch):
 
 @torch.no_grad()
 def test_the_page_runs_and_shows_what_it_prints(monkeypatch, capsys):
-    # 1. Its blocks, with fewer widths and seeds. They change the numbers a little
-    short = partial(mup.coordinate_check, widths=(32, 128), seeds=(0,))
+    # 1. Its blocks, with fewer widths, which change the numbers a little
+    short = partial(mup.coordinate_check, widths=(32, 128))
     monkeypatch.setattr(mup, "coordinate_check", torch.enable_grad()(short))
     names = {}
     exec("\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)), names)

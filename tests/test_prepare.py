@@ -58,7 +58,6 @@ def check(folder: str, texts: list[str], tokenizer_name="bytes", val_fraction=0.
         for text in expected[split]:
             ids += [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
         assert tokens.tolist() == ids
-        assert corpus.meta[f"{split}_documents"] == len(expected[split])
     size = len("".join(expected["val"]).encode())
     assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
 
@@ -141,14 +140,11 @@ def test_every_kind_of_file_gives_the_same_tokens(layout, documents):
     check("c", texts, val_fraction=0.3)
 
 
-def test_a_dataset_gives_the_same_tokens(documents, one_line):
+def test_a_dataset_gives_the_same_tokens(documents):
     pytest.importorskip("datasets")
     write_as("jsonl", documents)
     assert data.main(["--dataset=source", "--out=c", "--val_fraction=0.3"]) == 0
     check("c", documents, val_fraction=0.3)
-    typed = ["--dataset=source", "--out=d", "--text_field=body"]
-    assert "body" in one_line(data.main, typed)
-    assert not Path("d").exists()
 
 
 def test_files_come_in_the_order_of_their_names():
@@ -157,28 +153,18 @@ def test_files_come_in_the_order_of_their_names():
         Path("top", name).parent.mkdir(parents=True, exist_ok=True)
         Path("top", name).write_text(name)
     assert list(read_files(["top"], "text")) == names
-    # links count, but no file counts twice, and a circle has an end
-    Path("top/link").symlink_to(Path("other").absolute())
-    Path("other").mkdir()
-    Path("other/y").write_text("linked")
-    Path("other/circle").symlink_to(Path("top").absolute())
-    found = list(read_files(["top/b", "top", "top/b/c.txt"], "text"))
-    assert found[:2] == ["b/c.txt", "b/x.txt"]
-    assert sorted(found) == sorted([*names, "linked"])
+    assert list(read_files(["top/x", "top/b"], "text")) == ["x", *names[2:4]]
 
 
 @pytest.mark.parametrize("name, content", [
     ("cut.jsonl", b'{"text": "cut of'),
-    ("null.jsonl", b'{"text": null}'),
     ("other.jsonl", b'{"text": "yes"}\n{"body": "no"}\n'),
     ("list.json", b'[1]'),
-    ("half.jsonl", rb'{"text": "half \ud83d pair"}'),
     ("half.txt.gz", gzip.compress(b"packed" * 10_000, compresslevel=0)[:20_000]),
     ("not-packed.gz", b"text"),
     ("latin", "naïve".encode("latin-1")),
-    ("utf-16", "ζ".encode("utf-16")),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_refused_in_a_line(name, content, one_line):
+def test_files_that_cannot_be_read_are_named(name, content, one_line):
     Path(name).write_bytes(content)
     assert name in one_line(data.main, ["--source", name, "--out=c"])
     assert not Path("c").exists()
@@ -187,17 +173,13 @@ def test_what_cannot_be_read_is_refused_in_a_line(name, content, one_line):
 @pytest.mark.parametrize("argv, word", [
     ("--source f nowhere --out c", "nowhere"),
     ("--source f", "--out"),
-    ("--source f --dataset g --out c", "--dataset"),
     ("--source f --out f", "--out f"),
-    ("--source a.jsonl --out c", "text"),
     ("--source f --out c --tokenizer gpt9", "gpt9"),
-    ("--source f --out c --val_fraction 0", "--val_fraction 0"),
+    ("--source f --out c", "too little"),
     ("--source f --out c --val_fraction 1.5", "--val_fraction 1.5"),
     ("--source f --out c --val_fraction nan", "--val_fraction nan"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_leave_nothing(argv, word, one_line):
-    files = {"f": "text", "a.jsonl": '{"body": "x"}\n' * 9}
-    for name, content in files.items():
-        Path(name).write_text(content)
+    Path("f").write_text("text")
     assert word in one_line(data.main, argv.split())
-    assert {path.name for path in Path().iterdir()} == set(files)
+    assert [path.name for path in Path().iterdir()] == ["f"]

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, normalizers, processors
 
 import train
 from eval import load_model
 from test_train import STEP, argv
 from tools.flags import UserError
 from tools.prepare import prepare
-from tools.tokenizers import END_OF_TEXT, copy_tokenizer, identity, load_tokenizer
+from tools.tokenizers import copy_tokenizer, identity, load_tokenizer
 
 # what goes wrong easily
 HARD = "</s>a <s> <|endoftext|><fim>\r\n\0 naïve 東京 🙂 1234  def x\t\n"
@@ -59,27 +58,9 @@ def byte_level(end="<|endoftext|>") -> Tokenizer:
     return Tokenizer.from_str(library.to_str())
 
 
-def llama2() -> Tokenizer:
-    """One whose spaces are ▁, with a token for every byte of unknown letters."""
-    special = ["<|endoftext|>", *SPECIAL]
-    letters = ["▁", "▁▁", *"abcdefx", "de", "def", "▁def"]
-    tokens = special + [f"<0x{i:02X}>" for i in range(256)] + letters
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    merges = [("▁", "▁"), ("d", "e"), ("de", "f"), ("▁", "def")]
-    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="[UNK]")
-    library = Tokenizer(model)
-    replace = normalizers.Replace(" ", "▁")
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    library.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)])
-    library.add_special_tokens(special)
-    return library
-
-
-@pytest.mark.parametrize("make", [byte_level, llama2])
-def test_ids_are_those_of_the_package(make):
+def test_ids_are_those_of_the_package():
     """Without tokens around a text, without cuts, and with no end-of-text in a text."""
-    library = make()
+    library = byte_level()
     library.save("plain.json")
     library.post_processor = processors.TemplateProcessing(
         single="<fim> $A <|endoftext|>",
@@ -104,11 +85,10 @@ def test_a_tokenizer_that_changes_text_is_refused():
         load_tokenizer("tokenizer.json")
 
 
-def test_end_of_text_is_a_special_token():
-    """And not a word for HTML, such as </s> in Gemma's tokenizer."""
+def test_the_best_name_is_end_of_text():
+    """In Gemma's tokenizer, </s> is for HTML."""
     library = byte_level(end="<eos>")
-    assert END_OF_TEXT[-1] == "<eos>"
-    library.add_tokens([AddedToken(name, special=False) for name in END_OF_TEXT[:-1]])
+    library.add_tokens(["</s>"])
     library.save("tokenizer.json")
     tokenizer = load_tokenizer("tokenizer.json")
     assert tokenizer.eot_token == library.token_to_id("<eos>")
@@ -150,7 +130,7 @@ def test_a_moved_corpus_and_a_moved_run_have_their_tokenizer(documents, tmp_path
 
 @pytest.mark.parametrize("name, word", [
     ("gpt9", "gpt9"), ("missing.json", "missing.json"), ("no-end.json", "<|endoftext|>"),
-    ("text.json", "text.json"), ("words.tiktoken", "words.tiktoken"),
+    ("text.json", "text.json"),
 ])  # fmt: skip
 def test_other_names_and_files_are_refused(name, word):
     Path("text.json").write_text("just some text")

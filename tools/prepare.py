@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -28,30 +27,19 @@ def embedded_texts(folder: Path) -> Iterator[str]:
 
 def read_files(sources: list[str], field: str) -> Iterator[str]:
     """The texts of files and folders, in the order of their names. Raises UserError."""
-    seen = set()
     for source in sources:
-        for path in files_of(Path(source), seen):
+        for path in files_of(Path(source)):
             yield from read_file(path, field)
 
 
-def files_of(path: Path, seen: set[Path]) -> Iterator[Path]:
-    """The files at a path, each once, although links may lead there twice.
-
-    Hidden files in a folder, such as .git, do not count.
-    """
-    if path.resolve() in seen:
-        return
-    seen.add(path.resolve())
+def files_of(path: Path) -> Iterator[Path]:
+    """The files at a path, without hidden files in a folder, such as .git."""
     if not path.is_dir():
         yield path
         return
     for child in sorted(path.iterdir()):
         if not child.name.startswith("."):
-            yield from files_of(child, seen)
-
-
-DAMAGES = (ValueError, LookupError, TypeError, AttributeError)  # other content
-DAMAGES += (EOFError, gzip.BadGzipFile, zlib.error)
+            yield from files_of(child)
 
 
 def read_file(path: Path, field: str) -> Iterator[str]:
@@ -64,11 +52,10 @@ def read_file(path: Path, field: str) -> Iterator[str]:
             if not is_json:
                 yield file.read()
                 return
-            for line in filter(str.strip, file):
-                text = json.loads(line)[field]
-                text.encode()  # raises if it is no text, or has half a UTF-16 pair
-                yield text
-    except DAMAGES:
+            for line in file:
+                if line.strip():
+                    yield json.loads(line)[field]
+    except (ValueError, LookupError, TypeError, EOFError, gzip.BadGzipFile):
         kind = f"lines of JSON with a text {field!r}" if is_json else "text"
         rule = f"not {kind} in UTF-8, perhaps in gzip; leave it out or convert it"
         raise UserError(f"--source {path}: {rule}") from None
@@ -81,18 +68,13 @@ def read_dataset(name: str, field: str) -> Iterator[str]:
     download while we encode, and store only the tokens. Raises UserError.
     """
     try:
-        import datasets
+        from datasets import load_dataset
     except ImportError:
         raise UserError("--dataset: needs a package; pip install datasets") from None
     path, _, configuration = name.partition(":")
-    try:
-        rows = datasets.load_dataset(
-            path, configuration or None, split="train", streaming=True
-        )
-        for row in rows:
-            yield row[field] or ""
-    except (ValueError, KeyError) as error:  # no such configuration, split or field
-        raise UserError(f"--dataset {name} --text_field {field}: {error}") from None
+    rows = load_dataset(path, configuration or None, split="train", streaming=True)
+    for row in rows:
+        yield row[field]
 
 
 # -- From texts to a corpus --------------------------------------------------------------
@@ -122,23 +104,26 @@ def prepare(texts: Iterable[str], tokenizer: str, out: Path, val_fraction=0.02) 
         copy_tokenizer(tokenizer, Path(), folder)
 
         # 1. The tokens
-        counts = write_tokens(folder, divide(texts, val_fraction), encoding, dtype)
-        n = counts["train_tokens"] + counts["val_tokens"]
-        wanted = int(val_fraction * n)
+        n = write_tokens(folder, divide(texts, val_fraction), encoding, dtype)
+        wanted = int(val_fraction * (n["train"] + n["val"]))
         if wanted < 8:  # a character may take several tokens
             raise UserError(f"--out {out}: too little text to divide")
-        if counts["val_tokens"] < wanted / 2:  # few or long texts
-            hold_out_the_end(folder, counts, dtype, wanted)
+        if n["val"] < wanted / 2:  # few or long texts
+            hold_out_the_end(folder, dtype, wanted)
             # however many we move, the tokens of both files stay in the same order
             fingerprint.update(f"held out {wanted}".encode())
 
         # 2. Their description
-        meta |= counts
+        train = np.memmap(folder / "train.bin", dtype, mode="r")
         val = np.fromfile(folder / "val.bin", dtype)
-        meta["bytes_per_token"] = count_bytes(val, encoding) / len(val)
-        for split in ("train", "val"):
-            fingerprint.update(np.memmap(folder / f"{split}.bin", mode="r"))
-        meta["fingerprint"] = fingerprint.hexdigest()[:16]
+        fingerprint.update(train)
+        fingerprint.update(val)
+        meta |= {
+            "train_tokens": len(train),
+            "val_tokens": len(val),
+            "bytes_per_token": count_bytes(val, encoding) / len(val),
+            "fingerprint": fingerprint.hexdigest()[:16],
+        }
         (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 
         # 3. Put the folder into its place
@@ -164,8 +149,8 @@ def divide(texts: Iterable[str], val_fraction: float) -> Iterator[tuple[str, str
 
 
 def write_tokens(folder: Path, divided: Iterator[tuple], tokenizer, dtype) -> dict:
-    """Write a file for every split. Returns their numbers of documents and tokens."""
-    counts = dict(train_documents=0, val_documents=0, train_tokens=0, val_tokens=0)
+    """Write a file for every split. Returns their numbers of tokens."""
+    n = {"train": 0, "val": 0}
 
     def encode(item: tuple[str, str]) -> np.ndarray:
         return np.array([*tokenizer.encode_ordinary(item[1]), tokenizer.eot_token], dtype)
@@ -176,25 +161,22 @@ def write_tokens(folder: Path, divided: Iterator[tuple], tokenizer, dtype) -> di
         open(folder / "val.bin", "wb") as val,
         ThreadPoolExecutor() as pool,
     ):
+        files = {"train": train, "val": val}
         batch = list(islice(divided, 256))  # few at a time, to save memory
         while batch:
             for (split, _), ids in zip(batch, pool.map(encode, batch)):
-                (train if split == "train" else val).write(ids)
-                counts[f"{split}_documents"] += 1
-                counts[f"{split}_tokens"] += len(ids)
+                files[split].write(ids)
+                n[split] += len(ids)
             batch = list(islice(divided, 256))
-    return counts
+    return n
 
 
-def hold_out_the_end(folder: Path, counts: dict, dtype, n: int) -> None:
+def hold_out_the_end(folder: Path, dtype, n: int) -> None:
     """Move the last n tokens of the training split to the held-out one."""
     tokens = np.fromfile(folder / "train.bin", dtype)
     with open(folder / "val.bin", "ab") as val:
         tokens[-n:].tofile(val)
     tokens[:-n].tofile(folder / "train.bin")
-    counts["val_documents"] += 1
-    counts["val_tokens"] += n
-    counts["train_tokens"] -= n
     print(f"few or long texts: held out the last {n:,} tokens")
 
 

@@ -7,7 +7,6 @@ included. The function of wikitext returns a page.
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,6 +120,11 @@ def detokenize(page: str) -> str:
     return page.replace(" 's", "'s")
 
 
+def read_items(file: Path) -> list[dict]:
+    # not splitlines of a text, which would also split at some characters in JSON
+    return [json.loads(line) for line in file.read_bytes().splitlines()]
+
+
 TASKS = {  # name -> function that reads an item, and metrics (the paper uses the last)
     "wikitext": (wikitext, ["word_perplexity"]),
     "arc_easy": (arc, ["acc", "acc_norm"]),
@@ -134,29 +138,16 @@ TASKS = {  # name -> function that reads an item, and metrics (the paper uses th
 }
 
 
-def read_items(path: Path, read: Callable, limit: int | None = None) -> list:
-    """read(item) of the items in a file, one per line. Raises UserError."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; put the items there, one per line")
-    items = []
-    for number, line in enumerate(path.read_bytes().splitlines()[:limit], start=1):
-        try:
-            items.append(read(json.loads(line)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            rule = f"not an item of {read.__name__} ({error!r})"
-            raise UserError(f"{path}, line {number}: {rule}") from None
-    if not items:
-        raise UserError(f"{path}: has no items; put them there, one per line")
-    return items
+def read_task(name: str, folder: Path) -> list:
+    """The questions of a task, or the pages of wikitext, from a file with an item a line.
 
-
-def read_task(name: str, folder: Path, limit: int | None) -> list:
-    """The questions of a task, or the pages of wikitext. Raises UserError."""
+    Raises UserError or OSError, and the errors of a file that has other items.
+    """
     if name not in TASKS:
         raise UserError(f"--tasks {name}: must be one of {', '.join(TASKS)}")
     read, _ = TASKS[name]
-    items = read_items(folder / f"{name}.jsonl", read, limit)
+    items = [read(item) for item in read_items(folder / f"{name}.jsonl")]
     if name == "mmlu":
-        examples = read_items(folder / "mmlu.dev.jsonl", mmlu)
+        examples = [mmlu(item) for item in read_items(folder / "mmlu.dev.jsonl")]
         items = [with_examples(question, examples) for question in items]
     return items
