@@ -18,13 +18,13 @@ import numpy as np
 import fit
 import paper
 import race
-import records
 import tables
 from config import make_config
 from schedules import make_schedule
 from tables import Runner
 from tools import files, flags
 from tools.plots import COLORS, figure
+from tools.stats import over
 
 BLUE = COLORS["power"]
 GREEN = COLORS["average"]
@@ -50,7 +50,7 @@ def draw_race(path: Path) -> None:
     with figure(path, 4.4) as (ax,):
         for i, (runner, (color, dashes, marker)) in enumerate(LOOKS.items()):
             gaps = [tables.gap(losses, runner, times) for times in race.TIMES]
-            mean, low, _ = np.transpose([records.over(gap) for gap in gaps])
+            mean, low, _ = np.transpose([over(gap) for gap in gaps])
             look = dict(color=color, ls=dashes, marker=marker, lw=1.2, markersize=5)
             beside = x + 0.1 * (i - 2.5)  # each other
             label = tables.name_of(runner)
@@ -67,7 +67,7 @@ def draw_race(path: Path) -> None:
 
 def curve(name: str, of="val_loss") -> tuple[np.ndarray, np.ndarray]:
     """Millions of tokens, and the mean loss over the seeds, of "power-trunk"."""
-    curves = files.read_json(records.RESULTS / "curves-laptop/curves.json")
+    curves = files.read_json(tables.RESULTS / "curves-laptop/curves.json")
     seeds = [curves[f"{name}-{seed}"] for seed in range(3)]
     return np.array(seeds[0]["tokens"]) / 1e6, np.mean([x[of] for x in seeds], axis=0)
 
@@ -143,7 +143,7 @@ def draw_valleys(path: Path) -> None:
     """Valleys of width 64 at some T, and at some batch sizes."""
     over_T = []
     over_batch = []
-    for row in records.read("wsd-laptop"):
+    for row in tables.read("wsd-laptop"):
         cell = row["n_embd"], row["batch_size"], row["total_tokens"]
         if cell in [(64, 2, T) for T in (80_000, 320_000, 1_280_000)]:
             over_T.append(row)
@@ -159,7 +159,7 @@ def draw_valleys(path: Path) -> None:
 
 def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
-    rows = records.read("transfer-quick")
+    rows = tables.read("transfer-quick")
     widths = ["width 32", "width 64", "width 128"]
     with figure(path, 3.7, 2, beside=True, sharey=True) as axes:
         for ax, name, is_mup in zip(axes, ("Without μP", "With μP"), (False, True)):

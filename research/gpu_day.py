@@ -34,7 +34,6 @@ import sweep
 import train
 from config import TrainConfig, make_config, typed_fields
 from moe import MoE, one_by_one
-from records import row_of
 from schedules import rate_of
 from tools import bench, devices, files, flags, run_folder
 
@@ -210,7 +209,7 @@ def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
         rates = [factor * rate_of(vars(cfg)) for factor in (1 / 4, 1 / 2, 1, 2, 4)]
         pilot = [sweep.at_rate(cfg, rate) for rate in rates]
         sweep.train_all(pilot, folder, workers=workers)
-        losses = [row_of(cfg, folder)["loss"] for cfg in pilot]
+        losses = [sweep.row_of(cfg, folder)["loss"] for cfg in pilot]
         x, why_not = fit.bottom(list(zip(np.log2(rates), losses)))
         tuned[schedule] = 2**x  # of the lowest, if there is no bottom
         pilot = dict(rates=rates, losses=losses, best=tuned[schedule], why_not=why_not)
@@ -231,7 +230,7 @@ def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
             run = dataclasses.replace(cfg, total_tokens=T, decay_share=share)
             runs[f"{name}, {share:.0%}"] = run
     sweep.train_all(list(runs.values()), folder, workers=workers)
-    losses = {name: row_of(cfg, folder)["loss"] for name, cfg in runs.items()}
+    losses = {name: sweep.row_of(cfg, folder)["loss"] for name, cfg in runs.items()}
     return found | {"losses": losses}
 
 

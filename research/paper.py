@@ -26,14 +26,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 import numpy as np
 
 import fit
-import records
 import sweep
 import train
 from config import TrainConfig
-from records import row_of, show
-from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice
-from tools import engines, files, flags
+from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice, row_of
+from tools import engines, files, flags, stats
 from tools.flags import UserError
+from tools.stats import over, show
 
 
 def warm(common: dict, tokens: int) -> dict:
@@ -72,7 +71,7 @@ def transfer(grid: Grid, args) -> None:
         widths = [f"width {width}" for width in grid.widths]
         head = ["", *widths, f"{grid.widths[-1]} over {grid.widths[0]}"]
         rows = [row_of(cfg, args.out) for cfg in runs]
-        print(records.table(head, transfer_table(rows)))
+        print(stats.table(head, transfer_table(rows)))
 
 
 def has_mup(row: dict) -> bool:
@@ -135,7 +134,7 @@ def power(grid: Grid, args) -> None:
     if trained(runs, args):
         head = ["", "mean", "standard deviation", "cost of an error"]
         rows = [row_of(cfg, args.out) for cfg in runs]
-        print(records.table(head, power_table(rows)))
+        print(stats.table(head, power_table(rows)))
 
 
 def log2_a(row: dict) -> float:
@@ -270,7 +269,7 @@ def compare(grid: Grid, args) -> None:
     for one, other in PAIRS:
         gap = show(difference(rows, one, other))
         table.append([f"{one} minus {other}", gap])
-    print(records.table(["lines", "mean loss, all T"], table))
+    print(stats.table(["lines", "mean loss, all T"], table))
 
 
 def difference(rows: list[dict], one: str, other: str) -> np.ndarray:
@@ -325,7 +324,7 @@ def two_stage(grid: Grid, args) -> None:
             rows.append(dict(stages=stages, seed=cfg.seed) | record["results"])
     texts = [name for name in rows[0] if name.startswith("val_loss_")]
     head = ["validation text", "one stage", "two stages", "difference"]
-    print(records.table(head, two_stage_table(rows, texts)))
+    print(stats.table(head, two_stage_table(rows, texts)))
 
 
 def two_stage_table(rows: list[dict], texts: list[str]) -> list[list[str]]:
@@ -337,7 +336,7 @@ def two_stage_table(rows: list[dict], texts: list[str]) -> list[list[str]]:
             losses[row["stages"]].append(row[text])
         gaps = np.subtract(losses["two"], losses["one"])
         means = [f"{np.mean(of_stages):.3f}" for of_stages in losses.values()]
-        table.append([text.removeprefix("val_loss_"), *means, show(records.over(gaps))])
+        table.append([text.removeprefix("val_loss_"), *means, show(over(gaps))])
     return table
 
 

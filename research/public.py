@@ -31,11 +31,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
-import config
-import records
 from tools import files, flags
 from tools.flags import UserError
 from tools.rows import read_csv
+from tools.stats import over, show, table
 
 COMMITTED = ROOT / "research/results/public.json"
 Rows = list[list[str]]  # of a table
@@ -101,7 +100,7 @@ class Pair(NamedTuple):
 
 def read_valleys(file: Path) -> Series:
     points = defaultdict(list)
-    for row in read_csv(file, COLUMNS, config.FIELDS):
+    for row in read_csv(file, COLUMNS, ()):
         # we pool the seeds: at 1B, most runs at 0.001 have another seed than the rest
         _, n_parameters = row["shape"]
         cell = n_parameters, row["batch_size"], row["total_tokens"]
@@ -150,7 +149,7 @@ def summary(name: str, pairs: list[Pair]) -> Rows:
     for pair in pairs:
         by_series[pair.series].append(pair.losses - pair.losses[BASELINE])
     gaps = np.array([np.mean(of_series, axis=0) for of_series in by_series.values()])
-    intervals = [records.show(records.over(gap), "z.4f") for gap in gaps.T]
+    intervals = [show(over(gap), "z.4f") for gap in gaps.T]
     return [
         [f"{name}, median", str(len(pairs)), *(f"{loss:.4f}" for loss in medians)],
         [f"{name}, minus ratio^-0.3", str(len(gaps)), *intervals],
@@ -249,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError) as error:
         return flags.fail("public.py", error)
     for name, head in HEADS.items():
-        print(f"## {name}\n\n{records.table(head, rows[name])}\n")
+        print(f"## {name}\n\n{table(head, rows[name])}\n")
 
     if not COMMITTED.exists():
         files.write_json(COMMITTED, rows)

@@ -24,7 +24,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import data
 import fit
-import records
 import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
@@ -206,7 +205,7 @@ def train(runs: list[Run], losses: Losses, folder: Path, dry_run: bool) -> bool:
         return False
     with RESULTS.open("a") as file:
         for run in left:
-            loss = records.row_of(run.cfg, folder)["loss"]
+            loss = sweep.row_of(run.cfg, folder)["loss"]
             loss = loss if math.isfinite(loss) else None
             losses[key_of(run.place)] = loss
             file.write(json.dumps(run.place | {"loss": loss}) + "\n")

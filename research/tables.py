@@ -26,14 +26,20 @@ import fit
 import paper
 import public
 import race
-import records
 import schedules
-from records import over, show
 from tools import files
-from tools.student import student
+from tools.rows import read_sweep
+from tools.stats import over, show, student
 
 PAGE = ROOT / "research/TABLES.md"
+RESULTS = ROOT / "research/results"
 Rows = list[list[str]]
+
+
+def read(folder: str) -> list[dict]:
+    """The rows of a folder of results/."""
+    return read_sweep(RESULTS / folder)
+
 
 # -- The race: losses --------------------------------------------------------------------
 #
@@ -361,7 +367,7 @@ def race_pilots() -> Rows:
 @cache
 def curves_in(folder: str) -> fit.Curves:
     """The losses in a folder, of the cells that have a best learning rate."""
-    curves = fit.curves_of(records.read(folder))
+    curves = fit.curves_of(read(folder))
     best = best_in(curves)
     return {key: curve for key, curve in curves.items() if key[0] in best}
 
@@ -409,7 +415,7 @@ def laws() -> Rows:
     for name, folder in folders.items():
         curves = curves_in(folder)
         answers = [*b_and_q(curves), *fit.intervals(curves, b_of_paper)]
-        counts = [f"{len(records.read(folder)):,}", str(len(best_in(curves)))]
+        counts = [f"{len(read(folder)):,}", str(len(best_in(curves)))]
         rows.append([name, *counts, *(show(answer, ".2f") for answer in answers)])
     return rows
 
@@ -436,16 +442,16 @@ def widths() -> Rows:
 
 
 def transfer() -> Rows:
-    return paper.transfer_table(records.read("transfer-quick"))
+    return paper.transfer_table(read("transfer-quick"))
 
 
 def power() -> Rows:
-    return paper.power_table(records.read("power-laptop"))
+    return paper.power_table(read("power-laptop"))
 
 
 def pairs() -> Rows:
-    dense = [row for row in records.read("compare-laptop") if "line" in row]
-    moe = [row for row in records.read("compare-laptop-moe") if "line" in row]
+    dense = [row for row in read("compare-laptop") if "line" in row]
+    moe = [row for row in read("compare-laptop-moe") if "line" in row]
     lines_of_moe = {row["line"] for row in moe}
     rows = []
     for one, other in paper.PAIRS:
@@ -457,7 +463,7 @@ def pairs() -> Rows:
 
 
 def two_stages() -> Rows:
-    rows = records.read("two-stage")
+    rows = read("two-stage")
     for row in rows:
         row["stages"] = "two" if row["decay_data"] else "one"
     texts = ["val_loss_torch", "val_loss_library", "val_loss_clean"]
@@ -518,7 +524,7 @@ def power_ratios() -> dict[tuple, float]:
     """{(batch size, T, share): log2 of Power's best lr at n = T over WSD's best peak}"""
     ratios = {}
     for share, ending in ((0.1, "10"), (0.3, "30")):
-        rows = records.read("decay-laptop/power")  # at three values of a
+        rows = read("decay-laptop/power")  # at three values of a
         rows = [row for row in rows if row["decay_share"] == share]
         wsd = best_peaks(f"decay-laptop/{ending}")
         for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
@@ -596,7 +602,7 @@ def laptop_a() -> float:
     Each is divided by the peak of the law without a.
     """
     law = config.LAPTOP_LAW._replace(a=1.0)
-    rows = records.read("presets")
+    rows = read("presets")
     log2_a = []
     for schedule in ("linear", "cosine", "wsd"):
         some = [row for row in rows if row["schedule"] == schedule]
@@ -616,7 +622,7 @@ def law_of_the_presets() -> Rows:
 
 
 def default_run() -> Rows:
-    losses = {row["name"]: row["loss"] for row in records.read("laptop-decay")}
+    losses = {row["name"]: row["loss"] for row in read("laptop-decay")}
     tenth = np.array([losses[f"power-3200000-10-{seed}"] for seed in range(3)])
     rows = []
     for share in (30, 10):

@@ -17,7 +17,7 @@ from config import make_config, remarks
 from fit import Cell
 from schedules import PEAKS, paper_batch_size, peak
 from tools import plots
-from tools.student import student
+from tools.stats import student
 
 RESULTS = Path(__file__).parent.parent / "research/results"
 LENGTHS = [100_000 * 2**k for k in range(5)]

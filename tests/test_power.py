@@ -17,7 +17,7 @@ import notebook
 import power
 import schedules
 import train
-from tools.student import student
+from tools.stats import student
 
 T0 = power.T0
 

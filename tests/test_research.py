@@ -9,10 +9,10 @@ import pytest
 import config
 import paper
 import race
-import records
 import schedules
 import sweep
 import tables
+from tools import rows
 
 NUMBER = re.compile(r"-?\d+\.\d+")
 
@@ -140,7 +140,7 @@ def trained(monkeypatch):
         if cfg.attention_multiplier != cfg.n_head / cfg.n_embd:
             best -= math.log2(cfg.n_embd / 32)
         results = {"val_loss": 2 + 0.05 * (x - best) ** 2}
-        return records.rows.row_of_record({}, {"config": vars(cfg), "results": results})
+        return rows.row_of_record({}, {"config": vars(cfg), "results": results})
 
     monkeypatch.setattr(paper, "row_of", row_of)
     monkeypatch.setattr(sweep, "train_all", lambda *args: True)
