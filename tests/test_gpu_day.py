@@ -103,7 +103,7 @@ def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
         return {"loss": 2 + math.log2(rate_of(vars(cfg)) / lowest) ** 2}
 
     monkeypatch.setattr(sweep, "train_all", lambda runs, *_, **more: trained.extend(runs))
-    monkeypatch.setattr(gpu_day, "row_of", loss)
+    monkeypatch.setattr(sweep, "row_of", loss)
     line = result("race", "--total_tokens 512 --warmup_tokens 128")
     names = [f"{x}, {share}%" for x in ("held", "half", "power") for share in (30, 50)]
     assert list(line["losses"]) == ["line", *names]
