@@ -3,7 +3,7 @@
     pip install torch numpy matplotlib
     python power.py        two to three minutes on a laptop
 
-It prints two tables and draws two figures. docs/power.ipynb has them.
+It prints three tables and draws two figures. docs/power.ipynb has them.
 """
 
 # %% [markdown]

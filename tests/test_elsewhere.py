@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import mup
 from config import GPTConfig
 from model import GPT
-from schedules import decay, power_law, warmup
+from schedules import constant, decay, power_law, warmup
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/elsewhere.md").read_text(encoding="utf-8")
@@ -53,15 +53,21 @@ def test_the_lines_to_take_home_are_power(T):
     assert [get_lr(it) for it in range(steps)] == pytest.approx(rates(T, steps))
 
 
-def test_the_lines_of_readme_are_power():
+@pytest.mark.parametrize("name", ["half", "power"])
+def test_the_lines_of_readme(name):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = re.search(r"```python\n(def get_lr.*?)```", readme, re.S)[1]
     T = 2.62e6
+    half = decay(warmup(constant(0.0108 / 2), 33e3), T, 0.3 * T, "linear")
+    steps = int(T // BATCH)
+    expected = [half(BATCH * (step + 0.5)) for step in range(steps)]
+    if name == "power":
+        lines = lines.replace("lr0 / 2  # or Power: ", "")
+        expected = rates(T, steps)
     names = dict(lr0=0.0108, T0=164e3, warmup=33e3, start=0.7 * T, T=T)
     exec(lines, names)
-    steps = int(T // BATCH)
     found = [names["get_lr"](BATCH * (step + 0.5)) for step in range(steps)]
-    assert found == pytest.approx(rates(T, steps))
+    assert found == pytest.approx(expected)
 
 
 def test_a_lambda_lr_trains_the_groups_of_mup_at_their_learning_rates():

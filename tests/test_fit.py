@@ -285,7 +285,7 @@ def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
     assert fit.main([write(rows, "a")]) == 0
     for cfg in next_of(capsys.readouterr().out):
         assert (cfg.n_embd, cfg.n_head) == expected and cfg.n_layer == 8
-        assert cfg.warmup_tokens == 3000  # of a pilot
+        assert cfg.warmup_tokens == 9000  # three times that of the pilot
         assert cfg.attention_multiplier == 1 / cfg.d_head  # as muP has it
         assert cfg.batch_size == 4
 
@@ -347,8 +347,8 @@ def test_a_pilot_gives_one_number_and_a_figure(monkeypatch, capsys):
     assert half.lr == pytest.approx(0.5 * 0.008 / PEAKS["power", 0.3][0], rel=0.15)
     assert (cfg.schedule, cfg.decay_share) == ("power", 0.3)
     assert cfg.total_tokens == pytest.approx(16 * 327_680, rel=1e-2)
-    assert cfg.warmup_tokens == 32_768
-    # its ceiling is the law at the end of that warmup, because the pilot had none
+    assert cfg.warmup_tokens == 3 * 32_768
+    # its ceiling is the law at the end of the pilot's warmup, because the pilot had none
     assert cfg.power_a == pytest.approx(law["a"], rel=1e-3)
     assert cfg.lr_max == pytest.approx(0.008 * 10**0.3, rel=1e-2)
     # WSD from the same number

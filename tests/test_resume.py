@@ -1,6 +1,7 @@
 """A run may stop at any moment, resume and branch. It ends with the same bits."""
 
 import errno
+import itertools
 import math
 import os
 import random
@@ -458,5 +459,8 @@ def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(corpus_path, monk
 def test_no_decay_starts_in_the_warmup():
     fields = dict(minutes=1, decay_share=0.1, warmup_tokens=1000)
     cfg = config.make_config(**fields)
-    decays = {(n, t): train.must_decay(cfg, n, t) for n in (999, 1000) for t in (53, 54)}
-    assert [at for at, decided in decays.items() if decided] == [(1000, 54)]
+    nothing = data.Mixture({}, [])  # to validate
+    for tokens, seconds in itertools.product((999, 1000), (53, 54)):
+        state = train.State(None, None, tokens)
+        decays = train.must_decay(cfg, state, nothing, seconds)
+        assert decays == (tokens >= 1000 and seconds >= 54)

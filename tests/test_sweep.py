@@ -453,8 +453,8 @@ def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, cap
     printed = capsys.readouterr().out
 
     # the printed command, of a smaller run
-    (line,) = [line for line in printed.splitlines() if "do not know" in line]
-    words = shlex.split(line.split(": ", 1)[1])
+    (line,) = [line for line in printed.splitlines() if line.startswith("next: ")]
+    words = shlex.split(line.removeprefix("next: "))
     assert words[:2] == ["python", "train.py"]
     smaller = ["--total_tokens=1280", "--n_embd=16", "--n_head=1", "--device=cpu"]
     assert train.main([*words[2:], "--data=data/z", *smaller, "--out=run"]) == 0
