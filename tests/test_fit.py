@@ -344,7 +344,7 @@ def test_a_pilot_gives_one_number_and_a_figure(monkeypatch, capsys):
     assert law["a"] * 0.25**0.5 * 327_680**-0.3 == pytest.approx(0.008, rel=2e-3)
     half, cfg, _ = next_of(printed)
     # half of the number that a pilot of WSD would have
-    assert half.lr == pytest.approx(0.5 * 0.008 / PEAKS["power", 0.3][0], rel=0.15)
+    assert half.lr == pytest.approx(0.5 * 0.008 / PEAKS["power", 0.3][0], rel=0.01)
     assert (cfg.schedule, cfg.decay_share) == ("power", 0.3)
     assert cfg.total_tokens == pytest.approx(16 * 327_680, rel=1e-2)
     assert cfg.warmup_tokens == 3 * 32_768
