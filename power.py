@@ -239,7 +239,7 @@ class Run:
 
 
 def trunk_and_branches(schedule, lengths, seed, shares=(DECAY,)):
-    """Train a trunk, and measure a branch for each end. -> {(T, share of decay): branch}"""
+    """Train a trunk, and measure a branch for each end. -> {(T, share): branch}"""
     ends = [(T - round(share * T), T, share) for T in lengths for share in shares]
     trunk = Run(seed)
     branches = {}

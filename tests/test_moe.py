@@ -24,7 +24,7 @@ def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64) -> moe.Mo
     return layer.to(dtype)
 
 
-# -- The layer: test_model.py compares it with transformers, and so one_by_one, too -------
+# -- The layer: test_model.py compares it with transformers, and so one_by_one, too ------
 
 
 @pytest.mark.parametrize("n_expert, k, n_tokens", [(4, 2, 17), (5, 3, 2), (4, 4, 9)])

@@ -109,7 +109,7 @@ def run(folder) -> Path:
     return Path("run")
 
 
-# -- Stop and resume -----------------------------------------------------------------------
+# -- Stop and resume ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changed", [
@@ -302,7 +302,7 @@ def test_another_text_in_the_same_place_is_not_the_same_text(
     assert cfg.fingerprint == data.open_corpus("other").meta["fingerprint"]
 
 
-# -- Branches ------------------------------------------------------------------------------
+# -- Branches ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["power", "wsd"])
@@ -426,7 +426,7 @@ def test_a_branch_that_cannot_be_is_refused(typed, word, folder, one_line, monke
     assert files_in(folder) == before
 
 
-# -- Runs that end by the clock ------------------------------------------------------------
+# -- Runs that end by the clock ----------------------------------------------------------
 
 
 def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(corpus_path, monkeypatch):

@@ -29,7 +29,7 @@ def mixture(corpus_path) -> data.Mixture:
     return data.load_mixture(config_of(data=str(corpus_path)))
 
 
-# -- A run ---------------------------------------------------------------------------------
+# -- A run -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule, shape", [("power", MOE), ("cosine", {})])
@@ -148,7 +148,7 @@ def test_a_run_with_a_law_has_its_settings_and_keeps_it(corpus_path, capsys):
     assert cfg.lr == rates(cfg.law_here, cfg)["lr"] and cfg.law_here.a == 2.0
 
 
-# -- One step ------------------------------------------------------------------------------
+# -- One step ----------------------------------------------------------------------------
 
 
 def test_training_is_a_dumb_loop(mixture):
@@ -234,7 +234,7 @@ def test_a_compiled_run_has_one_program_for_all_blocks_and_one_for_the_loss(
     assert losses["compile"] == pytest.approx(losses["no-compile"], rel=1e-5)
 
 
-# -- Mistakes of a user --------------------------------------------------------------------
+# -- Mistakes of a user ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("typed, word", [
