@@ -247,7 +247,6 @@ def test_a_compiled_run_has_one_program_for_all_blocks_and_one_for_the_loss(
     ("--minutes 1 --schedule cosine", "from its first step"),
     ("--minutes 1 --total_tokens 1M", "--minutes"),
     ("--law nowhere", "nowhere"),
-    ("--law law.json --lr 0.01", "--lr 0.01"),
     ("--law file", "--law file"),
     ("--data corpus --out file/run", "file/run"),
     ("--data corpus --out .", "--out ."),
