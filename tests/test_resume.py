@@ -457,11 +457,12 @@ def test_a_run_with_minutes_is_the_run_planned_with_its_tokens(corpus_path, monk
     assert_same(everything("parts"), planned, but=("config", "metrics"))
 
 
-def test_no_decay_starts_in_the_warmup():
-    fields = dict(minutes=1, decay_share=0.1, warmup_tokens=1000)
-    cfg = config.make_config(**fields)
-    nothing = SimpleNamespace(corpora=[])  # to validate
-    for tokens, seconds in itertools.product((999, 1000), (53, 55)):
+@pytest.mark.parametrize("n_val, starts", [(0, 54), (2000, 60 / 2.111)])
+def test_a_decay_starts_after_the_warmup_and_leaves_time_to_validate(n_val, starts):
+    """A minute is 1,000 tokens, 111 of decay, and half of the tokens to validate."""
+    cfg = config.make_config(minutes=1, decay_share=0.1, warmup_tokens=1000)
+    mixture = SimpleNamespace(corpora=[SimpleNamespace(val=range(n_val))])
+    for tokens, seconds in itertools.product((999, 1000), (starts - 1, starts + 1)):
         state = train.State(None, None, tokens)
-        decays = train.must_decay(cfg, state, nothing, seconds)
-        assert decays == (tokens >= 1000 and seconds >= 55)
+        decays = train.must_decay(cfg, state, mixture, seconds)
+        assert decays == (tokens >= 1000 and seconds > starts)

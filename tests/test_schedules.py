@@ -103,6 +103,13 @@ def test_no_step_has_learning_rate_zero(kind, steps, warm):
     assert all(schedule(100 * step + 50) > 0 for step in range(steps))
 
 
+def test_a_schedule_that_nobody_makes_is_no_constant():
+    cfg = config.make_config()
+    cfg.schedule = "mine"
+    with pytest.raises(ValueError, match="mine"):
+        make_schedule(cfg)
+
+
 # -- From a law to a learning rate -------------------------------------------------------
 
 

@@ -337,6 +337,7 @@ WRONG = [  # with a flag whose value is not possible here, or that has no effect
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
     ("pilot --widths 40 --dry_run", "--widths 40"),
     ("wsd --law law.json", "--law"),
+    ("wsd --preset 1B --dry_run", "--preset 1B"),
     ("wsd --power_b -0.3", "--power_b"),
     ("wsd --slurm timeout_min", "--slurm"),
     ("wsd --out /proc/no", "/proc/no"),
@@ -414,6 +415,7 @@ def test_a_pilot_gives_the_best_number_back(scale):
     """Also if it is twice as high as that of the preset."""
 
     def loss(cfg) -> float:
+        tried.add(rate_of(vars(cfg)))
         x = math.log2(rate_of(vars(cfg)) / (2 * usual_rate(cfg)))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
@@ -424,7 +426,7 @@ def test_a_pilot_gives_the_best_number_back(scale):
         return tuned["rate"]
 
     tuned = {}
-
+    tried = set()
     more = ["--preset=laptop-moe"] if scale == "laptop-moe" else []
     made_up("pilot", "quick" if more else scale, loss, *more)
     assert fit.main(["pilot"]) == 0
@@ -434,6 +436,8 @@ def test_a_pilot_gives_the_best_number_back(scale):
     assert number == pytest.approx(2 * tuned["rate"], rel=1e-3)
     assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
     assert found["settings"]["n_expert"] == (8 if more else 0)
+    # the rates that it tries are around one that the preset trains with
+    assert 0.8 < sorted(tried)[2] / tuned["rate"] < 1.25
 
 
 # -- From a text to a run ----------------------------------------------------------------
