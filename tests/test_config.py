@@ -162,6 +162,12 @@ def test_a_typed_preset_keeps_its_sizes_under_a_law():
     assert (cfg.power_a, cfg.power_b) == (0.5, -0.3)
 
 
+def test_a_typed_learning_rate_keeps_the_remarks_on_other_settings():
+    cfg = make_config(law=PILOT, lr=0.01, schedule="wsd", weight_decay=0.3)
+    said = config.remarks(cfg)
+    assert "weight_decay 0.2 (this is 0.3)" in said and "times" not in said
+
+
 def test_a_typed_text_need_not_be_that_of_the_law():
     cfg = make_config(law=PILOT, data="data/moved")
     assert (cfg.data, cfg.fingerprint) == ("data/moved", None)
