@@ -121,13 +121,14 @@ def build_nanogpt(cfg: TrainConfig) -> train.State:
     file = Path(os.environ["NANOGPT"], "model.py")
     spec = importlib.util.spec_from_file_location("nanogpt", file)
     nanogpt = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt"] = nanogpt  # torch.compile looks there
     spec.loader.exec_module(nanogpt)
     shape = dict(n_layer=cfg.n_layer, n_head=cfg.n_head, n_embd=cfg.n_embd)
     shape |= dict(block_size=cfg.seq_len, vocab_size=cfg.vocab_size)
     model = nanogpt.GPT(nanogpt.GPTConfig(**shape, dropout=0.0, bias=False))
     model.to(cfg.device)
 
-    # train.py expects the loss and the routing, and a multiplier in every group
+    # train.py expects the loss and the routing, and sets each group's learning rate
     forward = model.forward
 
     def loss_and_routing(inputs, targets):
@@ -139,7 +140,7 @@ def build_nanogpt(cfg: TrainConfig) -> train.State:
         model.compile()
     kind = torch.device(cfg.device).type
     betas = (cfg.beta1, cfg.beta2)
-    optimizer = model.configure_optimizers(cfg.weight_decay, cfg.lr, betas, kind)
+    optimizer = model.configure_optimizers(cfg.weight_decay, 0.0, betas, kind)
     for group in optimizer.param_groups:
         group["lr_scale"] = 1.0
     return train.State(model, optimizer)
