@@ -454,6 +454,18 @@ def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
     assert cfg.lr == pytest.approx(40 * 400_000**-0.4, rel=1e-3)
 
 
+def test_a_table_of_one_length_is_a_pilot(capsys):
+    """As from five runs of another trainer, whose warmup we do not know."""
+    cell = (LENGTHS[0], 4)
+    rows = [x for x in table() if (x["total_tokens"], x["batch_size"]) == cell]
+    assert fit.main([write_csv(rows), "--columns", "decay_share=0.3"]) == 0
+    assert law_in(".")["assumed"] == ["b", "q"]
+    half, power, _ = next_of(capsys.readouterr().out)
+    best = 40 * LENGTHS[0] ** -0.4
+    assert half.lr == pytest.approx(best / 2, rel=2e-3)
+    assert power.schedule == "power"
+
+
 def test_columns_may_have_other_names():
     """As in a sweep of OpenEuroLLM, with N, D, gbsz, lr and loss."""
     names = {"total_tokens": "D", "batch_size": "gbsz", "val_loss": "loss"}
