@@ -1,9 +1,10 @@
-"""The paper Power Scheduler in one file, without muP and MoE.
+"""The paper Power Scheduler in one file, at one width and without MoE.
 
     pip install torch numpy matplotlib
     python power.py        two to three minutes on a laptop
 
-It prints three tables and draws two figures. docs/power.ipynb has them.
+It prints three tables and draws two figures. docs/power.ipynb has them. To
+read it aloud, skip to `class GPT`, and show the figures without their code.
 """
 
 # %% [markdown]
@@ -19,11 +20,10 @@ It prints three tables and draws two figures. docs/power.ipynb has them.
 #
 # Both have one number, the learning rate at T0 tokens. In a long run it is too expensive
 # to tune, so you tune it in a short *pilot* of T0 tokens. **Is it still good if the run
-# ends at 4 or 16 times that length?** Two simple changes of WSD are in the race, too:
-# hold *half* of the number, or decay for 50% of the run and not for 30%.
+# ends at 4 or 16 times that length?** We also try two repairs: hold *half* of WSD's
+# number, or decay for 50% of the run and not for 30%.
 #
-# To be quick, our pilot has 80 steps of two sequences. We chose its batch size and its
-# learning rates to show an effect. The evidence is in [claims](../research/claims.md).
+# The pilot is tiny, and we chose its batch size and learning rates to show an effect.
 
 # %%
 import copy
@@ -63,8 +63,8 @@ def constant(lr):
 def power_law(lr, b, lr_max=math.inf):
     """The stable phase of Power, min(lr_max, lr * (n / T0)^b) (equation 7).
 
-    lr is the value at n = T0, in the paper beta * a * T0^b. n^b is huge at small n, so
-    there is a ceiling lr_max.
+    lr is the value at n = T0, in the paper beta * a * T0^b. b is negative, so at small
+    n the power is huge, and lr_max is a ceiling.
     """
     return lambda n: min(lr_max, lr * (n / T0) ** b)
 
@@ -94,8 +94,10 @@ def decay(schedule, start, T):
 # %% [markdown]
 # ## A small GPT
 #
-# **Skip the next cell if you know a GPT.** It reads bytes, and has rotary positions,
-# RMSNorm, SwiGLU and tied embeddings. `model(idx, targets)` is its mean loss.
+# It reads bytes, and `model(idx, targets)` is its mean loss. **You may skip to `class
+# GPT`:** a block is the usual one, with rotary positions, RMSNorm and SwiGLU. At m times
+# the width, the *muP* of the paper divides the learning rate of a hidden matrix by m, and
+# its initial weights by the root of m, so the best learning rate stays. Here m is 1.
 
 # %%
 VOCAB = 256
@@ -222,7 +224,7 @@ class Run:
         self.rates.append(lr)
 
     def train(self, schedule, until):
-        """Train up to `until` tokens. A step has the learning rate of its middle."""
+        """Train up to `until` tokens. A step takes the schedule at its middle."""
         while self.tokens + STEP <= until:
             self.step(schedule(self.tokens + STEP / 2))
         return self
@@ -243,7 +245,7 @@ def trunk_and_branches(schedule, lengths, seed, shares=(DECAY,)):
     ends = [(T - round(share * T), T, share) for T in lengths for share in shares]
     trunk = Run(seed)
     branches = {}
-    for start, T, share in sorted(ends):  # in the order in which they leave the trunk
+    for start, T, share in sorted(ends):  # the earliest start first
         trunk.train(schedule, start)
         branches[T, share] = trunk.branch()
         branches[T, share].train(decay(schedule, start, T), T).measure()
@@ -280,7 +282,7 @@ def estimate(values):  # [seeds] or [seeds, T]
 def vertex(losses):
     """{learning rate: loss} -> the learning rate at the bottom of the valley.
 
-    If the parabola opens downward, or has its bottom outside the tries, the best try.
+    If the parabola has no bottom within the tries, it is the best try.
     """
     x = np.log2(list(losses))
     c2, c1, _ = np.polyfit(x, list(losses.values()), 2)
@@ -294,13 +296,13 @@ def best_rate(valley):  # {learning rate: [loss of a seed]}
     return vertex({lr: np.mean(losses) for lr, losses in valley.items()})
 
 
-def pilot(trunk, lengths):  # trunk(learning rate at T0) is a schedule
+def pilot(family, lengths):  # family(lr) is the schedule with lr at T0
     """Try all learning rates with all seeds. -> {T: {learning rate: [loss of a seed]}}"""
     print("learning rate", *(f"{T // T0:5} T0" for T in lengths))
     valleys = {T: {lr: [] for lr in RATES} for T in lengths}
     for lr in RATES:
         for seed in PILOT_SEEDS:
-            branches = trunk_and_branches(warmup(trunk(lr)), lengths, seed)
+            branches = trunk_and_branches(warmup(family(lr)), lengths, seed)
             for T in lengths:
                 valleys[T][lr].append(branches[T, DECAY].loss)
         means = [np.mean(valleys[T][lr]) for T in lengths]
@@ -330,7 +332,7 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 
     figure, ax = plt.subplots(figsize=(5, 3.4), layout="constrained")
     for style, (T, valley) in zip(("o-", "^--", "s:"), valleys.items()):
-        means = [np.mean(losses) for losses in valley.values()]
+        means = np.array([np.mean(losses) for losses in valley.values()])
         x = np.log2(RATES)
         ax.plot(x, means - min(means), style, color=COLORS["WSD"], label=f"{T // T0} T0")
         ax.axvline(np.log2(best_rate(valley)), ls=style[1:], color="grey")
@@ -352,10 +354,10 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 #
 # ## The race
 #
-# First, Power gets its number from the same pilot as WSD. Then every trunk gets branches
-# that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, or of 50%. We
-# subtract losses of runs with the same initial weights, and repeat this with five new
-# seeds. After ± is half of a 95% interval. If it contains 0, it decides nothing.
+# First, Power gets its number from a pilot like that of WSD. Then every trunk gets
+# branches that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, or of
+# 50%. From every loss we subtract that of Power with 30% and the same seed, for five
+# new seeds. After ± is half of a 95% interval. If it contains 0, it decides nothing.
 
 # %%
 SEEDS = (4, 5, 6, 7, 8)
@@ -393,8 +395,6 @@ if __name__ == "__main__":
                 print(f"  {loss:.3f} {mean:+.3f} ± {error:.3f}", end="")
             print()
 
-# %%
-if __name__ == "__main__":
     figure, (left, right) = plt.subplots(1, 2, figsize=(7, 4), layout="constrained")
     x = np.log2(LENGTHS)
     for (name, share), lrs in rates.items():
@@ -412,8 +412,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## How to read this
 #
-# **Is it fair?** Power has seen runs of up to 4 T0, in b. *Half* is about right for runs
-# of 16 T0, and we chose it after other races. All numbers are from decays of 30%.
+# **Is it fair?** The b of Power is from runs of up to 4 T0. With b = -0.25, *half* is
+# right at 16 T0, and we chose it after other races. All pilots decayed for 30%.
 #
 # **What is missing.** The intervals are blind to the noise of the pilot, to another text,
 # and to another model. A larger race has these ([claims](../research/claims.md)). There,

@@ -32,7 +32,7 @@ RED = "#a32020"  # the runs of others
 
 # -- The race ----------------------------------------------------------------------------
 
-FINDING = "In runs longer than its pilot, half of its number ends lower"
+FINDING = "In longer runs, half of a pilot's number ends lower than all of it"
 LOOKS = {  # runner: its color, dashes and marker
     Runner("held", 0.3): (COLORS["wsd"], "-", "s"),
     Runner("held", 0.5): (COLORS["wsd"], ":", "s"),

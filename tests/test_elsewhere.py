@@ -30,44 +30,52 @@ def block(heading: str) -> str:
 BATCH = 8 * 128  # tokens of a step, on the page
 
 
-def take_home(T: float, **names) -> dict:
+def take_home(T: float, lr0="0.0144 / 2", b="0", **names) -> dict:
     """The names that a script has after the lines of the page, with its own T."""
     lines = block("Take it home").replace('float("inf")', "run_length", 1)
+    lines = lines.replace("0.0144 / 2, 0 ", f"{lr0}, {b} ", 1)
     names |= dict(run_length=T)
     exec(lines, names)
     return names
 
 
-def rates(T: float, steps: int, first: int = 0) -> list[float]:
+def rates(T: float, steps: int, first: int = 0, power=False) -> list[float]:
     """The same from schedules.py, with the other numbers of the page."""
-    schedule = warmup(power_law(0.0108 * 164e3**0.3, -0.3, 1.0, math.inf), 33e3)
+    trunk = constant(0.0072)
+    if power:
+        trunk = power_law(0.0108 * 164e3**0.3, -0.3, 1.0, math.inf)
+    schedule = warmup(trunk, 98e3)
     if T < math.inf:
         schedule = decay(schedule, T, 0.3 * T, "linear")
     return [schedule(BATCH * (step + 0.5)) for step in range(first, steps)]
 
 
 @pytest.mark.parametrize("T", [math.inf, 200 * BATCH, 2.62e6])
-def test_the_lines_to_take_home_are_power(T):
-    get_lr = take_home(T)["get_lr"]
+def test_the_lines_to_take_home_are_half_and_power(T):
     steps = int(min(T, 3e6) // BATCH)
-    assert [get_lr(it) for it in range(steps)] == pytest.approx(rates(T, steps))
+    for power in (False, True):
+        more = dict(lr0="0.0108", b="-0.3") if power else {}
+        get_lr = take_home(T, **more)["get_lr"]
+        expected = rates(T, steps, power=power)
+        assert [get_lr(it) for it in range(steps)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["half", "power"])
-def test_the_lines_of_readme(name):
+def test_the_lines_of_readme_are_wsd_and_power_in_the_names_of_nanogpt():
+    """Its loop has a step more than max_iters, in which nothing may go up."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = re.search(r"```python\n(def get_lr.*?)```", readme, re.S)[1]
-    T = 2.62e6
-    half = decay(warmup(constant(0.0108 / 2), 33e3), T, 0.3 * T, "linear")
-    steps = int(T // BATCH)
-    expected = [half(BATCH * (step + 0.5)) for step in range(steps)]
-    if name == "power":
-        lines = lines.replace("lr0 / 2  # or Power: ", "")
-        expected = rates(T, steps)
-    names = dict(lr0=0.0108, T0=164e3, warmup=33e3, start=0.7 * T, T=T)
-    exec(lines, names)
-    found = [names["get_lr"](BATCH * (step + 0.5)) for step in range(steps)]
-    assert found == pytest.approx(expected)
+    steps = 2560
+    names = dict(learning_rate=0.01, max_iters=steps, warmup_iters=96, pilot_iters=160)
+    of_power = power_law(0.01 * 160**0.3, -0.3, 1.0, math.inf)
+    for text, trunk in (
+        (lines, constant(0.01)),
+        (lines.replace("# lr *=", "lr *="), of_power),
+    ):
+        schedule = decay(warmup(trunk, 96), steps, 0.3 * steps, "linear")
+        exec(text, names)
+        found = [names["get_lr"](it) for it in range(steps + 1)]
+        expected = [schedule(it + 0.5) for it in range(steps)]
+        assert found == pytest.approx([*expected, 0.0])
 
 
 def test_a_lambda_lr_trains_the_groups_of_mup_at_their_learning_rates():
@@ -106,17 +114,17 @@ def test_the_trainer_follows_the_schedule_also_after_the_run_is_extended(monkeyp
         return step(optimizer, *args)
 
     monkeypatch.setattr(AdamW, "step", look)
-    for steps, checkpoint in ((50, None), (80, "out/checkpoint-25")):
+    for steps, checkpoint in ((150, None), (240, "out/checkpoint-75")):
         args = transformers.TrainingArguments(
-            "out", max_steps=steps, per_device_train_batch_size=1, save_steps=25,
+            "out", max_steps=steps, per_device_train_batch_size=1, save_steps=75,
             use_cpu=True, report_to="none", disable_tqdm=True,
             remove_unused_columns=False,
         )  # fmt: skip
         names = take_home(steps * BATCH, model=Model(), args=args, checkpoint=checkpoint)
         names["dataset"] = [{"x": torch.ones(1)}] * steps
         exec(block("The Trainer of transformers"), names)
-    expected = rates(50 * BATCH, 50)
-    expected += rates(80 * BATCH, 80, first=25)  # 25 is before the first decay
+    expected = rates(150 * BATCH, 150)
+    expected += rates(240 * BATCH, 240, first=75)  # 75 is before the first decay
     assert seen == pytest.approx(expected)
 
 
