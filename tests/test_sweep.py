@@ -98,10 +98,10 @@ def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
     prepare(documents[:100], "bytes", Path("b"))
     common = dict(data="a:0.7,b:0.3", log_every=128)
     runs = runs_of(KINDS[kind], **common)
-    trunks = set(map(sweep.trunk_of, runs))
+    trunks = set(map(sweep.trunk_name, runs))
     assert len(trunks) == (3 if kind == "cosine" else 1)
     records = []
-    for trunk, of_trunk in itertools.groupby(runs, sweep.trunk_of):
+    for trunk, of_trunk in itertools.groupby(runs, sweep.trunk_name):
         records += trained(list(of_trunk), f"{trunk}.jsonl")
     assert not list(Path().glob("*.pt"))
     if kind == "diverged":  # so longer runs have the same results
@@ -163,19 +163,19 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     straight = runs_of(WSD | dict(decay_shape="linear"), [640], **common)
     (left,) = sweep.unfinished(ten + half + again + straight, Path()).values()
     assert [cfg.decay_share for cfg in left] == [0.5, 0.1, 0.1]  # the first decay first
-    trunk = sweep.trunk_of(ten[0])
+    trunk = sweep.trunk_name(ten[0])
     records = trained(left, f"{trunk}.jsonl")
     assert not sweep.unfinished(ten + half + straight, Path())
     assert records[0] == trained(half, "alone.jsonl")[0]
     other = runs_of(WSD | dict(weight_decay=0.0), [640], **common)
-    assert sweep.trunk_of(other[0]) != trunk
+    assert sweep.trunk_name(other[0]) != trunk
     assert trunk.startswith("schedule=wsd,n_embd=16,batch_size=2,lr=0.02,seed=0-")
     # its text counts, and not where it is
     Path("moved").symlink_to(corpus_path)
     prepare(documents[:100], "bytes", Path("new"))
     (moved,) = runs_of(WSD, [640], data="moved")
     (new,) = runs_of(WSD, [640], data="new")
-    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(new)
+    assert sweep.trunk_name(moved) == trunk != sweep.trunk_name(new)
 
 
 # -- A sweep -----------------------------------------------------------------------------
