@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections import defaultdict
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -377,11 +378,17 @@ def pairs() -> Rows:
 
 
 def two_stages() -> Rows:
-    rows = read("two-stage")
-    for row in rows:
-        row["stages"] = "two" if row["decay_data"] else "one"
-    texts = ["val_loss_torch", "val_loss_library", "val_loss_clean"]
-    return paper.two_stage_table(rows, texts)
+    """Losses with the same data throughout, and with other data in the decay."""
+    rows = sorted(read("two-stage"), key=itemgetter("seed"))
+    one = [row for row in rows if not row["decay_data"]]
+    two = [row for row in rows if row["decay_data"]]
+    table = []
+    for text in ("torch", "library", "clean"):
+        before = np.array([row[f"val_loss_{text}"] for row in one])
+        after = np.array([row[f"val_loss_{text}"] for row in two])
+        means = [f"{before.mean():.3f}", f"{after.mean():.3f}"]
+        table.append([text, *means, show(over(after - before))])
+    return table
 
 
 # -- How much of a run decays ------------------------------------------------------------
