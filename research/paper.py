@@ -102,23 +102,19 @@ def transfer_table(rows: list[dict]) -> list[list[str]]:
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
 CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
+GPU_CENTER = warm(GPU | CENTER, 400_000)
 PAPER_POWER = warm(PAPER | dict(preset="36M-power"), 10**9)
 PAPER_CENTER = PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02)
 POWER = {
-    "quick": Grid(
-        warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4),
-    ),
+    "quick": Grid(warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)),
     "laptop": Grid(
-        warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5),
+        warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5)
     ),
-    "gpu": Grid(
-        warm(GPU | CENTER, 400_000), [256], [16, 32, 64], [0], doublings(10**6, 5),
-        head=64,
-    ),
+    "gpu": Grid(GPU_CENTER, [256], [16, 32, 64], [0], doublings(10**6, 5), head=64),
     "paper": Grid(
-        PAPER_CENTER, [256], doublings(32, 5), [0], doublings(2 * 10**9, 7), head=64,
+        PAPER_CENTER, [256], doublings(32, 5), [0], doublings(2 * 10**9, 7), head=64
     ),
-}  # fmt: skip
+}
 
 
 def power(grid: Grid, args) -> None:
@@ -181,24 +177,21 @@ def power_table(rows: list[dict]) -> list[list[str]]:
 # without tuning again.
 
 FIVE = [0, 1, 2, 3, 4]
+FEW = lattice(10, 18, 2)
+MANY = lattice(8, 16)
+LONG = doublings(16 * 10**9, 5)
 COMPARE = {  # the cells of the tests, and the learning rates of the tuning
-    "quick": Grid(
-        warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4),
-        lattice(10, 18, 2),
-    ),
+    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4), FEW),
     "laptop": Grid(
-        warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5),
-        lattice(8, 16),
+        warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5), MANY
     ),
     "gpu": Grid(
-        warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5),
-        lattice(8, 16), head=64,
+        warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5), MANY, head=64
     ),
     "paper": Grid(
-        PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], doublings(16 * 10**9, 5),
-        lattice(4, 14), head=64,
+        PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], LONG, lattice(4, 14), head=64
     ),
-}  # fmt: skip
+}
 TUNING = {  # the cells of the tuning
     "quick": dict(widths=[32], batches=[2], budgets=[20_000, 40_000]),
     "laptop": dict(widths=[32], batches=[2], budgets=[80_000, 320_000]),
