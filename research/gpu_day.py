@@ -22,8 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "research")]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import numpy as np
 import torch
@@ -277,15 +277,13 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         with contextlib.redirect_stdout(sys.stderr):
             found = function(flags_of_step)
-    describe = f"git -C {PROJECT} describe --always --dirty --exclude '*'"
-    status, commit = subprocess.getstatusoutput(describe)
     line = {
         "step": step,
         "flags": " ".join(flags_of_step),
         "device": platform.machine(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit if status == 0 else None,
+        "commit": run_folder.git_commit(),
         "seconds": time.perf_counter() - begin,
     }
     if torch.cuda.is_available():
