@@ -394,6 +394,11 @@ def two_stages() -> Rows:
 # -- How much of a run decays ------------------------------------------------------------
 
 
+def best_of(ending: str) -> dict[fit.Cell, float]:
+    """Log2 of the best peaks with an ending, at width 32."""
+    return best_in(curves_in(f"decay-laptop/{ending}"))
+
+
 def b_of_decay(ending: str) -> list[float]:
     """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time.
 
@@ -418,38 +423,19 @@ def b_by_decay() -> Rows:
     rows = []
     for ending, name in names.items():
         row = [name, show(b_of_decay(ending), ".2f")]
-        for cell, x in sorted(best_in(curves_in(f"decay-laptop/{ending}")).items()):
+        for cell, x in sorted(best_of(ending).items()):
             if cell.batch_size == 8:
                 row.append(f"{2**x:.4f}")
         rows.append(row)
     return rows
 
 
-def best_peaks(folder: str) -> dict[tuple, float]:
-    """{(batch size, T): log2 of the best peak}, of a folder at width 32."""
-    best = {}
-    for cell, x in best_in(curves_in(folder)).items():
-        best[cell.batch_size, cell.T] = x
-    return best
+def peak_ratios() -> dict[tuple, list[tuple[fit.Cell, float]]]:
+    """{row of schedules.PEAKS: (cell, log2 of its best peak over that of WSD, 30%)}
 
-
-def power_ratios() -> dict[tuple, float]:
-    """{(batch size, T, share): log2 of Power's best lr at n = T over WSD's best peak}"""
-    ratios = {}
-    for share, ending in ((0.1, "10"), (0.3, "30")):
-        rows = read("decay-laptop/power")  # at three values of a
-        rows = [row for row in rows if row["decay_share"] == share]
-        wsd = best_peaks(f"decay-laptop/{ending}")
-        for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
-            if (cell.batch_size, cell.T) in wsd:
-                bottom = public.valley_of(points).bottom  # of a parabola
-                ratio = bottom - wsd[cell.batch_size, cell.T]
-                ratios[cell.batch_size, cell.T, share] = ratio
-    return ratios
-
-
-def peak_ratios() -> dict[tuple, dict]:
-    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
+    For Power, it is the best learning rate at n = T over the peak of WSD with the same
+    decay.
+    """
     endings = {
         ("wsd", 0.0): "none",
         ("wsd", 0.1): "10",
@@ -457,12 +443,19 @@ def peak_ratios() -> dict[tuple, dict]:
         ("wsd", 1.0): "linear",
         ("cosine", 0.0): "cosine",
     }
-    reference = best_peaks("decay-laptop/30")
-    found = {}
-    for row, ending in endings.items():
-        best = best_peaks(f"decay-laptop/{ending}")
-        found[row] = {x: best[x] - reference[x] for x in best if x in reference}
-    return found | {("power", 0.3): power_ratios()}
+    best = {row: best_of(ending) for row, ending in endings.items()}
+    ratios = defaultdict(list)
+    for row, peaks in best.items():
+        for cell, x in peaks.items():
+            if cell in best["wsd", 0.3]:
+                ratios[row].append((cell, x - best["wsd", 0.3][cell]))
+    for share in (0.1, 0.3):
+        runs = [x for x in read("decay-laptop/power") if x["decay_share"] == share]
+        for cell, points in fit.valleys_of(fit.curves_of(runs)).items():
+            if cell in best["wsd", share]:
+                x = public.valley_of(points).bottom  # of a parabola through three points
+                ratios["power", 0.3].append((cell, x - best["wsd", share][cell]))
+    return ratios
 
 
 def fitted_peaks() -> dict[tuple, tuple[float, float]]:
@@ -472,8 +465,8 @@ def fitted_peaks() -> dict[tuple, tuple[float, float]]:
     """
     fitted = {}
     for row, ratios in peak_ratios().items():
-        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
-        y = list(ratios.values())
+        x = [math.log2(cell.T / schedules.PEAKS_AT) for cell, _ in ratios]
+        y = [ratio for _, ratio in ratios]
         e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
         fitted[row] = (2**c, e)
     for schedule, runner in (("wsd", "held"), ("power", "power")):
@@ -484,11 +477,12 @@ def fitted_peaks() -> dict[tuple, tuple[float, float]]:
 
 
 def peaks() -> Rows:
+    ratios = peak_ratios()
     rows = []
     for row, (c, e) in fitted_peaks().items():
         schedule, share = row
-        ratios = sorted(peak_ratios().get(row, {}).items())  # by batch size, then by T
-        texts = [f"{2**ratio:.2f}" for _, ratio in ratios]
+        by_cell = sorted(ratios[row], key=lambda x: (x[0].batch_size, x[0].T))
+        texts = [f"{2**ratio:.2f}" for _, ratio in by_cell]
         name = f"{schedule}, {share:.0%}"
         rows.append([name, f"{c:.2f}", f"{e:.2f}", ", ".join(texts)])
     return rows
@@ -503,9 +497,9 @@ def laptop_law() -> np.ndarray:
     design = []
     y = []
     for folder, share in sweeps.items():
-        for (batch_size, T), x in best_peaks(folder).items():
-            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
-            y.append(x - math.log2(schedules.peak("wsd", share, T)))
+        for cell, x in best_in(curves_in(folder)).items():
+            design.append([1.0, math.log2(cell.T), math.log2(cell.beta)])
+            y.append(x - math.log2(schedules.peak("wsd", share, cell.T)))
     return np.linalg.lstsq(np.array(design), np.array(y))[0]
 
 
@@ -536,14 +530,14 @@ def law_of_the_presets() -> Rows:
 
 
 def default_run() -> Rows:
-    losses = {row["name"]: row["loss"] for row in read("laptop-decay")}
-    tenth = np.array([losses[f"power-3200000-10-{seed}"] for seed in range(3)])
+    losses = {0.3: [], 0.1: []}  # by share of the decay
+    for row in sorted(read("laptop-decay"), key=itemgetter("seed")):
+        losses[row["decay_share"]].append(row["loss"])
+    gaps = np.subtract(losses[0.3], losses[0.1])
     rows = []
-    for share in (30, 10):
-        some = np.array([losses[f"power-3200000-{share}-{seed}"] for seed in range(3)])
-        texts = [f"{loss:.4f}" for loss in (*some, some.mean())]
-        minus = show(over(some - tenth), ".4f") if share != 10 else ""
-        rows.append([f"Power, {share}%", *texts, minus])
+    for share, minus in ((0.3, show(over(gaps), ".4f")), (0.1, "")):
+        texts = [f"{loss:.4f}" for loss in (*losses[share], np.mean(losses[share]))]
+        rows.append([f"Power, {share:.0%}", *texts, minus])
     return rows
 
 
