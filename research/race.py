@@ -27,6 +27,7 @@ import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
 from tools import engines, files, flags
+from tools.flags import UserError
 
 SEQ_LEN = 128
 PILOT_STEPS = 160
@@ -198,28 +199,15 @@ def bottom_of(lines: list[dict]) -> tuple[float, str]:
     return fit.bottom(points)
 
 
-def tune(
-    name: str, replicate: int, schedule: str, folder: Path
-) -> tuple[float, list[dict]]:
-    """Train a pilot. Returns its number, and the lines of its runs.
-
-    If its lowest loss is at an edge, it tries another learning rate there.
-    """
+def tune(name: str, replicate: int, schedule: str, folder: Path) -> tuple:
+    """Train a pilot. Returns its number, and the lines of its runs."""
     middle = MIDDLE[schedule, CELLS[name].batch_size]
-    first = middle - 4
-    last = middle + 4
-    while True:
-        lrs = sweep.lattice(first, last, step=2)
-        lines = train(pilot_runs(name, replicate, schedule, lrs), folder)
-        x, why_not = bottom_of([line for line in lines if line["share"] == SHARES[0]])
-        if why_not == "at lowest":
-            first -= 2
-        elif why_not == "at highest":
-            last += 2
-        elif why_not:
-            raise SystemExit(f"{name}, {schedule}, replicate {replicate}: {why_not}")
-        else:
-            return float(2**x), lines
+    lrs = sweep.lattice(middle - 4, middle + 4, step=2)
+    lines = train(pilot_runs(name, replicate, schedule, lrs), folder)
+    x, why_not = bottom_of([line for line in lines if line["share"] == SHARES[0]])
+    if why_not:  # no pilot of ours had its lowest loss at an edge
+        raise UserError(f"{name}, {schedule}, replicate {replicate}: {why_not}")
+    return float(2**x), lines
 
 
 def run_replicate(name: str, replicate: int, folder: Path) -> list[dict]:

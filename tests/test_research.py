@@ -108,21 +108,32 @@ def test_a_replicate_counts_only_if_all_its_cells_are_finished(lines):
     assert tables.first_arm()[tables.POWER, 16].shape == (7, 3)
 
 
-def test_the_long_runs_have_the_numbers_of_pilots_that_move_on_from_an_edge(
-    monkeypatch, tmp_path
-):
-    def row_of(cfg, folder):
-        """Lowest at 0.06, above the five values that a pilot tries first."""
-        return {"loss": 2 + math.log2(sweep.rate_of(vars(cfg)) / 0.06) ** 2}
+def test_the_pilots_of_the_committed_race_lead_to_its_runs(monkeypatch):
+    """race.py asks for the committed runs, if it gets their losses without training."""
 
+    def key_of(line: dict) -> tuple:
+        # the learning rate of a long run follows from its pilot
+        ignored = {"loss", "lr"} if "times" in line else {"loss"}
+        return tuple((x, line[x]) for x in sorted(line.keys() - ignored))
+
+    def train(runs, folder):
+        lines = []
+        for line, cfg in runs:
+            lines.append(committed[key_of(line)])
+            lr = lines[-1]["lr"]
+            if line.get("runner") == "power":  # lr is for n = T0
+                lr *= line["times"] ** -0.3
+            assert sweep.rate_of(vars(cfg)) == pytest.approx(lr, rel=1e-4)
+        return lines
+
+    committed = {key_of(line): line for line in tables.race_lines()}
     monkeypatch.setattr(race.data, "with_corpus", lambda cfg, fixed: cfg)
-    monkeypatch.setattr(sweep, "train_all", lambda runs, folder: True)
-    monkeypatch.setattr(sweep, "row_of", row_of)
-    lrs = {}
-    for line in race.run_replicate("HTML", 0, tmp_path):
-        if line.get("times") == 16:
-            lrs[line["runner"]] = line["lr"]
-    assert [lrs[x] for x in tables.TRUNKS] == pytest.approx([0.06, 0.03, 0.06])
+    monkeypatch.setattr(race, "train", train)
+    for name in race.CELLS:
+        for replicate in (0, 1):  # the others lack 64 T0
+            lines = race.run_replicate(name, replicate, None)
+            places = [(x["cell"], x["replicate"]) for x in committed.values()]
+            assert len(lines) == places.count((name, replicate))
 
 
 @pytest.mark.parametrize(
