@@ -76,8 +76,8 @@ def draw_decay(path: Path, T: int = 1_600_000) -> None:
     """A trunk, its branch, and an average of its weights."""
     start = 0.9 * T / 1e6
     last = 1.125 * T / 1e6
-    layout = dict(sharex=True, height_ratios=(2, 1))
-    with figure(path, 4.2, 2, **layout) as (losses, rates):
+    grid = dict(nrows=2, sharex=True, height_ratios=(2, 1))
+    with figure(path, 4.2, **grid) as (losses, rates):
         # 1. The losses
         tokens, loss = curve("power-trunk")
         losses.plot(tokens, loss, color=BLUE, linewidth=1.2)
@@ -141,7 +141,7 @@ def draw_valleys(path: Path) -> None:
             over_T.append(row)
         if cell in [(64, batch_size, 1_280_000) for batch_size in (1, 2, 8)]:
             over_batch.append(row)
-    with figure(path, 3.7, 2, beside=True, sharey=True) as (left, right):
+    with figure(path, 3.7, ncols=2, sharey=True) as (left, right):
         names = ["T = 80k", "T = 320k", "T = 1.28M"]
         draw_cells(left, over_T, names, "16× the tokens, best\nlearning rate")
         names = ["batch size 1", "batch size 2", "batch size 8"]
@@ -153,7 +153,7 @@ def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
     rows = tables.read("transfer-quick")
     widths = ["width 32", "width 64", "width 128"]
-    with figure(path, 3.7, 2, beside=True, sharey=True) as axes:
+    with figure(path, 3.7, ncols=2, sharey=True) as axes:
         for ax, name, is_mup in zip(axes, ("Without μP", "With μP"), (False, True)):
             some = [row for row in rows if paper.has_mup(row) == is_mup]
             title = f"{name}: 4× the width,\nbest learning rate"
