@@ -236,7 +236,9 @@ def race_warmup() -> Rows:
 def race_shares() -> Rows:
     losses = first_arm()
     effects = [share_effects(losses, times) for times in race.TIMES]
-    rows = [[trunk, *(show(over(x[trunk])) for x in effects)] for trunk in TRUNKS]
+    rows = []
+    for trunk in TRUNKS:
+        rows.append([trunk, *(show(over(x[trunk])) for x in effects)])
     rows.append(["mean", *(judged(x["mean"]) for x in effects)])
     return rows
 
