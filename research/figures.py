@@ -23,7 +23,7 @@ from config import make_config
 from schedules import make_schedule
 from tables import Runner
 from tools import files, flags
-from tools.plots import COLORS, figure
+from tools.plots import COLORS, draw_panel, figure
 from tools.stats import over
 
 BLUE = COLORS["power"]
@@ -76,8 +76,8 @@ def draw_decay(path: Path, T: int = 1_600_000) -> None:
     """A trunk, its branch, and an average of its weights."""
     start = 0.9 * T / 1e6
     last = 1.125 * T / 1e6
-    layout = dict(sharex=True, height_ratios=(2, 1))
-    with figure(path, 4.2, 2, **layout) as (losses, rates):
+    grid = dict(nrows=2, sharex=True, height_ratios=(2, 1))
+    with figure(path, 4.2, **grid) as (losses, rates):
         # 1. The losses
         tokens, loss = curve("power-trunk")
         losses.plot(tokens, loss, color=BLUE, linewidth=1.2)
@@ -112,31 +112,23 @@ def draw_decay(path: Path, T: int = 1_600_000) -> None:
 # -- Valleys -----------------------------------------------------------------------------
 
 
-def draw_panel(ax, rows: list[dict], names: list[str], title: str) -> None:
+TICKS = (0.001, 0.002, 0.004, 0.008, 0.016)
+
+
+def draw_cells(ax, rows: list[dict], labels: list[str], title: str) -> None:
     """The valleys of some runs. The title ends with the last bottom over the first."""
     rows = sorted(rows, key=itemgetter("n_embd", "batch_size", "total_tokens"))
-    valleys = fit.valleys_of(fit.curves_of(rows))  # in the same order
-    light = np.array([204, 61, 133]) / 255
-    dark = np.array([61, 10, 36]) / 255
-    colors = np.linspace(light, dark, len(valleys))
-    bottoms = []
-    for color, marker, name, valley in zip(colors, "os^", names, valleys.values()):
+    valleys = []
+    for label, valley in zip(labels, fit.valleys_of(fit.curves_of(rows)).values()):
         points = fit.near_lowest(valley)
+        x, _ = fit.bottom(points)
         curve = fit.cubic_of(points)
-        bottoms.append(fit.bottom(points)[0])
-        x, loss = np.transpose(points)
-        along = np.linspace(x[0], x[-1])
-        zero = curve(bottoms[-1])
-        ax.plot(2**along, curve(along) - zero, color=color)
-        ax.plot(2**x, loss - zero, marker, color=color, markersize=4)
-        ax.plot([], [], marker + "-", color=color, label=name)
-        ax.axvline(2 ** bottoms[-1], color=color, lw=0.8, ls=":")
-    ratio = 2 ** (bottoms[-1] - bottoms[0])
-    ax.set(xscale="log", title=f"{title} × {ratio:.2g}", xlabel="learning rate")
-    ticks = (0.001, 0.002, 0.004, 0.008, 0.016)
-    ax.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
+        valleys.append(dict(label=label, points=points, curve=curve, bottom=x))
+    draw_panel(ax, valleys)
+    ratio = 2 ** (valleys[-1]["bottom"] - valleys[0]["bottom"])
+    ax.set_title(f"{title} × {ratio:.2g}")
+    ax.set_xticks(TICKS, [f"{lr:g}" for lr in TICKS])
     ax.minorticks_off()
-    ax.legend()
 
 
 def draw_valleys(path: Path) -> None:
@@ -149,11 +141,11 @@ def draw_valleys(path: Path) -> None:
             over_T.append(row)
         if cell in [(64, batch_size, 1_280_000) for batch_size in (1, 2, 8)]:
             over_batch.append(row)
-    with figure(path, 3.7, 2, beside=True, sharey=True) as (left, right):
+    with figure(path, 3.7, ncols=2, sharey=True) as (left, right):
         names = ["T = 80k", "T = 320k", "T = 1.28M"]
-        draw_panel(left, over_T, names, "16× the tokens, best\nlearning rate")
+        draw_cells(left, over_T, names, "16× the tokens, best\nlearning rate")
         names = ["batch size 1", "batch size 2", "batch size 8"]
-        draw_panel(right, over_batch, names, "8× the batch size, best\nlearning rate")
+        draw_cells(right, over_batch, names, "8× the batch size, best\nlearning rate")
         left.set(ylabel="loss above the bottom (nats)")
 
 
@@ -161,11 +153,11 @@ def draw_transfer(path: Path) -> None:
     """The valleys of three widths, without and with muP."""
     rows = tables.read("transfer-quick")
     widths = ["width 32", "width 64", "width 128"]
-    with figure(path, 3.7, 2, beside=True, sharey=True) as axes:
+    with figure(path, 3.7, ncols=2, sharey=True) as axes:
         for ax, name, is_mup in zip(axes, ("Without μP", "With μP"), (False, True)):
             some = [row for row in rows if paper.has_mup(row) == is_mup]
             title = f"{name}: 4× the width,\nbest learning rate"
-            draw_panel(ax, some, widths, title)
+            draw_cells(ax, some, widths, title)
         axes[0].set(ylabel="loss above the bottom (nats)")
 
 

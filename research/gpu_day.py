@@ -22,8 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "research")]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ import sweep
 import train
 from config import TrainConfig, make_config, typed_fields
 from moe import MoE, one_by_one
-from schedules import rate_of
 from tools import bench, devices, files, flags, run_folder
 
 
@@ -48,8 +47,10 @@ def config_of(argv: list[str]) -> TrainConfig:
 
 
 def moe_layer(argv: list[str]) -> dict:
-    """Differences of an MoE layer from one_by_one. On an H100 or H200, it computes
-    bfloat16 by `grouped`, and float32 by `loop`."""
+    """Differences of an MoE layer from one_by_one.
+
+    On an H100 or H200, it computes bfloat16 by `grouped`, and float32 by `loop`.
+    """
     cfg = devices.resolve(config_of(argv))
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -77,8 +78,10 @@ def worst_difference(layer: MoE, x: torch.Tensor) -> float:
 
 
 def exact(argv: list[str]) -> dict:
-    """Differences from a whole run: of a weight at most, if it stopped and resumed, or
-    branched. For a sweep, which keeps no weights, of the validation loss."""
+    """The largest difference of a weight from a whole run, if it resumed or branched.
+
+    For a sweep, which keeps no weights, it is the difference of the validation loss.
+    """
     # 1. The whole run, one that stops after its first step, and a branch at the decay
     train.main([*argv, "--out=whole"])
     train.main([*argv, "--out=resumed", "--time_limit=0"])
@@ -199,22 +202,25 @@ def beside_transformers(argv: list[str]) -> dict:
 
 
 def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
-    """Losses of a held learning rate, half of it, Power and a line, from one pilot each
-    for WSD and Power. Trunks end with decays of 30% and of 50%. One seed."""
+    """Losses of a held learning rate, half of it, Power and a line. One seed.
+
+    WSD and Power have a pilot each. Trunks end with decays of 30% and of 50%.
+    """
     # 1. The pilots, at five learning rates
     folder = Path("race")
     starts = {x: config_of([*argv, "--schedule", x]) for x in ("wsd", "power")}
     tuned = {}  # schedule -> its best learning rate
     found = {"pilots": {}}
     for schedule, cfg in starts.items():
-        rates = [factor * rate_of(vars(cfg)) for factor in (1 / 4, 1 / 2, 1, 2, 4)]
-        pilot = [sweep.at_rate(cfg, rate) for rate in rates]
+        lrs = sweep.window(cfg, step=2)
+        pilot = [sweep.at_rate(cfg, lr) for lr in lrs]
         sweep.train_all(pilot, folder, workers=workers)
         losses = [sweep.row_of(cfg, folder)["loss"] for cfg in pilot]
-        x, why_not = fit.bottom(list(zip(np.log2(rates), losses)))
-        tuned[schedule] = 2**x  # of the lowest, if there is no bottom
-        pilot = dict(rates=rates, losses=losses, best=tuned[schedule], why_not=why_not)
-        found["pilots"][schedule] = pilot
+        x, why_not = fit.bottom(list(zip(np.log2(lrs), losses)))
+        best = 2**x  # that of the lowest loss, if there is no bottom
+        tuned[schedule] = best
+        result = dict(lrs=lrs, losses=losses, best=best, why_not=why_not)
+        found["pilots"][schedule] = result
 
     # 2. The long runs. The line has the peak of the preset's law, times what the pilot of
     # WSD has over that law
@@ -277,15 +283,13 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         with contextlib.redirect_stdout(sys.stderr):
             found = function(flags_of_step)
-    describe = f"git -C {PROJECT} describe --always --dirty --exclude '*'"
-    status, commit = subprocess.getstatusoutput(describe)
     line = {
         "step": step,
         "flags": " ".join(flags_of_step),
         "device": platform.machine(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit if status == 0 else None,
+        "commit": run_folder.git_commit(),
         "seconds": time.perf_counter() - begin,
     }
     if torch.cuda.is_available():

@@ -3,16 +3,15 @@
     python research/paper.py transfer --scale quick   several widths, with and without muP
     python research/paper.py power --scale quick      a and b of the Power schedule
     python research/paper.py compare --scale quick    cosine, WSD and Power, tuned once
-    python research/paper.py two-stage --scale quick  other text in the decay
 
 Each trains the runs that its folder lacks, and prints a table. So the same command
-resumes, and prints the table again. The paper's sweep of WSD is `python sweep.py wsd`.
-research/tables.py makes the same tables from our records.
+resumes, and prints the table again. The paper's sweep of WSD is `python sweep.py wsd`,
+and its second stage a branch of train.py with other data. research/tables.py makes the
+same tables from our records.
 """
 
 import dataclasses
 import math
-import shlex
 import statistics
 import sys
 from collections import defaultdict
@@ -27,12 +26,10 @@ import numpy as np
 
 import fit
 import sweep
-import train
 from config import TrainConfig
 from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice, row_of
-from tools import engines, files, flags, stats
-from tools.flags import UserError
-from tools.stats import over, show
+from tools import engines, stats
+from tools.stats import show
 
 
 def warm(common: dict, tokens: int) -> dict:
@@ -105,17 +102,18 @@ def transfer_table(rows: list[dict]) -> list[list[str]]:
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
 CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
+GPU_CENTER = warm(GPU | CENTER, 400_000)
 PAPER_POWER = warm(PAPER | dict(preset="36M-power"), 10**9)
 PAPER_CENTER = PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02)
-_quick = warm(LAPTOP | CENTER, 16_000)
-_laptop = warm(LAPTOP | CENTER, 32_000)
-_gpu = warm(GPU | CENTER, 400_000)
-_paper = doublings(2 * 10**9, 7)
 POWER = {
-    "quick": Grid(_quick, [32], [2, 8], [0], doublings(40_000, 4)),
-    "laptop": Grid(_laptop, [64], [2, 4, 8], [0, 1], doublings(80_000, 5)),
-    "gpu": Grid(_gpu, [256], [16, 32, 64], [0], doublings(10**6, 5), head=64),
-    "paper": Grid(PAPER_CENTER, [256], doublings(32, 5), [0], _paper, head=64),
+    "quick": Grid(warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)),
+    "laptop": Grid(
+        warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5)
+    ),
+    "gpu": Grid(GPU_CENTER, [256], [16, 32, 64], [0], doublings(10**6, 5), head=64),
+    "paper": Grid(
+        PAPER_CENTER, [256], doublings(32, 5), [0], doublings(2 * 10**9, 7), head=64
+    ),
 }
 
 
@@ -179,15 +177,20 @@ def power_table(rows: list[dict]) -> list[list[str]]:
 # without tuning again.
 
 FIVE = [0, 1, 2, 3, 4]
-_quick = Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4))
-_laptop = Grid(warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5))
-_gpu = Grid(warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5), head=64)
-_paper = Grid(PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], head=64)
+FEW = lattice(10, 18, 2)
+MANY = lattice(8, 16)
+LONG = doublings(16 * 10**9, 5)
 COMPARE = {  # the cells of the tests, and the learning rates of the tuning
-    "quick": _quick._replace(lrs=lattice(10, 18, 2)),
-    "laptop": _laptop._replace(lrs=lattice(8, 16)),
-    "gpu": _gpu._replace(lrs=lattice(8, 16)),
-    "paper": _paper._replace(lrs=lattice(4, 14), budgets=doublings(16 * 10**9, 5)),
+    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4), FEW),
+    "laptop": Grid(
+        warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5), MANY
+    ),
+    "gpu": Grid(
+        warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5), MANY, head=64
+    ),
+    "paper": Grid(
+        PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], LONG, lattice(4, 14), head=64
+    ),
 }
 TUNING = {  # the cells of the tuning
     "quick": dict(widths=[32], batches=[2], budgets=[20_000, 40_000]),
@@ -284,76 +287,17 @@ def difference(rows: list[dict], one: str, other: str) -> np.ndarray:
     return fit.intervals(losses, answer)[0]
 
 
-# -- Two stages --------------------------------------------------------------------------
-
-# The paper adds better data in the decay. Here it is another text, of which the first
-# stage has a tenth and the decay a half. `bash research/texts.sh` makes it.
-OTHER = "data/english"
-SHARES = {"one": 0.1, "two": 0.5}  # of the other text, by stages
-_two = dict(preset="laptop", schedule="power", seq_len=128, decay_share=0.2)
-TWO_STAGE = {
-    "quick": Grid(_two, [128], [8], [0], [400_000], head=32),
-    "laptop": Grid(_two, [128], [8], [0, 1, 2], [2 * 10**6], head=32),
-}
-
-
-def two_stage(grid: Grid, args) -> None:
-    """Runs with the same texts throughout, and their branches with more other text."""
-    cells = cells_of(grid)
-    tokens = sum(cfg.total_tokens + cfg.decay_tokens for cfg in cells)
-    print(f"{args.out}: {2 * len(cells)} runs with {tokens:,} tokens")
-    if args.dry_run:
-        return
-    if not Path(OTHER).exists():
-        raise UserError(f"{OTHER}: the other text; first bash research/texts.sh")
-    rows = []
-    for cfg in cells:
-        fields = grid.common | dict(n_embd=cfg.n_embd, n_head=cfg.n_head)
-        fields |= dict(batch_size=cfg.batch_size, total_tokens=cfg.total_tokens)
-        fields |= dict(seed=cfg.seed, data_seed=cfg.seed)
-        for stages, share in SHARES.items():
-            out = args.out / f"{stages}-{cfg.seed}"
-            fields |= dict(data=f"{cfg.data or 'embedded'}:{1 - share},{OTHER}:{share}")
-            if stages == "two":
-                fields |= dict(branch=args.out / f"one-{cfg.seed}")
-            command = shlex.split(flags.as_flags(fields | dict(out=out)))
-            if not (out / "record.json").exists():
-                if train.main([*command, "--resume"]):
-                    raise UserError(f"{out}: stopped; the same command resumes")
-            record = files.read_json(out / "record.json")
-            rows.append(dict(stages=stages, seed=cfg.seed) | record["results"])
-    texts = [name for name in rows[0] if name.startswith("val_loss_")]
-    head = ["validation text", "one stage", "two stages", "difference"]
-    print(stats.table(head, two_stage_table(rows, texts)))
-
-
-def two_stage_table(rows: list[dict], texts: list[str]) -> list[list[str]]:
-    """Losses of every validation text, with the same texts throughout and two stages."""
-    table = []
-    for text in texts:
-        losses = {"one": [], "two": []}
-        for row in sorted(rows, key=itemgetter("seed")):
-            losses[row["stages"]].append(row[text])
-        gaps = np.subtract(losses["two"], losses["one"])
-        means = [f"{np.mean(of_stages):.3f}" for of_stages in losses.values()]
-        table.append([text.removeprefix("val_loss_"), *means, show(over(gaps))])
-    return table
-
-
 # -- The command line --------------------------------------------------------------------
 
-GRIDS = {"transfer": TRANSFER, "power": POWER, "compare": COMPARE, "two-stage": TWO_STAGE}
+GRIDS = {"transfer": TRANSFER, "power": POWER, "compare": COMPARE}
+EXPERIMENTS = {"transfer": transfer, "power": power, "compare": compare}
 
 
 def main(argv: list[str] | None = None) -> int:
     grid, typed, args = sweep.parse(argv, "paper.py", __doc__, GRIDS)
 
     def program() -> None:
-        if args.experiment == "two-stage":  # whose texts train.py opens
-            two_stage(grid, args)
-            return
-        experiment = {"transfer": transfer, "power": power, "compare": compare}
-        experiment[args.experiment](sweep.grid_on_text(grid, typed), args)
+        EXPERIMENTS[args.experiment](sweep.grid_on_text(grid, typed), args)
 
     return engines.run_program("paper.py", program)
 

@@ -48,8 +48,7 @@ class Valley(NamedTuple):
     lowest_x: float  # that was tried
     highest_x: float
     bottom: float  # x of the minimum
-    loss: float  # at the minimum
-    bend: float  # loss(x) = loss + bend (x - bottom)^2
+    bend: float  # loss(x) = lowest loss + bend (x - bottom)^2
 
     def regret(self, x: np.ndarray) -> np.ndarray:
         """The loss at x above the minimum. Beyond the tried x, that of the nearest."""
@@ -66,11 +65,11 @@ def valley_of(points: list[tuple[float, float]]) -> Valley | None:
     if len(points) < 3:
         return None
     x, loss = np.array(sorted(points)).T
-    bend, slope, constant = np.polyfit(x, loss, 2)
+    bend, slope, _ = np.polyfit(x, loss, 2)
     bottom = -slope / (2 * bend)
     if bend <= 0 or not x[0] <= bottom <= x[-1]:
         return None
-    return Valley(x[0], x[-1], bottom, constant - bend * bottom**2, bend)
+    return Valley(x[0], x[-1], bottom, bend)
 
 
 # -- 2. OpenEuroLLM: the number of a pilot in longer runs --------------------------------

@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections import defaultdict
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,13 +75,9 @@ def name_of(runner: Runner) -> str:
     return name
 
 
-def loss_of(line: dict) -> float:
-    return math.inf if line["loss"] is None else line["loss"]
-
-
 @cache
 def race_lines() -> list[dict]:
-    return files.read_records(race.RESULTS)
+    return files.read_records(RESULTS / "race.jsonl")
 
 
 def losses_of(cells, runners, lengths) -> Losses:
@@ -92,7 +89,7 @@ def losses_of(cells, runners, lengths) -> Losses:
             warmup = line.get("warmup", race.WARMUP_STEPS)
             runner = Runner(line["runner"], line["share"], warmup)
             key = runner, line["times"], line["cell"]
-            found[line["replicate"]][key] = loss_of(line)
+            found[line["replicate"]][key] = race.loss_of(line)
 
     # 2. As arrays
     wanted = set(itertools.product(runners, lengths, cells))
@@ -133,13 +130,12 @@ def worst_regrets(losses: Losses, runners: list, lengths) -> dict[Runner, np.nda
     return dict(zip(runners, np.max(regrets, axis=0)))
 
 
-def share_effects(losses: Losses, runners: list, times: int, share=0.5) -> dict:
-    """{trunk: loss with a share of the decay minus with 30% [cells, replicates]}"""
+def share_effects(losses: Losses, times: int) -> dict[str, np.ndarray]:
+    """{trunk: its loss with a decay of 50% minus with 30% [cells]}, and their mean."""
     effects = {}
-    for runner in runners:
-        if runner.share == 0.3:
-            other = runner._replace(share=share)
-            effects[runner.name] = losses[other, times] - losses[runner, times]
+    for trunk in TRUNKS:
+        effect = losses[Runner(trunk, 0.5), times] - losses[Runner(trunk, 0.3), times]
+        effects[trunk] = effect.mean(axis=1)
     return effects | {"mean": np.mean(list(effects.values()), axis=0)}
 
 
@@ -185,55 +181,7 @@ def new_cell(values: np.ndarray) -> str:
     return f"[{np.mean(values) - half:.3f}, {np.mean(values) + half:.3f}]"
 
 
-def lowest_of(values: dict[Runner, np.ndarray]) -> list[Runner]:
-    """The runner with the lowest mean, and all that tie with it, in the given order."""
-    lowest = min(values, key=lambda runner: values[runner].mean())
-    ties = []
-    for runner, of_cells in values.items():
-        if runner == lowest or verdict(of_cells - values[lowest]) == "tie":
-            ties.append(runner)
-    return ties
-
-
-def advice_if_known(losses: Losses, runners: list) -> list[Runner]:
-    """(a): the lowest at 16 T0."""
-    return lowest_of({runner: gap(losses, runner, 16) for runner in runners})
-
-
-def advice_if_unknown(losses: Losses, runners: list) -> list[Runner]:
-    """(b): the lowest at the worst of 4 and 16 T0. A line knows its end, so it is out."""
-    worst = worst_regrets(losses, runners, (4, 16))
-    return lowest_of({x: worst[x] for x in runners if x.name != "line"})
-
-
-def advised_share(losses: Losses, runners: list, times: int) -> float:
-    """(c): 50% if it is decided better, otherwise 30%."""
-    effect = share_effects(losses, runners, times)["mean"].mean(axis=1)
-    return 0.5 if verdict(effect) == "decided" and np.mean(effect) < 0 else 0.3
-
-
 # -- The race: tables --------------------------------------------------------------------
-
-
-def race_verdicts() -> Rows:
-    """The answers of every arm, and (b) over both."""
-    first = first_arm()
-    both = both_arms()
-    arms = [(first, SEVEN, race.TIMES), (both, SECOND_ARM, (4, 16))]
-    columns = []
-    for losses, runners, lengths in arms:
-        shares = [f"{advised_share(losses, runners, k):.0%} at {k} T0" for k in lengths]
-        column = [
-            str(losses[runners[0], 16].shape[1]),
-            "; ".join(map(name_of, advice_if_known(losses, runners))),
-            "; ".join(map(name_of, advice_if_unknown(losses, runners))),
-            ", ".join(shares),
-        ]
-        columns.append(column)
-    of_both = "; ".join(map(name_of, advice_if_unknown(both, FOURTEEN)))
-    columns.append([columns[1][0], "", of_both, ""])
-    questions = ["replicates", "(a) a known end", "(b) an unknown end", "(c) the share"]
-    return [list(row) for row in zip(questions, *columns)]
 
 
 def race_gaps() -> Rows:
@@ -287,38 +235,18 @@ def race_warmup() -> Rows:
 
 def race_shares() -> Rows:
     losses = first_arm()
-    effects = [share_effects(losses, SEVEN, times) for times in race.TIMES]
+    effects = [share_effects(losses, times) for times in race.TIMES]
     rows = []
     for trunk in TRUNKS:
-        rows.append([trunk, *(show(over(x[trunk].mean(axis=1))) for x in effects)])
-    rows.append(["mean", *(judged(x["mean"].mean(axis=1)) for x in effects)])
-
-    # only two cells have a decay of 15%, so these intervals are over replicates
-    runners = [Runner(*trunk) for trunk in itertools.product(TRUNKS, (0.15, 0.3))]
-    losses = losses_of(LONG_CELLS, runners, race.TIMES)
-    effects = [share_effects(losses, runners, times, 0.15) for times in race.TIMES]
-    for i, cell in enumerate(LONG_CELLS):
-        of_cell = [show(over(x["mean"][i])) for x in effects]
-        rows.append([f"{cell}, 15% minus 30%", *of_cell])
-    return rows
-
-
-def race_cells() -> Rows:
-    losses = first_arm()
-    others = [runner for runner in SEVEN if runner != POWER]
-    gaps = np.transpose([gap(losses, runner, 16) for runner in others])
-    rows = []
-    for cell, of_cell in zip(race.CELLS, gaps):
-        rows.append([cell, *(f"{x:.3f}" for x in of_cell)])
+        rows.append([trunk, *(show(over(x[trunk])) for x in effects)])
+    rows.append(["mean", *(judged(x["mean"]) for x in effects)])
     return rows
 
 
 def race_long() -> Rows:
-    """64 T0, in two cells, with intervals over replicates. Empty before it has any."""
+    """64 T0, in two cells, with intervals over replicates."""
     lengths = (4, 16, 64)
     losses = losses_of(LONG_CELLS, SEVEN, lengths)
-    if not losses[POWER, 64].size:
-        return []
     worst = worst_regrets(losses, SEVEN, lengths)
     rows = []
     for runner in SEVEN:
@@ -328,37 +256,26 @@ def race_long() -> Rows:
     return rows
 
 
-def pilot_numbers() -> dict[tuple, list[float]]:
-    """{(cell, schedule, share): log2 of the number of every pilot}"""
-    losses = defaultdict(lambda: defaultdict(list))
+def ratio_of_shares(schedule: str) -> np.ndarray:
+    """A pilot's number with a decay of 50% over that with 30%, and its interval [3]."""
+    pilots = defaultdict(list)  # {(cell, replicate, share): lines}
     for line in race_lines():
-        if "pilot" in line:
-            key = (line["cell"], line["pilot"], line["share"], line["replicate"])
-            losses[key][math.log2(line["lr"])].append(loss_of(line))
-    numbers = defaultdict(list)
-    for (*key, _), by_lr in losses.items():
-        points = [(x, statistics.fmean(by_lr[x])) for x in sorted(by_lr)]
-        x, why_not = fit.bottom(points)
-        numbers[tuple(key)].append(math.nan if why_not else x)
-    return numbers
-
-
-def pilots_of(schedule: str) -> tuple[float, np.ndarray]:
-    """The spread of its number within a cell, in octaves, and of 50% over 30% [3]."""
-    numbers = pilot_numbers()
-    # both [cells, replicates]
-    usual = np.array([numbers[cell, schedule, 0.3] for cell in race.CELLS])
-    longer = np.array([numbers[cell, schedule, 0.5] for cell in race.CELLS])
-    spread = math.sqrt(np.var(usual, axis=1, ddof=1).mean())
-    return spread, np.exp2(over(np.nanmean(longer - usual, axis=1)))
+        if line.get("pilot") == schedule:
+            pilots[line["cell"], line["replicate"], line["share"]].append(line)
+    ratios = []  # log2
+    for cell in race.CELLS:
+        of_cell = []
+        for i in race.REPLICATES:
+            x, why_not = race.bottom_of(pilots[cell, i, 0.3])
+            longer, why_not_longer = race.bottom_of(pilots[cell, i, 0.5])
+            if not (why_not or why_not_longer):
+                of_cell.append(longer - x)
+        ratios.append(statistics.fmean(of_cell))
+    return np.exp2(over(ratios))
 
 
 def race_pilots() -> Rows:
-    rows = []
-    for schedule in ("held", "power"):
-        spread, ratio = pilots_of(schedule)
-        rows.append([schedule, f"{spread:.2f}", show(ratio, ".2f")])
-    return rows
+    return [[x, show(ratio_of_shares(x), ".2f")] for x in ("held", "power")]
 
 
 # -- Laws --------------------------------------------------------------------------------
@@ -463,35 +380,43 @@ def pairs() -> Rows:
 
 
 def two_stages() -> Rows:
-    rows = read("two-stage")
-    for row in rows:
-        row["stages"] = "two" if row["decay_data"] else "one"
-    texts = ["val_loss_torch", "val_loss_library", "val_loss_clean"]
-    return paper.two_stage_table(rows, texts)
+    """Losses with the same data throughout, and with other data in the decay."""
+    rows = sorted(read("two-stage"), key=itemgetter("seed"))
+    one = [row for row in rows if not row["decay_data"]]
+    two = [row for row in rows if row["decay_data"]]
+    table = []
+    for text in ("torch", "library", "clean"):
+        before = np.array([row[f"val_loss_{text}"] for row in one])
+        after = np.array([row[f"val_loss_{text}"] for row in two])
+        means = [f"{before.mean():.3f}", f"{after.mean():.3f}"]
+        table.append([text, *means, show(over(after - before))])
+    return table
 
 
 # -- How much of a run decays ------------------------------------------------------------
 
 
+def best_of(ending: str) -> dict[fit.Cell, float]:
+    """Log2 of the best peaks with an ending, at width 32."""
+    return best_in(curves_in(f"decay-laptop/{ending}"))
+
+
 def b_of_decay(ending: str) -> list[float]:
     """b at batch sizes 8 and 32, and its interval by leaving out one seed at a time.
 
-    As in fit.intervals, which would also leave out one of only two batch sizes.
+    fit.intervals would also leave out one of only two batch sizes.
     """
     curves = {}
     for (cell, seed), curve in curves_in(f"decay-laptop/{ending}").items():
         if cell.batch_size in (8, 32):
             curves[cell, seed] = curve
 
-    def b_without(left_out: str | None) -> float:
-        some = {key: curve for key, curve in curves.items() if key[1] != left_out}
+    def b_of(some: fit.Curves) -> float:
         return fit.fit_law(best_in(some)).b
 
-    b = b_without(None)
-    seeds = {seed for _, seed in curves}
-    others = [b_without(seed) for seed in seeds]
-    n = len(others)
-    half = student(n - 1) * math.sqrt((n - 1) * np.var(others))
+    seeds = {(cell, seed): seed for cell, seed in curves}
+    b = b_of(curves)
+    half = fit.half_interval(curves, b_of, seeds)
     return [b, b - half, b + half]
 
 
@@ -500,43 +425,19 @@ def b_by_decay() -> Rows:
     rows = []
     for ending, name in names.items():
         row = [name, show(b_of_decay(ending), ".2f")]
-        for cell, x in sorted(best_in(curves_in(f"decay-laptop/{ending}")).items()):
+        for cell, x in sorted(best_of(ending).items()):
             if cell.batch_size == 8:
                 row.append(f"{2**x:.4f}")
         rows.append(row)
     return rows
 
 
-def best_peaks(folder: str) -> dict[tuple, float]:
-    """{(batch size, T): log2 of the best peak}, of a folder at width 32."""
-    best = {}
-    for cell, x in best_in(curves_in(folder)).items():
-        best[cell.batch_size, cell.T] = x
-    return best
+def peak_ratios() -> dict[tuple, list[tuple[fit.Cell, float]]]:
+    """{row of schedules.PEAKS: (cell, log2 of its best peak over that of WSD, 30%)}
 
-
-def bottom_of_parabola(points: fit.Valley) -> float:
-    c2, c1, _ = np.polyfit(*np.transpose(points), 2)
-    return -c1 / (2 * c2)
-
-
-def power_ratios() -> dict[tuple, float]:
-    """{(batch size, T, share): log2 of Power's best lr at n = T over WSD's best peak}"""
-    ratios = {}
-    for share, ending in ((0.1, "10"), (0.3, "30")):
-        rows = read("decay-laptop/power")  # at three values of a
-        rows = [row for row in rows if row["decay_share"] == share]
-        wsd = best_peaks(f"decay-laptop/{ending}")
-        for cell, points in fit.valleys_of(fit.curves_of(rows)).items():
-            if (cell.batch_size, cell.T) in wsd:
-                x = bottom_of_parabola(points)
-                ratio = x - wsd[cell.batch_size, cell.T]
-                ratios[cell.batch_size, cell.T, share] = ratio
-    return ratios
-
-
-def peak_ratios() -> dict[tuple, dict]:
-    """{row of schedules.PEAKS: {cell: log2 of its best peak over the reference's}}"""
+    For Power, it is the best learning rate at n = T over the peak of WSD with the same
+    decay.
+    """
     endings = {
         ("wsd", 0.0): "none",
         ("wsd", 0.1): "10",
@@ -544,12 +445,19 @@ def peak_ratios() -> dict[tuple, dict]:
         ("wsd", 1.0): "linear",
         ("cosine", 0.0): "cosine",
     }
-    reference = best_peaks("decay-laptop/30")
-    found = {}
-    for row, ending in endings.items():
-        best = best_peaks(f"decay-laptop/{ending}")
-        found[row] = {x: best[x] - reference[x] for x in best if x in reference}
-    return found | {("power", 0.3): power_ratios()}
+    best = {row: best_of(ending) for row, ending in endings.items()}
+    ratios = defaultdict(list)
+    for row, peaks in best.items():
+        for cell, x in peaks.items():
+            if cell in best["wsd", 0.3]:
+                ratios[row].append((cell, x - best["wsd", 0.3][cell]))
+    for share in (0.1, 0.3):
+        runs = [x for x in read("decay-laptop/power") if x["decay_share"] == share]
+        for cell, points in fit.valleys_of(fit.curves_of(runs)).items():
+            if cell in best["wsd", share]:
+                x = public.valley_of(points).bottom  # of a parabola through three points
+                ratios["power", 0.3].append((cell, x - best["wsd", share][cell]))
+    return ratios
 
 
 def fitted_peaks() -> dict[tuple, tuple[float, float]]:
@@ -559,23 +467,24 @@ def fitted_peaks() -> dict[tuple, tuple[float, float]]:
     """
     fitted = {}
     for row, ratios in peak_ratios().items():
-        x = [math.log2(cell[1] / schedules.PEAKS_AT) for cell in ratios]
-        y = list(ratios.values())
+        x = [math.log2(cell.T / schedules.PEAKS_AT) for cell, _ in ratios]
+        y = [ratio for _, ratio in ratios]
         e, c = (0.0, np.mean(y)) if row[0] == "power" else np.polyfit(x, y, 1)
         fitted[row] = (2**c, e)
     for schedule, runner in (("wsd", "held"), ("power", "power")):
         c, e = fitted[schedule, 0.3]
-        _, (ratio, _, _) = pilots_of(runner)
+        ratio, _, _ = ratio_of_shares(runner)
         fitted[schedule, 0.5] = (c * ratio, e)
     return fitted
 
 
 def peaks() -> Rows:
+    ratios = peak_ratios()
     rows = []
     for row, (c, e) in fitted_peaks().items():
         schedule, share = row
-        ratios = sorted(peak_ratios().get(row, {}).items())  # by batch size, then by T
-        texts = [f"{2**ratio:.2f}" for _, ratio in ratios]
+        by_cell = sorted(ratios[row], key=lambda x: (x[0].batch_size, x[0].T))
+        texts = [f"{2**ratio:.2f}" for _, ratio in by_cell]
         name = f"{schedule}, {share:.0%}"
         rows.append([name, f"{c:.2f}", f"{e:.2f}", ", ".join(texts)])
     return rows
@@ -590,9 +499,9 @@ def laptop_law() -> np.ndarray:
     design = []
     y = []
     for folder, share in sweeps.items():
-        for (batch_size, T), x in best_peaks(folder).items():
-            design.append([1.0, math.log2(T), math.log2(batch_size * 128 / 4096)])
-            y.append(x - math.log2(schedules.peak("wsd", share, T)))
+        for cell, x in best_in(curves_in(folder)).items():
+            design.append([1.0, math.log2(cell.T), math.log2(cell.beta)])
+            y.append(x - math.log2(schedules.peak("wsd", share, cell.T)))
     return np.linalg.lstsq(np.array(design), np.array(y))[0]
 
 
@@ -609,7 +518,8 @@ def laptop_a() -> float:
         for cell, points in fit.valleys_of(fit.curves_of(some)).items():
             ratio = schedules.peak(schedule, 0.3, cell.T)
             of_law = ratio * schedules.best_lr(cell.T, cell.beta, law)
-            log2_a.append(bottom_of_parabola(points) - math.log2(of_law))
+            bottom = public.valley_of(points).bottom
+            log2_a.append(bottom - math.log2(of_law))
     return 2 ** np.mean(log2_a)
 
 
@@ -622,27 +532,25 @@ def law_of_the_presets() -> Rows:
 
 
 def default_run() -> Rows:
-    losses = {row["name"]: row["loss"] for row in read("laptop-decay")}
-    tenth = np.array([losses[f"power-3200000-10-{seed}"] for seed in range(3)])
+    losses = {0.3: [], 0.1: []}  # by share of the decay
+    for row in sorted(read("laptop-decay"), key=itemgetter("seed")):
+        losses[row["decay_share"]].append(row["loss"])
+    gaps = np.subtract(losses[0.3], losses[0.1])
     rows = []
-    for share in (30, 10):
-        some = np.array([losses[f"power-3200000-{share}-{seed}"] for seed in range(3)])
-        texts = [f"{loss:.4f}" for loss in (*some, some.mean())]
-        minus = show(over(some - tenth), ".4f") if share != 10 else ""
-        rows.append([f"Power, {share}%", *texts, minus])
+    for share, minus in ((0.3, show(over(gaps), ".4f")), (0.1, "")):
+        texts = [f"{loss:.4f}" for loss in (*losses[share], np.mean(losses[share]))]
+        rows.append([f"Power, {share:.0%}", *texts, minus])
     return rows
 
 
 # -- The page ----------------------------------------------------------------------------
 
 TABLES = {
-    "race verdicts": race_verdicts,
     "race": race_gaps,
     "race worst": race_worst,
     "race warmup": race_warmup,
     "race worst of both": race_worst_of_both,
     "race shares": race_shares,
-    "race cells": race_cells,
     "race at 64 T0": race_long,
     "race pilots": race_pilots,
     "laws": laws,
