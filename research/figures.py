@@ -54,6 +54,8 @@ def draw_race(path: Path) -> None:
             look = dict(color=color, ls=dashes, marker=marker, lw=1.2, markersize=5)
             beside = x + 0.1 * (i - 2.5)  # each other
             label = tables.name_of(runner)
+            if runner == tables.LINE:
+                label = "a line to 0"
             ax.errorbar(beside, mean, mean - low, **look, label=label)
         ax.axhline(0, color=BLUE, lw=2.4, label="power, 30%")
         ax.set_xticks(x, race.TIMES)
