@@ -11,7 +11,7 @@ import gpu_day
 import sweep
 import train
 from model import empty_model
-from schedules import make_schedule, rate_of
+from schedules import make_schedule, tuned_lr
 from tools import bench
 
 TINY = (
@@ -99,8 +99,8 @@ def test_the_race_runs_every_runner_at_its_learning_rate(monkeypatch, result):
 
     def loss(cfg, folder):
         """Lowest at 1/2 of the middle of five learning rates."""
-        lowest = 0.5 * rate_of(vars(trained[2 if cfg.schedule == "wsd" else 7]))
-        return {"loss": 2 + math.log2(rate_of(vars(cfg)) / lowest) ** 2}
+        lowest = 0.5 * tuned_lr(vars(trained[2 if cfg.schedule == "wsd" else 7]))
+        return {"loss": 2 + math.log2(tuned_lr(vars(cfg)) / lowest) ** 2}
 
     monkeypatch.setattr(sweep, "train_all", lambda runs, *_, **more: trained.extend(runs))
     monkeypatch.setattr(sweep, "row_of", loss)

@@ -123,7 +123,7 @@ def test_the_pilots_of_the_committed_race_lead_to_its_runs(monkeypatch):
             lr = lines[-1]["lr"]
             if line.get("runner") == "power":  # lr is for n = T0
                 lr *= line["times"] ** -0.3
-            assert sweep.rate_of(vars(cfg)) == pytest.approx(lr, rel=1e-4)
+            assert sweep.tuned_lr(vars(cfg)) == pytest.approx(lr, rel=1e-4)
         return lines
 
     committed = {key_of(line): line for line in tables.race_lines()}
@@ -159,7 +159,7 @@ def trained(monkeypatch):
     """
 
     def row_of(cfg, folder):
-        x = math.log2(sweep.rate_of(vars(cfg)))
+        x = math.log2(sweep.tuned_lr(vars(cfg)))
         best = math.log2(0.01) - 0.3 * math.log2(cfg.total_tokens / 80_000)
         best += 0.5 * math.log2(cfg.batch_size / 2)
         if cfg.attention_multiplier != cfg.n_head / cfg.n_embd:

@@ -23,7 +23,7 @@ import data
 import forked
 import train
 from conftest import FEW_VALIDATED, MOE, STEP, argv, files_in, metrics, newest, record_of
-from schedules import make_schedule, rates
+from schedules import lr_by_law, make_schedule
 from tools import files, plots, run_folder, signals
 from tools.prepare import prepare
 
@@ -396,7 +396,7 @@ def test_another_schedule_keeps_the_peak_and_gets_the_decay_of_its_preset(folder
     wsd = branch(f"{folder}/cosine --schedule=wsd --total_tokens=3072", "wsd")
     assert (wsd.lr, wsd.decay_share) == (0.02, 0.3)
     from_power = branch(f"{folder}/run --schedule=wsd --total_tokens=7k")
-    assert from_power.lr == rates(config.LAPTOP_LAW, from_power)["lr"]
+    assert from_power.lr == lr_by_law(config.LAPTOP_LAW, from_power)["lr"]
     capsys.readouterr()
     branch(f"{folder}/run --batch_size=12 --total_tokens={24 * STEP}", "batch")
     said = capsys.readouterr().out

@@ -129,7 +129,7 @@ def test_peaks_are_those_of_the_nearest_row():
 def test_power_has_one_law_for_all_lengths():
     law = config.LAPTOP_LAW
     for T in (10**6, 10**8):
-        found = schedules.rates(law, config.make_config(total_tokens=T))
+        found = schedules.lr_by_law(law, config.make_config(total_tokens=T))
         assert (found["power_b"], found["power_q"]) == (law.b, law.q)
         assert found["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
 

@@ -22,7 +22,7 @@ import forked
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import paper_batch_size, peak, rate_of
+from schedules import paper_batch_size, peak, tuned_lr
 from tools import devices, engines, files, plots
 from tools.prepare import prepare
 
@@ -321,7 +321,7 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
         assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
         assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
     # around that of the preset, at n = T
-    rates = sorted({round(rate_of(vars(cfg)), 6) for cfg in runs})
+    rates = sorted({round(tuned_lr(vars(cfg)), 6) for cfg in runs})
     usual = make_config()
     middle = usual.power_a * 0.5 * (100 * 1024) ** usual.power_b
     assert rates[2] == pytest.approx(middle, rel=0.2)
@@ -415,13 +415,13 @@ def test_a_pilot_gives_the_best_number_back(scale):
     """Also if it is twice as high as that of the preset."""
 
     def loss(cfg) -> float:
-        tried.add(rate_of(vars(cfg)))
-        x = math.log2(rate_of(vars(cfg)) / (2 * usual_rate(cfg)))
+        tried.add(tuned_lr(vars(cfg)))
+        x = math.log2(tuned_lr(vars(cfg)) / (2 * usual_rate(cfg)))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
     def usual_rate(cfg) -> float:
         usual = make_config(preset=cfg.preset)
-        rate = rate_of(vars(cfg) | {"power_a": usual.power_a})
+        rate = tuned_lr(vars(cfg) | {"power_a": usual.power_a})
         tuned.update(cfg=cfg, rate=min(rate, usual.lr_max))
         return tuned["rate"]
 
@@ -432,7 +432,7 @@ def test_a_pilot_gives_the_best_number_back(scale):
     assert fit.main(["pilot"]) == 0
     found = files.read_json(Path("pilot/law.json"))
     usual = make_config(preset=found["settings"]["preset"])
-    number = rate_of(vars(tuned["cfg"]) | {"power_a": found["a"]})
+    number = tuned_lr(vars(tuned["cfg"]) | {"power_a": found["a"]})
     assert number == pytest.approx(2 * tuned["rate"], rel=1e-3)
     assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
     assert found["settings"]["n_expert"] == (8 if more else 0)

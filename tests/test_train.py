@@ -13,7 +13,7 @@ import data
 import train
 from conftest import FEW_VALIDATED, MOE, SMALL, STEP, argv, metrics, newest, record_of
 from eval import load_model
-from schedules import make_schedule, rates
+from schedules import lr_by_law, make_schedule
 from tools import files
 from tools.prepare import prepare
 
@@ -145,7 +145,7 @@ def test_a_run_with_a_law_has_its_settings_and_keeps_it(corpus_path, capsys):
     branch = f"--branch=run --schedule=wsd --total_tokens={9 * STEP} --out=branch"
     assert train.main(branch.split()) == 0
     cfg = config.make_config(**record_of("branch")["config"])
-    assert cfg.lr == rates(cfg.law_here, cfg)["lr"] and cfg.law_here.a == 2.0
+    assert cfg.lr == lr_by_law(cfg.law_here, cfg)["lr"] and cfg.law_here.a == 2.0
 
 
 # -- One step ----------------------------------------------------------------------------
