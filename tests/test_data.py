@@ -23,7 +23,7 @@ def mixture_of(sizes: list[int], shares: list[float]) -> data.Mixture:
         tokens = np.arange(n * SEQ_LEN + 1) + number * 10**6
         meta = {"fingerprint": str(number)}
         sources[f"folder {number}"] = data.Corpus(Path(), meta, None, tokens, tokens)
-    return data.Mixture(sources, shares)
+    return data.Mixture(sources, [round(share * data.BLOCK) for share in shares])
 
 
 def drawn(mixture: data.Mixture, g, seed: int) -> list[tuple[int, int]]:
@@ -64,10 +64,11 @@ def test_the_order_is_that_of_a_loop(shares):
 
 
 def test_mixtures_are_written_as_folders_and_shares():
-    assert data.parse_mixture("web") == {"web": 1}
-    shares = {"a/web": 0.8, "code": 0.15, "math": 0.05}
-    assert data.parse_mixture("a/web:0.8,code:0.15,math:0.05") == shares
-    for text in ("a,b", "a:1.5,b:-0.5", "a:x,b:0.5", "a:0.9999,b:0.0001", "a:0.5,b:0.4"):
+    assert data.parse_mixture("web") == {"web": 1000}
+    counts = {"a/web": 800, "code": 150, "math": 50}
+    assert data.parse_mixture("a/web:0.8,code:0.15,math:0.05") == counts
+    bad = "a,b a:1.5,b:-0.5 a:x,b:0.5 a:0.9999,b:0.0001 a:0.5,b:0.4 a:inf,b:0.2"
+    for text in bad.split():
         with pytest.raises(UserError, match="--data"):
             data.parse_mixture(text)
 
