@@ -27,7 +27,7 @@ import numpy as np
 import fit
 import sweep
 from config import TrainConfig
-from sweep import GPU, LAPTOP, PAPER, Grid, doublings, lattice, row_of
+from sweep import ON_CLUSTER, ON_GPU, ON_LAPTOP, Grid, doublings, lattice, row_of
 from tools import engines, stats
 from tools.stats import show
 
@@ -53,10 +53,10 @@ def trained(runs: list[TrainConfig], args) -> bool:
 NARROW = [32, 64, 128, 256]
 WIDE = [128, 256, 512, 1024, 2048]
 TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
-    "quick": Grid(warm(LAPTOP, 2_000), NARROW[:3], [4], [0], [80_000]),
-    "laptop": Grid(warm(LAPTOP, 2_000), NARROW, [4], [0, 1, 2], [160_000]),
-    "gpu": Grid(warm(GPU, 25_000), WIDE, [16], [0], [4 * 10**6], head=64),
-    "paper": Grid(warm(PAPER, 10**9), WIDE[:4], [128], [0], [4 * 10**9], head=64),
+    "quick": Grid(warm(ON_LAPTOP, 2_000), NARROW[:3], [4], [0], [80_000]),
+    "laptop": Grid(warm(ON_LAPTOP, 2_000), NARROW, [4], [0, 1, 2], [160_000]),
+    "gpu": Grid(warm(ON_GPU, 25_000), WIDE, [16], [0], [4 * 10**6], head=64),
+    "paper": Grid(warm(ON_CLUSTER, 10**9), WIDE[:4], [128], [0], [4 * 10**9], head=64),
 }
 
 
@@ -102,13 +102,15 @@ def transfer_table(rows: list[dict]) -> list[list[str]]:
 # To train Power, we warm up for 40% of the smallest T. A Power run starts at its highest
 # learning rate, and after a warmup of a few steps this hurts it for long.
 CENTER = dict(schedule="power", power_a=16.0, power_b=-0.51, power_q=1.0, lr_max=1.0)
-GPU_CENTER = warm(GPU | CENTER, 400_000)
-PAPER_POWER = warm(PAPER | dict(preset="36M-power"), 10**9)
+GPU_CENTER = warm(ON_GPU | CENTER, 400_000)
+PAPER_POWER = warm(ON_CLUSTER | dict(preset="36M-power"), 10**9)
 PAPER_CENTER = PAPER_POWER | CENTER | dict(power_a=4.0, lr_max=0.02)
 POWER = {
-    "quick": Grid(warm(LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)),
+    "quick": Grid(
+        warm(ON_LAPTOP | CENTER, 16_000), [32], [2, 8], [0], doublings(40_000, 4)
+    ),
     "laptop": Grid(
-        warm(LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5)
+        warm(ON_LAPTOP | CENTER, 32_000), [64], [2, 4, 8], [0, 1], doublings(80_000, 5)
     ),
     "gpu": Grid(GPU_CENTER, [256], [16, 32, 64], [0], doublings(10**6, 5), head=64),
     "paper": Grid(
@@ -181,12 +183,20 @@ FEW = lattice(10, 18, 2)
 MANY = lattice(8, 16)
 LONG = doublings(16 * 10**9, 5)
 COMPARE = {  # the cells of the tests, and the learning rates of the tuning
-    "quick": Grid(warm(LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4), FEW),
+    "quick": Grid(
+        warm(ON_LAPTOP, 8_000), [32, 64], [2, 8], [0], doublings(20_000, 4), FEW
+    ),
     "laptop": Grid(
-        warm(LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5), MANY
+        warm(ON_LAPTOP, 32_000), [64, 128], [2, 8], FIVE, doublings(80_000, 5), MANY
     ),
     "gpu": Grid(
-        warm(GPU, 400_000), [256, 512], [8, 32], FIVE, doublings(10**6, 5), MANY, head=64
+        warm(ON_GPU, 400_000),
+        [256, 512],
+        [8, 32],
+        FIVE,
+        doublings(10**6, 5),
+        MANY,
+        head=64,
     ),
     "paper": Grid(
         PAPER_POWER, [512, 1024], [128, 512], FIVE[:3], LONG, lattice(4, 14), head=64
