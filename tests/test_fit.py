@@ -278,7 +278,9 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
     assert "n_layer 2 (this is 3)" in remarks(cfg)
 
 
-@pytest.mark.parametrize("width, expected", [(32, (128, 4)), (256, (256, 16))])
+@pytest.mark.parametrize(
+    "width, expected", [(32, (128, 4)), (128, (128, 8)), (256, (256, 16))]
+)
 def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
     """A pilot of 8 layers of width 256 used to print a run of 3 layers of width 128."""
     rows = made_rows(gentle, widths=[width], n_layer=8, batches=[4], lengths=LENGTHS[:1])
