@@ -16,7 +16,6 @@ import train
 from config import make_config, remarks
 from fit import Cell
 from schedules import PEAKS, paper_batch_size, peak
-from tools import plots
 from tools.stats import student
 
 RESULTS = Path(__file__).parent.parent / "research/results"
@@ -99,14 +98,6 @@ def next_of(printed: str) -> list[train.TrainConfig]:
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
-DRAW_VALLEYS = plots.draw_valleys
-
-
-@pytest.fixture(autouse=True)
-def no_figure(monkeypatch):
-    """It would take longer than the fit."""
-    monkeypatch.setattr(plots, "draw_valleys", lambda *_: None)
-
 
 # -- From valleys to bottoms -------------------------------------------------------------
 
@@ -333,8 +324,7 @@ def pilot_rows(best=0.008, off=(0.0, 0.0)) -> list[dict]:
     return rows
 
 
-def test_a_pilot_gives_one_number_and_a_figure(monkeypatch, capsys):
-    monkeypatch.setattr(plots, "draw_valleys", DRAW_VALLEYS)
+def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
     assert fit.main([write(pilot_rows(off=(0.1, -0.1)), "a")]) == 0
     assert Path("a/valleys.png").read_bytes()[:4] == b"\x89PNG"
     printed = capsys.readouterr().out

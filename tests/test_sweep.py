@@ -23,7 +23,7 @@ import sweep
 import train
 from config import TrainConfig, make_config
 from schedules import paper_batch_size, peak, rate_of
-from tools import devices, engines, files, plots
+from tools import devices, engines, files
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -33,16 +33,6 @@ SMALL = dict(
 BUDGETS = [320, 500, 1280]  # not all whole batches
 CELL = dict(n_embd=16, n_head=1, batch_size=2, seed=0)
 WSD = CELL | dict(schedule="wsd", lr=0.02, decay_share=0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_plots():
-    """They would take longer than the training. test_fit draws them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in vars(plots):
-            if name.startswith("draw_"):
-                patch.setattr(plots, name, lambda *_, **__: None)
-        yield
 
 
 @contextlib.contextmanager
@@ -93,10 +83,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
-    Path("a").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", Path("b"))
-    common = dict(data="a:0.7,b:0.3", log_every=128)
+def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, numbers_path):
+    common = dict(data=f"{corpus_path}:0.7,{numbers_path}:0.3", log_every=128)
     runs = runs_of(KINDS[kind], **common)
     trunks = set(map(sweep.trunk_of, runs))
     assert len(trunks) == (3 if kind == "cosine" else 1)
@@ -155,7 +143,7 @@ def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_
         assert trained(runs, file) == whole  # it skips runs with a record
 
 
-def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
+def test_a_run_is_its_settings_and_not_its_length(corpus_path, numbers_path):
     """Runs with the same T and other decays are two, equal runs are one."""
     common = dict(data=str(corpus_path))
     ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
@@ -172,10 +160,9 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     assert trunk.startswith("schedule=wsd,n_embd=16,batch_size=2,lr=0.02,seed=0-")
     # its text counts, and not where it is
     Path("moved").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", Path("new"))
     (moved,) = runs_of(WSD, [640], data="moved")
-    (new,) = runs_of(WSD, [640], data="new")
-    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(new)
+    (other,) = runs_of(WSD, [640], data=str(numbers_path))
+    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(other)
 
 
 # -- A sweep -----------------------------------------------------------------------------
@@ -268,7 +255,9 @@ def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny, monkeypatch):
 # -- Its folder and its command line -----------------------------------------------------
 
 
-def test_a_folder_has_one_sweep_whose_command_resumes_it(tiny, documents, one_line):
+def test_a_folder_has_one_sweep_whose_command_resumes_it(
+    tiny, documents, numbers_path, one_line
+):
     prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
     Path("out").mkdir()
@@ -292,8 +281,7 @@ def test_a_folder_has_one_sweep_whose_command_resumes_it(tiny, documents, one_li
     # other settings and another text are found before anything trains
     assert "grad_clip" in one_line(sweep.main, [*tiny, "--grad_clip=2"])
     assert "weight_decay" in one_line(sweep.main, [*tiny, "--weight_decay=0"])
-    prepare(documents[:200], "bytes", Path("other"))
-    assert "fingerprint" in one_line(sweep.main, [*tiny, "--data=other"])
+    assert "fingerprint" in one_line(sweep.main, [*tiny, f"--data={numbers_path}"])
     assert records_in("out") == made and not Path("out/unfinished").exists()
 
 

@@ -15,7 +15,6 @@ from conftest import FEW_VALIDATED, MOE, SMALL, STEP, argv, metrics, newest, rec
 from eval import load_model
 from schedules import make_schedule, rates
 from tools import files
-from tools.prepare import prepare
 
 
 def config_of(**changed) -> train.TrainConfig:
@@ -33,7 +32,9 @@ def mixture(corpus_path) -> data.Mixture:
 
 
 @pytest.mark.parametrize("schedule, shape", [("power", MOE), ("cosine", {})])
-def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path, capsys):
+def test_a_run_learns_and_leaves_a_complete_folder(
+    schedule, shape, corpus_path, figures, capsys
+):
     typed = argv(data=corpus_path, schedule=schedule, keep_checkpoints=99, **shape)
     assert train.main(typed) == 0
     run = Path(f"runs/laptop-{schedule}-1")
@@ -69,20 +70,20 @@ def test_a_run_learns_and_leaves_a_complete_folder(schedule, shape, corpus_path,
     assert (run / "sample.txt").read_text(encoding="utf-8") in capsys.readouterr().out
 
 
-def test_a_mixture_validates_in_its_shares(corpus_path, tmp_path):
-    other = tmp_path / "numbers"
-    prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", other)
+def test_a_mixture_validates_in_its_shares(corpus_path, numbers_path):
     fields = dict(total_tokens=2 * STEP, warmup_tokens=0, out="run")
-    assert train.main(argv(data=f"{corpus_path}:0.75,{other}:0.25", **fields)) == 0
+    fields["data"] = f"{corpus_path}:0.75,{numbers_path}:0.25"
+    assert train.main(argv(**fields)) == 0
     results = record_of("run")["results"]
-    nats = 0.75 * results[f"val_loss_{corpus_path}"] + 0.25 * results[f"val_loss_{other}"]
-    corpora = [data.open_corpus(folder) for folder in (corpus_path, other)]
+    nats = 0.75 * results[f"val_loss_{corpus_path}"]
+    nats += 0.25 * results[f"val_loss_{numbers_path}"]
+    corpora = [data.open_corpus(folder) for folder in (corpus_path, numbers_path)]
     size = [corpus.meta["bytes_per_token"] for corpus in corpora]
     bits = nats / math.log(2) / (0.75 * size[0] + 0.25 * size[1])
     assert results["val_loss"] == pytest.approx(nats, rel=1e-6)
     assert results["val_bpb"] == pytest.approx(bits, rel=1e-6)
     loss = train.validation_loss(load_model("run"), corpora[1])["val_loss"]
-    assert results[f"val_loss_{other}"] == pytest.approx(loss, rel=1e-6)
+    assert results[f"val_loss_{numbers_path}"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_a_run_that_diverges_has_a_record_and_no_checkpoint_with_nan(
