@@ -308,11 +308,7 @@ def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
     for cfg in runs:
         assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
         assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
-    # around that of the preset, at n = T
     rates = sorted({round(rate_of(vars(cfg)), 6) for cfg in runs})
-    usual = make_config()
-    middle = usual.power_a * 0.5 * (100 * 1024) ** usual.power_b
-    assert rates[2] == pytest.approx(middle, rel=0.2)
     assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
     # the peak of another schedule, at another batch size
     runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
