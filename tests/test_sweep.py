@@ -292,30 +292,6 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(tiny, capsys):
     assert not list(Path().iterdir())
 
 
-def configs_of(experiment: str, argv: list[str]) -> list[TrainConfig]:
-    """The runs of a sweep."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "train_all", lambda runs, *_: found.extend(runs))
-        assert sweep.main([experiment, *argv]) == 0
-    return found
-
-
-def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
-    text = f"--data={corpus_path}"
-    runs = configs_of("pilot", [text, "--budgets=102400"])
-    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
-    for cfg in runs:
-        assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
-        assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
-    rates = sorted({round(rate_of(vars(cfg)), 6) for cfg in runs})
-    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
-    # the peak of another schedule, at another batch size
-    runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
-    assert {cfg.total_tokens for cfg in runs} == {160 * 2 * 128}
-    assert len({cfg.lr for cfg in runs}) == 5
-
-
 WRONG = [  # with a flag whose value is not possible here, or that has no effect
     ("wsd --workers 0", "--workers"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
@@ -394,34 +370,42 @@ def test_every_grid_gives_its_law_back(scale, schedule, share):
     assert (found["schedule"], found["decay_share"]) == (schedule, share)
 
 
-@pytest.mark.parametrize("scale", [*SCALES, "laptop-moe"])
-def test_a_pilot_gives_the_best_number_back(scale):
-    """Also if it is twice as high as that of the preset."""
+PILOTS = [(scale, "power") for scale in SCALES]
+PILOTS += [("quick", "linear")]
 
-    def loss(cfg) -> float:
-        tried.add(rate_of(vars(cfg)))
-        x = math.log2(rate_of(vars(cfg)) / (2 * usual_rate(cfg)))
+
+@pytest.mark.parametrize("scale, schedule", PILOTS)
+def test_a_pilot_gives_the_best_number_back(scale, schedule):
+    """The peak, or under Power the value at n = T, also if it is twice the preset's."""
+    runs = []
+
+    def usual(cfg: TrainConfig) -> float:
+        names = "preset schedule total_tokens warmup_tokens batch_size seq_len".split()
+        of_preset = make_config(**{name: getattr(cfg, name) for name in names})
+        rate = rate_of(vars(of_preset))
+        return min(rate, of_preset.lr_max) if schedule == "power" else rate
+
+    def loss(cfg: TrainConfig) -> float:
+        runs.append(cfg)
+        x = math.log2(rate_of(vars(cfg)) / (2 * usual(cfg)))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
-    def usual_rate(cfg) -> float:
-        usual = make_config(preset=cfg.preset)
-        rate = rate_of(vars(cfg) | {"power_a": usual.power_a})
-        tuned.update(cfg=cfg, rate=min(rate, usual.lr_max))
-        return tuned["rate"]
-
-    tuned = {}
-    tried = set()
-    more = ["--preset=laptop-moe"] if scale == "laptop-moe" else []
-    made_up("pilot", "quick" if more else scale, loss, *more)
+    made_up("pilot", scale, loss, f"--schedule={schedule}")
     assert fit.main(["pilot"]) == 0
-    found = files.read_json(Path("pilot/law.json"))
-    usual = make_config(preset=found["settings"]["preset"])
-    number = rate_of(vars(tuned["cfg"]) | {"power_a": found["a"]})
-    assert number == pytest.approx(2 * tuned["rate"], rel=1e-3)
-    assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
-    assert found["settings"]["n_expert"] == (8 if more else 0)
-    # the rates that it tries are around one that the preset trains with
-    assert 0.8 < sorted(tried)[2] / tuned["rate"] < 1.25
+    law = files.read_json(Path("pilot/law.json"))
+    cfg = runs[0]
+    beta = paper_batch_size(cfg.batch_tokens)
+    number = law["a"] * beta ** law["q"] * cfg.total_tokens ** law["b"]
+    assert number == pytest.approx(2 * usual(cfg), rel=1e-3)
+    assert law["assumed"] == ["b", "q"]
+
+    # it tries five numbers around that of the preset, with seeds of no other run
+    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
+    rates = sorted({rate_of(vars(cfg)) for cfg in runs})
+    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
+    assert 0.8 < rates[2] / usual(cfg) < 1.25
+    steps = (cfg.total_tokens / cfg.batch_tokens, cfg.warmup_tokens / cfg.batch_tokens)
+    assert steps == (160, 32)
 
 
 # -- From a text to a run ----------------------------------------------------------------

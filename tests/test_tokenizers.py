@@ -9,8 +9,8 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, normalizers, processors
 
 import train
+from conftest import STEP, argv
 from eval import load_model
-from test_train import STEP, argv
 from tools.flags import UserError
 from tools.prepare import prepare
 from tools.tokenizers import copy_tokenizer, identity, load_tokenizer
