@@ -123,11 +123,14 @@ def test_peaks_are_those_of_the_nearest_row():
 
 
 def test_power_has_one_law_for_all_lengths():
-    law = config.LAPTOP_LAW
+    """Also by a law of lines, whose peaks over Power's depend on T."""
+    law = config.LAPTOP_LAW._replace(schedule="linear", decay_share=0.0)
+    a = law.a * 0.75 / schedules.peak("linear", 0.0, 5_120_000)  # its longest run
+    ceiling = a * 0.25**law.q * 320_000**law.b  # and its shortest
     for T in (10**6, 10**8):
         found = schedules.rates(law, config.make_config(total_tokens=T))
-        assert (found["power_b"], found["power_q"]) == (law.b, law.q)
-        assert found["power_a"] == pytest.approx(0.75 * law.a, rel=1e-3)
+        expected = dict(power_a=a, power_b=law.b, power_q=law.q, lr_max=ceiling)
+        assert found == pytest.approx(expected, rel=1e-3)
 
 
 # -- Other programs ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ import forked
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import paper_batch_size, peak, rate_of
+from schedules import make_schedule, paper_batch_size, peak, rate_of
 from tools import devices, engines, files
 from tools.prepare import prepare
 
@@ -404,6 +404,8 @@ def test_a_pilot_gives_the_best_number_back(scale, schedule):
     rates = sorted({rate_of(vars(cfg)) for cfg in runs})
     assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
     assert 0.8 < rates[2] / usual(cfg) < 1.25
+    firsts = {make_schedule(cfg)(cfg.warmup_tokens) for cfg in runs}
+    assert len(firsts) == 5  # no ceiling makes two equal
     steps = (cfg.total_tokens / cfg.batch_tokens, cfg.warmup_tokens / cfg.batch_tokens)
     assert steps == (160, 32)
 
