@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import unicodedata
 from importlib.metadata import version
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_every_text_is_there_once_and_its_copies_on_one_side(
     assert is_held_out(texts[0], 0.3)  # but the first one trains
     prepare(["", *texts, *texts], name, Path("c"), val_fraction=0.3)
     check("c", [*texts, *texts], name, 0.3)
+
+
+def test_bytes_are_counted_in_what_comes_back(tokenizer_path, documents):
+    """A tokenizer that composes letters makes the text shorter."""
+    content = json.loads(Path(tokenizer_path).read_text(encoding="utf-8"))
+    content["normalizer"] = {"type": "NFC"}
+    Path("nfc.json").write_text(json.dumps(content), encoding="utf-8")
+    texts = [unicodedata.normalize("NFD", text + "é" * 99) for text in documents]
+    prepare(texts, "nfc.json", Path("c"), 0.2)
+    corpus = data.open_corpus("c")
+    words = corpus.val[corpus.val != corpus.tokenizer.eot_token].tolist()
+    size = len(corpus.tokenizer.decode(words).encode())
+    assert corpus.meta["bytes_per_token"] == size / len(corpus.val)
 
 
 @pytest.mark.parametrize("name, texts", [
