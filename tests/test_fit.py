@@ -238,6 +238,8 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
     configs = next_of(capsys.readouterr().out)
     endings = [(cfg.schedule, cfg.decay_share) for cfg in configs]
     assert endings == [("wsd", 0.1), ("power", 0.1), ("wsd", 0.5)]
+    best = 3 * (2 * 128 / 4096) ** 0.5 * LENGTHS[-1] ** -0.3
+    assert configs[0].lr == configs[2].lr == pytest.approx(best / 2, rel=0.01)
     for cfg in configs:
         assert cfg.total_tokens == 16 * LENGTHS[-1] and cfg.batch_size == 2
         assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
