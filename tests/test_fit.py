@@ -251,7 +251,7 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
 
 @pytest.mark.parametrize("width, expected", [(32, (128, 4)), (256, (256, 16))])
 def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
-    """A pilot of 8 layers of width 256 used to print a run of 3 layers of width 128."""
+    """A pilot of 8 layers of width 256 gets no run of 3 layers of width 128."""
     rows = made_rows(gentle, widths=[width], n_layer=8, batches=[4], lengths=LENGTHS[:1])
     assert fit.main([write(rows, "a")]) == 0
     for cfg in next_of(capsys.readouterr().out):
@@ -429,7 +429,7 @@ def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
 
 
 def test_shapes_without_a_common_a_have_one_each(capsys):
-    """The mean `a` of five widths without muP was four times too high for the widest."""
+    """The mean `a` of these would be four times too high for the widest, without muP."""
     rows = []
     for width in (64, 128, 256, 512, 1024):
         for row in table(N=width, n_embd=width):
