@@ -117,19 +117,6 @@ def test_another_division_of_a_text_has_another_fingerprint():
     assert len(found) == 2
 
 
-def write_as(layout: str, texts: list[str]) -> None:
-    """Put texts into the folder `source`, in files of this kind."""
-    Path("source").mkdir()
-    pack = gzip.compress if layout.endswith(".gz") else bytes
-    files = texts
-    if "json" in layout.lower():
-        files = []
-        for part in (texts[:111], texts[111:]):
-            files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
-    for i, content in enumerate(files):
-        Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
-
-
 @pytest.mark.parametrize("layout, flag", [
     ("txt", "source"), ("py.gz", "source"), ("JSONL", "source"), ("json.gz", "source"),
     ("jsonl", "dataset"),
@@ -138,7 +125,15 @@ def test_every_kind_of_file_gives_the_same_tokens(layout, flag, documents):
     texts = []
     for i, text in enumerate(documents):
         texts.append(text + "\r\n\r<|endoftext|> ζ\n" * (i % 7))
-    write_as(layout, texts)
+    files = texts
+    if "json" in layout.lower():
+        files = []
+        for part in (texts[:111], texts[111:]):
+            files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
+    Path("source").mkdir()
+    pack = gzip.compress if layout.endswith(".gz") else bytes
+    for i, content in enumerate(files):
+        Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
     assert data.main([f"--{flag}=source", "--out=c", "--val_fraction=0.3"]) == 0
     check("c", texts, val_fraction=0.3)
 

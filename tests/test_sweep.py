@@ -320,11 +320,6 @@ def test_a_wrong_command_line_is_one_line(line, word, corpus_path, one_line):
 SCALES = tuple(sweep.GRIDS["wsd"])
 
 
-def law_of(scale: str) -> dict:
-    """The paper's law for its own grid, another one for ours."""
-    return dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1.0, b=-0.3, q=0.6)
-
-
 def made_up(experiment: str, scale: str, loss, *more: str) -> None:
     """Run a whole experiment in a folder of its name. loss(cfg): of a run."""
 
@@ -349,7 +344,7 @@ CASES += [("quick", "cosine", 0.0)]
 
 @pytest.mark.parametrize("scale, schedule, share", CASES)
 def test_every_grid_gives_its_law_back(scale, schedule, share):
-    law = law_of(scale)
+    law = dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1, b=-0.3, q=0.6)
     # as far from WSD's as in the table, at one T
     times = peak(schedule, share, 640_000) / peak("wsd", 0.1, 640_000)
 

@@ -17,17 +17,6 @@ from schedules import make_schedule, rates
 from tools import files
 
 
-def config_of(**changed) -> train.TrainConfig:
-    """The config of a small run, for tests of parts of train.py."""
-    return config.make_config(**SMALL | dict(compile=False) | changed)
-
-
-@pytest.fixture
-def mixture(corpus_path) -> data.Mixture:
-    """The small corpus as a run reads it."""
-    return data.load_mixture(config_of(data=str(corpus_path)))
-
-
 # -- A run -------------------------------------------------------------------------------
 
 
@@ -153,17 +142,19 @@ def test_a_run_with_a_law_has_its_settings_and_keeps_it(corpus_path, capsys):
 
 
 @pytest.mark.parametrize("shape", [{}, dict(MOE, router_aux_weight=0.5)])
-def test_training_is_a_dumb_loop(shape, mixture):
+def test_training_is_a_dumb_loop(shape, corpus_path):
     """AdamW and muP by hand, in double precision, with clipped gradients.
 
     The loop reads whole batches, and train.py micro-batches, on which the auxiliary loss
     depends. We do not log it.
     """
-    cfg = config_of(
+    changed = dict(
         schedule="wsd", lr=0.01, total_tokens=8 * STEP, warmup_tokens=2 * STEP,
         decay_share=3 / 8, grad_clip=0.3, weight_decay=0.4, adam_eps=1e-3,
-        micro_batch_size=4, **shape,
+        micro_batch_size=4, data=str(corpus_path),
     )  # fmt: skip
+    cfg = config.make_config(**SMALL | changed | shape)
+    mixture = data.load_mixture(cfg)
     state = train.build(cfg)
     state.model.double()
     by_hand = copy.deepcopy(state.model)
