@@ -25,7 +25,7 @@ import torch
 import data
 import train
 from schedules import WITH_DECAY
-from tools import files
+from tools import files, plots
 from tools.prepare import prepare
 
 torch.set_num_threads(1)
@@ -111,6 +111,14 @@ def corpus_path(documents, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def numbers_path(tmp_path_factory):
+    """Another corpus with the same tokenizer."""
+    path = tmp_path_factory.mktemp("data") / "numbers"
+    prepare([f"{i} squared is {i * i}\n" for i in range(2000)], "bytes", path)
+    return path
+
+
 @pytest.fixture
 def corpus(corpus_path) -> data.Corpus:
     return data.open_corpus(corpus_path)
@@ -148,9 +156,21 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+DRAW = {name: getattr(plots, name) for name in ("draw_curve", "draw_valleys")}
+
+
 @pytest.fixture(scope="session", autouse=True)
-def short_samples():
-    """A whole one would take longer than the training of a small model."""
+def short_samples_and_no_figures():
+    """They would take longer than the training of a small model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "sample", partial(train.sample, max_new_tokens=20))
+        for name in DRAW:
+            patch.setattr(plots, name, lambda *_: None)
         yield
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """A test with this argument draws them."""
+    for name, draw in DRAW.items():
+        monkeypatch.setattr(plots, name, draw)

@@ -1,4 +1,4 @@
-"""Processes for tests: forks of one that has imported train, which takes a program seconds."""
+"""Processes for tests: forks of one that has imported train, which takes seconds."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ def start(function: Callable, *args, **environment: str) -> BaseProcess:
     """
     process = context.Process(target=call, args=(function, args, environment))
     with pytest.MonkeyPatch.context() as patch:
-        # the first start is also that of the server, which forgets sys.path in Python 3.11
+        # the first start is also that of the server. It forgets sys.path in Python 3.11
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         process.start()
     return process

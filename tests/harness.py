@@ -15,8 +15,8 @@ for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):
 
 MAX_LEN = 320  # the window in these tests
 SUBJECTS = ["abstract_algebra", "anatomy", "virology"]
-WORDS = """the a river stone quickly blue 12 3.5 naïve café 東京 of ? , ; don't (see) [x] "so" --
-it's €5 x=1 \\frac{1}{2} $2,000""".split()
+WORDS = """the a river stone quickly blue 12 3.5 naïve café 東京 of ? , ; don't (see) [x]
+"so" -- it's €5 x=1 \\frac{1}{2} $2,000""".split()
 
 # -- Item number i of every task, in the fields of the public dataset --------------------
 

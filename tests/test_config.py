@@ -1,4 +1,4 @@
-"""The configuration: the paper's models, defaults that follow from other fields, and limits."""
+"""The paper's models, defaults that follow from other fields, laws, and limits."""
 
 import dataclasses
 import itertools
@@ -19,15 +19,16 @@ from tools.flags import UserError
 # -- Presets -----------------------------------------------------------------------------
 
 PAPER = {
-    # m_width, m_emb, m_res, init_std, batch_size, parameters, active ones but embeddings
-    "12M": (0.5, 1, 1, 0.02, 128, 12_329_088, 6_037_632),
-    "36M": (1, 1, 1, 0.02, 128, 36_716_800, 24_133_888),
-    "121M": (2, 1, 1, 0.02, 128, 121_668_096, 96_502_272),
-    "36M-power": (1, 12, 0.26, 0.1, 128, 36_716_800, 24_133_888),
-    "1B": (6, 12, 0.22, 0.1, 1024, 1_208_083_968, 1_132_586_496),
-    "1B-moe": (4, 12, 0.28, 0.1, 1024, 1_334_625_280, 378_323_968),
-    "PowerLM-3B": (8, 12, 0.22, 0.1, 1024, 3_510_819_072, 3_397_572_864),
-    "PowerMoE-3B": (6, 12, 0.22, 0.1, 1024, 3_298_788_864, 807_372_288),
+    # m_width, m_emb, m_res, init_std, batch_size, tokens of decay, parameters, active
+    # ones but embeddings
+    "12M": (0.5, 1, 1, 0.02, 128, 3.2e9, 12_329_088, 6_037_632),
+    "36M": (1, 1, 1, 0.02, 128, 3.2e9, 36_716_800, 24_133_888),
+    "121M": (2, 1, 1, 0.02, 128, 3.2e9, 121_668_096, 96_502_272),
+    "36M-power": (1, 12, 0.26, 0.1, 128, 3.2e9, 36_716_800, 24_133_888),
+    "1B": (6, 12, 0.22, 0.1, 1024, 100e9, 1_208_083_968, 1_132_586_496),
+    "1B-moe": (4, 12, 0.28, 0.1, 1024, 100e9, 1_334_625_280, 378_323_968),
+    "PowerLM-3B": (8, 12, 0.22, 0.1, 1024, 250e9, 3_510_819_072, 3_397_572_864),
+    "PowerMoE-3B": (6, 12, 0.22, 0.1, 1024, 500e9, 3_298_788_864, 807_372_288),
 }
 
 
@@ -36,7 +37,7 @@ def test_presets_are_the_papers_tables(preset):
     cfg = make_config(preset=preset)
     *settings, parameters, active = PAPER[preset]
     found = [cfg.m_width, cfg.m_emb, cfg.m_res, cfg.init_std, cfg.batch_size]
-    assert found == settings
+    assert [*found, cfg.decay_tokens] == settings
     assert (cfg.d_head, cfg.seq_len, cfg.vocab_size) == (64, 4096, 49152)
     assert cfg.logits_scaling == cfg.m_width and cfg.attention_multiplier == 1 / 64
     model = empty_model(cfg)
@@ -98,11 +99,6 @@ def test_an_mlp_keeps_the_proportion_of_its_preset_at_any_width():
 
 DECAYS = [  # settings, and the last tokens of a run that decay
     (dict(total_tokens=3 * 10**6), 9 * 10**5),  # 30% in the laptop presets
-    (dict(preset="36M"), 32 * 10**8),  # and the paper's in its own
-    (dict(preset="1B"), 100 * 10**9),
-    (dict(preset="1B-moe"), 100 * 10**9),
-    (dict(preset="PowerLM-3B"), 250 * 10**9),
-    (dict(preset="PowerMoE-3B"), 500 * 10**9),
     (dict(decay_share=0), 0),
     (dict(schedule="cosine"), 0),
 ]
@@ -181,7 +177,7 @@ def test_a_typed_text_need_not_be_that_of_the_law():
     (dict(attention_multiplier=1 / 64), "--attention_multiplier 0.0625"),
 ])  # fmt: skip
 def test_a_law_on_another_mup_base_is_refused(typed, needed):
-    """It would mean other learning rates, here four times as high. What it needs helps."""
+    """It would mean other learning rates, here four times as high. It says what helps."""
     with pytest.raises(UserError, match=needed):
         make_config(law=PILOT, **typed)
     words = train.parse(shlex.split(needed))[0]
@@ -195,9 +191,6 @@ def test_the_factor_of_another_schedule_is_named():
     assert linear.lr / wsd.lr == pytest.approx(4.55, abs=0.005)
     assert "times 4.55 for linear" in config.remarks(linear)
     assert "times" not in config.remarks(wsd)
-
-
-# -- Settings of checkpoints -------------------------------------------------------------
 
 
 def test_saved_settings_may_lack_a_new_field_but_have_none_that_we_do_not_know():
@@ -214,8 +207,8 @@ def test_saved_settings_may_lack_a_new_field_but_have_none_that_we_do_not_know()
 # -- Mistakes ----------------------------------------------------------------------------
 
 MISTAKES = [  # the first field is the one to name
-    dict(n_layer=0), dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0), dict(seed=2**63),
-    dict(schedule="no"),
+    dict(n_layer=0), dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0),
+    dict(seed=2**63), dict(schedule="no"),
     dict(n_head=3), dict(n_kv_head=3),  # of a width of 128
     dict(n_expert_active=0, n_expert=4), dict(n_expert_active=2),
     dict(total_tokens=1000),  # less than a batch

@@ -17,7 +17,7 @@ SEQ_LEN = 4
 
 
 def mixture_of(sizes: list[int], shares: list[float]) -> data.Mixture:
-    """Sources with so many sequences. The first token of a sequence names both numbers."""
+    """Sources with so many sequences, whose first token names both numbers."""
     sources = {}
     for number, n in enumerate(sizes):
         tokens = np.arange(n * SEQ_LEN + 1) + number * 10**6

@@ -1,4 +1,4 @@
-"""Pages: commands parse, quoted code and numbers are right, links work. And the layout."""
+"""Pages: commands parse, quoted code and numbers are right, links work. The layout."""
 
 import ast
 import re
@@ -150,7 +150,7 @@ def imports(file: Path) -> set[str]:
 
 
 def test_a_file_uses_only_files_that_come_before_it():
-    """In the order in which one reads them. tools/ uses none, but for its two programs."""
+    """In the order in which one reads them. tools/ uses none, but in two programs."""
     assert sorted(path.stem for path in ROOT.glob("*.py")) == sorted(ORDER)
     for i, name in enumerate(ORDER):
         assert not imports(ROOT / f"{name}.py") & set(ORDER[i:]), name

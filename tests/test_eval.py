@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 import eval as evaluation
 import train
+from conftest import STEP, argv, record_of
 from eval import Request, load_model
 from model import GPT
 from test_model import tiny
-from tools import files, granite, run_folder, tasks
-from tools.prepare import prepare
+from tools import granite, run_folder, tasks
 from tools.tasks import TASKS
 from tools.tokenizers import load_tokenizer
 
@@ -90,8 +90,8 @@ def test_a_task_equals_the_harness(name, theirs, exported, items):
 
 
 def test_the_program_prints_the_scores(exported, items, capsys):
-    argv = f"--model {exported} --device cpu --items {items} --tasks piqa,wikitext"
-    assert evaluation.main(argv.split()) == 0
+    typed = f"--model {exported} --device cpu --items {items} --tasks piqa,wikitext"
+    assert evaluation.main(typed.split()) == 0
     model = load_model(exported)
     tokenizer = load_tokenizer(model.run["tokenizer"])
     piqa = tasks.read_task("piqa", items)
@@ -139,8 +139,8 @@ def test_a_mistake_is_one_line(typed, word, exported, one_line):
     all_items = harness.all_items()
     few = [item for item in all_items["mmlu.dev"] if item["subject"] != "virology"]
     harness.write(Path("few"), {"mmlu": all_items["mmlu"], "mmlu.dev": few})
-    argv = f"--model {exported} --device cpu --tasks piqa {typed}"
-    assert word in one_line(evaluation.main, argv.split())
+    line = f"--model {exported} --device cpu --tasks piqa {typed}"
+    assert word in one_line(evaluation.main, line.split())
 
 
 # -- Losses and samples ------------------------------------------------------------------
@@ -163,42 +163,36 @@ def test_validation_loss_equals_a_plain_loop(corpus):
 
 
 @pytest.fixture(scope="module")
-def run(corpus_path, tmp_path_factory) -> Path:
+def run(corpus_path, numbers_path, tmp_path_factory) -> Path:
     """A run in bfloat16 on two corpora, which validates on a part of them."""
-    folder = tmp_path_factory.mktemp("runs")
-    numbers = [f"{i} squared is {i * i}\n" for i in range(2000)]
-    prepare(numbers, "bytes", folder / "numbers")
-    argv = (
-        "--n_layer 1 --n_embd 32 --n_head 2 --seq_len 32 --batch_size 4 --init_std 0.1 "
-    )
-    argv += "--total_tokens 256 --warmup_tokens 0 --final_eval_tokens 2000 --device cpu "
-    argv += f"--dtype bfloat16 --data {corpus_path}:0.7,{folder}/numbers:0.3"
-    assert train.main([*argv.split(), f"--out={folder / 'run'}"]) == 0
-    return folder / "run"
+    run = tmp_path_factory.mktemp("runs") / "run"
+    fields = dict(dtype="bfloat16", total_tokens=STEP, warmup_tokens=0)
+    fields |= dict(data=f"{corpus_path}:0.7,{numbers_path}:0.3", final_eval_tokens=2000)
+    assert train.main(argv(**fields, out=run)) == 0
+    return run
 
 
-def printed(capsys, *argv: str) -> str:
-    assert evaluation.main([*argv, "--device=cpu"]) == 0
+def printed(capsys, *typed: str) -> str:
+    assert evaluation.main([*typed, "--device=cpu"]) == 0
     return capsys.readouterr().out
 
 
-def test_the_losses_are_those_of_the_record(run, capsys):
-    results = files.read_json(run / "record.json")["results"]
-    numbers = run.parent / "numbers"
+def test_the_losses_are_those_of_the_record(run, numbers_path, capsys):
+    results = record_of(run)["results"]
     expected = {name: f"{x:.4f}" for name, x in results.items() if name[:4] == "val_"}
     assert len(expected) == 4  # the loss, bits per byte, and the losses of two sources
     for path in (run, run_folder.newest_checkpoint(run)):
         lines = printed(capsys, f"--model={path}").splitlines()[1:]
         assert dict(line.split()[:2] for line in lines) == expected
-    line = printed(capsys, f"--model={run}", f"--data={numbers}").splitlines()[1]
-    assert line.split()[:2] == ["val_loss", expected[f"val_loss_{numbers}"]]
+    line = printed(capsys, f"--model={run}", f"--data={numbers_path}").splitlines()[1]
+    assert line.split()[:2] == ["val_loss", expected[f"val_loss_{numbers_path}"]]
 
 
 def test_a_sample_continues_the_prompt(run, capsys):
-    argv = f"--model {run} --max_new_tokens 20 --prompt".split() + ["def café"]
+    typed = f"--model {run} --max_new_tokens 20 --prompt".split() + ["def café"]
     texts = []
     for more in ("--seed 1", "--seed 1", "--seed 2", "--temperature 0"):
-        texts.append(printed(capsys, *argv, *more.split()))
+        texts.append(printed(capsys, *typed, *more.split()))
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
     assert all(text.startswith("def café") for text in texts)

@@ -1,4 +1,4 @@
-"""fit.py: made-up laws come back, what they lose is the closed form, faults are one line."""
+"""Made-up laws come back, what they lose is the closed form, and faults are one line."""
 
 import csv
 import itertools
@@ -15,8 +15,7 @@ import fit
 import train
 from config import make_config, remarks
 from fit import Cell
-from schedules import PEAKS, paper_batch_size, peak
-from tools import plots
+from schedules import PEAKS
 from tools.stats import student
 
 RESULTS = Path(__file__).parent.parent / "research/results"
@@ -39,14 +38,12 @@ def made_rows(
     lengths=LENGTHS,
     seeds=1,
     steps=4,
-    noise=0.0,
     **more,
 ) -> list[dict]:
     """Rows of a sweep, with a loss of 0.03 x^2 beside best(cell), in doublings of lr.
 
-    Batch sizes 2 and 4 are the best. noise: of every loss, in nats.
+    Batch sizes 2 and 4 are the best.
     """
-    rng = np.random.default_rng(0)
     rows = []
     fields = dict(schedule="wsd", decay_share=0.1, warmup_tokens=3000, n_layer=2)
     fields |= dict(fingerprint="0") | more
@@ -59,7 +56,6 @@ def made_rows(
         for seed, j in itertools.product(range(seeds), range(-steps, steps + 1)):
             x = (middle + j) / 2 + LATTICE
             loss = 2 + 0.03 * (x - center) ** 2 + 0.02 * abs(math.log2(batch) - 1.4)
-            loss += rng.normal(0, noise)
             rows.append(row | dict(seed=str(seed), lr=2**x, loss=loss))
     return rows
 
@@ -99,14 +95,6 @@ def next_of(printed: str) -> list[train.TrainConfig]:
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
-DRAW_VALLEYS = plots.draw_valleys
-
-
-@pytest.fixture(autouse=True)
-def no_figure(monkeypatch):
-    """It would take longer than the fit."""
-    monkeypatch.setattr(plots, "draw_valleys", lambda *_: None)
-
 
 # -- From valleys to bottoms -------------------------------------------------------------
 
@@ -130,9 +118,9 @@ def test_a_cubic_is_found_exactly():
 
 @pytest.mark.parametrize("points, why", [
     (VALLEY[:4], "at highest"), (VALLEY[6:], "at lowest"), (VALLEY[:1], "at lowest"),
-    (VALLEY[5:8], "too few"), (VALLEY[4:8], ""), (diverging(1.0), ""), (HILL, "no valley"),
-    (diverging(1.0, 1.5, 2.0), ""), (diverging(*STEPS), "diverged"),
-    (SLOPE, "no valley"),
+    (VALLEY[5:8], "too few"), (VALLEY[4:8], ""),
+    (diverging(1.0), ""), (diverging(1.0, 1.5, 2.0), ""), (diverging(*STEPS), "diverged"),
+    (HILL, "no valley"), (SLOPE, "no valley"),
 ])  # fmt: skip
 def test_unusable_minima_say_why(points, why):
     assert fit.bottom(points)[1] == why
@@ -149,17 +137,6 @@ def test_a_valley_beside_diverged_runs_has_all_its_other_points():
 
 
 # -- From bottoms to a law ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("a, b, q", [(40, -0.4, 0.6), (4.6, -0.51, 1.0)])
-@pytest.mark.parametrize("grid", [
-    dict(widths=[64], batches=[2, 16], lengths=LENGTHS[:2]), dict(seeds=2),
-])  # fmt: skip
-def test_a_made_up_law_comes_back_from_every_grid(grid, a, b, q):
-    found = fit_of(made_rows(lambda cell: log2_best(cell, a, b, q), **grid))
-    assert (found.b, found.q) == pytest.approx((b, q), abs=1e-8)
-    assert found.assumed == ()
-    assert np.allclose(list(found.log2_a.values()), math.log2(a), atol=1e-6)
 
 
 def cells_of(pairs: list[tuple]) -> dict[Cell, float]:
@@ -199,9 +176,6 @@ def test_the_committed_law_to_three_digits(capsys):
     ]
 
 
-# -- Intervals ---------------------------------------------------------------------------
-
-
 def test_the_interval_of_a_mean_is_that_of_student_over_seeds_or_over_batch_sizes():
     rng = np.random.default_rng(0)
     of_seed = rng.normal(0, 0.1, 3)
@@ -232,11 +206,9 @@ def test_the_interval_of_a_mean_is_that_of_student_over_seeds_or_over_batch_size
 # -- What a law is worth -----------------------------------------------------------------
 
 
-def test_regret_is_the_height_above_the_bottom():
-    points = [(x, 2 + 0.03 * (x - 0.2) ** 2) for x in STEPS]
-    for x in (-1.5, 0.0, 0.2, 1.5):
-        assert fit.regret(points, x) == pytest.approx(0.03 * (x - 0.2) ** 2, abs=1e-9)
-    assert math.isnan(fit.regret(points, 2.51)) and math.isnan(fit.regret(points, -3))
+def test_a_rate_beyond_the_valley_has_no_regret():
+    """Its curve ends at 2.0, with the seven points around the lowest."""
+    assert fit.regret(VALLEY, 2.0) > 1 and math.isnan(fit.regret(VALLEY, 2.01))
 
 
 @pytest.mark.parametrize("bend", [0.0, 0.3])
@@ -266,6 +238,8 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
     configs = next_of(capsys.readouterr().out)
     endings = [(cfg.schedule, cfg.decay_share) for cfg in configs]
     assert endings == [("wsd", 0.1), ("power", 0.1), ("wsd", 0.5)]
+    best = 3 * (2 * 128 / 4096) ** 0.5 * LENGTHS[-1] ** -0.3
+    assert configs[0].lr == configs[2].lr == pytest.approx(best / 2, rel=0.01)
     for cfg in configs:
         assert cfg.total_tokens == 16 * LENGTHS[-1] and cfg.batch_size == 2
         assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
@@ -273,16 +247,13 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
         assert (cfg.preset, cfg.fingerprint) == ("laptop-moe", "0")
         assert cfg.warmup_tokens == 100_000  # of the preset
         assert "n_layer" not in remarks(cfg)
-    cfg = config_of("python train.py --law a/law.json --n_layer 3")
-    assert cfg.n_layer == 3 and cfg.weight_decay == 0.05
-    assert "n_layer 2 (this is 3)" in remarks(cfg)
 
 
 @pytest.mark.parametrize(
     "width, expected", [(32, (128, 4)), (128, (128, 8)), (256, (256, 16))]
 )
 def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
-    """A pilot of 8 layers of width 256 used to print a run of 3 layers of width 128."""
+    """A pilot of 8 layers of width 256 gets no run of 3 layers of width 128."""
     rows = made_rows(gentle, widths=[width], n_layer=8, batches=[4], lengths=LENGTHS[:1])
     assert fit.main([write(rows, "a")]) == 0
     for cfg in next_of(capsys.readouterr().out):
@@ -292,28 +263,8 @@ def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
         assert cfg.batch_size == 4
 
 
-@pytest.mark.parametrize("of", [
-    dict(schedule="wsd", decay_share=0.3), dict(schedule="linear"),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("schedule", ["power", "wsd", "linear"])
-def test_train_takes_the_learning_rate_of_a_law(schedule, of):
-    assert fit.main([write(made_rows(gentle, **of), "a")]) == 0
-    at = f"--schedule {schedule} --total_tokens 400k --batch_size 4 --decay_share 0.3"
-    cfg = config_of(f"python train.py --law a/law.json {at}")
-    T = LENGTHS[-1] if schedule == "power" else 400_000
-    times = peak(schedule, 0.3, T) / peak(of["schedule"], 0.3, T)
-    beta = paper_batch_size(4 * 128)
-    if schedule == "power":
-        found = (cfg.power_a, cfg.power_b, cfg.power_q, cfg.lr_max)
-        ceiling = times * 3 * beta**0.5 * LENGTHS[0] ** -0.3
-        assert found == pytest.approx((times * 3, -0.3, 0.5, ceiling), rel=1e-3)
-    else:
-        assert cfg.lr == pytest.approx(times * 3 * beta**0.5 * T**-0.3, rel=1e-3)
-
-
-@pytest.mark.parametrize("schedule", ["wsd", "constant"])
-def test_a_law_that_rises_with_T_gets_no_power_run(schedule, capsys):
-    rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1), schedule=schedule)
+def test_a_law_that_rises_with_T_gets_no_power_run(capsys):
+    rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1))
     assert fit.main([write(rows, "a")]) == 0
     printed = capsys.readouterr().out
     assert [cfg.schedule for cfg in next_of(printed)] == ["wsd", "wsd"]
@@ -335,8 +286,7 @@ def pilot_rows(best=0.008, off=(0.0, 0.0)) -> list[dict]:
     return rows
 
 
-def test_a_pilot_gives_one_number_and_a_figure(monkeypatch, capsys):
-    monkeypatch.setattr(plots, "draw_valleys", DRAW_VALLEYS)
+def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
     assert fit.main([write(pilot_rows(off=(0.1, -0.1)), "a")]) == 0
     assert Path("a/valleys.png").read_bytes()[:4] == b"\x89PNG"
     printed = capsys.readouterr().out
@@ -493,7 +443,7 @@ def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
 
 
 def test_shapes_without_a_common_a_have_one_each(capsys):
-    """The mean `a` of five widths without muP was four times too high for the widest."""
+    """The mean `a` of these would be four times too high for the widest, without muP."""
     rows = []
     for width in (64, 128, 256, 512, 1024):
         for row in table(N=width, n_embd=width):

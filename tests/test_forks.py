@@ -39,17 +39,12 @@ for n in (150_000, 320_000, 2_000_000):
 """
 
 
-def copy_with(patch: Path) -> None:
-    """Copy the project into this folder, and apply a patch."""
+@pytest.mark.parametrize("patch", FORKS, ids=lambda patch: patch.stem)
+def test_a_fork_trains_and_resumes_to_the_same_bits(patch, corpus_path):
     for file in [*PROJECT.glob("*.py"), PROJECT / "figures.mplstyle"]:
         shutil.copy(file, ".")
     shutil.copytree(PROJECT / "tools", "tools")
     subprocess.run(["git", "apply", patch], check=True)
-
-
-@pytest.mark.parametrize("patch", FORKS, ids=lambda patch: patch.stem)
-def test_a_fork_trains_and_resumes_to_the_same_bits(patch, corpus_path):
-    copy_with(patch)
     changed = [line[6:] for line in patch.read_text().splitlines() if line[:4] == "+++ "]
     for name in changed:
         assert Path(name).read_text() != (PROJECT / name).read_text()

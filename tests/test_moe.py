@@ -1,4 +1,7 @@
-"""The MoE layer against one_by_one, and its auxiliary loss against the formula."""
+"""The MoE layer against one_by_one, and its auxiliary loss against the formula.
+
+test_model.py compares the layer with transformers, and so one_by_one, too.
+"""
 
 import pytest
 import torch
@@ -22,9 +25,6 @@ def layer_of(n_embd=16, n_ffn=8, n_expert=4, k=2, dtype=torch.float64) -> moe.Mo
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
     return layer.to(dtype)
-
-
-# -- The layer: test_model.py compares it with transformers, and so one_by_one, too ------
 
 
 @pytest.mark.parametrize("n_expert, k, n_tokens", [(4, 2, 17), (5, 3, 2), (4, 4, 9)])
@@ -69,18 +69,12 @@ def test_in_bfloat16_the_router_stays_in_float32(multiply):
     assert half(x.bfloat16())[0].dtype == torch.bfloat16
 
 
-# -- Rows --------------------------------------------------------------------------------
-
-
 def test_pairs_are_sorted_as_in_the_example_also_with_an_expert_without_tokens():
     chosen = torch.tensor([[2, 0], [0, 1], [2, 1]])
     pair_of_row, rows_of_token, ends = moe.sort_by_expert(chosen, n_expert=4)
     assert pair_of_row.tolist() == [1, 2, 3, 5, 0, 4]
     assert rows_of_token.tolist() == [[4, 0], [1, 2], [5, 3]]
     assert ends.tolist() == [2, 4, 6, 6]
-
-
-# -- torch.compile -----------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -101,9 +95,6 @@ def test_grouped_compiles_to_one_graph_for_any_load(monkeypatch):
             results.append([y, *routing, *gradients])
         assert all(map(torch.equal, *results))
     assert counter.frame_count == 1
-
-
-# -- The auxiliary loss ------------------------------------------------------------------
 
 
 def test_the_auxiliary_loss_is_its_formula():

@@ -25,8 +25,6 @@ def block(name: str) -> str:
     return text
 
 
-# -- Numbers -----------------------------------------------------------------------------
-
 NUMBERS = json.loads(block("numbers"))
 ROWS = {"Power, 50%": "power, 50%", "linear": "line"}  # others have the same name
 
@@ -48,9 +46,6 @@ def test_the_numbers_of_the_page_are_those_of_the_tables():
     numbers = cells["b by decay", "linear to 0", "b"]
     assert shown(NUMBERS["b of a line"]) == numbers
     assert NUMBERS["b"]["linear"] == numbers[0]
-
-
-# -- Lines to paste ----------------------------------------------------------------------
 
 
 def fill(name: str, **values) -> str:

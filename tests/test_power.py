@@ -21,8 +21,6 @@ from tools.stats import student
 
 T0 = power.T0
 
-# -- Schedules ---------------------------------------------------------------------------
-
 
 def test_schedules_are_those_of_schedules():
     N = np.linspace(0, 17 * T0, 2001)
@@ -42,9 +40,6 @@ def test_schedules_are_those_of_schedules():
         other = schedules.decay(other, T, T - start, "linear")
         expected = [other(n) for n in N]
         assert [one(n) for n in N] == pytest.approx(expected, rel=1e-12, abs=1e-15)
-
-
-# -- Training ----------------------------------------------------------------------------
 
 
 def test_its_losses_are_those_of_train(monkeypatch):
@@ -99,7 +94,7 @@ def equal(one: power.Run, other: power.Run) -> bool:
 
 
 def test_a_branch_is_the_separate_run(monkeypatch):
-    """Bit for bit, also if its decay starts inside a step, or before that of a shorter T."""
+    """Bit for bit, also if its decay starts in a step, or before that of a shorter T."""
     monkeypatch.setattr(power, "WARMUP", 300)
     monkeypatch.setattr(power, "HELD_OUT", power.HELD_OUT[:8])
     lengths = (2_000, 2_560, 4_096)

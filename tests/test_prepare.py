@@ -117,34 +117,25 @@ def test_another_division_of_a_text_has_another_fingerprint():
     assert len(found) == 2
 
 
-def write_as(layout: str, texts: list[str]) -> None:
-    """Put texts into the folder `source`, in files of this kind."""
-    Path("source").mkdir()
-    pack = gzip.compress if layout.endswith(".gz") else bytes
+@pytest.mark.parametrize("layout, flag", [
+    ("txt", "source"), ("py.gz", "source"), ("JSONL", "source"), ("json.gz", "source"),
+    ("jsonl", "dataset"),
+])  # fmt: skip
+def test_every_kind_of_file_gives_the_same_tokens(layout, flag, documents):
+    texts = []
+    for i, text in enumerate(documents):
+        texts.append(text + "\r\n\r<|endoftext|> ζ\n" * (i % 7))
     files = texts
     if "json" in layout.lower():
         files = []
         for part in (texts[:111], texts[111:]):
             files.append("\n".join(json.dumps({"id": 1, "text": t}) for t in part))
+    Path("source").mkdir()
+    pack = gzip.compress if layout.endswith(".gz") else bytes
     for i, content in enumerate(files):
         Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
-
-
-@pytest.mark.parametrize("layout", ["txt", "py.gz", "JSONL", "json.gz"])
-def test_every_kind_of_file_gives_the_same_tokens(layout, documents):
-    texts = [
-        text + "\r\n\r<|endoftext|> ζ\n" * (i % 7) for i, text in enumerate(documents)
-    ]
-    write_as(layout, texts)
-    assert data.main(["--source=source", "--out=c", "--val_fraction=0.3"]) == 0
+    assert data.main([f"--{flag}=source", "--out=c", "--val_fraction=0.3"]) == 0
     check("c", texts, val_fraction=0.3)
-
-
-def test_a_dataset_gives_the_same_tokens(documents):
-    pytest.importorskip("datasets")
-    write_as("jsonl", documents)
-    assert data.main(["--dataset=source", "--out=c", "--val_fraction=0.3"]) == 0
-    check("c", documents, val_fraction=0.3)
 
 
 def test_files_come_in_the_order_of_their_names():
@@ -156,21 +147,18 @@ def test_files_come_in_the_order_of_their_names():
     assert list(read_files(["top/x", "top/b"], "text")) == ["x", *names[2:4]]
 
 
-@pytest.mark.parametrize("name, content", [
-    ("cut.jsonl", b'{"text": "cut of'),
-    ("other.jsonl", b'{"text": "yes"}\n{"body": "no"}\n'),
-    ("list.json", b'[1]'),
-    ("half.txt.gz", gzip.compress(b"packed" * 10_000, compresslevel=0)[:20_000]),
-    ("not-packed.gz", b"text"),
-    ("latin", "naïve".encode("latin-1")),
-])  # fmt: skip
-def test_files_that_cannot_be_read_are_named(name, content, one_line):
-    Path(name).write_bytes(content)
-    assert name in one_line(data.main, ["--source", name, "--out=c"])
-    assert not Path("c").exists()
+UNREADABLE = {
+    "cut.jsonl": b'{"text": "cut of',
+    "other.jsonl": b'{"text": "yes"}\n{"body": "no"}\n',
+    "list.json": b"[1]",
+    "half.txt.gz": gzip.compress(b"packed" * 10_000, compresslevel=0)[:20_000],
+    "not-packed.gz": b"text",
+    "latin": "naïve".encode("latin-1"),
+}
 
 
-@pytest.mark.parametrize("argv, word", [
+@pytest.mark.parametrize("typed, word", [
+    *[(f"--source {name} --out c", name) for name in UNREADABLE],
     ("--source f nowhere --out c", "nowhere"),
     ("--source f", "--out"),
     ("--source f --out f", "--out f"),
@@ -179,7 +167,8 @@ def test_files_that_cannot_be_read_are_named(name, content, one_line):
     ("--source f --out c --val_fraction 1.5", "--val_fraction 1.5"),
     ("--source f --out c --val_fraction nan", "--val_fraction nan"),
 ])  # fmt: skip
-def test_errors_are_one_line_and_leave_nothing(argv, word, one_line):
-    Path("f").write_text("text")
-    assert word in one_line(data.main, argv.split())
-    assert [path.name for path in Path().iterdir()] == ["f"]
+def test_errors_are_one_line_and_leave_nothing(typed, word, one_line):
+    for name, content in (UNREADABLE | {"f": b"text"}).items():
+        Path(name).write_bytes(content)
+    assert word in one_line(data.main, typed.split())
+    assert {path.name for path in Path().iterdir()} == {*UNREADABLE, "f"}

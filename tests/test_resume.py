@@ -23,9 +23,8 @@ import data
 import forked
 import train
 from conftest import FEW_VALIDATED, MOE, STEP, argv, files_in, metrics, newest, record_of
-from schedules import lr_by_law, make_schedule
-from tools import files, plots, run_folder, signals
-from tools.prepare import prepare
+from schedules import make_schedule, rates
+from tools import files, run_folder, signals
 
 SAVES = FEW_VALIDATED | dict(save_every=3 * STEP)  # of 30 steps
 RESUME = ["--out=run", "--resume"]
@@ -75,17 +74,9 @@ def branch(typed: str, out: str = "branch") -> train.TrainConfig:
     return config.make_config(**record_of(out)["config"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_curve():
-    """It would take longer than the training."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw_curve", lambda *_: None)
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(corpus_path, tmp_path_factory) -> Path:
-    """A folder with finished runs, `whole` and `cosine`, and `run`, stopped after 20 steps."""
+    """With finished runs, `whole` and `cosine`, and `run`, stopped after 20 steps."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -116,10 +107,10 @@ def run(folder) -> Path:
     dict(MOE, micro_batch_size=4, data="a:0.7,b:0.3"),
     dict(data="a", schedule="cosine", dtype="bfloat16"),
 ], ids=["MoE", "cosine"])  # fmt: skip
-def test_a_stopped_run_resumes(changed, corpus_path, documents, tmp_path, capsys):
+def test_a_stopped_run_resumes(changed, corpus_path, numbers_path, capsys):
     """After any signal, by the command that it prints."""
-    (tmp_path / "a").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", tmp_path / "b")
+    Path("a").symlink_to(corpus_path)
+    Path("b").symlink_to(numbers_path)
     fields = FEW_VALIDATED | dict(total_tokens=12 * STEP, save_every=5 * STEP) | changed
     typed = [*argv(**fields), "--no-tie_embeddings"]
     assert train.main([*typed, "--out=whole"]) == 0
@@ -272,12 +263,16 @@ def test_other_fields_may_not_change_on_resume(typed, word, run, one_line):
     assert files_in(run) == before
 
 
+def change_data(run: Path, old: Path, new: Path | str) -> None:
+    """As if another text were at the path of the old one."""
+    file = run / "config.json"
+    file.write_text(file.read_text().replace(str(old), str(new)))
+
+
 def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_line):
     """A run resumes with --data, and then knows the new path."""
     shutil.copytree(corpus_path, "moved")
-    config_file = run / "config.json"
-    content = config_file.read_text().replace(str(corpus_path), "nowhere")
-    config_file.write_text(content)
+    change_data(run, corpus_path, "nowhere")
     assert "--data" in one_line(train.main, RESUME)
     stop([*RESUME, "--data=./moved"], 3)
     assert train.main(RESUME) == 0
@@ -288,18 +283,15 @@ def test_a_text_that_moved_is_the_same_text(run, undisturbed, corpus_path, one_l
 
 
 def test_another_text_in_the_same_place_is_not_the_same_text(
-    run, corpus_path, documents, one_line
+    run, corpus_path, numbers_path, one_line
 ):
     """A run cannot resume over it. A branch can, if that is typed."""
-    prepare(documents[:200], "bytes", Path("other"))
-    config_file = run / "config.json"
-    content = config_file.read_text().replace(str(corpus_path), "other")
-    config_file.write_text(content)
+    change_data(run, corpus_path, numbers_path)
     before = files_in(run)
     assert "--data" in one_line(train.main, RESUME)
     assert files_in(run) == before
-    cfg = branch(f"run --data=other --total_tokens={24 * STEP}")
-    assert cfg.fingerprint == data.open_corpus("other").meta["fingerprint"]
+    cfg = branch(f"run --data={numbers_path} --total_tokens={24 * STEP}")
+    assert cfg.fingerprint == data.open_corpus(numbers_path).meta["fingerprint"]
 
 
 # -- Branches ----------------------------------------------------------------------------
@@ -371,11 +363,10 @@ def test_a_branch_resumes_without_its_parent_and_if_killed_at_once_from_it(
     assert_same(everything("../killed"), everything("../whole"))
 
 
-def test_a_branch_changes_what_is_typed(run, documents, tmp_path):
+def test_a_branch_changes_what_is_typed(run, numbers_path):
     """Data, schedule and weight decay, but not the weights."""
-    prepare(documents[:150], "bytes", tmp_path / "other")
     start = run_folder.checkpoints(run)[-1]
-    typed = f"{start} --data=other --schedule=wsd --lr=0.01 --weight_decay=0.5"
+    typed = f"{start} --data={numbers_path} --schedule=wsd --lr=0.01 --weight_decay=0.5"
     cfg = branch(f"{typed} --total_tokens={24 * STEP} --decay_shape=linear")
     assert (cfg.schedule, cfg.decay_shape, cfg.warmup_tokens) == ("wsd", "linear", 1024)
     lr_at = make_schedule(cfg)

@@ -22,8 +22,8 @@ import forked
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import paper_batch_size, peak, tuned_lr
-from tools import devices, engines, files, plots
+from schedules import make_schedule, paper_batch_size, peak, rate_of
+from tools import devices, engines, files
 from tools.prepare import prepare
 
 SMALL = dict(
@@ -33,16 +33,6 @@ SMALL = dict(
 BUDGETS = [320, 500, 1280]  # not all whole batches
 CELL = dict(n_embd=16, n_head=1, batch_size=2, seed=0)
 WSD = CELL | dict(schedule="wsd", lr=0.02, decay_share=0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_plots():
-    """They would take longer than the training. test_fit draws them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in vars(plots):
-            if name.startswith("draw_"):
-                patch.setattr(plots, name, lambda *_, **__: None)
-        yield
 
 
 @contextlib.contextmanager
@@ -93,10 +83,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, documents):
-    Path("a").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", Path("b"))
-    common = dict(data="a:0.7,b:0.3", log_every=128)
+def test_a_run_of_a_sweep_is_the_run_of_train_py(kind, corpus_path, numbers_path):
+    common = dict(data=f"{corpus_path}:0.7,{numbers_path}:0.3", log_every=128)
     runs = runs_of(KINDS[kind], **common)
     trunks = set(map(sweep.trunk_name, runs))
     assert len(trunks) == (3 if kind == "cosine" else 1)
@@ -155,7 +143,7 @@ def test_a_trunk_that_was_killed_at_any_write_ends_with_the_same_records(corpus_
         assert trained(runs, file) == whole  # it skips runs with a record
 
 
-def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
+def test_a_run_is_its_settings_and_not_its_length(corpus_path, numbers_path):
     """Runs with the same T and other decays are two, equal runs are one."""
     common = dict(data=str(corpus_path))
     ten, half = (runs_of(WSD | dict(decay_share=x), [640], **common) for x in (0.1, 0.5))
@@ -172,10 +160,9 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, documents):
     assert trunk.startswith("schedule=wsd,n_embd=16,batch_size=2,lr=0.02,seed=0-")
     # its text counts, and not where it is
     Path("moved").symlink_to(corpus_path)
-    prepare(documents[:100], "bytes", Path("new"))
     (moved,) = runs_of(WSD, [640], data="moved")
-    (new,) = runs_of(WSD, [640], data="new")
-    assert sweep.trunk_name(moved) == trunk != sweep.trunk_name(new)
+    (other,) = runs_of(WSD, [640], data=str(numbers_path))
+    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(other)
 
 
 # -- A sweep -----------------------------------------------------------------------------
@@ -268,7 +255,9 @@ def test_a_sweep_on_slurm_is_the_same(undisturbed, tiny, monkeypatch):
 # -- Its folder and its command line -----------------------------------------------------
 
 
-def test_a_folder_has_one_sweep_whose_command_resumes_it(tiny, documents, one_line):
+def test_a_folder_has_one_sweep_whose_command_resumes_it(
+    tiny, documents, numbers_path, one_line
+):
     prepare(documents[:100], "bytes", Path("mine"))
     tiny.append("--data=mine")
     Path("out").mkdir()
@@ -292,8 +281,7 @@ def test_a_folder_has_one_sweep_whose_command_resumes_it(tiny, documents, one_li
     # other settings and another text are found before anything trains
     assert "grad_clip" in one_line(sweep.main, [*tiny, "--grad_clip=2"])
     assert "weight_decay" in one_line(sweep.main, [*tiny, "--weight_decay=0"])
-    prepare(documents[:200], "bytes", Path("other"))
-    assert "fingerprint" in one_line(sweep.main, [*tiny, "--data=other"])
+    assert "fingerprint" in one_line(sweep.main, [*tiny, f"--data={numbers_path}"])
     assert records_in("out") == made and not Path("out/unfinished").exists()
 
 
@@ -302,34 +290,6 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(tiny, capsys):
     tokens = 4 * (1152 + 32 + 50 + 128)  # four trunks to 1152, and three decays each
     assert f"12 runs with {tokens:,} tokens" in capsys.readouterr().out
     assert not list(Path().iterdir())
-
-
-def configs_of(experiment: str, argv: list[str]) -> list[TrainConfig]:
-    """The runs of a sweep."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "train_all", lambda runs, *_: found.extend(runs))
-        assert sweep.main([experiment, *argv]) == 0
-    return found
-
-
-def test_a_pilot_varies_the_number_of_a_schedule(corpus_path):
-    text = f"--data={corpus_path}"
-    runs = configs_of("pilot", [text, "--budgets=102400"])
-    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
-    for cfg in runs:
-        assert (cfg.schedule, cfg.decay_share, cfg.lr_max) == ("power", 0.3, 1.0)
-        assert (cfg.total_tokens, cfg.warmup_tokens) == (100 * 8 * 128, 32 * 8 * 128)
-    # around that of the preset, at n = T
-    rates = sorted({round(tuned_lr(vars(cfg)), 6) for cfg in runs})
-    usual = make_config()
-    middle = usual.power_a * 0.5 * (100 * 1024) ** usual.power_b
-    assert rates[2] == pytest.approx(middle, rel=0.2)
-    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
-    # the peak of another schedule, at another batch size
-    runs = configs_of("pilot", [text, "--schedule=linear", "--batches=2"])
-    assert {cfg.total_tokens for cfg in runs} == {160 * 2 * 128}
-    assert len({cfg.lr for cfg in runs}) == 5
 
 
 WRONG = [  # with a flag whose value is not possible here, or that has no effect
@@ -360,11 +320,6 @@ def test_a_wrong_command_line_is_one_line(line, word, corpus_path, one_line):
 SCALES = tuple(sweep.GRIDS["wsd"])
 
 
-def law_of(scale: str) -> dict:
-    """The paper's law for its own grid, another one for ours."""
-    return dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1.0, b=-0.3, q=0.6)
-
-
 def made_up(experiment: str, scale: str, loss, *more: str) -> None:
     """Run a whole experiment in a folder of its name. loss(cfg): of a run."""
 
@@ -389,7 +344,7 @@ CASES += [("quick", "cosine", 0.0)]
 
 @pytest.mark.parametrize("scale, schedule, share", CASES)
 def test_every_grid_gives_its_law_back(scale, schedule, share):
-    law = law_of(scale)
+    law = dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1, b=-0.3, q=0.6)
     # as far from WSD's as in the table, at one T
     times = peak(schedule, share, 640_000) / peak("wsd", 0.1, 640_000)
 
@@ -410,34 +365,44 @@ def test_every_grid_gives_its_law_back(scale, schedule, share):
     assert (found["schedule"], found["decay_share"]) == (schedule, share)
 
 
-@pytest.mark.parametrize("scale", [*SCALES, "laptop-moe"])
-def test_a_pilot_gives_the_best_number_back(scale):
-    """Also if it is twice as high as that of the preset."""
+PILOTS = [(scale, "power") for scale in SCALES]
+PILOTS += [("quick", "linear")]
 
-    def loss(cfg) -> float:
-        tried.add(tuned_lr(vars(cfg)))
-        x = math.log2(tuned_lr(vars(cfg)) / (2 * usual_rate(cfg)))
+
+@pytest.mark.parametrize("scale, schedule", PILOTS)
+def test_a_pilot_gives_the_best_number_back(scale, schedule):
+    """The peak, or under Power the value at n = T, also if it is twice the preset's."""
+    runs = []
+
+    def usual(cfg: TrainConfig) -> float:
+        names = "preset schedule total_tokens warmup_tokens batch_size seq_len".split()
+        of_preset = make_config(**{name: getattr(cfg, name) for name in names})
+        rate = rate_of(vars(of_preset))
+        return min(rate, of_preset.lr_max) if schedule == "power" else rate
+
+    def loss(cfg: TrainConfig) -> float:
+        runs.append(cfg)
+        x = math.log2(rate_of(vars(cfg)) / (2 * usual(cfg)))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
-    def usual_rate(cfg) -> float:
-        usual = make_config(preset=cfg.preset)
-        rate = tuned_lr(vars(cfg) | {"power_a": usual.power_a})
-        tuned.update(cfg=cfg, rate=min(rate, usual.lr_max))
-        return tuned["rate"]
-
-    tuned = {}
-    tried = set()
-    more = ["--preset=laptop-moe"] if scale == "laptop-moe" else []
-    made_up("pilot", "quick" if more else scale, loss, *more)
+    made_up("pilot", scale, loss, f"--schedule={schedule}")
     assert fit.main(["pilot"]) == 0
-    found = files.read_json(Path("pilot/law.json"))
-    usual = make_config(preset=found["settings"]["preset"])
-    number = tuned_lr(vars(tuned["cfg"]) | {"power_a": found["a"]})
-    assert number == pytest.approx(2 * tuned["rate"], rel=1e-3)
-    assert (found["b"], found["q"]) == (usual.power_b, usual.power_q)
-    assert found["settings"]["n_expert"] == (8 if more else 0)
-    # the rates that it tries are around one that the preset trains with
-    assert 0.8 < sorted(tried)[2] / tuned["rate"] < 1.25
+    law = files.read_json(Path("pilot/law.json"))
+    cfg = runs[0]
+    beta = paper_batch_size(cfg.batch_tokens)
+    number = law["a"] * beta ** law["q"] * cfg.total_tokens ** law["b"]
+    assert number == pytest.approx(2 * usual(cfg), rel=1e-3)
+    assert law["assumed"] == ["b", "q"]
+
+    # it tries five numbers around that of the preset, with seeds of no other run
+    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
+    rates = sorted({rate_of(vars(cfg)) for cfg in runs})
+    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
+    assert 0.8 < rates[2] / usual(cfg) < 1.25
+    firsts = {make_schedule(cfg)(cfg.warmup_tokens) for cfg in runs}
+    assert len(firsts) == 5  # no ceiling makes two equal
+    steps = (cfg.total_tokens / cfg.batch_tokens, cfg.warmup_tokens / cfg.batch_tokens)
+    assert steps == (160, 32)
 
 
 # -- From a text to a run ----------------------------------------------------------------
