@@ -23,7 +23,7 @@ import data
 import forked
 import train
 from conftest import FEW_VALIDATED, MOE, STEP, argv, files_in, metrics, newest, record_of
-from schedules import make_schedule, rates
+from schedules import lr_by_law, make_schedule
 from tools import files, run_folder, signals
 
 SAVES = FEW_VALIDATED | dict(save_every=3 * STEP)  # of 30 steps

@@ -128,7 +128,7 @@ def test_power_has_one_law_for_all_lengths():
     a = law.a * 0.75 / schedules.peak("linear", 0.0, 5_120_000)  # its longest run
     ceiling = a * 0.25**law.q * 320_000**law.b  # and its shortest
     for T in (10**6, 10**8):
-        found = schedules.rates(law, config.make_config(total_tokens=T))
+        found = schedules.lr_by_law(law, config.make_config(total_tokens=T))
         expected = dict(power_a=a, power_b=law.b, power_q=law.q, lr_max=ceiling)
         assert found == pytest.approx(expected, rel=1e-3)
 

@@ -22,7 +22,7 @@ import forked
 import sweep
 import train
 from config import TrainConfig, make_config
-from schedules import make_schedule, paper_batch_size, peak, rate_of
+from schedules import make_schedule, paper_batch_size, peak, tuned_lr
 from tools import devices, engines, files
 from tools.prepare import prepare
 
@@ -162,7 +162,7 @@ def test_a_run_is_its_settings_and_not_its_length(corpus_path, numbers_path):
     Path("moved").symlink_to(corpus_path)
     (moved,) = runs_of(WSD, [640], data="moved")
     (other,) = runs_of(WSD, [640], data=str(numbers_path))
-    assert sweep.trunk_of(moved) == trunk != sweep.trunk_of(other)
+    assert sweep.trunk_name(moved) == trunk != sweep.trunk_name(other)
 
 
 # -- A sweep -----------------------------------------------------------------------------
@@ -377,12 +377,12 @@ def test_a_pilot_gives_the_best_number_back(scale, schedule):
     def usual(cfg: TrainConfig) -> float:
         names = "preset schedule total_tokens warmup_tokens batch_size seq_len".split()
         of_preset = make_config(**{name: getattr(cfg, name) for name in names})
-        rate = rate_of(vars(of_preset))
+        rate = tuned_lr(vars(of_preset))
         return min(rate, of_preset.lr_max) if schedule == "power" else rate
 
     def loss(cfg: TrainConfig) -> float:
         runs.append(cfg)
-        x = math.log2(rate_of(vars(cfg)) / (2 * usual(cfg)))
+        x = math.log2(tuned_lr(vars(cfg)) / (2 * usual(cfg)))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
     made_up("pilot", scale, loss, f"--schedule={schedule}")
@@ -396,7 +396,7 @@ def test_a_pilot_gives_the_best_number_back(scale, schedule):
 
     # it tries five numbers around that of the preset, with seeds of no other run
     assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
-    rates = sorted({rate_of(vars(cfg)) for cfg in runs})
+    rates = sorted({tuned_lr(vars(cfg)) for cfg in runs})
     assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
     assert 0.8 < rates[2] / usual(cfg) < 1.25
     firsts = {make_schedule(cfg)(cfg.warmup_tokens) for cfg in runs}
