@@ -4,7 +4,7 @@
     python power.py        two to three minutes on a laptop
 
 It prints three tables and draws two figures. docs/power.ipynb has them. To
-read it aloud, skip to `class GPT`, and show the figures without their code.
+read it aloud, leave out the parts of a GPT, and the code of the figures.
 """
 
 # %% [markdown]

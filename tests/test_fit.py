@@ -452,7 +452,9 @@ def test_shapes_without_a_common_a_have_one_each(capsys):
     law = law_in(".")
     assert (law["b"], law["q"]) == MADE
     printed = capsys.readouterr().out
-    (shape,) = [s for s in (64, 128, 256, 512, 1024) if f"the a of N {s}, for" in printed]
+    (shape,) = [
+        s for s in (64, 128, 256, 512, 1024) if f"only the a of N {s}\n" in printed
+    ]
     assert law["a"] == pytest.approx(40 * 64 / shape, rel=1e-6)
     assert "N 64: 40, N 128: 20, N 256: 10, N 512: 5, N 1024: 2.5" in printed
 

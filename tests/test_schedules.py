@@ -119,6 +119,8 @@ def test_peaks_are_those_of_the_nearest_row():
         assert schedules.peak("linear", 0.0, T) == schedules.peak("wsd", 1.0, T)
         assert schedules.peak("wsd", 0.12, T) == schedules.peak("wsd", 0.1, T)
         assert schedules.peak("mine", 0.3, T) == 1
+        power = schedules.peak("power", 0.1, T)  # 0.75 at 30%, changed as for WSD
+        assert power == pytest.approx(0.75 * schedules.peak("wsd", 0.1, T))
     assert schedules.peak("linear", 0.0, 1e12) == schedules.peak("linear", 0.0, 20e6)
 
 
