@@ -63,7 +63,7 @@ def test_the_lines_to_take_home_are_half_and_power(T):
 def test_the_lines_of_readme_are_wsd_and_power_in_the_names_of_nanogpt():
     """Its loop has a step more than max_iters, in which nothing may go up."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = re.search(r"```python\n(# pilots.*?)```", readme, re.S)[1]
+    lines = re.search(r"```python\n(# five pilots.*?)```", readme, re.S)[1]
     steps = 2560
     names = dict(learning_rate=0.01, max_iters=steps, warmup_iters=96)
     of_power = power_law(0.01 * 160**0.3, -0.3, 1.0, math.inf)
