@@ -203,6 +203,21 @@ def test_the_interval_of_a_mean_is_that_of_student_over_seeds_or_over_batch_size
     assert math.isnan(half(both[:1, :1]))  # one run says nothing
 
 
+def test_b_has_an_interval_over_two_batch_sizes_although_q_has_none():
+    """One batch size asks for -0.4, the other for -0.3. Without one, q is assumed."""
+
+    def of_batch(cell: Cell) -> float:
+        return log2_best(cell, b=-0.4 if cell.batch_size == 2 else -0.3)
+
+    rows = made_rows(of_batch, widths=[32], batches=[2, 4], seeds=2, steps=6)
+    assert fit.main([write(rows, "a")]) == 0
+    low, high = law_in("a")["b_interval"]
+    half = student(1) * 0.05  # that of the mean of -0.4 and -0.3
+    assert (low, high) == pytest.approx((-0.35 - half, -0.35 + half), abs=1e-3)
+    low, high = law_in("a")["q_interval"]  # over the seeds, which are equal
+    assert high - low < 1e-6
+
+
 # -- What a law is worth -----------------------------------------------------------------
 
 
@@ -416,6 +431,21 @@ def test_a_table_of_one_length_is_a_pilot(capsys):
     best = 40 * LENGTHS[0] ** -0.4
     assert half.lr == pytest.approx(best / 2, rel=2e-3)
     assert power.schedule == "power"
+
+
+def test_shapes_may_be_numbers_and_words():
+    rows = table(N=124) + table(N="350M")
+    assert fit.main([write_csv(rows), "--columns=shape=N"]) == 0
+    assert (law_in(".")["b"], law_in(".")["q"]) == MADE
+
+
+def test_a_law_of_constant_runs_names_the_decay_of_the_next_one(capsys):
+    """Its own share is 0."""
+    rows = made_rows(gentle, widths=[128], batches=[4], lengths=LENGTHS[:1])
+    rows = [row | dict(schedule="constant", decay_share=0.0) for row in rows]
+    assert fit.main([write(rows, "a")]) == 0
+    configs = next_of(capsys.readouterr().out)
+    assert [cfg.decay_share for cfg in configs if cfg.schedule == "wsd"] == [0.3, 0.5]
 
 
 def test_columns_may_have_other_names():
