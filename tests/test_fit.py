@@ -439,10 +439,9 @@ def test_shapes_may_be_numbers_and_words():
     assert (law_in(".")["b"], law_in(".")["q"]) == MADE
 
 
-def test_a_law_of_constant_runs_names_the_decay_of_the_next_one(capsys):
-    """Its own share is 0."""
-    rows = made_rows(gentle, widths=[128], batches=[4], lengths=LENGTHS[:1])
-    rows = [row | dict(schedule="constant", decay_share=0.0) for row in rows]
+def test_a_law_of_runs_without_decay_names_the_decay_of_the_next_one(capsys):
+    fields = dict(widths=[128], batches=[4], lengths=LENGTHS[:1], decay_share=0.0)
+    rows = made_rows(gentle, **fields)
     assert fit.main([write(rows, "a")]) == 0
     configs = next_of(capsys.readouterr().out)
     assert [cfg.decay_share for cfg in configs if cfg.schedule == "wsd"] == [0.3, 0.5]
