@@ -433,12 +433,6 @@ def test_a_table_of_one_length_is_a_pilot(capsys):
     assert power.schedule == "power"
 
 
-def test_shapes_may_be_numbers_and_words():
-    rows = table(N=124) + table(N="350M")
-    assert fit.main([write_csv(rows), "--columns=shape=N"]) == 0
-    assert (law_in(".")["b"], law_in(".")["q"]) == MADE
-
-
 def test_a_law_of_runs_without_decay_names_the_decay_of_the_next_one(capsys):
     fields = dict(widths=[128], batches=[4], lengths=LENGTHS[:1], decay_share=0.0)
     rows = made_rows(gentle, **fields)

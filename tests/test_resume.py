@@ -400,7 +400,8 @@ def test_another_schedule_keeps_the_peak_and_gets_the_decay_of_its_preset(folder
     ("run --seed=1", "--seed 1"),  # of weights that it does not draw
     ("run --data_seed=1", "--data_seed 1"),  # would read sequences twice
     ("run --total_tokens=5500", "5,500"),  # less than a step more
-    ("run --lr=0.1", "--lr"),  # Power has none
+    ("run --lr=0.1", "--lr 0.1"),  # Power has none
+    ("cosine --decay_share=0.4 --total_tokens=4k", "--decay_share 0.4"),  # nor cosine
     ("run/ckpt/0000000000009999.pt", "0000000000009999.pt"),
     ("run --minutes=1", "--minutes"),
     ("run --out=cosine", "--resume"),
