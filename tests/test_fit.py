@@ -325,14 +325,14 @@ def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
 
 
 @pytest.mark.parametrize("best, end, lrs", [
-    (0.001, "lowest", "0.0004,0.0005657,0.0008,0.001131"),
-    (0.05, "highest", "0.0362,0.0512,0.07241,0.1024"),
+    (0.001, "lowest", "0.0004,0.0008"),
+    (0.05, "highest", "0.0512,0.1024"),
 ])  # fmt: skip
 def test_an_edge_is_named_with_the_flag_that_mends_it(best, end, lrs, capsys):
     assert fit.main([write(pilot_rows(best), "a")]) == 2
     printed = capsys.readouterr()
     assert "no cell has a minimum" in printed.err and f"at {end}" in printed.out
-    assert f"--lrs {lrs}\n" in printed.out  # on the lattice of the other runs
+    assert f"--lrs {lrs}\n" in printed.out
     assert not Path("a/law.json").exists()
 
 

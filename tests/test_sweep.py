@@ -297,7 +297,6 @@ WRONG = [  # with a flag whose value is not possible here, or that has no effect
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
     ("pilot --widths 40 --dry_run", "--widths 40"),
     ("wsd --law law.json", "--law"),
-    ("wsd --preset 1B --dry_run", "--preset 1B"),
     ("wsd --power_b -0.3", "--power_b"),
     ("wsd --slurm timeout_min", "--slurm"),
     ("wsd --out /proc/no", "/proc/no"),
