@@ -345,7 +345,7 @@ CASES += [("quick", "cosine", 0.0)]
 def test_every_grid_gives_its_law_back(scale, schedule, share):
     law = dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1, b=-0.3, q=0.6)
     # as far from WSD's as in the table, at one T
-    times = peak(schedule, share, 640_000) / peak("wsd", 0.1, 640_000)
+    times = peak(schedule, share) / peak("wsd", 0.1)
 
     def loss(cfg) -> float:
         best = times * law["a"] * cfg.total_tokens ** law["b"]
