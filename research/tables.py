@@ -215,18 +215,15 @@ def best_in(curves: fit.Curves) -> dict[fit.Cell, float]:
     return fit.bottoms(fit.valleys_of(curves))
 
 
-def b_and_q(curves: fit.Curves) -> np.ndarray:
-    """The answers and intervals of b and q [2, 3]."""
-
-    def answer(some: fit.Curves) -> np.ndarray:
-        law = fit.fit_law(best_in(some))
-        return np.full(2, np.nan) if law.assumed else np.array([law.b, law.q])
-
-    return fit.intervals(curves, answer)
+def numbers_of(curves: fit.Curves) -> np.ndarray:
+    """b and q of a law, and b as the paper reads it [3]."""
+    law = fit.fit_law(best_in(curves))
+    b_and_q = [math.nan, math.nan] if law.assumed else [law.b, law.q]
+    return np.array([*b_and_q, b_of_paper(curves)])
 
 
-def b_of_paper(curves: fit.Curves) -> np.ndarray:
-    """b of lr = a beta T^b, at the three best batch sizes of every T [1]."""
+def b_of_paper(curves: fit.Curves) -> float:
+    """b of lr = a beta T^b, at the three best batch sizes of every T."""
     valleys = fit.valleys_of(curves)
     best = fit.bottoms(valleys)
     ranking = defaultdict(list)
@@ -238,10 +235,8 @@ def b_of_paper(curves: fit.Curves) -> np.ndarray:
         for cell in cells[:3]:
             x.append(math.log2(cell.T))
             y.append(best[cell] - math.log2(cell.beta))
-    if len(set(x)) < 2:
-        return np.array([math.nan])
     b, _ = np.polyfit(x, y, 1)
-    return np.array([b])
+    return b
 
 
 def laws() -> Rows:
@@ -253,8 +248,8 @@ def laws() -> Rows:
     rows = []
     for name, folder in folders.items():
         curves = curves_in(folder)
-        answers = [*b_and_q(curves), *fit.intervals(curves, b_of_paper)]
         counts = [f"{len(read(folder)):,}", str(len(best_in(curves)))]
+        answers = fit.intervals(curves, numbers_of)
         rows.append([name, *counts, *(show(answer, ".2f") for answer in answers)])
     return rows
 
@@ -271,7 +266,8 @@ def widths() -> Rows:
 
     rows = []
     for shape, ratio in zip(shapes, fit.intervals(curves, log2_ratios)):
-        b, _ = b_and_q({key: x for key, x in curves.items() if key[0].shape == shape})
+        of_width = {key: x for key, x in curves.items() if key[0].shape == shape}
+        b, _, _ = fit.intervals(of_width, numbers_of)
         a = "1.00" if shape == shapes[0] else show(np.exp2(ratio), ".2f")
         rows.append([str(shape[1]), a, show(b, ".2f")])
     return rows
