@@ -51,6 +51,7 @@ class GPT(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
         self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+        torch.nn.init.zeros_(self.table.weight)
     def configure_optimizers(self, weight_decay, lr, betas, device_type):
         return torch.optim.AdamW(self.parameters(), lr, betas)
     def forward(self, idx, targets):
@@ -66,7 +67,7 @@ def test_speeds_of_ours_nanogpt_and_transformers(result, monkeypatch, tmp_path):
         line = result(step, "--lr 0.1 --total_tokens 4k --warmup_tokens 0")
         assert line["tokens_per_second"] > 0 and 0 < line["estimated_gib"] < 0.1
         first, last = line["losses"]
-        assert last < first
+        assert last < first - 0.5
     line = result("transformers", MOE)
     assert line["ours"] > 0 and line["transformers"] > 0
 
