@@ -63,8 +63,9 @@ class GPT(torch.nn.Module):
 def test_speeds_of_ours_nanogpt_and_transformers(result, monkeypatch, tmp_path):
     Path("model.py").write_text(NANOGPT)
     monkeypatch.setenv("NANOGPT", str(tmp_path))
+    more = "--schedule wsd --lr 0.1 --total_tokens 4k --warmup_tokens 0"
     for step in ("1B", "nanogpt"):
-        line = result(step, "--lr 0.1 --total_tokens 4k --warmup_tokens 0")
+        line = result(step, more)
         assert line["tokens_per_second"] > 0 and 0 < line["estimated_gib"] < 0.1
         first, last = line["losses"]
         assert last < first - 0.5
