@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     text = "folder of the runs [runs/race]"
     parser.add_argument("--out", type=Path, default=Path("runs/race"), help=text)
     out = parser.parse_args(argv).out
-    return engines.run_program("race.py", lambda: run_race(out))
+    return engines.run_program("race.py", run_race, out)
 
 
 if __name__ == "__main__":

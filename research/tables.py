@@ -66,14 +66,17 @@ Losses = dict[tuple[Runner, int], np.ndarray]
 
 def losses_of(lines: list[dict]) -> Losses:
     """The losses of the long runs of a race, in the order in which race.py wrote them."""
-    by_cell = defaultdict(lambda: defaultdict(list))  # {key: {cell: losses}}
+    by_cell = defaultdict(list)  # {(runner, length, cell): losses of its replicates}
     for line in lines:
         if "times" in line:
             warmup = line.get("warmup", race.WARMUP_STEPS)
             runner = Runner(line["runner"], line["share"], warmup)
-            of_cell = by_cell[runner, line["times"]][line["cell"]]
-            of_cell.append(race.loss_of(line))
-    return {key: np.array(list(cells.values())) for key, cells in by_cell.items()}
+            key = runner, line["times"], line["cell"]
+            by_cell[key].append(race.loss_of(line))
+    losses = defaultdict(list)
+    for (runner, times, _), of_cell in by_cell.items():
+        losses[runner, times].append(of_cell)
+    return {key: np.array(cells) for key, cells in losses.items()}
 
 
 @cache
