@@ -11,6 +11,7 @@ same tables from our records.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -260,36 +261,39 @@ def on_line(line: Line, lr: float, cfg: TrainConfig, tuning: dict) -> TrainConfi
     return dataclasses.replace(cfg, **line.fields)  # with its ceiling
 
 
-def compare(grid: Grid, args) -> None:
-    # 1. Tune
+def tune(grid: Grid, args) -> dict[tuple[str, int], float]:
+    """{(line, seed): the best learning rate of a line, in the cells of TUNING}"""
     tuning = TUNING[args.scale]
     keys = []
-    tries = []
+    runs = []
     for name, line in LINES.items():
         for seed in grid.seeds:
             seeds = [100 + 2 * seed, 101 + 2 * seed]
             small = with_flags(grid._replace(seeds=seeds, **tuning), line.fields)
-            for lr in grid.lrs:
-                for cfg in cells_of(small):
-                    keys.append((name, seed, lr))
-                    tries.append(on_line(line, lr, cfg, tuning))
+            for lr, cfg in itertools.product(grid.lrs, cells_of(small)):
+                keys.append((name, seed, lr))
+                runs.append(on_line(line, lr, cfg, tuning))
     losses = defaultdict(lambda: defaultdict(float))  # {(line, seed): {lr: sum}}
-    for (name, seed, lr), row in zip(keys, rows_of(tries, args)):
+    for (name, seed, lr), row in zip(keys, rows_of(runs, args)):
         losses[name, seed][lr] += row["loss"]
-    lrs = {key: min(by_lr, key=by_lr.get) for key, by_lr in losses.items()}
+    return {key: min(by_lr, key=by_lr.get) for key, by_lr in losses.items()}
 
-    # 2. Test. A dry run has no losses, and counts the runs at the first learning rate
+
+def compare(grid: Grid, args) -> None:
+    # 1. Train. A dry run has no losses, and counts the tests at the first learning rate
+    lrs = tune(grid, args)
     names = []
     tests = []
     for name, line in LINES.items():
         for cfg in cells_of(with_flags(grid, line.fields)):
             names.append(name)
-            tests.append(on_line(line, lrs[name, cfg.seed], cfg, tuning))
+            lr = lrs[name, cfg.seed]
+            tests.append(on_line(line, lr, cfg, TUNING[args.scale]))
     rows = rows_of(tests, args)
     if args.dry_run:
         return
 
-    # 3. Report. A learning rate at the edge of the tries is not tuned
+    # 2. Report. A learning rate at the edge of the tries is not tuned
     print(f"tuned learning rates, from {min(grid.lrs):g} to {max(grid.lrs):g}:")
     for name in LINES:
         print(f"  {name:<22}{', '.join(f'{lrs[name, s]:g}' for s in grid.seeds)}")
