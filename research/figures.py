@@ -45,7 +45,7 @@ LOOKS = {  # runner: its color, dashes and marker
 
 def draw_race(path: Path) -> None:
     """How far every runner ends above Power with a decay of 30%, by length."""
-    losses = tables.first_arm()
+    losses = tables.race_losses()
     x = np.log2(race.TIMES)
     with figure(path, 4.4) as (ax,):
         for i, (runner, (color, dashes, marker)) in enumerate(LOOKS.items()):

@@ -6,12 +6,11 @@
 
 It prints a line of JSON for every step. Flags of train.py change the settings of the
 steps below. The step nanogpt needs a clone of github.com/karpathy/nanoGPT, whose full
-path is in the variable NANOGPT.
+path is in the variable NANOGPT, and fails without it.
 """
 
 import contextlib
 import dataclasses
-import gc
 import importlib.util
 import json
 import os
@@ -30,6 +29,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import fit
+import paper
 import sweep
 import train
 from config import TrainConfig, make_config, typed_fields
@@ -111,9 +111,9 @@ def weights(run: str) -> torch.Tensor:
 # -- Is it fast? -------------------------------------------------------------------------
 
 
-def speed(argv: list[str]) -> dict:
+def speed(argv: list[str], build=train.build) -> dict:
     """Speed and memory of training, and the memory that `--dry_run` estimates."""
-    cfg, mixture, state = bench.prepare(config_of(argv))
+    cfg, mixture, state = bench.prepare(config_of(argv), build)
     parts = bench.memory(cfg, sum(p.numel() for p in state.model.parameters()))
     estimated_gib = sum(parts.values()) / 2**30
     return bench.measure(cfg, mixture, state) | {"estimated_gib": estimated_gib}
@@ -149,23 +149,8 @@ def build_nanogpt(cfg: TrainConfig) -> train.State:
     return train.State(model, optimizer)
 
 
-def beside_nanogpt(argv: list[str]) -> dict:
-    """Both in turn, because a machine is not always equally fast."""
-    if "NANOGPT" not in os.environ:
-        return {"skipped": "NANOGPT is not set"}
-    builds = {"ours": train.build, "nanogpt": build_nanogpt}
-    found = {name: [] for name in builds}
-    for _ in range(2):
-        for name, build in builds.items():
-            gc.collect()  # frees the model before
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            run = bench.prepare(config_of(argv), build)
-            found[name].append(bench.measure(*run, n=10))
-    best = {}
-    for name, measured in found.items():
-        best[name] = max([x["tokens_per_second"] for x in measured])
-    return found | {"ratio": best["ours"] / best["nanogpt"]}
+def speed_of_nanogpt(argv: list[str]) -> dict:
+    return speed(argv, build_nanogpt)
 
 
 def beside_transformers(argv: list[str]) -> dict:
@@ -201,44 +186,41 @@ def beside_transformers(argv: list[str]) -> dict:
 # -- A race: a pilot, and then a run of 16 times its length ------------------------------
 
 
-def race(argv: list[str], times: int = 16, workers: int = 8) -> dict:
+def race(argv: list[str], times: int = 16) -> dict:
     """Losses of a held learning rate, half of it, Power and a line. One seed.
 
     WSD and Power have a pilot each. Trunks end with decays of 30% and of 50%.
     """
-    # 1. The pilots, at five learning rates
-    folder = Path("race")
+
+    def losses_of(runs: list[TrainConfig]) -> list[float]:
+        folder = Path("race")
+        sweep.train_all(runs, folder, workers=8)  # processes on the card
+        return [paper.row_of(cfg, folder)["loss"] for cfg in runs]
+
+    # 1. The pilots, at five learning rates. Without a bottom, the best is the lowest
     starts = {x: config_of([*argv, "--schedule", x]) for x in ("wsd", "power")}
-    tuned = {}  # schedule -> its best learning rate
-    found = {"pilots": {}}
+    found = {}
+    tuned = {}  # {schedule: the pilot at its best learning rate}
     for schedule, cfg in starts.items():
         lrs = sweep.window(cfg, step=2)
-        pilot = [sweep.at_rate(cfg, lr) for lr in lrs]
-        sweep.train_all(pilot, folder, workers=workers)
-        losses = [sweep.row_of(cfg, folder)["loss"] for cfg in pilot]
+        losses = losses_of([sweep.at_rate(cfg, lr) for lr in lrs])
         x, why_not = fit.bottom(list(zip(np.log2(lrs), losses)))
-        best = 2**x  # that of the lowest loss, if there is no bottom
-        tuned[schedule] = best
-        result = dict(lrs=lrs, losses=losses, best=best, why_not=why_not)
-        found["pilots"][schedule] = result
+        tuned[schedule] = sweep.at_rate(cfg, 2**x)
+        result = dict(lrs=lrs, losses=losses, best=2**x, why_not=why_not)
+        found[f"pilot of {schedule}"] = result
 
     # 2. The long runs. The line has the peak of the preset's law, times what the pilot of
     # WSD has over that law
-    T = times * starts["wsd"].total_tokens
+    held = tuned["wsd"]
+    T = times * held.total_tokens
     line = config_of([*argv, "--schedule", "linear", "--total_tokens", str(T)])
-    runs = {"line": sweep.at_rate(line, line.lr * tuned["wsd"] / starts["wsd"].lr)}
-    trunks = {
-        "held": sweep.at_rate(starts["wsd"], tuned["wsd"]),
-        "half": sweep.at_rate(starts["wsd"], tuned["wsd"] / 2),
-        "power": sweep.at_rate(starts["power"], tuned["power"]),
-    }
-    for name, cfg in trunks.items():
+    runs = {"line": sweep.at_rate(line, line.lr * held.lr / starts["wsd"].lr)}
+    half = sweep.at_rate(held, held.lr / 2)
+    for name, cfg in (("held", held), ("half", half), ("power", tuned["power"])):
         for share in (0.3, 0.5):
             run = dataclasses.replace(cfg, total_tokens=T, decay_share=share)
             runs[f"{name}, {share:.0%}"] = run
-    sweep.train_all(list(runs.values()), folder, workers=workers)
-    losses = {name: sweep.row_of(cfg, folder)["loss"] for name, cfg in runs.items()}
-    return found | {"losses": losses}
+    return found | dict(zip(runs, losses_of(list(runs.values()))))
 
 
 # -- The command line --------------------------------------------------------------------
@@ -258,9 +240,10 @@ STEPS = {  # name -> function, and the flags of train.py that it starts with
     "exact-moe-bfloat16": (exact, f"--preset laptop-moe {SHORT} {BFLOAT16}"),
     "1B": (speed, "--preset 1B --batch_size 32 --micro_batch_size 4"),
     "1B-moe": (speed, "--preset 1B-moe --batch_size 32 --micro_batch_size 4"),
-    "nanogpt": (beside_nanogpt, AS_NANOGPT),
+    "ours": (speed, AS_NANOGPT),
+    "nanogpt": (speed_of_nanogpt, AS_NANOGPT),
     "transformers": (beside_transformers, "--preset 1B-moe --micro_batch_size 4"),
-    "race": (race, RACE),  # with eight processes on the card
+    "race": (race, RACE),
 }
 
 

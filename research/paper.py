@@ -11,6 +11,7 @@ same tables from our records.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -27,8 +28,9 @@ import numpy as np
 import fit
 import sweep
 from config import TrainConfig
-from sweep import ON_CLUSTER, ON_GPU, ON_LAPTOP, Grid, doublings, lattice, row_of
+from sweep import ON_CLUSTER, ON_GPU, ON_LAPTOP, Grid, doublings, lattice
 from tools import engines, stats
+from tools.rows import row_of_record
 from tools.stats import show
 
 
@@ -36,16 +38,27 @@ def warm(common: dict, tokens: int) -> dict:
     return common | dict(warmup_tokens=tokens)
 
 
-def cells_of(grid: Grid, **more) -> list[TrainConfig]:
+def with_flags(grid: Grid, flags: dict) -> Grid:
+    return grid._replace(common=grid.common | flags)
+
+
+def cells_of(grid: Grid) -> list[TrainConfig]:
     """One run of every cell and seed of a grid, at any learning rate."""
-    return sweep.runs_of(grid._replace(lrs=[0.01]), **more)
+    return sweep.runs_of(grid._replace(lrs=[0.01]))
 
 
-def trained(runs: list[TrainConfig], args) -> bool:
-    """Train what the folder lacks. False in a dry run, which has no losses."""
+def rows_of(runs: list[TrainConfig], args) -> list[dict]:
+    """Train what the folder lacks. Returns the rows of all runs."""
     slurm = dict(args.slurm or [])
     sweep.train_all(runs, args.out, args.workers, slurm, args.dry_run)
-    return not args.dry_run
+    return [row_of(cfg, args.out) for cfg in runs]
+
+
+def row_of(cfg: TrainConfig, folder: Path) -> dict:
+    """The row of a run in a folder, with infinite loss if it is missing."""
+    nothing = {"config": vars(cfg), "results": {"val_loss": None}}
+    done = sweep.finished(folder / f"{sweep.trunk_name(cfg)}.jsonl")
+    return row_of_record({}, done.get(sweep.ending_of(vars(cfg)), nothing))
 
 
 # -- muP: does the best learning rate transfer to other widths? --------------------------
@@ -63,11 +76,11 @@ TRANSFER = {  # common flags, widths, batch sizes, seeds, run lengths
 def transfer(grid: Grid, args) -> None:
     """WSD under muP, and without its rules and with the usual attention."""
     standard = dict(m_width=1.0, attention_multiplier=grid.head**-0.5)
-    runs = sweep.runs_of(grid) + sweep.runs_of(grid, **standard)
-    if trained(runs, args):
+    runs = sweep.runs_of(grid) + sweep.runs_of(with_flags(grid, standard))
+    rows = rows_of(runs, args)
+    if not args.dry_run:
         widths = [f"width {width}" for width in grid.widths]
         head = ["", *widths, f"{grid.widths[-1]} over {grid.widths[0]}"]
-        rows = [row_of(cfg, args.out) for cfg in runs]
         print(stats.table(head, transfer_table(rows)))
 
 
@@ -131,9 +144,9 @@ def power(grid: Grid, args) -> None:
         for power_a, power_b in scan:
             fields = center | dict(power_a=power_a, power_b=power_b)
             runs.append(dataclasses.replace(cfg, **fields))
-    if trained(runs, args):
+    rows = rows_of(runs, args)
+    if not args.dry_run:
         head = ["", "mean", "standard deviation", "cost of an error"]
-        rows = [row_of(cfg, args.out) for cfg in runs]
         print(stats.table(head, power_table(rows)))
 
 
@@ -248,36 +261,43 @@ def on_line(line: Line, lr: float, cfg: TrainConfig, tuning: dict) -> TrainConfi
     return dataclasses.replace(cfg, **line.fields)  # with its ceiling
 
 
-def compare(grid: Grid, args) -> None:
-    # 1. Tune
+def tune(grid: Grid, args) -> dict[tuple[str, int], float]:
+    """{(line, seed): the best learning rate of a line, in the cells of TUNING}"""
     tuning = TUNING[args.scale]
-    tries = []
+    keys = []
+    runs = []
     for name, line in LINES.items():
         for seed in grid.seeds:
             seeds = [100 + 2 * seed, 101 + 2 * seed]
-            cells = cells_of(grid._replace(seeds=seeds, **tuning), **line.fields)
-            for lr in grid.lrs:
-                for cfg in cells:
-                    tries.append((name, seed, lr, on_line(line, lr, cfg, tuning)))
-    trained([run for _, _, _, run in tries], args)
+            small = with_flags(grid._replace(seeds=seeds, **tuning), line.fields)
+            for lr, cfg in itertools.product(grid.lrs, cells_of(small)):
+                keys.append((name, seed, lr))
+                runs.append(on_line(line, lr, cfg, tuning))
     losses = defaultdict(lambda: defaultdict(float))  # {(line, seed): {lr: sum}}
-    for name, seed, lr, run in tries:
-        losses[name, seed][lr] += row_of(run, args.out)["loss"]
-    lrs = {key: min(by_lr, key=by_lr.get) for key, by_lr in losses.items()}
+    for (name, seed, lr), row in zip(keys, rows_of(runs, args)):
+        losses[name, seed][lr] += row["loss"]
+    return {key: min(by_lr, key=by_lr.get) for key, by_lr in losses.items()}
 
-    # 2. Test. A dry run has no losses, and counts the runs at the first learning rate
+
+def compare(grid: Grid, args) -> None:
+    # 1. Train. A dry run has no losses, and counts the tests at the first learning rate
+    lrs = tune(grid, args)
+    names = []
     tests = []
     for name, line in LINES.items():
-        for cfg in cells_of(grid, **line.fields):
-            tests.append((name, on_line(line, lrs[name, cfg.seed], cfg, tuning)))
-    if not trained([run for _, run in tests], args):
+        for cfg in cells_of(with_flags(grid, line.fields)):
+            names.append(name)
+            lr = lrs[name, cfg.seed]
+            tests.append(on_line(line, lr, cfg, TUNING[args.scale]))
+    rows = rows_of(tests, args)
+    if args.dry_run:
         return
 
-    # 3. Report. A learning rate at the edge of the tries is not tuned
+    # 2. Report. A learning rate at the edge of the tries is not tuned
     print(f"tuned learning rates, from {min(grid.lrs):g} to {max(grid.lrs):g}:")
     for name in LINES:
         print(f"  {name:<22}{', '.join(f'{lrs[name, s]:g}' for s in grid.seeds)}")
-    rows = [row_of(run, args.out) | {"line": name} for name, run in tests]
+    rows = [row | {"line": name} for name, row in zip(names, rows)]
     table = []
     for one, other in PAIRS:
         gap = show(difference(rows, one, other))

@@ -16,10 +16,12 @@ The folders are checkouts of other people's repositories, which we do not ship:
 2. Schaipp et al. (arXiv 2501.18965) extended runs of 50,000 steps, and varied how much
    of a run decays.
 
-The command prints our tables, and compares them with results/public.json, which has none
-of their rows. If the file does not exist, the command writes it.
+The command writes the rows of our tables to results/public.json, which has none of
+theirs. Then `git diff` shows whether they agree with ours, and `python
+research/tables.py` puts them into TABLES.md.
 """
 
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -34,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 from tools import files, flags
 from tools.flags import UserError
 from tools.rows import read_csv
-from tools.stats import over, show, table
+from tools.stats import over, show
 
 COMMITTED = ROOT / "research/results/public.json"
 Rows = list[list[str]]  # of a table
@@ -76,25 +78,16 @@ def valley_of(points: list[tuple[float, float]]) -> Valley | None:
 
 Series = dict[tuple, dict[float, Valley]]  # {(parameters, batch size): {T: valley}}
 COLUMNS = "val_loss=loss,total_tokens=D,batch_size=gbsz,seq_len=4096,shape=N"
-# {name: (factor, exponent)} of lr = the pilot's best * factor * ratio^exponent
-RUNNERS = {
-    "held": (1, 0),
-    "half": (1 / 2, 0),
-    "ratio^-0.3": (1, -0.3),
-    "ratio^-0.5": (1, -0.5),
-}
-BASELINE = list(RUNNERS).index("ratio^-0.3")
-FACTORS, EXPONENTS = np.array(list(RUNNERS.values())).T
-
-
-class Pair(NamedTuple):
-    """A pilot, and a run at least as long."""
-
-    series: tuple[int, int]
-    T0: float  # tokens of the pilot
-    ratio: float  # of the lengths
-    losses: np.ndarray  # above the minimum [runners]
-    is_tried: np.ndarray  # is the learning rate among the tried ones? [runners]
+# A runner has the learning rate of the pilot, times factor * ratio^exponent. These are
+# held, half, ratio^-0.5, and ratio^-0.3, with which we compare
+FACTORS = np.array([1, 1 / 2, 1, 1])
+EXPONENTS = np.array([0, 0, -0.5, -0.3])
+# (row of the table, shortest and longest run in pilots, tokens of the pilot if not all)
+RATIOS = [
+    ("15 to 50 times", 15, 50, None),
+    ("6B, 4 to 10 times", 4, 10, 6e9),
+    ("30B, 4 to 10 times", 4, 10, 30e9),
+]
 
 
 def read_valleys(file: Path) -> Series:
@@ -105,68 +98,35 @@ def read_valleys(file: Path) -> Series:
         cell = n_parameters, row["batch_size"], row["total_tokens"]
         points[cell].append((math.log2(row["lr"]), row["loss"]))
     series = defaultdict(dict)
-    for (n_parameters, batch_size, T), of_cell in sorted(points.items()):
+    for (n_parameters, batch_size, T), of_cell in points.items():
         valley = valley_of(of_cell)
         if valley is not None:
             series[n_parameters, batch_size][T] = valley
     return series
 
 
-def pairs_of(series: Series) -> list[Pair]:
-    pairs = []
-    for name, valleys in series.items():
-        for T0, pilot in valleys.items():
-            for T, run in valleys.items():
-                if T >= T0:
-                    x = pilot.bottom + np.log2(FACTORS * (T / T0) ** EXPONENTS)
-                    is_tried = (run.lowest_x <= x) & (x <= run.highest_x)
-                    pairs.append(Pair(name, T0, T / T0, run.regret(x), is_tried))
-    return pairs
+def gaps(pilot: Valley, run: Valley, ratio: float) -> np.ndarray:
+    """Losses of the runners in a longer run, minus that of ratio^-0.3 [runners]."""
+    losses = run.regret(pilot.bottom + np.log2(FACTORS * ratio**EXPONENTS))
+    return losses - losses[-1]
 
 
-def worst_lengths(pairs: list[Pair], shortest: float) -> list[Pair]:
-    """Pairs with each runner's largest loss in runs `shortest` times as long, or longer.
-
-    There is one for each pilot of 6B or 12B tokens that has a run 15 times as long.
-    """
-    by_pilot = defaultdict(list)
-    for pair in pairs:
-        if pair.T0 in (6e9, 12e9) and pair.ratio >= shortest:
-            by_pilot[pair.series, pair.T0].append(pair)
-    worst = []
-    for of_pilot in by_pilot.values():
-        if max(pair.ratio for pair in of_pilot) >= 15:
-            losses = np.max([pair.losses for pair in of_pilot], axis=0)
-            worst.append(of_pilot[0]._replace(losses=losses))
-    return worst
-
-
-def summary(name: str, pairs: list[Pair]) -> Rows:
-    """Medians over pairs, and means over series, because their pairs share runs."""
-    medians = np.median([pair.losses for pair in pairs], axis=0)
-    by_series = defaultdict(list)
-    for pair in pairs:
-        by_series[pair.series].append(pair.losses - pair.losses[BASELINE])
-    gaps = np.array([np.mean(of_series, axis=0) for of_series in by_series.values()])
-    intervals = [show(over(gap), "z.4f") for gap in gaps.T]
-    return [
-        [f"{name}, median", str(len(pairs)), *(f"{loss:.4f}" for loss in medians)],
-        [f"{name}, minus ratio^-0.3", str(len(gaps)), *intervals],
-    ]
-
-
-def at_scale(pairs: list[Pair]) -> Rows:
-    long = [pair for pair in pairs if 15 <= pair.ratio <= 50]
-    middle = [pair for pair in pairs if 4 <= pair.ratio <= 10]
-    not_tried = sum(~pair.is_tried for pair in long)
-    return [
-        *summary("15 to 50 times", long),
-        ["15 to 50 times, not tried", str(len(long)), *map(str, not_tried)],
-        *summary("6B, 4 to 10 times", [pair for pair in middle if pair.T0 == 6e9]),
-        *summary("30B, 4 to 10 times", [pair for pair in middle if pair.T0 == 30e9]),
-        *summary("worst of 3 to 50 times", worst_lengths(pairs, 3)),
-        *summary("worst of 1 to 50 times", worst_lengths(pairs, 1)),
-    ]
+def at_scale(series: Series) -> Rows:
+    """Means over series, because the runs of a series are in several of its pairs."""
+    rows = []
+    for name, shortest, longest, only in RATIOS:
+        means = []
+        for valleys in series.values():
+            of_pairs = []
+            for T0, T in itertools.product(valleys, repeat=2):
+                if shortest <= T / T0 <= longest and only in (None, T0):
+                    of_pairs.append(gaps(valleys[T0], valleys[T], T / T0))
+            if of_pairs:
+                means.append(np.mean(of_pairs, axis=0))
+        held, half, steep, _ = np.transpose(means)  # [series]
+        texts = [show(over(x), "z.4f") for x in (held, half, steep)]
+        rows.append([f"{name}, minus ratio^-0.3", str(len(means)), *texts])
+    return rows
 
 
 # -- 3. Schaipp et al.: extended runs, and the share of the decay ------------------------
@@ -194,47 +154,38 @@ def extended(folder: Path) -> Rows:
 
 
 def shares(folder: Path) -> Rows:
-    """By share of the decay: b, and the losses minus those of 20%, at each length."""
+    """b by share of the decay, at the learning rates that all shares and lengths have."""
     losses = defaultdict(dict)  # {(share, steps): {lr: loss}}
     for file in folder.glob("data/ann124-*_decay_linear_*.json"):
         run = read_log(file)
         losses[run["wsd_fract_decay"], run["iterations"]][run["lr"]] = run["loss"]
     same_lr = set.intersection(*map(set, losses.values()))
     bottoms = defaultdict(dict)  # {share: {log2 of steps: log2 of the best lr}}
-    gaps = defaultdict(list)  # {share: losses at the same lr minus those of 20%}
     for (share, T), by_lr in sorted(losses.items()):
         valley = valley_of([(math.log2(lr), by_lr[lr]) for lr in same_lr])
         if valley is not None:
             bottoms[share][math.log2(T)] = valley.bottom
-        gaps[share].append(by_lr[0.001] - losses[0.2, T][0.001])
     rows = []
     for share, of_share in bottoms.items():
         b, _ = np.polyfit(list(of_share), list(of_share.values()), 1)
-        texts = [f"{gap:.4f}" for gap in gaps[share]]
-        rows.append([f"{share:.0%}", f"{b:.2f}", *texts])
+        rows.append([f"{share:.0%}", f"{b:.2f}"])
     return rows
 
 
 # -- 4. The tables -----------------------------------------------------------------------
 
-HEADS = {  # their captions are in TABLES.md
-    "at scale": ["length", "number", *RUNNERS],
-    "extended": ["model and length", *EXTENSIONS],
-    "public shares": ["share", "b", "15k steps", "25k", "35k", "50k"],
-}
 
-
-def ask(openeurollm: Path, schaipp: Path) -> dict[str, Rows]:
-    """The rows of every table, from folders. Raises UserError."""
-    file = openeurollm / "data/loss_all_exps_post_annealing.csv"
-    for path in (file, schaipp / "data/horizon_transfer"):
+def write_tables(openeurollm: Path, schaipp: Path) -> None:
+    losses = openeurollm / "data/loss_all_exps_post_annealing.csv"
+    for path in (losses, schaipp / "data/horizon_transfer"):
         if not path.exists():
             raise UserError(f"{path} is missing; clone it as --help says")
-    return {
-        "at scale": at_scale(pairs_of(read_valleys(file))),
+    rows = {
+        "at scale": at_scale(read_valleys(losses)),
         "extended": extended(schaipp),
         "public shares": shares(schaipp),
     }
+    files.write_json(COMMITTED, rows)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -243,20 +194,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{source}", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)
     try:
-        rows = ask(args.openeurollm, args.schaipp)
+        write_tables(args.openeurollm, args.schaipp)
     except (UserError, OSError) as error:
         return flags.fail("public.py", error)
-    for name, head in HEADS.items():
-        print(f"## {name}\n\n{table(head, rows[name])}\n")
-
-    if not COMMITTED.exists():
-        files.write_json(COMMITTED, rows)
-    committed = files.read_json(COMMITTED)
-    differ = [name for name in rows if rows[name] != committed[name]]
-    print(f"other than in {COMMITTED.name}: {', '.join(differ) or 'nothing'}")
-    return int(bool(differ))
+    return 0
 
 
 if __name__ == "__main__":
-    flags.end_with_reader()
     sys.exit(main())

@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 
 import data
 import fit
+import paper
 import sweep
 from config import TrainConfig, make_config
 from schedules import paper_batch_size
@@ -180,7 +181,7 @@ def train(runs: list[Run], folder: Path) -> list[dict]:
     sweep.train_all([run.cfg for run in runs], folder)
     lines = []
     for line, cfg in runs:
-        loss = sweep.row_of(cfg, folder)["loss"]
+        loss = paper.row_of(cfg, folder)["loss"]
         lines.append(files.nan_to_none(line | dict(loss=loss)))
     return lines
 
@@ -237,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     text = "folder of the runs [runs/race]"
     parser.add_argument("--out", type=Path, default=Path("runs/race"), help=text)
     out = parser.parse_args(argv).out
-    return engines.run_program("race.py", lambda: run_race(out))
+    return engines.run_program("race.py", run_race, out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the two.
 
 import itertools
 import math
-import statistics
 import sys
 from collections import defaultdict
 from functools import cache
@@ -30,7 +29,7 @@ import race
 import schedules
 from tools import files
 from tools.rows import read_sweep
-from tools.stats import over, show, student
+from tools.stats import over, show
 
 PAGE = ROOT / "research/TABLES.md"
 RESULTS = ROOT / "research/results"
@@ -42,7 +41,7 @@ def read(folder: str) -> list[dict]:
     return read_sweep(RESULTS / folder)
 
 
-# -- The race: losses --------------------------------------------------------------------
+# -- The race ----------------------------------------------------------------------------
 #
 # The rules are in notes.md, "A fair race". The unit is the cell: we average the
 # replicates of a cell first, and an interval is over cells.
@@ -54,25 +53,30 @@ class Runner(NamedTuple):
     warmup: int = race.WARMUP_STEPS  # steps. The second arm has more
 
 
-TRUNKS = ("held", "half", "power")  # the simplest first
+TRUNKS = ("held", "half", "power")
 LINE = Runner("line", 1.0)
 POWER = Runner("power", 0.3)  # with which we compare
 SEVEN = [Runner(*trunk) for trunk in itertools.product(TRUNKS, race.SHARES)] + [LINE]
 SECOND_ARM = [runner._replace(warmup=race.LONG_WARMUP) for runner in SEVEN]
-FOURTEEN = list(itertools.chain(*zip(SEVEN, SECOND_ARM)))
-LONG_CELLS = [name for name, cell in race.CELLS.items() if cell.is_long]
-LIMIT = 0.01  # nats. A smaller difference is a tie
+TIE = 0.01  # nats
 
 # {(runner, length in T0): losses [cells, replicates]}
 Losses = dict[tuple[Runner, int], np.ndarray]
 
 
-def name_of(runner: Runner) -> str:
-    """'held, 30%', and in the second arm 'held, 30%, 98 steps'"""
-    name = "line" if runner.name == "line" else f"{runner.name}, {runner.share:.0%}"
-    if runner.warmup != race.WARMUP_STEPS:
-        name += f", {runner.warmup} steps"
-    return name
+def losses_of(lines: list[dict]) -> Losses:
+    """The losses of the long runs of a race, in the order in which race.py wrote them."""
+    by_cell = defaultdict(list)  # {(runner, length, cell): losses of its replicates}
+    for line in lines:
+        if "times" in line:
+            warmup = line.get("warmup", race.WARMUP_STEPS)
+            runner = Runner(line["runner"], line["share"], warmup)
+            key = runner, line["times"], line["cell"]
+            by_cell[key].append(race.loss_of(line))
+    losses = defaultdict(list)
+    for (runner, times, _), of_cell in by_cell.items():
+        losses[runner, times].append(of_cell)
+    return {key: np.array(cells) for key, cells in losses.items()}
 
 
 @cache
@@ -80,39 +84,9 @@ def race_lines() -> list[dict]:
     return files.read_records(RESULTS / "race.jsonl")
 
 
-def losses_of(cells, runners, lengths) -> Losses:
-    """The losses of some runs, of the replicates that have all of them in all cells."""
-    # 1. {replicate: {(runner, length, cell): loss}}
-    found = defaultdict(dict)
-    for line in race_lines():
-        if "times" in line:
-            warmup = line.get("warmup", race.WARMUP_STEPS)
-            runner = Runner(line["runner"], line["share"], warmup)
-            key = runner, line["times"], line["cell"]
-            found[line["replicate"]][key] = race.loss_of(line)
-
-    # 2. As arrays
-    wanted = set(itertools.product(runners, lengths, cells))
-    complete = [found[i] for i in sorted(found) if wanted <= found[i].keys()]
-    losses = {}
-    for runner, times in itertools.product(runners, lengths):
-        of_cells = []
-        for cell in cells:
-            of_cells.append([one[runner, times, cell] for one in complete])
-        losses[runner, times] = np.array(of_cells)
-    return losses
-
-
-def first_arm() -> Losses:
-    return losses_of(race.CELLS, SEVEN, race.TIMES)
-
-
-def both_arms() -> Losses:
-    """Of the replicates that both arms have. The second arm has no runs of T0."""
-    return losses_of(race.CELLS, FOURTEEN, (4, 16))
-
-
-# -- The race: answers -------------------------------------------------------------------
+@cache
+def race_losses() -> Losses:
+    return losses_of(race_lines())
 
 
 def gap(losses: Losses, runner: Runner, times: int) -> np.ndarray:
@@ -139,65 +113,43 @@ def share_effects(losses: Losses, times: int) -> dict[str, np.ndarray]:
     return effects | {"mean": np.mean(list(effects.values()), axis=0)}
 
 
-def percent_longer(losses: Losses, runner: Runner) -> np.ndarray:
-    """How many per cent longer a runner must train to reach Power's loss [cells]."""
-    fall = np.mean(losses[POWER, 4] - losses[POWER, 16], axis=1)
-    slope = fall / math.log(16 / 4)  # of Power's loss in log n
-    return 100 * (np.exp(gap(losses, runner, 16) / slope) - 1)
-
-
-# -- The race: verdicts ------------------------------------------------------------------
-
-
-def verdict_at(n: int, mean: float, spread: float) -> str:
-    """The verdict over n cells with this mean and standard deviation."""
-    half = student(n - 1) * spread / math.sqrt(n)
-    if abs(mean) + half <= LIMIT:
-        return "tie"
-    return "decided" if half < abs(mean) else "undecided"
-
-
 def verdict(values: np.ndarray) -> str:
     """tie, decided or undecided, over a difference [cells]."""
-    return verdict_at(len(values), np.mean(values), np.std(values, ddof=1))
+    _, low, high = over(values)
+    if -TIE <= low and high <= TIE:
+        return "tie"
+    return "undecided" if low <= 0 <= high else "decided"
 
 
 def judged(values: np.ndarray) -> str:
-    """'0.028 [0.021, 0.035], decided'. Undecided says how many cells would decide."""
-    word = verdict(values)
-    text = f"{show(over(values))}, {word}"
-    if word == "undecided":
-        n = len(values)
-        while verdict_at(n, np.mean(values), np.std(values, ddof=1)) == "undecided":
-            n += 1
-        text += f" ({n} cells)"
-    return text
-
-
-def new_cell(values: np.ndarray) -> str:
-    """The 95% prediction interval for the difference in a new cell."""
-    n = len(values)
-    half = student(n - 1) * np.std(values, ddof=1) * math.sqrt(1 + 1 / n)
-    return f"[{np.mean(values) - half:.3f}, {np.mean(values) + half:.3f}]"
+    """'0.028 [0.021, 0.035], decided'"""
+    return f"{show(over(values))}, {verdict(values)}"
 
 
 # -- The race: tables --------------------------------------------------------------------
 
 
+def name_of(runner: Runner) -> str:
+    """'held, 30%', and in the second arm 'held, 30%, 98 steps'"""
+    name = "line" if runner.name == "line" else f"{runner.name}, {runner.share:.0%}"
+    if runner.warmup != race.WARMUP_STEPS:
+        name += f", {runner.warmup} steps"
+    return name
+
+
 def race_gaps() -> Rows:
-    losses = first_arm()
+    losses = race_losses()
     rows = []
     for runner in SEVEN:
         if runner != POWER:
             at_1, at_4, at_16 = (gap(losses, runner, times) for times in race.TIMES)
             row = [name_of(runner), show(over(at_1)), show(over(at_4)), judged(at_16)]
-            longer = percent_longer(losses, runner)
-            rows.append([*row, new_cell(at_16), show(over(longer), ".1f")])
+            rows.append(row)
     return rows
 
 
-def worst_rows(losses: Losses, runners: list) -> Rows:
-    worst = worst_regrets(losses, runners, (4, 16))
+def worst_rows(runners: list[Runner]) -> Rows:
+    worst = worst_regrets(race_losses(), runners, (4, 16))
     rows = []
     for runner in sorted(runners, key=lambda runner: worst[runner].mean()):
         minus = judged(worst[runner] - worst[POWER]) if runner != POWER else ""
@@ -206,20 +158,19 @@ def worst_rows(losses: Losses, runners: list) -> Rows:
 
 
 def race_worst() -> Rows:
-    losses = first_arm()
     with_short = {}
-    for runner, worst in worst_regrets(losses, SEVEN, race.TIMES).items():
+    for runner, worst in worst_regrets(race_losses(), SEVEN, race.TIMES).items():
         with_short[name_of(runner)] = show(over(worst))
-    return [[*row, with_short[row[0]]] for row in worst_rows(losses, SEVEN)]
+    return [[*row, with_short[row[0]]] for row in worst_rows(SEVEN)]
 
 
 def race_worst_of_both() -> Rows:
-    return worst_rows(both_arms(), FOURTEEN)
+    return worst_rows(SEVEN + SECOND_ARM)
 
 
 def race_warmup() -> Rows:
     """The second arm: minus Power in it, and minus the first arm."""
-    losses = both_arms()
+    losses = race_losses()
     worst = worst_regrets(losses, SECOND_ARM, (4, 16))
     rows = []
     for runner, first in zip(SECOND_ARM, SEVEN):
@@ -234,8 +185,7 @@ def race_warmup() -> Rows:
 
 
 def race_shares() -> Rows:
-    losses = first_arm()
-    effects = [share_effects(losses, times) for times in race.TIMES]
+    effects = [share_effects(race_losses(), times) for times in race.TIMES]
     rows = []
     for trunk in TRUNKS:
         rows.append([trunk, *(show(over(x[trunk])) for x in effects)])
@@ -245,37 +195,12 @@ def race_shares() -> Rows:
 
 def race_long() -> Rows:
     """64 T0, in two cells, with intervals over replicates."""
-    lengths = (4, 16, 64)
-    losses = losses_of(LONG_CELLS, SEVEN, lengths)
-    worst = worst_regrets(losses, SEVEN, lengths)
+    losses = race_losses()
     rows = []
     for runner in SEVEN:
         gaps = losses[runner, 64] - losses[POWER, 64]  # [cells, replicates]
-        means = [f"{x:.3f}" for x in worst[runner]]
-        rows.append([name_of(runner), *(show(over(x)) for x in gaps), *means])
+        rows.append([name_of(runner), *(show(over(x)) for x in gaps)])
     return rows
-
-
-def ratio_of_shares(schedule: str) -> np.ndarray:
-    """A pilot's number with a decay of 50% over that with 30%, and its interval [3]."""
-    pilots = defaultdict(list)  # {(cell, replicate, share): lines}
-    for line in race_lines():
-        if line.get("pilot") == schedule:
-            pilots[line["cell"], line["replicate"], line["share"]].append(line)
-    ratios = []  # log2
-    for cell in race.CELLS:
-        of_cell = []
-        for i in race.REPLICATES:
-            x, why_not = race.bottom_of(pilots[cell, i, 0.3])
-            longer, why_not_longer = race.bottom_of(pilots[cell, i, 0.5])
-            if not (why_not or why_not_longer):
-                of_cell.append(longer - x)
-        ratios.append(statistics.fmean(of_cell))
-    return np.exp2(over(ratios))
-
-
-def race_pilots() -> Rows:
-    return [[x, show(ratio_of_shares(x), ".2f")] for x in ("held", "power")]
 
 
 # -- Laws --------------------------------------------------------------------------------
@@ -293,18 +218,15 @@ def best_in(curves: fit.Curves) -> dict[fit.Cell, float]:
     return fit.bottoms(fit.valleys_of(curves))
 
 
-def b_and_q(curves: fit.Curves) -> np.ndarray:
-    """The answers and intervals of b and q [2, 3]."""
-
-    def answer(some: fit.Curves) -> np.ndarray:
-        law = fit.fit_law(best_in(some))
-        return np.full(2, np.nan) if law.assumed else np.array([law.b, law.q])
-
-    return fit.intervals(curves, answer)
+def numbers_of(curves: fit.Curves) -> np.ndarray:
+    """b and q of a law, and b as the paper reads it [3]."""
+    law = fit.fit_law(best_in(curves))
+    b_and_q = [math.nan, math.nan] if law.assumed else [law.b, law.q]
+    return np.array([*b_and_q, b_of_paper(curves)])
 
 
-def b_of_paper(curves: fit.Curves) -> np.ndarray:
-    """b of lr = a beta T^b, at the three best batch sizes of every T [1]."""
+def b_of_paper(curves: fit.Curves) -> float:
+    """b of lr = a beta T^b, at the three best batch sizes of every T."""
     valleys = fit.valleys_of(curves)
     best = fit.bottoms(valleys)
     ranking = defaultdict(list)
@@ -316,10 +238,8 @@ def b_of_paper(curves: fit.Curves) -> np.ndarray:
         for cell in cells[:3]:
             x.append(math.log2(cell.T))
             y.append(best[cell] - math.log2(cell.beta))
-    if len(set(x)) < 2:
-        return np.array([math.nan])
     b, _ = np.polyfit(x, y, 1)
-    return np.array([b])
+    return b
 
 
 def laws() -> Rows:
@@ -331,8 +251,8 @@ def laws() -> Rows:
     rows = []
     for name, folder in folders.items():
         curves = curves_in(folder)
-        answers = [*b_and_q(curves), *fit.intervals(curves, b_of_paper)]
         counts = [f"{len(read(folder)):,}", str(len(best_in(curves)))]
+        answers = fit.intervals(curves, numbers_of)
         rows.append([name, *counts, *(show(answer, ".2f") for answer in answers)])
     return rows
 
@@ -349,7 +269,8 @@ def widths() -> Rows:
 
     rows = []
     for shape, ratio in zip(shapes, fit.intervals(curves, log2_ratios)):
-        b, _ = b_and_q({key: x for key, x in curves.items() if key[0].shape == shape})
+        of_width = {key: x for key, x in curves.items() if key[0].shape == shape}
+        b, _, _ = fit.intervals(of_width, numbers_of)
         a = "1.00" if shape == shapes[0] else show(np.exp2(ratio), ".2f")
         rows.append([str(shape[1]), a, show(b, ".2f")])
     return rows
@@ -379,26 +300,7 @@ def pairs() -> Rows:
     return rows
 
 
-def two_stages() -> Rows:
-    """Losses with the same data throughout, and with other data in the decay."""
-    rows = sorted(read("two-stage"), key=itemgetter("seed"))
-    one = [row for row in rows if not row["decay_data"]]
-    two = [row for row in rows if row["decay_data"]]
-    table = []
-    for text in ("torch", "library", "clean"):
-        before = np.array([row[f"val_loss_{text}"] for row in one])
-        after = np.array([row[f"val_loss_{text}"] for row in two])
-        means = [f"{before.mean():.3f}", f"{after.mean():.3f}"]
-        table.append([text, *means, show(over(after - before))])
-    return table
-
-
 # -- How much of a run decays ------------------------------------------------------------
-
-
-def best_of(ending: str) -> dict[fit.Cell, float]:
-    """Log2 of the best peaks with an ending, at width 32."""
-    return best_in(curves_in(f"decay-laptop/{ending}"))
 
 
 def b_of_decay(ending: str) -> list[float]:
@@ -422,14 +324,7 @@ def b_of_decay(ending: str) -> list[float]:
 
 def b_by_decay() -> Rows:
     names = {"none": "none", "10": "10%", "30": "30%", "linear": "linear to 0"}
-    rows = []
-    for ending, name in names.items():
-        row = [name, show(b_of_decay(ending), ".2f")]
-        for cell, x in sorted(best_of(ending).items()):
-            if cell.batch_size == 8:
-                row.append(f"{2**x:.4f}")
-        rows.append(row)
-    return rows
+    return [[name, show(b_of_decay(x), ".2f")] for x, name in names.items()]
 
 
 def peak_ratios() -> dict[tuple, list[tuple[fit.Cell, float]]]:
@@ -445,7 +340,9 @@ def peak_ratios() -> dict[tuple, list[tuple[fit.Cell, float]]]:
         ("wsd", 1.0): "linear",
         ("cosine", 0.0): "cosine",
     }
-    best = {row: best_of(ending) for row, ending in endings.items()}
+    best = {}
+    for row, ending in endings.items():
+        best[row] = best_in(curves_in(f"decay-laptop/{ending}"))
     ratios = defaultdict(list)
     for row, peaks in best.items():
         for cell, x in peaks.items():
@@ -458,6 +355,20 @@ def peak_ratios() -> dict[tuple, list[tuple[fit.Cell, float]]]:
                 x = public.valley_of(points).bottom  # of a parabola through three points
                 ratios["power", 0.3].append((cell, x - best["wsd", share][cell]))
     return ratios
+
+
+def ratio_of_shares(schedule: str) -> float:
+    """The number of a pilot of the race with a decay of 50% over that with 30%."""
+    pilots = defaultdict(list)  # {(share, cell, replicate): its runs}
+    for line in race_lines():
+        if line.get("pilot") == schedule:
+            pilots[line["share"], line["cell"], line["replicate"]].append(line)
+    log2_ratios = []
+    for cell, i in itertools.product(race.CELLS, race.REPLICATES):
+        x, _ = race.bottom_of(pilots[0.3, cell, i])
+        longer, _ = race.bottom_of(pilots[0.5, cell, i])
+        log2_ratios.append(longer - x)
+    return 2 ** np.mean(log2_ratios)
 
 
 def fitted_peaks() -> dict[tuple, tuple[float, float]]:
@@ -473,20 +384,14 @@ def fitted_peaks() -> dict[tuple, tuple[float, float]]:
         fitted[row] = (2**c, e)
     for schedule, runner in (("wsd", "held"), ("power", "power")):
         c, e = fitted[schedule, 0.3]
-        ratio, _, _ = ratio_of_shares(runner)
-        fitted[schedule, 0.5] = (c * ratio, e)
+        fitted[schedule, 0.5] = (c * ratio_of_shares(runner), e)
     return fitted
 
 
 def peaks() -> Rows:
-    ratios = peak_ratios()
     rows = []
-    for row, (c, e) in fitted_peaks().items():
-        schedule, share = row
-        by_cell = sorted(ratios[row], key=lambda x: (x[0].batch_size, x[0].T))
-        texts = [f"{2**ratio:.2f}" for _, ratio in by_cell]
-        name = f"{schedule}, {share:.0%}"
-        rows.append([name, f"{c:.2f}", f"{e:.2f}", ", ".join(texts)])
+    for (schedule, share), (c, e) in fitted_peaks().items():
+        rows.append([f"{schedule}, {share:.0%}", f"{c:.2f}", f"{e:.2f}"])
     return rows
 
 
@@ -535,11 +440,12 @@ def default_run() -> Rows:
     losses = {0.3: [], 0.1: []}  # by share of the decay
     for row in sorted(read("laptop-decay"), key=itemgetter("seed")):
         losses[row["decay_share"]].append(row["loss"])
-    gaps = np.subtract(losses[0.3], losses[0.1])
     rows = []
-    for share, minus in ((0.3, show(over(gaps), ".4f")), (0.1, "")):
-        texts = [f"{loss:.4f}" for loss in (*losses[share], np.mean(losses[share]))]
-        rows.append([f"Power, {share:.0%}", *texts, minus])
+    for share, of_seeds in losses.items():
+        rows.append([f"Power, {share:.0%}", *(f"{loss:.4f}" for loss in of_seeds)])
+    gaps = np.subtract(losses[0.3], losses[0.1])
+    rows[0].append(show(over(gaps), ".4f"))
+    rows[1].append("")
     return rows
 
 
@@ -552,13 +458,11 @@ TABLES = {
     "race worst of both": race_worst_of_both,
     "race shares": race_shares,
     "race at 64 T0": race_long,
-    "race pilots": race_pilots,
     "laws": laws,
     "widths": widths,
     "transfer": transfer,
     "power": power,
     "pairs": pairs,
-    "two stages": two_stages,
     "b by decay": b_by_decay,
     "peaks": peaks,
     "law of the presets": law_of_the_presets,
