@@ -138,8 +138,10 @@ def test_compare_finds_what_a_held_learning_rate_loses(trained, capsys):
 
 def test_peaks_and_the_law_of_the_presets_are_those_of_the_sweeps():
     fitted = tables.fitted_peaks()
-    for row, values in schedules.PEAKS.items():
-        assert values == pytest.approx(fitted[row], abs=0.0051), row
+    for share, c in schedules.WSD_PEAKS.items():
+        assert c == fitted["wsd", share][0], share
+    assert schedules.COSINE_PEAK == fitted["cosine", 0.0][0]
+    assert schedules.POWER_OVER_WSD == fitted["power", 0.3][0]
     _, b, q = tables.laptop_law()
     law = config.LAPTOP_LAW
     found = tables.laptop_a(), b, q  # its a is of the preset itself
