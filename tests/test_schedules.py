@@ -91,18 +91,6 @@ def test_phases_of_length_zero_and_tokens_past_the_end():
     assert schedule_of(schedule="cosine")(5e12) == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("steps, warm", [(1, 0), (1, 99), (50, 2500)])
-def test_no_step_has_learning_rate_zero(kind, steps, warm):
-    """A step has 100 tokens. The decay starts right after the warmup."""
-    total = 100 * steps
-    phases = dict(total_tokens=total, warmup_tokens=warm, decay_share=0.99 - warm / total)
-    schedule = schedule_of(
-        schedule=kind, batch_size=1, seq_len=100, min_lr_ratio=0, **phases
-    )
-    assert all(schedule(100 * step + 50) > 0 for step in range(steps))
-
-
 def test_a_schedule_that_nobody_makes_is_no_constant():
     cfg = config.make_config()
     cfg.schedule = "mine"
