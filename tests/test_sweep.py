@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import time
-from concurrent.futures import Future, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
@@ -35,23 +35,15 @@ WSD = CELL | dict(schedule="wsd", lr=0.02, decay_share=0.1)
 
 
 @contextlib.contextmanager
-def in_this_process(devices: list[str]):
+def in_a_thread(devices: list[str]):
     """As engines.on_this_machine, without new processes."""
-
-    def submit(function, *args) -> Future:
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except OSError as error:
-            future.set_exception(error)
-        return future
-
-    yield submit, as_completed
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit, as_completed
 
 
 def sweep_here(argv: list[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "on_this_machine", in_this_process)
+        patch.setattr(engines, "on_this_machine", in_a_thread)
         return sweep.main(argv)
 
 
@@ -268,23 +260,17 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(tiny, capsys):
     assert not list(Path().iterdir())
 
 
-WRONG = [  # with a flag whose value is not possible here, or that has no effect
+@pytest.mark.parametrize("typed, word", [
     ("wsd --workers 0", "--workers"),
-    ("wsd --warmup_tokens 1e6", "warmup_tokens"),
+    ("wsd --warmup_tokens 1e6", "warmup_tokens"),  # longer than its runs
     ("pilot --widths 40 --dry_run", "--widths 40"),
-    ("wsd --law law.json", "--law"),
-    ("wsd --power_b -0.3", "--power_b"),
+    ("wsd --law law.json", "--law"),  # a sweep finds one
+    ("wsd --power_b -0.3", "--power_b"),  # WSD has none
     ("wsd --slurm timeout_min", "--slurm"),
     ("wsd --data no", "no"),
-]
-
-
-@pytest.mark.parametrize("line, word", WRONG)
-def test_a_wrong_command_line_is_one_line(line, word, corpus_path, one_line):
-    words = line.split()
-    if "--data" not in words:
-        words.append(f"--data={corpus_path}")
-    assert word in one_line(sweep.main, words)
+])  # fmt: skip
+def test_a_wrong_command_line_is_one_line(typed, word, corpus_path, one_line):
+    assert word in one_line(sweep.main, [f"--data={corpus_path}", *typed.split()])
     assert not Path("runs").exists()
 
 
@@ -335,35 +321,32 @@ def test_every_grid_gives_its_law_back(scale, schedule):
 @pytest.mark.parametrize("scale, schedule", [(x, "power") for x in SCALES] + OF_LINES)
 def test_a_pilot_gives_the_best_number_back(scale, schedule):
     """The peak, or under Power the value at n = T, also if it is twice the preset's."""
-    runs = []
+    typed = ["pilot", f"--scale={scale}", f"--schedule={schedule}"]
+    grid, _, _ = sweep.parse(typed, "sweep.py", "", sweep.GRIDS)
+    runs = sweep.runs_of(grid)
+    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
+    cfg = runs[0]
+    steps = (cfg.total_tokens / cfg.batch_tokens, cfg.warmup_tokens / cfg.batch_tokens)
+    assert steps == (160, 32)
 
-    def usual(cfg: TrainConfig) -> float:
-        names = "preset schedule total_tokens warmup_tokens batch_size seq_len".split()
-        of_preset = make_config(**{name: getattr(cfg, name) for name in names})
-        rate = tuned_lr(vars(of_preset))
-        return min(rate, of_preset.lr_max) if schedule == "power" else rate
+    # it tries five numbers around that of the preset, and no ceiling makes two equal
+    names = "preset schedule total_tokens warmup_tokens batch_size seq_len".split()
+    preset = make_config(**{name: getattr(cfg, name) for name in names})
+    usual = min(tuned_lr(vars(preset)), preset.lr_max or math.inf)
+    rates = sorted({tuned_lr(vars(cfg)) for cfg in runs})
+    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
+    assert 0.8 < rates[2] / usual < 1.25
+    assert len({make_schedule(cfg)(cfg.warmup_tokens) for cfg in runs}) == 5
 
     def loss(cfg: TrainConfig) -> float:
-        runs.append(cfg)
-        x = math.log2(tuned_lr(vars(cfg)) / (2 * usual(cfg)))
+        x = math.log2(tuned_lr(vars(cfg)) / (2 * usual))
         return 2 + 0.03 * x**2 + 0.01 * (cfg.seed - 100)
 
     law = made_up("pilot", scale, schedule, loss)
-    cfg = runs[0]
     beta = paper_batch_size(cfg.batch_tokens)
     number = law["a"] * beta ** law["q"] * cfg.total_tokens ** law["b"]
-    assert number == pytest.approx(2 * usual(cfg), rel=1e-3)
+    assert number == pytest.approx(2 * usual, rel=1e-3)
     assert law["assumed"] == ["b", "q"]
-
-    # it tries five numbers around that of the preset, with seeds of no other run
-    assert len(runs) == 15 and {cfg.seed for cfg in runs} == {100, 101, 102}
-    rates = sorted({tuned_lr(vars(cfg)) for cfg in runs})
-    assert np.diff(np.log2(rates)) == pytest.approx(1, abs=2e-3)
-    assert 0.8 < rates[2] / usual(cfg) < 1.25
-    firsts = {make_schedule(cfg)(cfg.warmup_tokens) for cfg in runs}
-    assert len(firsts) == 5  # no ceiling makes two equal
-    steps = (cfg.total_tokens / cfg.batch_tokens, cfg.warmup_tokens / cfg.batch_tokens)
-    assert steps == (160, 32)
 
 
 # -- From a text to a run ----------------------------------------------------------------
@@ -376,10 +359,9 @@ def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, cap
     typed = ["--source=notes.txt", "--tokenizer=mine.json", "--val_fraction=0.1"]
     assert data.main([*typed, "--out=data/x"]) == 0
     Path("mine.json").unlink()
-    small = [f"--{name}={value}" for name, value in SMALL.items()]
-    pilot = ["pilot", "--data=data/x", "--out=pilot", "--widths=16", "--batches=2"]
-    pilot += ["--budgets=2560", "--seeds=1", "--lrs=0.0001,0.001,0.01,0.1,1"]
-    assert sweep_here([*pilot, *small]) == 0
+    pilot = ["pilot", *TINY[1:], "--data=data/x", "--out=pilot", "--batches=2"]
+    pilot += ["--budgets=2560", "--lrs=0.0001,0.001,0.01,0.1,1"]
+    assert sweep_here(pilot) == 0
     Path("data/x").rename("data/y")
     capsys.readouterr()
     assert fit.main(["pilot"]) == 0
