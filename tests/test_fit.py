@@ -73,24 +73,17 @@ def write(rows: list[dict], folder: str) -> str:
     return folder
 
 
-def fit_of(rows: list[dict]) -> fit.Fit:
-    return fit.fit_law(fit.bottoms(fit.valleys_of(fit.curves_of(rows))))
-
-
 def law_in(folder: str) -> dict:
     return json.loads(Path(folder, "law.json").read_text())
 
 
-def config_of(command: str) -> train.TrainConfig:
-    """The config of a command, as train.py makes it."""
-    typed, _ = train.parse(shlex.split(command)[2:])
-    return make_config(**typed)
-
-
 def next_of(printed: str) -> list[train.TrainConfig]:
-    """The configs of the printed commands."""
-    commands = re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M)
-    return [config_of(command) for command in commands]
+    """The configs of the printed commands, as train.py makes them."""
+    configs = []
+    for command in re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M):
+        typed, _ = train.parse(shlex.split(command)[2:])
+        configs.append(make_config(**typed))
+    return configs
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
@@ -287,10 +280,6 @@ def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
     # its ceiling is the law at the end of the pilot's warmup, because the pilot had none
     assert cfg.power_a == pytest.approx(law["a"], rel=1e-3)
     assert cfg.lr_max == pytest.approx(0.008 * 10**0.3, rel=1e-2)
-    # WSD from the same number
-    cfg = config_of("python train.py --law a/law.json --schedule wsd")
-    expected = 0.008 / PEAKS["power", 0.3][0] * (3_200_000 / 327_680) ** -0.3
-    assert cfg.lr == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("best, end", [(0.001, "lowest"), (0.05, "highest")])
@@ -310,8 +299,8 @@ def test_a_valley_has_the_rates_of_all_seeds():
         if row["seed"] == "0" or -1.5 < x < 1.8:
             kept.append(row | {"loss": row["loss"] + int(row["seed"])})
     assert len(rows) - len(kept) > 20
-    law = fit_of(kept)
-    assert (law.b, law.q) == MADE
+    assert fit.main([write(kept, "a")]) == 0
+    assert (law_in("a")["b"], law_in("a")["q"]) == MADE
 
 
 def test_a_folder_has_one_setting_and_one_text_wherever_that_is(capsys, one_line):

@@ -164,8 +164,6 @@ SMALLER = {
     "PILOT_SEEDS = (0, 1, 2, 3)": "PILOT_SEEDS = (0, 1)",
     "SEEDS = (4, 5, 6, 7, 8)": "SEEDS = (4, 5)",
     "(0.004, 0.01, 0.025, 0.0625)": "(0.01, 0.025, 0.0625)",
-    "WIDTH = 32": "WIDTH = 8",
-    "HEADS = 2": "HEADS = 1",
     "LAYERS = 2": "LAYERS = 1",
     "[:128]": "[:16]",
     'rglob("*.py"))': 'rglob("*.py"))[::20]',
