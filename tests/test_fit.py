@@ -407,7 +407,6 @@ def row_5(**cells) -> list[dict]:
     (row_5(weight_decay=0.0), "weight_decay"),
     (table(state="crashed"), "no finished run"),
     ([{"val_loss": 1.0}], "no column lr"),
-    (table() + table()[7:8], "two runs have seed 0"),
     (table(schedule="power"), "power"),
 ])  # fmt: skip
 def test_a_fault_of_a_table_is_one_line(rows, says, one_line):

@@ -3,7 +3,6 @@
 import itertools
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -301,17 +300,12 @@ def test_a_branch_changes_what_is_typed(run, numbers_path):
     assert lines[0]["loss"] == loss.item()
 
 
-def test_another_schedule_keeps_the_peak_and_gets_the_decay_of_its_preset(folder, capsys):
-    """Power has no peak, so a branch of it follows the law. A jump is named."""
+def test_another_schedule_keeps_the_peak_and_gets_the_decay_of_its_preset(folder):
+    """Power has no peak, so a branch of it follows the law."""
     wsd = branch(f"{folder}/cosine --schedule=wsd --total_tokens=3072", "wsd")
     assert (wsd.lr, wsd.decay_share) == (0.02, 0.3)
     from_power = branch(f"{folder}/run --schedule=wsd --total_tokens=7k")
     assert from_power.lr == lr_by_law(config.LAPTOP_LAW, from_power)["lr"]
-    capsys.readouterr()
-    branch(f"{folder}/run --batch_size=12 --total_tokens={24 * STEP}", "batch")
-    said = capsys.readouterr().out
-    now, before = re.search(r"learning rate (\S+) \(was (\S+)\)", said).groups()
-    assert float(now) / float(before) == pytest.approx(1.5**0.5, rel=1e-3)  # q is 0.5
 
 
 @pytest.mark.parametrize("typed, word", [
