@@ -265,8 +265,8 @@ OF_LINES = [("quick", "linear")]
 @pytest.mark.parametrize("scale, schedule", [(x, "wsd") for x in SCALES] + OF_LINES)
 def test_every_grid_gives_its_law_back(scale, schedule, monkeypatch):
     law = dict(a=4.6, b=-0.51, q=1.0) if scale == "paper" else dict(a=1, b=-0.3, q=0.6)
-    if schedule == "linear":  # as far from WSD's as in the table, at one T
-        law["a"] *= peak("linear", 0.0, 640_000) / peak("wsd", 0.1, 640_000)
+    if schedule == "linear":  # as far from WSD's as in the table
+        law["a"] *= peak("linear", 0.0) / peak("wsd", 0.1)
 
     def loss(cfg: TrainConfig) -> float:
         best = law["a"] * cfg.total_tokens ** law["b"]
