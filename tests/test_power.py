@@ -15,31 +15,10 @@ import torch
 import fit
 import notebook
 import power
-import schedules
 import train
 from tools.stats import student
 
 T0 = power.T0
-
-
-def test_schedules_are_those_of_schedules():
-    N = np.linspace(0, 17 * T0, 2001)
-    T = 16 * T0
-    start = 11 * T0
-    warm = power.WARMUP
-    pairs = [(power.constant(0.01), schedules.constant(0.01))]
-    for lr_max, q in ((0.012, 1), (1.0, 0.5)):  # Power, with a ceiling and without
-        # the learning rate at T0 takes the place of beta^q a
-        a = 0.01 / (0.25**q * T0**-0.3)
-        one = power.power_law(0.01, -0.3, lr_max)
-        assert one(T0) == pytest.approx(0.01)
-        pairs.append((one, schedules.power_law(a, -0.3, 0.25, lr_max, q)))
-    for one, other in pairs:
-        one = power.decay(power.warmup(one), start, T)
-        other = schedules.warmup(other, warm)
-        other = schedules.decay(other, T, T - start, "linear")
-        expected = [other(n) for n in N]
-        assert [one(n) for n in N] == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 def test_its_losses_are_those_of_train(monkeypatch):
