@@ -416,5 +416,5 @@ if __name__ == "__main__":
 # right at 16 T0, and we chose it after other races. All pilots decayed for 30%.
 #
 # **What is missing.** The intervals are blind to the noise of the pilot, to another text,
-# and to another model. A larger race has these ([claims](../research/claims.md)). There,
+# and to another model. A larger race has these (see research/claims.md). There,
 # half ended lowest at 4 T0, half with a decay of 50% at 16 T0, and Power at T0.
