@@ -243,7 +243,7 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(tiny, capsys):
 
 
 @pytest.mark.parametrize("typed, word", [
-    ("wsd --workers 0", "--workers"),
+    ("wsd --workers 0.5", "--workers"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),  # longer than its runs
     ("pilot --widths 40 --dry_run", "--widths 40"),
     ("wsd --law law.json", "--law"),  # a sweep finds one
