@@ -1,5 +1,6 @@
 """Processes for tests: forks of one that has imported train, which takes seconds."""
 
+import itertools
 import multiprocessing
 import os
 import sys
@@ -40,6 +41,20 @@ def call(function: Callable, args: tuple, environment: dict) -> None:
     torch.set_num_threads(1)
     train.sample = partial(train.sample, max_new_tokens=20)  # as in conftest
     sys.exit(function(*args))
+
+
+def die_before_rename(k: int, function: Callable, *args) -> int:
+    """Call a function, and end like a killed process before it renames its k-th file."""
+    renames = itertools.count(1)
+    replace = os.replace
+
+    def counted(*paths) -> None:
+        if next(renames) == k:
+            os._exit(9)
+        replace(*paths)
+
+    os.replace = counted
+    return function(*args)
 
 
 def printed(process: BaseProcess) -> tuple[str, str]:

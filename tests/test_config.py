@@ -62,22 +62,17 @@ def test_laptop_presets_have_one_power_and_for_others_the_rate_of_their_law(pres
         for schedule, share in [("wsd", 0.3), ("linear", 0), ("cosine", 0)]:
             lr = make_config(schedule=schedule, **at).lr
             assert lr == pytest.approx(wsd * peak(schedule, share), rel=1e-3)
-    # 0.0085 was good in research/results/laptop-decay, and 0.004 was not
-    assert 0.0085 < make_config(schedule="linear", total_tokens=1_600_000).lr < 0.017
     assert make_config(schedule="linear", lr=0.3).lr == 0.3
+    # the longest run of the law, because it is not known yet how long this one is
+    longest = make_config(schedule="wsd", total_tokens=5_120_000)
+    assert make_config(schedule="wsd", minutes=5).lr == longest.lr
 
 
-@pytest.mark.parametrize("argv, lr", [
-    # the paper's 0.0011
-    ("--preset 36M --schedule wsd --total_tokens 10e12 --batch_size 1024", 0.001104),
-    # of the longest run of its law
-    ("--minutes 5 --schedule wsd", make_config(schedule="wsd", total_tokens=5120000).lr),
-])  # fmt: skip
-def test_a_dry_run_prints_the_learning_rate_and_leaves_nothing(
-    argv, lr, corpus_path, capsys
-):
-    assert train.main([*argv.split(), f"--data={corpus_path}", "--dry_run"]) == 0
-    assert re.search(rf"^lr +{lr}$", capsys.readouterr().out, re.M)
+def test_a_dry_run_prints_the_learning_rate_and_leaves_nothing(corpus_path, capsys):
+    """The paper's 0.0011."""
+    typed = "--preset 36M --schedule wsd --total_tokens 10e12 --batch_size 1024"
+    assert train.main([*typed.split(), f"--data={corpus_path}", "--dry_run"]) == 0
+    assert re.search(r"^lr +0\.001104$", capsys.readouterr().out, re.M)
     assert list(Path().iterdir()) == []
 
 
@@ -97,26 +92,13 @@ def test_an_mlp_keeps_the_proportion_of_its_preset_at_any_width():
     assert make_config(n_embd=64).n_ffn == 160  # 2.5, in a preset that says nothing
 
 
-DECAYS = [  # settings, and the last tokens of a run that decay
-    (dict(total_tokens=3 * 10**6), 9 * 10**5),  # 30% in the laptop presets
-    (dict(decay_share=0), 0),
-    (dict(schedule="cosine"), 0),
-]
-
-
-@pytest.mark.parametrize("fields, tokens", DECAYS, ids=str)
-def test_the_decay_is_a_share_of_the_run_if_the_schedule_has_one(fields, tokens):
-    cfg = make_config(**fields)
-    assert cfg.decay_tokens == tokens == cfg.total_tokens - cfg.decay_start
-
-
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
-def test_a_run_that_decays_from_now_on_decays_from_now_on(share):
+def test_a_run_that_decays_from_now_on_decays_from_now_on():
     assert config.length_with(0.3, 700_000) == 1_000_000
-    cfg = make_config(schedule="wsd", decay_share=share, warmup_tokens=0)
-    for seen in range(1024, 10**5, 1024):
-        cfg.total_tokens = config.length_with(share, seen)
-        assert cfg.decay_start == seen
+    for share in (0.1, 0.3, 0.5):
+        cfg = make_config(schedule="wsd", decay_share=share, warmup_tokens=0)
+        for seen in range(1024, 10**5, 1024):
+            cfg.total_tokens = config.length_with(share, seen)
+            assert cfg.decay_start == seen
 
 
 # -- Settings of a law -------------------------------------------------------------------
@@ -147,6 +129,8 @@ def test_a_law_brings_the_settings_of_its_runs_unless_typed():
     lines = PILOT | dict(schedule="linear", decay_share=0.0)
     assert make_config(law=lines).schedule == "linear"
     assert make_config(law=lines, schedule="wsd").decay_share == 0.3
+    # its text is another one, so data.with_corpus finds the fingerprint
+    assert make_config(law=PILOT, data="data/moved").fingerprint is None
 
 
 def test_a_typed_preset_keeps_its_sizes_under_a_law():
@@ -156,19 +140,6 @@ def test_a_typed_preset_keeps_its_sizes_under_a_law():
         assert getattr(cfg, name) == preset[name], name
     assert (cfg.data, cfg.weight_decay, cfg.decay_shape) == ("data/mine", 0.2, "linear")
     assert (cfg.power_a, cfg.power_b) == (0.5, -0.3)
-
-
-def test_a_typed_learning_rate_keeps_the_remarks_on_other_settings():
-    cfg = make_config(law=PILOT, lr=0.01, schedule="wsd", weight_decay=0.3)
-    said = config.remarks(cfg)
-    assert "weight_decay 0.2 (this is 0.3)" in said and "times" not in said
-
-
-def test_a_typed_text_need_not_be_that_of_the_law():
-    cfg = make_config(law=PILOT, data="data/moved")
-    assert (cfg.data, cfg.fingerprint) == ("data/moved", None)
-    cfg.fingerprint = "4567"  # as data.with_corpus finds it
-    assert "fingerprint 0123 (this is 4567)" in config.remarks(cfg)
 
 
 @pytest.mark.parametrize("typed, needed", [
@@ -188,8 +159,7 @@ def test_the_factor_of_another_schedule_is_named():
     linear = make_config(preset="12M", schedule="linear")
     wsd = make_config(preset="12M", schedule="wsd")
     assert linear.lr / wsd.lr == pytest.approx(1.67 / 0.73, abs=0.005)
-    assert "times 2.29" in config.remarks(linear)
-    assert "times" not in config.remarks(wsd)
+    assert "2.29" in config.remarks(linear) and "2.29" not in config.remarks(wsd)
 
 
 def test_saved_settings_may_lack_a_new_field_but_have_none_that_we_do_not_know():
@@ -206,12 +176,11 @@ def test_saved_settings_may_lack_a_new_field_but_have_none_that_we_do_not_know()
 # -- Mistakes ----------------------------------------------------------------------------
 
 MISTAKES = [  # the first field is the one to name
-    dict(n_layer=0), dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0),
-    dict(seed=2**63), dict(schedule="no"),
+    dict(lr=0.0), dict(lr=float("nan")), dict(beta2=1.0), dict(schedule="no"),
     dict(n_head=3), dict(n_kv_head=3),  # of a width of 128
     dict(n_expert_active=0, n_expert=4), dict(n_expert_active=2),
     dict(total_tokens=1000),  # less than a batch
-    dict(warmup_tokens=10**7), dict(warmup_tokens=3 * 10**5, decay_share=0.95),
+    dict(warmup_tokens=3 * 10**5, decay_share=0.95),
     dict(minutes=1, schedule="cosine"), dict(total_tokens=None),
 ]  # fmt: skip
 

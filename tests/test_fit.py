@@ -13,12 +13,11 @@ import pytest
 
 import fit
 import train
-from config import make_config, remarks
+from config import make_config
 from fit import Cell
 from schedules import POWER_OVER_WSD
 from tools.stats import student
 
-RESULTS = Path(__file__).parent.parent / "research/results"
 LENGTHS = [100_000 * 2**k for k in range(5)]
 LATTICE = math.log2(1e-4)  # learning rates are 1e-4 * 2^(j / 2)
 
@@ -74,24 +73,17 @@ def write(rows: list[dict], folder: str) -> str:
     return folder
 
 
-def fit_of(rows: list[dict]) -> fit.Fit:
-    return fit.fit_law(fit.bottoms(fit.valleys_of(fit.curves_of(rows))))
-
-
 def law_in(folder: str) -> dict:
     return json.loads(Path(folder, "law.json").read_text())
 
 
-def config_of(command: str) -> train.TrainConfig:
-    """The config of a command, as train.py makes it."""
-    typed, _ = train.parse(shlex.split(command)[2:])
-    return make_config(**typed)
-
-
 def next_of(printed: str) -> list[train.TrainConfig]:
-    """The configs of the printed commands."""
-    commands = re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M)
-    return [config_of(command) for command in commands]
+    """The configs of the printed commands, as train.py makes them."""
+    configs = []
+    for command in re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M):
+        typed, _ = train.parse(shlex.split(command)[2:])
+        configs.append(make_config(**typed))
+    return configs
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
@@ -100,27 +92,21 @@ MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
 
 STEPS = [x / 2 for x in range(-5, 6)]
 VALLEY = [(x, 1 + (x - 0.3) ** 2 + 0.1 * (x - 0.3) ** 3) for x in STEPS]
+DIVERGED = [(x, math.inf) for x in STEPS]
 HILL = [(x, 1 - x * x / 9 if x else 0.7) for x in STEPS[2:9]]
-SLOPE = [(x, -x - x**3 if x else -5.0) for x in STEPS[2:9]]  # no derivative is 0
-
-
-def diverging(*at: float) -> list[tuple]:
-    return [(x, math.inf if x in at else y) for x, y in VALLEY]
 
 
 def test_a_cubic_is_found_exactly():
     bent = [(x, y + 7 * (x < -1)) for x, y in VALLEY]  # outside the window
-    for points in (VALLEY, bent):
-        assert fit.bottom(points) == (pytest.approx(0.3, abs=1e-9), "")
+    assert fit.bottom(bent) == (pytest.approx(0.3, abs=1e-9), "")
     parabola = [(x - 9, 2 + 0.03 * (x - 0.2) ** 2) for x in STEPS]
     assert fit.bottom(parabola)[0] == pytest.approx(0.2 - 9, abs=1e-8)
 
 
 @pytest.mark.parametrize("points, why", [
     (VALLEY[:4], "at highest"), (VALLEY[6:], "at lowest"), (VALLEY[:1], "at lowest"),
-    (VALLEY[5:8], "too few"), (VALLEY[4:8], ""),
-    (diverging(1.0), ""), (diverging(1.0, 1.5, 2.0), ""), (diverging(*STEPS), "diverged"),
-    (HILL, "no valley"), (SLOPE, "no valley"),
+    (VALLEY[5:8], "too few"), (VALLEY[4:8], ""), (VALLEY[:7] + DIVERGED[7:], ""),
+    (DIVERGED, "diverged"), (HILL, "no valley"),
 ])  # fmt: skip
 def test_unusable_minima_say_why(points, why):
     assert fit.bottom(points)[1] == why
@@ -158,22 +144,6 @@ def test_an_exponent_is_free_if_its_cells_differ_by_a_factor(pairs, assumed):
     assert (law.b, law.q) == pytest.approx((-0.4, 0.6))
     other = fit.fit_law(cells_of(pairs), b=7.0, q=9.0)
     assert (other.b == 7.0, other.q == 9.0) == ("b" in assumed, "q" in assumed)
-
-
-def test_the_committed_law_to_three_digits(capsys):
-    assert fit.main([str(RESULTS / "wsd-laptop"), "--out=a"]) == 0
-    law = law_in("a")
-    for name, value in dict(a=0.612, b=-0.278, q=0.531).items():
-        assert law[name] == pytest.approx(value, abs=6e-4)
-    runs = fit.read_runs(RESULTS / "wsd-laptop", "")
-    T, regrets = fit.worth(fit.valleys_of(fit.curves_of(runs)))
-    assert T == 160_000
-    costs = [tuple(map(fit.mean_and_worst, pair)) for pair in regrets.values()]
-    assert costs == [
-        ("0.0011 (0.0058)", "0.0028 (0.0089)"),
-        ("0.0010 (0.0066)", "0.0093 (0.0160)"),
-        ("0.0007 (0.0021)", "0.0162 (0.0231)"),
-    ]
 
 
 def test_the_interval_of_a_mean_is_that_of_student_over_seeds_or_over_batch_sizes():
@@ -214,21 +184,15 @@ def test_b_has_an_interval_over_two_batch_sizes_although_q_has_none():
     low, high = law_in("a")["b_interval"]
     half = student(1) * 0.05  # that of the mean of -0.4 and -0.3
     assert (low, high) == pytest.approx((-0.35 - half, -0.35 + half), abs=1e-3)
-    low, high = law_in("a")["q_interval"]  # over the seeds, which are equal
-    assert high - low < 1e-6
 
 
 # -- What a law is worth -----------------------------------------------------------------
 
 
-def test_a_rate_beyond_the_valley_has_no_regret():
-    """Its curve ends at 2.0, with the seven points around the lowest."""
-    assert fit.regret(VALLEY, 2.0) > 1 and math.isnan(fit.regret(VALLEY, 2.01))
-
-
 @pytest.mark.parametrize("bend", [0.0, 0.3])
 def test_regrets_in_longer_runs_are_their_closed_form(bend):
     """b is -0.4 up to 200k, where we fit it, and -0.4 + bend after that."""
+    assert fit.regret(VALLEY, 2.0) > 1 and math.isnan(fit.regret(VALLEY, 2.01))  # beyond
 
     def bent(cell: Cell) -> float:
         return log2_best(cell) + bend * max(0.0, math.log2(cell.T / LENGTHS[1]))
@@ -261,28 +225,21 @@ def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
         assert (cfg.n_layer, cfg.n_embd, cfg.n_expert) == (2, 128, 8)
         assert (cfg.preset, cfg.fingerprint) == ("laptop-moe", "0")
         assert cfg.warmup_tokens == 100_000  # of the preset
-        assert "n_layer" not in remarks(cfg)
 
 
-@pytest.mark.parametrize(
-    "width, expected", [(32, (128, 4)), (128, (128, 8)), (256, (256, 16))]
-)
-def test_the_next_run_is_never_narrower_than_its_sweep(width, expected, capsys):
-    """A pilot of 8 layers of width 256 gets no run of 3 layers of width 128."""
-    rows = made_rows(gentle, widths=[width], n_layer=8, batches=[4], lengths=LENGTHS[:1])
-    assert fit.main([write(rows, "a")]) == 0
-    for cfg in next_of(capsys.readouterr().out):
-        assert (cfg.n_embd, cfg.n_head) == expected and cfg.n_layer == 8
-        assert cfg.warmup_tokens == 9000  # three times that of the pilot
-        assert cfg.attention_multiplier == 1 / cfg.d_head  # as muP has it
-        assert cfg.batch_size == 4
-
-
-def test_a_law_that_rises_with_T_gets_no_power_run(capsys):
-    rows = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1))
-    assert fit.main([write(rows, "a")]) == 0
-    printed = capsys.readouterr().out
-    assert [cfg.schedule for cfg in next_of(printed)] == ["wsd"]
+def test_the_next_run_of_a_wide_pilot_is_as_wide_and_follows_what_it_found(capsys):
+    """Not the 3 layers of width 128 of its preset. A law that rises gets no Power run."""
+    fields = dict(widths=[256], n_layer=8, batches=[4], decay_share=0.0)
+    one_length = made_rows(gentle, lengths=LENGTHS[:1], **fields)
+    rising = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1), **fields)
+    for rows, schedules in ((one_length, "wsd power"), (rising, "wsd")):
+        assert fit.main([write(rows, "a")]) == 0
+        configs = next_of(capsys.readouterr().out)
+        assert [cfg.schedule for cfg in configs] == schedules.split()
+        assert configs[0].decay_share == 0.3  # although its pilot had none
+        for cfg in configs:
+            assert (cfg.n_layer, cfg.n_embd, cfg.n_head) == (8, 256, 16)
+            assert cfg.attention_multiplier == 1 / cfg.d_head  # as muP has it
 
 
 # -- A pilot, and the folder of a sweep --------------------------------------------------
@@ -318,22 +275,14 @@ def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
     # its ceiling is the law at the end of the pilot's warmup, because the pilot had none
     assert cfg.power_a == pytest.approx(law["a"], rel=1e-3)
     assert cfg.lr_max == pytest.approx(0.008 * 10**0.3, rel=1e-2)
-    # WSD from the same number
-    cfg = config_of("python train.py --law a/law.json --schedule wsd")
-    expected = 0.008 / POWER_OVER_WSD * (3_200_000 / 327_680) ** -0.3
-    assert cfg.lr == pytest.approx(expected, rel=1e-2)
 
 
-@pytest.mark.parametrize("best, end, lrs", [
-    (0.001, "lowest", "0.0004,0.0008"),
-    (0.05, "highest", "0.0512,0.1024"),
-])  # fmt: skip
-def test_an_edge_is_named_with_the_flag_that_mends_it(best, end, lrs, capsys):
+@pytest.mark.parametrize("best, end", [(0.001, "lowest"), (0.05, "highest")])
+def test_a_best_rate_at_an_edge_is_no_law(best, end, capsys):
     assert fit.main([write(pilot_rows(best), "a")]) == 2
     printed = capsys.readouterr()
     assert "no cell has a minimum" in printed.err and f"at {end}" in printed.out
-    assert f"--lrs {lrs}\n" in printed.out
-    assert not Path("a/law.json").exists()
+    assert "--lrs" in printed.out and not Path("a/law.json").exists()
 
 
 def test_a_valley_has_the_rates_of_all_seeds():
@@ -345,8 +294,8 @@ def test_a_valley_has_the_rates_of_all_seeds():
         if row["seed"] == "0" or -1.5 < x < 1.8:
             kept.append(row | {"loss": row["loss"] + int(row["seed"])})
     assert len(rows) - len(kept) > 20
-    law = fit_of(kept)
-    assert (law.b, law.q) == MADE
+    assert fit.main([write(kept, "a")]) == 0
+    assert (law_in("a")["b"], law_in("a")["q"]) == MADE
 
 
 def test_a_folder_has_one_setting_and_one_text_wherever_that_is(capsys, one_line):
@@ -361,20 +310,12 @@ def test_a_folder_has_one_setting_and_one_text_wherever_that_is(capsys, one_line
         if row["batch_size"] == 2:
             del row["grad_clip"]  # as in records from before this field existed
     Path(write(rows, "d"), "unfinished").touch()
+    Path("d/._trunk.jsonl").write_bytes(b"\x00\x05\x16\x07\xff")  # of a Mac
     assert fit.main(["d"]) == 0
     assert "not finished" in capsys.readouterr().out
     settings = law_in("d")["settings"]
     assert settings["data"] == "moved"  # where it was last
     assert settings["grad_clip"] == 1.0
-
-
-def test_a_foreign_file_in_a_folder_is_skipped_or_one_line(one_line):
-    write(made_rows(widths=[32]), "a")
-    Path("a/._trunk.jsonl").write_bytes(b"\x00\x05\x16\x07\xff")  # of a Mac
-    assert fit.main(["a"]) == 0
-    for content in ('{"config": {"seed', '{"tokens": 1}\n', "[1]\n", "\xff"):
-        Path("a/notes.jsonl").write_text(content, encoding="latin-1")
-        assert "notes.jsonl" in one_line(fit.main, ["a"])
     Path("empty").mkdir()
     assert "no runs" in one_line(fit.main, ["empty"])
 
@@ -392,64 +333,30 @@ def table(seeds=1, **more) -> list[dict]:
     return rows
 
 
-def write_csv(rows: list[dict], encoding="utf-8") -> str:
-    with open("runs.csv", "w", newline="", encoding=encoding) as file:
+def write_csv(rows: list[dict]) -> str:
+    with open("runs.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
-        file.write("\n")  # an empty last line
     return "runs.csv"
 
 
-def law_of(rows: list[dict], columns="") -> tuple[float, float]:
-    """b and q of a table."""
-    found = fit_of(fit.read_runs(Path(write_csv(rows)), columns))
-    return found.b, found.q
-
-
 def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
-    assert fit.main([write_csv(table(seeds=2)), "--columns", "decay_share=0.3"]) == 0
+    """Its columns have other names, as in a sweep of OpenEuroLLM."""
+    names = {"total_tokens": "D", "batch_size": "gbsz", "val_loss": "loss"}
+    rows = []
+    for row in table(seeds=2):
+        del row["seq_len"]
+        rows.append({names.get(x, x): value for x, value in row.items()})
+    columns = ",".join(f"{ours}={theirs}" for ours, theirs in names.items())
+    columns += ",seq_len=1024,decay_share=0.3"
+    assert fit.main([write_csv(rows), "--columns", columns]) == 0
     law = law_in(".")
     assert (law["b"], law["q"]) == MADE and law["a"] == pytest.approx(40, rel=1e-6)
     assert (law["schedule"], law["decay_share"]) == ("wsd", 0.3)
     half, power = next_of(capsys.readouterr().out)
     assert (half.seq_len, power.seq_len) == (1024, 1024)
     assert power.power_a == pytest.approx(40 * POWER_OVER_WSD, rel=1e-3)
-    at = "--total_tokens 400k --schedule wsd --batch_size 4 --warmup_tokens 8192"
-    cfg = config_of(f"python train.py --law law.json {at}")
-    assert cfg.lr == pytest.approx(40 * 400_000**-0.4, rel=1e-3)
-
-
-def test_a_table_of_one_length_is_a_pilot(capsys):
-    """As from five runs of another trainer, whose warmup we do not know."""
-    cell = (LENGTHS[0], 4)
-    rows = [x for x in table() if (x["total_tokens"], x["batch_size"]) == cell]
-    assert fit.main([write_csv(rows), "--columns", "decay_share=0.3"]) == 0
-    assert law_in(".")["assumed"] == ["b", "q"]
-    half, power = next_of(capsys.readouterr().out)
-    best = 40 * LENGTHS[0] ** -0.4
-    assert half.lr == pytest.approx(best / 2, rel=2e-3)
-    assert power.schedule == "power"
-
-
-def test_a_law_of_runs_without_decay_names_the_decay_of_the_next_one(capsys):
-    fields = dict(widths=[128], batches=[4], lengths=LENGTHS[:1], decay_share=0.0)
-    rows = made_rows(gentle, **fields)
-    assert fit.main([write(rows, "a")]) == 0
-    half, _ = next_of(capsys.readouterr().out)
-    assert (half.schedule, half.decay_share) == ("wsd", 0.3)
-
-
-def test_columns_may_have_other_names():
-    """As in a sweep of OpenEuroLLM, with N, D, gbsz, lr and loss."""
-    names = {"total_tokens": "D", "batch_size": "gbsz", "val_loss": "loss"}
-    rows = []
-    for row in table():
-        del row["seq_len"], row["seed"]
-        rows.append({names.get(x, x): value for x, value in row.items()} | {"N": 5e7})
-    columns = ",".join(f"{ours}={theirs}" for ours, theirs in names.items())
-    assert law_of(rows, f"{columns},shape=N,seq_len=1024") == MADE
-    assert law_of(rows, f"{columns},seq_len=1024,schedule=cosine") == MADE
 
 
 def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
@@ -461,7 +368,8 @@ def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():
             row["val_loss"] = next(losses)
         row["total_tokens"] += k  # tokens as trained
     running = rows[0] | dict(State="running", lr="", val_loss=9.0)
-    assert law_of([*rows, running]) == MADE
+    assert fit.main([write_csv([*rows, running])]) == 0
+    assert (law_in(".")["b"], law_in(".")["q"]) == MADE
 
 
 def test_shapes_without_a_common_a_have_one_each(capsys):
@@ -474,53 +382,33 @@ def test_shapes_without_a_common_a_have_one_each(capsys):
     law = law_in(".")
     assert (law["b"], law["q"]) == MADE
     printed = capsys.readouterr().out
-    (shape,) = [
-        s for s in (64, 128, 256, 512, 1024) if f"only the a of N {s}\n" in printed
-    ]
-    assert law["a"] == pytest.approx(40 * 64 / shape, rel=1e-6)
     assert "N 64: 40, N 128: 20, N 256: 10, N 512: 5, N 1024: 2.5" in printed
+    shape = int(re.search(r"only the a of N (\d+)", printed)[1])
+    assert law["a"] == pytest.approx(40 * 64 / shape, rel=1e-6)
 
 
-def bad_table(**cells) -> list[dict]:
+def row_5(**cells) -> list[dict]:
     """A table whose row 5 has these cells."""
-    rows = table(state="finished", decay_share=0.1, weight_decay=0.1)
+    rows = table(state="finished", weight_decay=0.1)
     rows[3] |= cells
     return rows
 
 
-BAD = [
-    (bad_table(lr=math.nan), "row 5: lr"),
-    (bad_table(lr=0), "row 5: lr"),
-    (bad_table(total_tokens=""), "row 5: total_tok"),
-    (bad_table(batch_size="inf"), "row 5: batch_size"),
-    (bad_table(val_loss="low"), "row 5: loss"),
-    (bad_table(decay_share=0.3), "decay_share"),
-    (bad_table(weight_decay=0.0), "weight_decay"),
+@pytest.mark.parametrize("rows, says", [
+    (row_5(lr=0), "row 5: lr"),
+    (row_5(total_tokens=""), "row 5: total_tok"),
+    (row_5(val_loss="low"), "row 5: loss"),
+    (row_5(weight_decay=0.0), "weight_decay"),
     (table(state="crashed"), "no finished run"),
-    (table(val_loss=""), "has a minimum"),
     ([{"val_loss": 1.0}], "no column lr"),
-    (table() + table()[7:8], "two runs have seed 0"),
-    (table(schedule="triangle"), "triangle"),
     (table(schedule="power"), "power"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("rows, says", BAD, ids=[says for _, says in BAD])
+])  # fmt: skip
 def test_a_fault_of_a_table_is_one_line(rows, says, one_line):
     assert says in one_line(fit.main, [write_csv(rows)])
     assert [path.name for path in Path().iterdir()] == ["runs.csv"]
 
 
-@pytest.mark.parametrize("columns", ["lr=rates", "learning_rate=lr", "shape=N", "lr"])
+@pytest.mark.parametrize("columns", ["lr=rates", "learning_rate=lr"])
 def test_a_fault_of_columns_is_one_line(columns, one_line):
     says = one_line(fit.main, [write_csv(table()), "--columns", columns])
     assert f"--columns {columns}" in says
-
-
-def test_bytes_that_are_no_text_and_half_a_row_are_one_line(one_line):
-    file = write_csv(table(name="é"), encoding="latin-1")
-    assert "UTF-8" in one_line(fit.main, [file])
-    write_csv(table())
-    text = Path("runs.csv").read_text().strip()
-    Path("runs.csv").write_text(text[: text.rindex(",")])
-    assert "row 136" in one_line(fit.main, ["runs.csv"])

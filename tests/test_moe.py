@@ -69,14 +69,6 @@ def test_in_bfloat16_the_router_stays_in_float32(multiply):
     assert half(x.bfloat16())[0].dtype == torch.bfloat16
 
 
-def test_pairs_are_sorted_as_in_the_example_also_with_an_expert_without_tokens():
-    chosen = torch.tensor([[2, 0], [0, 1], [2, 1]])
-    pair_of_row, rows_of_token, ends = moe.sort_by_expert(chosen, n_expert=4)
-    assert pair_of_row.tolist() == [1, 2, 3, 5, 0, 4]
-    assert rows_of_token.tolist() == [[4, 0], [1, 2], [5, 3]]
-    assert ends.tolist() == [2, 4, 6, 6]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_grouped_compiles_to_one_graph_for_any_load(monkeypatch):
     monkeypatch.setattr(moe, "can_group", lambda x: True)

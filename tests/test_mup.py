@@ -54,23 +54,19 @@ def test_initial_weights_follow_the_table():
         assert abs(p.mean().item()) < 5 * std / math.sqrt(p.numel())
 
 
-@pytest.mark.parametrize(
-    "more, missing", [({}, "q_norm"), ({"q_norm": "gain", "up": "hiden"}, "hiden")]
-)
-def test_parameters_without_a_rule_are_refused(more, missing):
+def test_parameters_without_a_rule_are_refused():
     model = GPT(GPTConfig(**TINY))
     model.blocks[0].attn.q_norm = torch.nn.RMSNorm(16)
     table = mup.rules(model.cfg)
-    with pytest.raises(KeyError, match=missing):
-        mup.init_weights(model, table, mup.ROLES | more)
-    with pytest.raises(KeyError, match=missing):
-        mup.param_groups(model, table, 0, mup.ROLES | more)
+    with pytest.raises(KeyError, match="q_norm"):
+        mup.init_weights(model, table)
+    with pytest.raises(KeyError, match="q_norm"):
+        mup.param_groups(model, table, weight_decay=0)
 
 
 # -- The coordinate check ----------------------------------------------------------------
 
 BLOCKS = ["attn", "mlp"]
-MATRICES = ["hidden", "branch_out"]
 
 
 def test_an_moe_is_flat():
@@ -78,15 +74,12 @@ def test_an_moe_is_flat():
     assert mup.coordinate_check("muP", model_at, [*BLOCKS, "router"], widths=(32, 128))
 
 
-@pytest.mark.parametrize("column, roles, spots", [
-    ("lr_scale", MATRICES, BLOCKS),
-    ("init_std", MATRICES, BLOCKS),
-    ("lr_scale", ["router"], ["router"]),
-    ("init_std", ["router"], ["router"]),
-    ("logits", [], ["logits"]),
+@pytest.mark.parametrize("column", ["lr_scale", "init_std"])
+@pytest.mark.parametrize("roles, spots, shape", [
+    (["hidden", "branch_out"], BLOCKS, {}), (["router"], ["router"], MOE),
 ])  # fmt: skip
-def test_each_rule_is_needed(column, roles, spots, monkeypatch, capsys):
-    """With the rule of the embedding in a column of these roles, or whole logits."""
+def test_each_rule_is_needed(column, roles, spots, shape, monkeypatch, capsys):
+    """With the rule of the embedding in a column of these roles."""
     right = mup.rules
 
     def wrong(cfg):
@@ -94,15 +87,16 @@ def test_each_rule_is_needed(column, roles, spots, monkeypatch, capsys):
         value = {column: getattr(table["embedding"], column)}
         return table | {role: table[role]._replace(**value) for role in roles}
 
-    changed = MOE if "router" in roles else {}
-    if column == "logits":
-        changed = dict(logits_scaling=1.0)
-    else:
-        monkeypatch.setattr(mup, "rules", wrong)
-    model_at = partial(mup.our_model, **changed)
+    monkeypatch.setattr(mup, "rules", wrong)
+    model_at = partial(mup.our_model, **shape)
     assert not mup.coordinate_check("wrong", model_at, spots, widths=(32, 256))
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines if "NOT FLAT" in line} >= set(spots)
+
+
+def test_logits_need_their_divisor():
+    model_at = partial(mup.our_model, logits_scaling=1.0)
+    assert not mup.coordinate_check("wrong", model_at, [], widths=(32, 256))
 
 
 def test_main_passes_and_fails_if_a_rule_is_missing(monkeypatch):

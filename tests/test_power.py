@@ -15,31 +15,8 @@ import torch
 import fit
 import notebook
 import power
-import schedules
 import train
 from tools.stats import student
-
-T0 = power.T0
-
-
-def test_schedules_are_those_of_schedules():
-    N = np.linspace(0, 17 * T0, 2001)
-    T = 16 * T0
-    start = 11 * T0
-    warm = power.WARMUP
-    pairs = [(power.constant(0.01), schedules.constant(0.01))]
-    for lr_max, q in ((0.012, 1), (1.0, 0.5)):  # Power, with a ceiling and without
-        # the learning rate at T0 takes the place of beta^q a
-        a = 0.01 / (0.25**q * T0**-0.3)
-        one = power.power_law(0.01, -0.3, lr_max)
-        assert one(T0) == pytest.approx(0.01)
-        pairs.append((one, schedules.power_law(a, -0.3, 0.25, lr_max, q)))
-    for one, other in pairs:
-        one = power.decay(power.warmup(one), start, T)
-        other = schedules.warmup(other, warm)
-        other = schedules.decay(other, T, T - start, "linear")
-        expected = [other(n) for n in N]
-        assert [one(n) for n in N] == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 def test_its_losses_are_those_of_train(monkeypatch):
@@ -64,15 +41,10 @@ def test_its_losses_are_those_of_train(monkeypatch):
 
     state = train.build(cfg)
     run = power.Run(seed=0)
-    matrices = {}
-    for name, p in state.model.named_parameters():
-        if p.dim() == 2:
-            matrices[name] = p
-        else:
-            p.requires_grad_(False)
-    named = run.model.named_parameters()
-    for (name, one), (other_name, other) in zip(named, matrices.items(), strict=True):
-        assert name.split(".")[-2:] == other_name.split(".")[-2:]
+    matrices = [p for p in state.model.parameters() if p.dim() == 2]
+    for p in state.model.parameters():
+        p.requires_grad_(p.dim() == 2)
+    for one, other in zip(run.model.parameters(), matrices, strict=True):
         # drawn with the same standard deviation
         assert one.std().item() == pytest.approx(other.std().item(), rel=0.1)
         one.data.copy_(other)
@@ -127,14 +99,15 @@ def test_its_law_is_that_of_fit():
     b = -0.31
     valleys = {}
     rows = []
-    for T in (T0, 2 * T0, 4 * T0):
-        best = math.log2(0.02 * (T / T0) ** b)
+    for times in (1, 2, 4):
+        T = times * power.T0
+        best = math.log2(0.02 * times**b)
         losses = {lr: 2 + 0.1 * (math.log2(lr) - best) ** 2 for lr in power.RATES}
         assert power.vertex(losses) == pytest.approx(2**best, rel=1e-9)
         valleys[T] = {}
         for lr, loss in losses.items():
-            tilts = [tilt * math.log2(lr) for tilt in (0, 0.05, -0.05, 0)]
-            valleys[T][lr] = [loss + tilt for tilt in tilts]
+            tilts = (0, 0.05, -0.05, 0)
+            valleys[T][lr] = [loss + tilt * math.log2(lr) for tilt in tilts]
             run = dict(total_tokens=T, batch_size=4, seq_len=power.SEQ_LEN, shape=())
             rows.append(dict(run, schedule="wsd", seed=0, lr=lr, loss=loss))
         assert power.best_rate(valleys[T]) == pytest.approx(2**best, rel=1e-9)
@@ -164,8 +137,6 @@ SMALLER = {
     "PILOT_SEEDS = (0, 1, 2, 3)": "PILOT_SEEDS = (0, 1)",
     "SEEDS = (4, 5, 6, 7, 8)": "SEEDS = (4, 5)",
     "(0.004, 0.01, 0.025, 0.0625)": "(0.01, 0.025, 0.0625)",
-    "WIDTH = 32": "WIDTH = 8",
-    "HEADS = 2": "HEADS = 1",
     "LAYERS = 2": "LAYERS = 1",
     "[:128]": "[:16]",
     'rglob("*.py"))': 'rglob("*.py"))[::20]',
@@ -187,11 +158,6 @@ def test_the_whole_file_runs_and_its_race_has_what_the_pilot_found(tmp_path):
     assert half(1) == pytest.approx(wsd_lr / 2)
     trunk = names["power"](0.01)
     assert trunk(4 * names["T0"]) == pytest.approx(0.01 * 4**b)
-
-    # a seed of the race alone
-    schedule = names["warmup"](half)
-    runs = names["trunk_and_branches"](schedule, names["LENGTHS"], names["SEEDS"][1])
-    assert [run.loss for run in runs.values()] == list(names["losses"]["half", 0.3][1])
 
 
 NOTEBOOK = Path(power.__file__).parent / "docs/power.ipynb"

@@ -91,18 +91,6 @@ def test_phases_of_length_zero_and_tokens_past_the_end():
     assert schedule_of(schedule="cosine")(5e12) == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("steps, warm", [(1, 0), (1, 99), (50, 2500)])
-def test_no_step_has_learning_rate_zero(kind, steps, warm):
-    """A step has 100 tokens. The decay starts right after the warmup."""
-    total = 100 * steps
-    phases = dict(total_tokens=total, warmup_tokens=warm, decay_share=0.99 - warm / total)
-    schedule = schedule_of(
-        schedule=kind, batch_size=1, seq_len=100, min_lr_ratio=0, **phases
-    )
-    assert all(schedule(100 * step + 50) > 0 for step in range(steps))
-
-
 def test_a_schedule_that_nobody_makes_is_no_constant():
     cfg = config.make_config()
     cfg.schedule = "mine"
@@ -137,9 +125,7 @@ FUNCTIONS = {  # of transformers: flags of train.py
     "linear_schedule_with_warmup": "--schedule linear",
     "cosine_schedule_with_warmup": "--schedule cosine --min_lr_ratio 0",
     "cosine_with_min_lr_schedule_with_warmup": "--schedule cosine",
-    "constant_schedule_with_warmup": "--schedule constant",
     "wsd_schedule": "--schedule wsd --decay_shape 1-sqrt",
-    "inverse_sqrt_schedule": "--power_a 16 --power_b -0.5 --power_q 1 --decay_share 0",
 }
 
 
@@ -154,13 +140,8 @@ def test_flags_make_the_schedule_of_transformers(function, flags):
         steps |= dict(decay_type=cfg.decay_shape)
     if function == "cosine_with_min_lr_schedule_with_warmup":
         steps |= dict(min_lr_rate=0.1)
-    if function in ("constant_schedule_with_warmup", "inverse_sqrt_schedule"):
-        del steps["num_training_steps"]
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     factor = getattr(transformers, f"get_{function}")(optimizer, **steps).lr_lambdas[0]
-    # after the warmup, an inverse square root may still be at its ceiling
-    first = 1 if "inverse" not in function else 2500
-    scale = ours(first * unit) / factor(first)
-    for step in range(first, cfg.total_tokens // unit, 97):
-        near = pytest.approx(scale * factor(step), rel=1e-9, abs=1e-15)
+    for step in range(1, cfg.total_tokens // unit, 97):
+        near = pytest.approx(cfg.lr * factor(step), rel=1e-9, abs=1e-15)
         assert ours(step * unit) == near
