@@ -493,7 +493,6 @@ BAD = [
     (bad_table(lr=math.nan), "row 5: lr"),
     (bad_table(lr=0), "row 5: lr"),
     (bad_table(total_tokens=""), "row 5: total_tok"),
-    (bad_table(batch_size="inf"), "row 5: batch_size"),
     (bad_table(val_loss="low"), "row 5: loss"),
     (bad_table(decay_share=0.3), "decay_share"),
     (bad_table(weight_decay=0.0), "weight_decay"),
