@@ -12,7 +12,6 @@ import torch
 
 import data
 from tools.prepare import embedded_texts, prepare, read_files
-from tools.tokenizers import load_tokenizer
 
 # -- The embedded text -------------------------------------------------------------------
 
@@ -41,27 +40,25 @@ def is_held_out(text: str) -> bool:
     return int.from_bytes(digest[:8], "big") < 0.3 * 2**64
 
 
-def check(folder: str, texts: list[str], tokenizer) -> None:
-    """A corpus has every text once, encoded in one go. 30% of the texts are held out."""
-    expected = {"train": [], "val": []}  # token ids
-    n_bytes = 0
-    for text in texts:
-        split = "val" if is_held_out(text) and text != texts[0] else "train"
-        if split == "val":
-            text = text.encode()[: 32 * 1024].decode(errors="ignore")
-            n_bytes += len(text.encode())
-        expected[split] += [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
-    corpus = data.open_corpus(folder)
-    assert corpus.train.tolist() == expected["train"]
-    assert corpus.val.tolist() == expected["val"]
-    assert corpus.meta["bytes_per_token"] == n_bytes / len(corpus.val)
-
-
 def test_every_text_is_there_once_and_its_copies_on_one_side(documents, tokenizer_path):
+    """Encoded in one go. 30% of the texts are held out, but never the first."""
     long = [f"{i}" + "é" * 20_000 for i in range(20)]  # 32 KB end within a letter
     texts = [*filter(is_held_out, [*long, *documents]), *documents]
     prepare(["", *texts, *texts], tokenizer_path, Path("c"), val_fraction=0.3)
-    check("c", [*texts, *texts], load_tokenizer(tokenizer_path))
+    corpus = data.open_corpus("c")
+    expected = {"train": [], "val": []}  # token ids
+    n_bytes = 0
+    for text in [*texts, *texts]:
+        split = "train"
+        if is_held_out(text) and text != texts[0]:
+            split = "val"
+            text = text.encode()[: 32 * 1024].decode(errors="ignore")
+            n_bytes += len(text.encode())
+        ids = corpus.tokenizer.encode_ordinary(text)
+        expected[split] += [*ids, corpus.tokenizer.eot_token]
+    assert corpus.train.tolist() == expected["train"]
+    assert corpus.val.tolist() == expected["val"]
+    assert corpus.meta["bytes_per_token"] == n_bytes / len(corpus.val)
 
 
 def test_few_or_long_texts_hold_out_the_end(tokenizer_path):
@@ -100,7 +97,8 @@ def test_every_kind_of_file_gives_the_same_tokens(layout, flag, documents):
     for i, content in enumerate(files):
         Path("source", f"{i:05}.{layout}").write_bytes(pack(content.encode()))
     assert data.main([f"--{flag}=source", "--out=c", "--val_fraction=0.3"]) == 0
-    check("c", texts, load_tokenizer("bytes"))
+    prepare(texts, "bytes", Path("expected"), 0.3)
+    assert data.open_corpus("c").meta == data.open_corpus("expected").meta
 
 
 def test_files_come_in_the_order_of_their_names():
