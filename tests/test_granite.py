@@ -160,6 +160,7 @@ def test_training_continues_from_imported_weights(run, documents, capsys):
     assert torch.equal(load_model(run)(idx), old(idx))
     assert convert.main(["import", "released", "imported"]) == 0
     command = capsys.readouterr().out.splitlines()[-1]
+    assert load_tokenizer(load_model("imported").run["tokenizer"]).n_vocab == 256
     prepare(documents, "released/tokenizer.json", Path("corpus"))
     argv = shlex.split(command)[2:]
     choices = dict(data="corpus", lr="1e-9", batch_size="4")

@@ -40,11 +40,11 @@ def is_held_out(text: str) -> bool:
     return int.from_bytes(digest[:8], "big") < 0.3 * 2**64
 
 
-def test_every_text_is_there_once_and_its_copies_on_one_side(documents, tokenizer_path):
+def test_every_text_is_there_once_and_its_copies_on_one_side(documents):
     """Encoded in one go. 30% of the texts are held out, but never the first."""
     long = [f"{i}" + "é" * 20_000 for i in range(20)]  # 32 KB end within a letter
     texts = [*filter(is_held_out, [*long, *documents]), *documents]
-    prepare(["", *texts, *texts], tokenizer_path, Path("c"), val_fraction=0.3)
+    prepare(["", *texts, *texts], "bytes", Path("c"), val_fraction=0.3)
     corpus = data.open_corpus("c")
     expected = {"train": [], "val": []}  # token ids
     n_bytes = 0
