@@ -101,10 +101,8 @@ def test_the_program_prints_the_scores(exported, items, theirs, capsys):
     ("--items .", "piqa.jsonl"),
     ("--tasks gsm8k", "gsm8k"),
     ("--model .", "ckpt"),
-    ("--model weights.pt", "weights.pt"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(typed, word, exported, one_line):
-    torch.save({"weight": torch.ones(1)}, "weights.pt")  # of another program
     files = harness.all_items()
     harness.write(Path("few"), files | {"mmlu.dev": files["mmlu.dev"][:2]})
     line = f"--model {exported} --device cpu --tasks piqa {typed}"

@@ -16,16 +16,6 @@ from tools.prepare import embedded_texts, prepare, read_files
 # -- The embedded text -------------------------------------------------------------------
 
 
-def test_the_embedded_text_does_not_depend_on_the_build(tmp_path):
-    """Nor on the order in which a disk lists files, or on line ends."""
-    names = ["A.py", "a-b/c.py", "a.py", "a/b.py", "nn/version.py"]
-    for name in [*reversed(names), "version.py", "x.pyi"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(f"# {name}\r\nx = 'é'\n".encode())
-    texts = list(embedded_texts(tmp_path))
-    assert texts == [f"# {name}\nx = 'é'\n" for name in names]
-
-
 @pytest.mark.skipif(version("torch").split("+")[0] != "2.13.0", reason="other text")
 def test_the_embedded_corpus_is_that_of_the_committed_runs():
     prepare(embedded_texts(Path(torch.__file__).parent), "bytes", Path("c"))
