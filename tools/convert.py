@@ -37,8 +37,6 @@ def export(run: Path, to: Path) -> str:
 
 def import_weights(folder: Path, to: Path) -> str:
     """Write released weights as a run of 0 tokens, from which train.py can branch."""
-    if not granite.is_granite(folder):
-        raise UserError(f"{folder}: is no Granite folder")
     model = load_model(folder)
     granite.compare(folder, model)
     # the batch size, the intervals and so on of the paper's models, not of the laptop's
@@ -74,8 +72,6 @@ def main(argv: list[str] | None = None) -> int:
         if args.to.exists():
             raise UserError(f"{args.to}: already exists; choose another folder")
         print(act(args.source, args.to))
-    except ModuleNotFoundError as error:
-        return flags.fail("tools.convert", f"{error}; pip install {error.name}")
     except (UserError, OSError) as error:
         return flags.fail("tools.convert", error)
     return 0
