@@ -37,6 +37,8 @@ def export(run: Path, to: Path) -> str:
 
 def import_weights(folder: Path, to: Path) -> str:
     """Write released weights as a run of 0 tokens, from which train.py can branch."""
+    if not granite.is_granite(folder):
+        raise UserError(f"{folder}: is no Granite folder")
     model = load_model(folder)
     granite.compare(folder, model)
     # the batch size, the intervals and so on of the paper's models, not of the laptop's
