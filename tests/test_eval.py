@@ -109,6 +109,12 @@ def test_a_mistake_is_one_line(typed, word, exported, one_line):
     assert word in one_line(evaluation.main, line.split())
 
 
+def test_a_secret_answer_is_not_scored():
+    """The label in the public test splits of PIQA and HellaSwag."""
+    with pytest.raises(ValueError):
+        tasks.piqa(harness.piqa(0) | {"label": -1})
+
+
 # -- Losses and samples ------------------------------------------------------------------
 
 
