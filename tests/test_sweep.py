@@ -293,7 +293,7 @@ def test_a_dry_run_counts_what_is_left_and_leaves_nothing(tiny, capsys):
 
 
 WRONG = [  # with a flag whose value is not possible here, or that has no effect
-    ("wsd --workers 0.5", "--workers"),
+    ("wsd --workers 0.5 --dry_run", "--workers"),
     ("wsd --warmup_tokens 1e6", "warmup_tokens"),
     ("pilot --widths 40 --dry_run", "--widths 40"),
     ("wsd --law law.json", "--law"),
