@@ -56,7 +56,9 @@ def argv(**changed) -> list[str]:
 
 
 def metrics(run, key: str = "loss") -> list[dict]:
-    return [line for line in files.read_metrics(Path(run)) if key in line]
+    return [
+        line for line in files.read_records(Path(run, "metrics.jsonl")) if key in line
+    ]
 
 
 def record_of(run) -> dict:

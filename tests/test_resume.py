@@ -33,7 +33,8 @@ def everything(run) -> dict:
         return {name: value for name, value in fields.items() if name not in TIMES}
 
     parts = {name: without_times(fields) for name, fields in record_of(run).items()}
-    lines = [without_times(line) for line in files.read_metrics(Path(run))]
+    lines = files.read_records(Path(run, "metrics.jsonl"))
+    lines = [without_times(line) for line in lines]
     sample = Path(run, "sample.txt").read_text(encoding="utf-8")
     return parts | {"metrics": lines, "sample": sample, "saved": newest(run)}
 

@@ -23,8 +23,6 @@ from tools.tokenizers import copy_tokenizer, identity, load_tokenizer
 
 def export(run: Path, to: Path) -> str:
     """Write a run or checkpoint as a folder that appears whole or not at all."""
-    if to.exists():
-        raise UserError(f"{to}: already exists; choose another folder")
     model = load_model(run)
     tokenizer = load_tokenizer(model.run["tokenizer"])
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +39,6 @@ def import_weights(folder: Path, to: Path) -> str:
     """Write released weights as a run of 0 tokens, from which train.py can branch."""
     if not granite.is_granite(folder):
         raise UserError(f"{folder}: is no Granite folder")
-    if to.exists():
-        raise UserError(f"{to}: already exists; choose another folder")
     model = load_model(folder)
     granite.compare(folder, model)
     # the batch size, the intervals and so on of the paper's models, not of the laptop's
@@ -75,9 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     act = export if args.action == "export" else import_weights
     try:
+        if args.to.exists():
+            raise UserError(f"{args.to}: already exists; choose another folder")
         print(act(args.source, args.to))
-    except ModuleNotFoundError as error:
-        return flags.fail("tools.convert", f"{error}; pip install {error.name}")
     except (UserError, OSError) as error:
         return flags.fail("tools.convert", error)
     return 0

@@ -65,12 +65,10 @@ def read_dataset(name: str, field: str) -> Iterator[str]:
     """The training texts of a dataset on huggingface.co, or in a folder of files.
 
     The name may end in a configuration, as in HuggingFaceFW/fineweb-edu:sample-10BT. We
-    download while we encode, and store only the tokens. Raises UserError.
+    download while we encode, and store only the tokens.
     """
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise UserError("--dataset: needs a package; pip install datasets") from None
+    from datasets import load_dataset
+
     path, _, configuration = name.partition(":")
     rows = load_dataset(path, configuration or None, split="train", streaming=True)
     for row in rows:

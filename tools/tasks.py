@@ -29,8 +29,7 @@ def same_context(context: str, choices: list[str], gold: int) -> Question:
 
 def labelled(context: str, item: dict) -> Question:
     """A question whose choices have labels, such as A to D."""
-    labels = item["choices"]["label"]
-    gold = labels.index(item["answerKey"].lstrip())
+    gold = item["choices"]["label"].index(item["answerKey"])
     return same_context(context, item["choices"]["text"], gold)
 
 
