@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.to.exists():
             raise UserError(f"{args.to}: already exists; choose another folder")
         print(act(args.source, args.to))
-    except (UserError, OSError) as error:
+    except (UserError, OSError, ImportError) as error:  # such as no transformers
         return flags.fail("tools.convert", error)
     return 0
 
