@@ -378,7 +378,8 @@ PEAKS_AT = 1.28e6  # tokens
 def fitted_peaks() -> dict[tuple, tuple[float, float]]:
     """{(schedule, share): (c, e)} of c (T / 1.28M)^e, by least squares, to two digits.
 
-    schedules.py has c, and ignores the drift e. Power has none. The rows of 50% are those of 30%, times what the race's pilots say.
+    schedules.py has c, and ignores the drift e. Power has none. The rows of 50% are those
+    of 30%, times what the pilots of the race say.
     """
     fitted = {}
     for row, ratios in peak_ratios().items():
