@@ -198,14 +198,12 @@ def test_regrets_in_longer_runs_are_their_closed_form(bend):
         return log2_best(cell) + bend * max(0.0, math.log2(cell.T / LENGTHS[1]))
 
     rows = made_rows(bent, widths=[32], steps=6)
-    T, regrets = fit.worth(fit.valleys_of(fit.curves_of(rows)))
-    assert (T, list(regrets)) == (LENGTHS[1], LENGTHS[2:])
-    for length, (law, kept) in regrets.items():
-        doublings = math.log2(length / T)
-        of_law = 0.03 * (bend * doublings) ** 2
-        of_kept = 0.03 * ((0.4 - bend) * doublings) ** 2
-        assert law == pytest.approx([of_law] * 4, abs=1e-8)
-        assert kept == pytest.approx([of_kept] * 4, abs=1e-8)
+    of_law, kept = fit.worth(fit.valleys_of(fit.curves_of(rows)))
+    doublings = math.log2(LENGTHS[-1] / LENGTHS[1])
+    expected = 0.03 * (bend * doublings) ** 2
+    assert of_law == pytest.approx([expected] * 4, abs=1e-8)
+    expected = 0.03 * ((0.4 - bend) * doublings) ** 2
+    assert kept == pytest.approx([expected] * 4, abs=1e-8)
 
 
 # -- From a law to a run -----------------------------------------------------------------

@@ -57,24 +57,33 @@ def test_logits_and_gradients_are_those_of_transformers(shape):
     torch.testing.assert_close(ours.embed.weight.grad, expected, rtol=1e-3, atol=1e-5)
 
 
+class Ascii:
+    """A token is a character."""
+
+    n_vocab = 128  # the model has more
+    eot_token = 127
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
 @torch.no_grad()
-def test_greedy_text_slides_through_the_window():
+def test_a_greedy_sample_slides_through_the_window_and_ends_with_the_document():
     gpt = tiny(tie_embeddings=False)  # tied, it repeats one token
-    for start, n in ((1, 40), (20, 5)):  # beyond seq_len
-        text = some_tokens(3, start)
-        expected = text
-        for _ in range(n):
-            logits = gpt(expected[:, -16:])[:, -1]
-            expected = torch.cat((expected, logits.argmax(-1, keepdim=True)), dim=1)
-        assert torch.equal(gpt.generate(text, n, temperature=0), expected)
-
-
-def test_a_sample_ends_with_the_document(monkeypatch):
-    """The model continues after end-of-text, and has tokens that the tokenizer lacks."""
-    model = tiny(vocab_size=300)
-    new = torch.tensor([[98, 260, 99, 255, 100]])
-    monkeypatch.setattr(model, "generate", lambda idx, *_: torch.cat((idx, new), dim=1))
-    assert sample(model, Bytes(), "a") == "abc"
+    prompt = "longer than the window"
+    expected = prompt
+    for _ in range(40):
+        window = torch.tensor([[ord(x) for x in expected[-16:]]])
+        expected += chr(gpt(window)[0, -1, :128].argmax())
+    tokenizer = Ascii()
+    assert sample(gpt, tokenizer, prompt, 40, temperature=0) == expected
+    end = expected[len(prompt) + 9]
+    tokenizer.eot_token = ord(end)
+    ended = expected[: expected.index(end, len(prompt))]
+    assert sample(gpt, tokenizer, prompt, 40, temperature=0) == ended
 
 
 @pytest.mark.parametrize("shape", SHAPES)
