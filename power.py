@@ -355,9 +355,10 @@ if __name__ == "__main__":  # also in a notebook, but not if you import this fil
 # ## The race
 #
 # First, Power gets its number from a pilot like that of WSD. Then every trunk gets
-# branches that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot, and but
-# for half also of 50%. From every loss we subtract that of Power with 30% and the same seed, for five
-# new seeds. After ± is half of a 95% interval. If it contains 0, it decides nothing.
+# branches that end at T0, 4 T0 and 16 T0, with a decay of 30%, as in the pilot. Power
+# and WSD also have some with 50%. From every loss we subtract that of Power with 30% and
+# the same seed, for five new seeds. After ± is half of a 95% interval. If it contains 0,
+# it decides nothing.
 
 # %%
 SEEDS = (4, 5, 6, 7, 8)
