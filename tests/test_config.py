@@ -155,13 +155,6 @@ def test_a_law_on_another_mup_base_is_refused(typed, needed):
     make_config(law=PILOT, **typed | words)
 
 
-def test_the_factor_of_another_schedule_is_named():
-    linear = make_config(preset="12M", schedule="linear")
-    wsd = make_config(preset="12M", schedule="wsd")
-    assert linear.lr / wsd.lr == pytest.approx(1.67 / 0.73, abs=0.005)
-    assert "2.29" in config.remarks(linear) and "2.29" not in config.remarks(wsd)
-
-
 def test_saved_settings_may_lack_a_new_field_but_have_none_that_we_do_not_know():
     cfg = make_config(preset="1B", n_layer=7, lr=0.5, seed=2**63 - 1)
     older = dataclasses.asdict(cfg)

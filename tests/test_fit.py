@@ -15,7 +15,6 @@ import fit
 import train
 from config import make_config
 from fit import Cell
-from schedules import POWER_OVER_WSD
 from tools.stats import student
 
 LENGTHS = [100_000 * 2**k for k in range(5)]
@@ -77,13 +76,11 @@ def law_in(folder: str) -> dict:
     return json.loads(Path(folder, "law.json").read_text())
 
 
-def next_of(printed: str) -> list[train.TrainConfig]:
-    """The configs of the printed commands, as train.py makes them."""
-    configs = []
-    for command in re.findall(r"^(?:next|or, .*?): (.*)", printed, re.M):
-        typed, _ = train.parse(shlex.split(command)[2:])
-        configs.append(make_config(**typed))
-    return configs
+def next_of(printed: str) -> train.TrainConfig:
+    """The config of the printed command, as train.py makes it."""
+    (command,) = re.findall(r"^next: (.*)", printed, re.M)
+    typed, _ = train.parse(shlex.split(command)[2:])
+    return make_config(**typed)
 
 
 MADE = pytest.approx((-0.4, 0.6), abs=1e-6)  # b and q of log2_best
@@ -186,58 +183,30 @@ def test_b_has_an_interval_over_two_batch_sizes_although_q_has_none():
     assert (low, high) == pytest.approx((-0.35 - half, -0.35 + half), abs=1e-3)
 
 
-# -- What a law is worth -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bend", [0.0, 0.3])
-def test_regrets_in_longer_runs_are_their_closed_form(bend):
-    """b is -0.4 up to 200k, where we fit it, and -0.4 + bend after that."""
-    assert fit.regret(VALLEY, 2.0) > 1 and math.isnan(fit.regret(VALLEY, 2.01))  # beyond
-
-    def bent(cell: Cell) -> float:
-        return log2_best(cell) + bend * max(0.0, math.log2(cell.T / LENGTHS[1]))
-
-    rows = made_rows(bent, widths=[32], steps=6)
-    of_law, kept = fit.worth(fit.valleys_of(fit.curves_of(rows)))
-    doublings = math.log2(LENGTHS[-1] / LENGTHS[1])
-    expected = 0.03 * (bend * doublings) ** 2
-    assert of_law == pytest.approx([expected] * 4, abs=1e-8)
-    expected = 0.03 * ((0.4 - bend) * doublings) ** 2
-    assert kept == pytest.approx([expected] * 4, abs=1e-8)
-
-
 # -- From a law to a run -----------------------------------------------------------------
 
 
 def test_the_next_run_has_the_settings_of_the_sweep_unless_typed(capsys):
     more = dict(weight_decay=0.05, base_width=256, data="a b", preset="laptop-moe")
     assert fit.main([write(made_rows(gentle, batches=[2, 4], **more), "a")]) == 0
-    configs = next_of(capsys.readouterr().out)
-    endings = [(cfg.schedule, cfg.decay_share) for cfg in configs]
-    assert endings == [("wsd", 0.1), ("power", 0.1)]
+    cfg = next_of(capsys.readouterr().out)
+    assert (cfg.schedule, cfg.decay_share) == ("wsd", 0.1)
     best = 3 * (2 * 128 / 4096) ** 0.5 * LENGTHS[-1] ** -0.3
-    assert configs[0].lr == pytest.approx(best / 2, rel=0.01)
-    for cfg in configs:
-        assert cfg.total_tokens == 16 * LENGTHS[-1] and cfg.batch_size == 2
-        assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
-        assert (cfg.n_layer, cfg.n_embd, cfg.n_expert) == (2, 128, 8)
-        assert (cfg.preset, cfg.fingerprint) == ("laptop-moe", "0")
-        assert cfg.warmup_tokens == 100_000  # of the preset
+    assert cfg.lr == pytest.approx(best / 2, rel=0.01)
+    assert cfg.total_tokens == 16 * LENGTHS[-1] and cfg.batch_size == 2
+    assert (cfg.weight_decay, cfg.base_width, cfg.data) == (0.05, 256, "a b")
+    assert (cfg.n_layer, cfg.n_embd, cfg.n_expert) == (2, 128, 8)
+    assert (cfg.preset, cfg.fingerprint) == ("laptop-moe", "0")
+    assert cfg.warmup_tokens == 100_000  # of the preset
 
 
-def test_the_next_run_of_a_wide_pilot_is_as_wide_and_follows_what_it_found(capsys):
-    """Not the 3 layers of width 128 of its preset. A law that rises gets no Power run."""
-    fields = dict(widths=[256], n_layer=8, batches=[4], decay_share=0.0)
-    one_length = made_rows(gentle, lengths=LENGTHS[:1], **fields)
-    rising = made_rows(lambda cell: log2_best(cell, a=0.01, b=0.1), **fields)
-    for rows, schedules in ((one_length, "wsd power"), (rising, "wsd")):
-        assert fit.main([write(rows, "a")]) == 0
-        configs = next_of(capsys.readouterr().out)
-        assert [cfg.schedule for cfg in configs] == schedules.split()
-        assert configs[0].decay_share == 0.3  # although its pilot had none
-        for cfg in configs:
-            assert (cfg.n_layer, cfg.n_embd, cfg.n_head) == (8, 256, 16)
-            assert cfg.attention_multiplier == 1 / cfg.d_head  # as muP has it
+def test_the_next_run_of_a_wide_pilot_is_as_wide(capsys):
+    """Not the 3 layers of width 128 of its preset."""
+    fields = dict(widths=[256], n_layer=8, batches=[4], lengths=LENGTHS[:1])
+    assert fit.main([write(made_rows(gentle, **fields), "a")]) == 0
+    cfg = next_of(capsys.readouterr().out)
+    assert (cfg.n_layer, cfg.n_embd, cfg.n_head) == (8, 256, 16)
+    assert cfg.attention_multiplier == 1 / cfg.d_head  # as muP has it
 
 
 # -- A pilot, and the folder of a sweep --------------------------------------------------
@@ -264,9 +233,7 @@ def test_a_pilot_gives_one_number_and_a_figure(figures, capsys):
     law = law_in("a")
     assert (law["schedule"], law["b"], law["q"]) == ("power", -0.3, 0.5)
     assert law["a"] * 0.25**0.5 * 327_680**-0.3 == pytest.approx(0.008, rel=2e-3)
-    half, cfg = next_of(printed)
-    # half of the number that a pilot of WSD would have
-    assert half.lr == pytest.approx(0.5 * 0.008 / POWER_OVER_WSD, rel=0.01)
+    cfg = next_of(printed)
     assert (cfg.schedule, cfg.decay_share) == ("power", 0.3)
     assert cfg.total_tokens == pytest.approx(16 * 327_680, rel=1e-2)
     assert cfg.warmup_tokens == 3 * 32_768
@@ -352,9 +319,7 @@ def test_a_table_gives_its_law_and_numbers_for_its_trainer(capsys):
     law = law_in(".")
     assert (law["b"], law["q"]) == MADE and law["a"] == pytest.approx(40, rel=1e-6)
     assert (law["schedule"], law["decay_share"]) == ("wsd", 0.3)
-    half, power = next_of(capsys.readouterr().out)
-    assert (half.seq_len, power.seq_len) == (1024, 1024)
-    assert power.power_a == pytest.approx(40 * POWER_OVER_WSD, rel=1e-3)
+    assert next_of(capsys.readouterr().out).seq_len == 1024
 
 
 def test_a_run_that_diverged_is_a_run_and_one_that_is_not_finished_is_none():

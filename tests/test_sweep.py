@@ -336,7 +336,7 @@ def test_three_commands_lead_from_a_text_to_a_run(documents, tokenizer_path, cap
     smaller = ["--total_tokens=1280", "--n_embd=16", "--n_head=1", "--device=cpu"]
     assert train.main([*words[2:], "--data=data/y", *smaller, "--out=run"]) == 0
     cfg = files.read_json(Path("run/record.json"))["config"]
-    assert cfg["schedule"] == "wsd" and cfg["tokenizer"].endswith(".json")
+    assert cfg["schedule"] == "power" and cfg["tokenizer"].endswith(".json")
     of_pilot = files.read_records(next(Path("pilot").glob("*.jsonl")))[0]["config"]
     for name in ("tokenizer", "vocab_size", "fingerprint", "n_layer", "seq_len"):
         assert cfg[name] == of_pilot[name], name
