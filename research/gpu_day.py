@@ -1,4 +1,4 @@
-"""Measure this project on one GPU, in about 15 minutes: is it right, and is it fast?
+"""Measure this project on one GPU, meant for 15 minutes: is it right, and is it fast?
 
     python research/gpu_day.py > day.jsonl    all steps, each in a new process
     python research/gpu_day.py race           one of them

@@ -62,7 +62,8 @@ CELLS = {
     "width 64": Cell("c", width=64),
 }
 
-# j of the middle learning rate of a pilot, 1e-4 * 2^(j / 2): what the preset advises
+# j of the middle learning rate of a pilot, 1e-4 * 2^(j / 2), near what the preset of
+# that time advised
 MIDDLE = {
     ("held", 8): 14,
     ("power", 8): 13,
