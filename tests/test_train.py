@@ -120,7 +120,7 @@ def test_a_run_with_a_law_has_its_settings_and_keeps_it(corpus_path, capsys):
     fields = dict(total_tokens=6 * STEP, out="run", weight_decay=0.3, **FEW_VALIDATED)
     assert train.main([*argv(**fields), "--law=law.json"]) == 0
     said = capsys.readouterr().out
-    assert "weight_decay 0.2" in said and "total_tokens" in said
+    assert "weight_decay 0.3 (was 0.2)" in said and "total_tokens 1.54k" in said
     cfg = record_of("run")["config"]
     assert (cfg["law"], cfg["data"]) == (law, str(corpus_path))
     ceiling = float(f"{2 * (256 / 4096) ** 0.5 * 500**-0.2:.4g}")

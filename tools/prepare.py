@@ -175,7 +175,7 @@ def hold_out_the_end(folder: Path, dtype, n: int) -> None:
     with open(folder / "val.bin", "ab") as val:
         tokens[-n:].tofile(val)
     tokens[:-n].tofile(folder / "train.bin")
-    print(f"few or long texts: held out the last {n:,} tokens")
+    print(f"few or long texts, so the last {n:,} tokens are for validation")
 
 
 def count_bytes(tokens: np.ndarray, tokenizer) -> int:
