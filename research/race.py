@@ -121,8 +121,8 @@ def config_of(
 def line_peak(number: float, T0: int, T: int) -> float:
     """The peak of a line to 0 over T tokens, from the number of Power's pilot.
 
-    This is what the law of that pilot gives: T^-0.3, and a line's best peak over that of
-    a run with a decay of 30% (research/TABLES.md, peaks).
+    This is what the law of that pilot gave: T^-0.3, and a line's best peak over Power's,
+    which drifts with T (research/TABLES.md, peaks).
     """
     times = 1.67 / 0.75 * (max(T, 320_000) / 1.28e6) ** 0.16
     return times * number * (T / T0) ** B

@@ -23,7 +23,7 @@ from tools import files, run_folder, signals
 
 SAVES = FEW_VALIDATED | dict(save_every=3 * STEP)  # of 30 steps
 RESUME = ["--out=run", "--resume"]
-TIMES = {"seconds", "tokens_per_second", "command", "started", "git_commit", "out"}
+TIMES = {"seconds", "tokens_per_second", "command", "git_commit", "out"}
 
 
 def everything(run) -> dict:

@@ -54,7 +54,7 @@ def import_weights(folder: Path, to: Path) -> str:
     }
     write_checkpoint(checkpoint_file(to, 0), content)
     copy_tokenizer(tokenizer, Path(), to)
-    write_config(cfg, parent=None)
+    write_config(cfg)
     return (
         f"{to}: {model.n_params():,} parameters, same logits in transformers\n"
         "To train them further, choose the values in capitals:\n"
