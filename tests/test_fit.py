@@ -78,7 +78,7 @@ def law_in(folder: str) -> dict:
 
 def next_of(printed: str) -> train.TrainConfig:
     """The config of the printed command, as train.py makes it."""
-    (command,) = re.findall(r"^next: (.*)", printed, re.M)
+    (command,) = re.findall(r"^next.*?: (.*)", printed, re.M)
     typed, _ = train.parse(shlex.split(command)[2:])
     return make_config(**typed)
 
